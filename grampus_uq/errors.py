@@ -30,7 +30,7 @@ class ConfigurationError(GrampusError, ValueError):
 
     @classmethod
     def of(cls, parameter: str, owner: str, rule: str, value: object, way_out: str = "") -> ConfigurationError:
-        """Build the message in the one form: "The 'alpha' parameter of `EProcess` must be in (0, 1). Got 5. (way out)"."""
+        """Build the one form: "The 'alpha' parameter of `EProcess` must be in (0, 1). Got 5. (way out)"."""
         hint = f" ({way_out})" if way_out else ""
         return cls(f"The '{parameter}' parameter of `{owner}` must be {rule}. Got {value!r:.200}.{hint}")
 

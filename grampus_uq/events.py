@@ -1,0 +1,82 @@
+"""What a monitor emits, in commit order: a session began, a step, an observation, a decision, an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from grampus_uq.records import Outcome, Reading, Step, StepUncertainty
+from grampus_uq.vocabulary import UncertaintyLevel
+
+__all__ = ["DecisionEvent", "Event", "ObservationEvent", "OutcomeEvent", "SessionStarted", "StepEvent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvent:
+    """A step was committed: everything that produced its assessment, and the assessment."""
+
+    session_id: str
+    agent_id: str
+    step: Step
+    readings: tuple[Reading, ...]
+    assessment: StepUncertainty
+    started_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationEvent:
+    """A tool answered or a user spoke; `kind` is "tool_result" or "user". The content is hostile text."""
+
+    session_id: str
+    agent_id: str
+    kind: str
+    text: str
+    call_id: str | None = None
+    is_error: bool = False
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionEvent:
+    """A human (or another principal) answered a pause; `acknowledged` is the severest level that no longer asks."""
+
+    session_id: str
+    agent_id: str
+    decision: str
+    principal: str
+    step_id: str | None = None
+    call_id: str | None = None
+    call_digest: str | None = None
+    message: str | None = None
+    acknowledged: UncertaintyLevel | None = None
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeEvent:
+    """A session ended, or its outcome became known."""
+
+    session_id: str
+    agent_id: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStarted:
+    """A session began, or was taken up again by this process; hashes are hex SHA-256."""
+
+    session_id: str
+    agent_id: str
+    time_s: float
+    resumed: bool = False
+    model: str = ""
+    prompt_hash: str | None = None
+    tools_hash: str | None = None
+    profile_fingerprint: str | None = None
+    advisory: bool = False
+    release_probability: float | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+Event = SessionStarted | StepEvent | ObservationEvent | DecisionEvent | OutcomeEvent

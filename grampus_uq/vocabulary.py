@@ -1,0 +1,122 @@
+"""The fixed words: levels, actions, sources, effects, roles, and the reasons why a number is missing or a run stopped."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = [
+    "Effect",
+    "MissingReason",
+    "Role",
+    "StopReason",
+    "UncertaintyAction",
+    "UncertaintyLevel",
+    "UncertaintySource",
+]
+
+
+class UncertaintyLevel(StrEnum):
+    """How uncertain the run is; ordered from harmless to grave by `severity`."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    CRITICAL = "critical"
+
+    @property
+    def severity(self) -> int:
+        """0 for LOW up to 3 for CRITICAL."""
+        return _SEVERITY[self]
+
+
+_SEVERITY = {level: rank for rank, level in enumerate(UncertaintyLevel)}
+
+
+class UncertaintySource(StrEnum):
+    """What a number or a decision came from."""
+
+    VERBALIZED = "verbalized"
+    P_TRUE = "p_true"
+    SEMANTIC_ENTROPY = "semantic_entropy"
+    PROPAGATED = "propagated"
+    IRREVERSIBLE_TOOL = "irreversible_tool"
+    TOKEN_PROBABILITY = "token_probability"  # noqa: S105 (a signal, no password)
+    TOKEN_ENTROPY = "token_entropy"  # noqa: S105 (a signal, no password)
+    ACTION_PROBABILITY = "action_probability"
+    ACTION_ENTROPY = "action_entropy"
+    PREFIX_VERIFIER = "prefix_verifier"
+    TRAJECTORY_RISK = "trajectory_risk"
+    DETECTOR = "detector"
+    EXTERNAL = "external"
+    MISSING_EVIDENCE = "missing_evidence"
+    WORST_SO_FAR = "worst_so_far"
+
+
+class UncertaintyAction(StrEnum):
+    """What to do now."""
+
+    PROCEED = "proceed"
+    PROCEED_WITH_LOG = "proceed_with_log"
+    PAUSE_FOR_HUMAN = "pause_for_human"
+    ABORT = "abort"
+
+    @property
+    def stops(self) -> bool:
+        """True for the two actions after which the agent does not go on by itself."""
+        return self in (UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT)
+
+
+class Effect(StrEnum):
+    """What a tool does to the world; `unknown` is what a tool is until somebody says."""
+
+    READ = "read"
+    REVERSIBLE = "reversible"
+    IRREVERSIBLE = "irreversible"
+    UNKNOWN = "unknown"
+
+
+class MissingReason(StrEnum):
+    """Why a reading has no value. A reason is never evidence for or against success."""
+
+    NOT_STATED = "not_stated"
+    INVALID_VALUE = "invalid_value"
+    PARSE_ERROR = "parse_error"
+    TIMEOUT = "timeout"
+    BUDGET_EXCEEDED = "budget_exceeded"
+    RATE_LIMITED = "rate_limited"
+    MODEL_ERROR = "model_error"
+    SIGNAL_ERROR = "signal_error"
+    UNSUPPORTED_BY_MODEL = "unsupported_by_model"
+    NO_LOGPROBS = "no_logprobs"
+    NO_MODEL = "no_model"
+    NOTHING_TO_JUDGE = "nothing_to_judge"
+    TOO_FEW_SAMPLES = "too_few_samples"
+    OVERHEAD_CAP = "overhead_cap"
+
+
+class StopReason(StrEnum):
+    """Why a run ended. `clean` has an outcome; `max_steps` is administrative censoring; the others are informative."""
+
+    CLEAN = "clean"
+    MAX_STEPS = "max_steps"
+    PARSE_ERROR = "parse_error"
+    TOOL_ERROR = "tool_error"
+    ENV_TERMINATED = "env_terminated"
+    CANCELLED = "cancelled"
+    HUMAN_REJECTED = "human_rejected"
+    MONITOR_STOP = "monitor_stop"
+    INTERVENED = "intervened"
+
+    @property
+    def informative(self) -> bool:
+        """True when the stop depends on how the run went: neither scored nor fitted on as if it did not."""
+        return self not in (StopReason.CLEAN, StopReason.MAX_STEPS)
+
+
+class Role(StrEnum):
+    """Who speaks in a message."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
