@@ -1,4 +1,4 @@
-"""The fixed words: levels, actions, sources, effects, roles, and the reasons why a number is missing or a run stopped."""
+"""The fixed words: levels, actions, sources, effects, roles, and why a number is missing or a run stopped."""
 
 from __future__ import annotations
 
