@@ -1,0 +1,104 @@
+"""The guide's three tiers, the irreversible-tool override, and what to do when evidence is missing."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
+
+__all__ = ["UncertaintyPolicy"]
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class UncertaintyPolicy(BaseModel):
+    """Maps a propagated confidence to a level, and a level to an action.
+
+    LOW (>= `low_threshold`) proceeds, MEDIUM proceeds with a log line, HIGH pauses for a human, CRITICAL aborts. A tool
+    whose name contains one of `irreversible_tool_names` (case-insensitive) pauses at MEDIUM too. The tiers carry **no
+    guarantee on false alarms**: a healthy agent's longer runs are paused by them; only a fitted profile bounds that.
+
+    A threshold outside [0, 1] raises at construction. Thresholds out of order only warn: the first tier that fits wins.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    low_threshold: Probability = 0.80
+    medium_threshold: Probability = 0.60
+    high_threshold: Probability = 0.40
+    enable_p_true: bool = True
+    enable_semantic_sampling: bool = False
+    irreversible_tool_names: tuple[str, ...] = ()
+    inject_reflection_on_high: bool = True
+    on_missing_evidence: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
+    """What an irreversible call does when the session, or the turn that proposes it, has no reading at all."""
+    worst_so_far_floor: Probability | None = None
+    """When set: an irreversible call pauses once any fused confidence of the session fell below this floor."""
+    on_alarm: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
+    """What an alarm of a fitted detector does."""
+
+    @field_validator("irreversible_tool_names", mode="before")
+    @classmethod
+    def _patterns_match_something(cls, names: object) -> object:
+        if isinstance(names, str):
+            raise ConfigurationError.of(
+                "irreversible_tool_names", "UncertaintyPolicy", "a list of strings", names, "Put it into a list."
+            )
+        if isinstance(names, list | tuple | set | frozenset):
+            for name in names:
+                if not isinstance(name, str) or not name.strip():
+                    raise ConfigurationError.of(
+                        "irreversible_tool_names",
+                        "UncertaintyPolicy",
+                        "a list of non-empty strings",
+                        name,
+                        "An empty pattern would match every tool.",
+                    )
+            return tuple(names)
+        return names
+
+    def model_post_init(self, _: object, /) -> None:
+        """Warn, as the guide does, when the thresholds are not in descending order."""
+        if not self.low_threshold >= self.medium_threshold >= self.high_threshold:
+            warnings.warn(
+                "UncertaintyPolicy thresholds are out of order: expected low_threshold >= medium_threshold >= "
+                f"high_threshold, got {self.low_threshold}, {self.medium_threshold}, {self.high_threshold}. "
+                "The first tier that fits wins.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def classify(self, confidence: float) -> UncertaintyLevel:
+        """Level of a propagated confidence; a value on a threshold belongs to the better level."""
+        if confidence >= self.low_threshold:
+            return UncertaintyLevel.LOW
+        if confidence >= self.medium_threshold:
+            return UncertaintyLevel.MEDIUM
+        if confidence >= self.high_threshold:
+            return UncertaintyLevel.HIGH
+        return UncertaintyLevel.CRITICAL  # NaN lands here too: it never reads as safe
+
+    def is_irreversible(self, name: str) -> bool:
+        """True when the tool's name contains one of the irreversible names, whatever the case."""
+        if not self.irreversible_tool_names:
+            return False
+        lowered = name.lower()
+        return any(pattern.lower() in lowered for pattern in self.irreversible_tool_names)
+
+    def decide(
+        self, level: UncertaintyLevel, step_type: str, tool_name: str | None = None, *, irreversible: bool | None = None
+    ) -> UncertaintyAction:
+        """Action for a level; `irreversible` overrides what the tool's name says."""
+        if level is UncertaintyLevel.LOW:
+            return UncertaintyAction.PROCEED
+        if level is UncertaintyLevel.HIGH:
+            return UncertaintyAction.PAUSE_FOR_HUMAN
+        if level is UncertaintyLevel.CRITICAL:
+            return UncertaintyAction.ABORT
+        if irreversible is None:
+            irreversible = tool_name is not None and self.is_irreversible(tool_name)
+        return UncertaintyAction.PAUSE_FOR_HUMAN if irreversible else UncertaintyAction.PROCEED_WITH_LOG

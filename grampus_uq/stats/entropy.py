@@ -1,0 +1,85 @@
+"""Entropies in nats: of meaning clusters (semantic entropy), of a token's alternatives; and as confidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from grampus_uq.errors import ConfigurationError
+
+__all__ = ["cluster_confidence", "shannon_entropy", "top_k_entropy", "weighted_cluster_confidence"]
+
+
+def shannon_entropy(weights: Sequence[float]) -> float:
+    """Shannon entropy in nats of non-negative weights, normalised to sum 1: H = -sum p ln p.
+
+    Range [0, ln len(weights)]; weights of 0 contribute nothing. Raises ConfigurationError on a negative or non-finite
+    weight and when all are 0.
+
+    >>> round(shannon_entropy([1, 1]), 6)
+    0.693147
+    """
+    total = math.fsum(weights)
+    if not math.isfinite(total) or total <= 0.0 or min(weights) < 0.0:
+        raise ConfigurationError.of(
+            "weights", "shannon_entropy", "non-negative, finite and not all zero", list(weights)[:8]
+        )
+    return max(0.0, -math.fsum((w / total) * math.log(w / total) for w in weights if w > 0.0))
+
+
+def cluster_confidence(sizes: Sequence[int]) -> float:
+    """Confidence 1 - H / ln n from the sizes of the meaning clusters of n sampled answers (n >= 2).
+
+    1 when all answers mean the same, 0 when no two do; higher is better. H is the discrete semantic entropy of Farquhar
+    et al. (Nature 2024) with each answer counted once. Raises ConfigurationError when fewer than 2 answers are given.
+
+    >>> cluster_confidence([3])
+    1.0
+    >>> cluster_confidence([1, 1, 1])
+    0.0
+    """
+    n = sum(sizes)
+    if n < 2:
+        raise ConfigurationError.of("sizes", "cluster_confidence", "at least 2 answers in all", list(sizes))
+    return _unit(1.0 - shannon_entropy([float(size) for size in sizes]) / math.log(n))
+
+
+def weighted_cluster_confidence(clusters: Sequence[Sequence[float]]) -> float:
+    """Confidence 1 - H / ln n where a cluster's mass is the sum of its answers' likelihoods.
+
+    `clusters` holds, for each meaning cluster, the log-likelihood (natural; length-normalised by the caller if wished)
+    of each of its answers. Masses are normalised over the samples (Rao-Blackwellised form of Farquhar et al. 2024,
+    Methods, "discrete" estimator's weighted twin). Same range and orientation as `cluster_confidence`.
+
+    >>> weighted_cluster_confidence([[-1.0, -1.0]])
+    1.0
+    """
+    n = sum(len(cluster) for cluster in clusters)
+    if n < 2:
+        raise ConfigurationError.of("clusters", "weighted_cluster_confidence", "at least 2 answers in all", n)
+    top = max(value for cluster in clusters for value in cluster)
+    masses = [math.fsum(math.exp(value - top) for value in cluster) for cluster in clusters]
+    return _unit(1.0 - shannon_entropy(masses) / math.log(n))
+
+
+def top_k_entropy(logprobs: Sequence[float]) -> float:
+    """Entropy in nats of one token's reported alternatives, renormalised over those reported.
+
+    Natural log-probabilities in, range [0, ln k]; 0 when a single alternative is reported.
+
+    >>> round(top_k_entropy([math.log(0.4), math.log(0.4)]), 6)
+    0.693147
+    """
+    top = max(logprobs)
+    total = weighted = 0.0
+    for value in logprobs:
+        shifted = value - top
+        mass = math.exp(shifted)
+        total += mass
+        weighted += mass * shifted
+    return max(0.0, math.log(total) - weighted / total)
+
+
+def _unit(value: float) -> float:
+    """Clip rounding errors of at most a few ulp back into [0, 1]."""
+    return min(1.0, max(0.0, value))

@@ -1,0 +1,79 @@
+"""How a step's confidence travels through a run: the guide's rule, SAUP's root mean square, the AUQ aggregates.
+
+Every rule is an update `(state, reading) -> state` in O(1), equal at every prefix to its batch definition.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+__all__ = ["AuqState", "SaupState", "auq_update", "propagate", "saup_uncertainty", "saup_update"]
+
+
+def propagate(fused: float, cumulative: float, weight: float) -> float:
+    """The guide's rule: propagated_t = w fused_t + (1 - w) cumulative_(t-1); the result is the new cumulative.
+
+    All in [0, 1], higher is better. An exponentially weighted mean: a confident step does pull the value back up (three
+    steps at .84 after one at .2 give .814 with w = .55 and a start of 1), so it does not keep a memory of the worst step.
+
+    >>> round(propagate(0.2, 1.0, 0.55), 3)
+    0.56
+    """
+    return weight * fused + (1.0 - weight) * cumulative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaupState:
+    """Number of steps and the running mean of (W_i U_i)^2; the mean keeps the state bounded and well scaled."""
+
+    n: int = 0
+    mean_square: float = 0.0
+
+
+def saup_update(state: SaupState, uncertainty: float, weight: float) -> SaupState:
+    """Take one step's uncertainty U_i (higher is worse) with its situational weight W_i into the SAUP state."""
+    n = state.n + 1
+    square = (weight * uncertainty) ** 2
+    return SaupState(n=n, mean_square=state.mean_square + (square - state.mean_square) / n)
+
+
+def saup_uncertainty(state: SaupState) -> float | None:
+    """SAUP's propagated uncertainty U = sqrt((1/N) sum_i (W_i U_i)^2); higher is worse; None before the first step.
+
+    Source: Zhao et al., arXiv 2412.01033 (ACL 2025), the root-mean-square propagation with situational weights.
+
+    >>> saup_uncertainty(saup_update(SaupState(), 0.3, 1.0))
+    0.3
+    """
+    return math.sqrt(state.mean_square) if state.n else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuqState:
+    """The trajectory aggregates of AUQ (arXiv 2601.15703): last, mean, min and (log) product of step confidences."""
+
+    n: int = 0
+    last: float | None = None
+    mean: float | None = None
+    minimum: float | None = None
+    log_product: float = 0.0
+
+    @property
+    def product(self) -> float | None:
+        """Product of the step confidences; None before the first step."""
+        return math.exp(self.log_product) if self.n else None
+
+
+def auq_update(state: AuqState, confidence: float) -> AuqState:
+    """Take one step's confidence in [0, 1] (higher is better) into the four aggregates.
+
+    >>> s = auq_update(auq_update(AuqState(), 0.5), 0.8)
+    >>> s.last, s.minimum, round(s.mean, 3), round(s.product, 3)
+    (0.8, 0.5, 0.65, 0.4)
+    """
+    n = state.n + 1
+    mean = confidence if state.mean is None else state.mean + (confidence - state.mean) / n
+    minimum = confidence if state.minimum is None else min(state.minimum, confidence)
+    log_confidence = math.log(confidence) if confidence > 0.0 else -math.inf
+    return AuqState(n=n, last=confidence, mean=mean, minimum=minimum, log_product=state.log_product + log_confidence)
