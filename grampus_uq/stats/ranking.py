@@ -1,0 +1,250 @@
+"""How well a scalar orders trajectories: AUROC, AUPRC, AURC and AUARC, with ties right and weights for resampling.
+
+None of these reads the probability scale: they are unchanged by any strictly increasing transform of the scalar. They
+stand beside a proper score (`grampus_uq.stats.trajectory_scores`) and never replace it.
+
+Orientation is in the argument names. `auroc(risk, failed)` and `auprc(risk, failed)`: a higher score claims the
+positive class. `aurc(confidence, correct)` and `auarc(confidence, correct)`: a higher score is kept longer.
+
+Each metric has a `*_rows` twin that takes one row of weights a resample, so that a bootstrap is one array operation
+(`grampus_uq.stats.bootstrap`); the scalar form is its row of ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayLike | None = None) -> float | None:
+    """Probability that a positive is scored above a negative, a tie counting one half.
+
+    `AUROC = P(s+ > s-) + P(s+ = s-) / 2` (Mann-Whitney), the area under the trapezoidal ROC curve; equal to
+    scikit-learn's `roc_auc_score`.
+
+    Args:
+        scores: shape (n,), any real scale, infinities allowed; higher claims the positive class.
+        positive: shape (n,), booleans or 0/1. The reports of this package are failure-oriented: pass risk and
+            "failed".
+        weights: shape (n,), non-negative and finite; None weighs all alike.
+
+    Returns:
+        A number in [0, 1], 1 is best, .5 is chance or a constant score; None when either class has no weight.
+
+    Raises:
+        ConfigurationError: a NaN score, a label other than 0/1, a negative weight, or shapes that differ.
+
+    Source: Hanley and McNeil (1982).
+
+    >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
+    0.875
+    """
+    scores, positive = _scores_and_labels("auroc", scores, positive)
+    return _first(auroc_rows(scores, positive, _one_row("auroc", weights, len(scores))))
+
+
+def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayLike | None = None) -> float | None:
+    """Average precision: the precision at each distinct score, averaged over the recall it adds.
+
+    `AP = sum_g (R_g - R_{g-1}) P_g` over distinct scores from the highest, without interpolation; equal to
+    scikit-learn's `average_precision_score`. Tied trajectories enter together.
+
+    Args:
+        scores: shape (n,), any real scale, infinities allowed; higher claims the positive class.
+        positive: shape (n,), booleans or 0/1.
+        weights: shape (n,), non-negative and finite; None weighs all alike.
+
+    Returns:
+        A number in (0, 1], 1 is best; a constant score gives the share of positives, and so does one class that is all
+        positive (1). None when no positive has weight (scikit-learn warns there and returns 0).
+
+    Raises:
+        ConfigurationError: a NaN score, a label other than 0/1, a negative weight, or shapes that differ.
+
+    >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 4)
+    0.8333
+    """
+    scores, positive = _scores_and_labels("auprc", scores, positive)
+    return _first(auprc_rows(scores, positive, _one_row("auprc", weights, len(scores))))
+
+
+def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
+    """Area under the risk-coverage curve: the error rate among the k most confident, averaged over k = 1..n.
+
+    `AURC = (1/n) sum_k errors(k most confident) / k`. Within tied confidences the order is random and the
+    *expectation over all orders* is returned, in closed form, so the value depends neither on row order nor on a
+    seed; a constant confidence gives the error rate.
+
+    Args:
+        confidence: shape (n,), any real scale, infinities allowed; higher is kept longer.
+        correct: shape (n,), booleans or 0/1; 1 = the trajectory succeeded.
+
+    Returns:
+        A number in [0, 1], *lower is better*; None for no trajectory. One trajectory gives its own error, one class 0
+        or 1. There are no fractional weights: "the k most confident" counts trajectories. Resampling counts go to
+        `aurc_rows`.
+
+    Raises:
+        ConfigurationError: a NaN confidence, a label other than 0/1, or shapes that differ.
+
+    Source: Geifman and El-Yaniv (2017), risk-coverage; the golden rows are the base-rate rows of the Trajectory
+    Proper Score paper, App. F.
+
+    >>> round(aurc([0.9, 0.8, 0.1], [1, 1, 0]), 4)
+    0.1111
+    """
+    scores, labels = _scores_and_labels("aurc", confidence, correct)
+    return _first(aurc_rows(scores, labels, np.ones((1, len(scores)))))
+
+
+def auarc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
+    """Area under the accuracy-rejection curve: the accuracy of the k most confident, averaged over k = 1..n.
+
+    `AUARC = 1 - AURC`, with the same expectation over tied orders. (Some implementations integrate the curve by
+    trapezoids or on a grid of rejection rates; this one takes every rejection count once.)
+
+    Args:
+        confidence: shape (n,), higher is kept longer.
+        correct: shape (n,), booleans or 0/1; 1 = the trajectory succeeded.
+
+    Returns:
+        A number in [0, 1], higher is better, the accuracy for a constant confidence; None for no trajectory.
+
+    Raises:
+        ConfigurationError: as `aurc`.
+
+    Source: Nadeem, Zucker and Hanczar (2009).
+
+    >>> round(auarc([0.9, 0.8, 0.1], [1, 1, 0]), 4)
+    0.8889
+    """
+    scores, labels = _scores_and_labels("auarc", confidence, correct)
+    area = _first(aurc_rows(scores, labels, np.ones((1, len(scores)))))
+    return None if area is None else 1.0 - area
+
+
+def risk_coverage(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Draw the risk-coverage curve: coverage k/n and the expected error rate among the k most confident, k = 1..n.
+
+    Args:
+        confidence: shape (n,), higher is kept longer.
+        correct: shape (n,), booleans or 0/1.
+
+    Returns:
+        Two arrays of shape (n,): coverage, ascending in (0, 1], and risk in [0, 1]. The mean of the risk is `aurc`.
+        Within ties the risk is its expectation over random order. Both are empty for no trajectory.
+
+    Raises:
+        ConfigurationError: as `aurc`.
+    """
+    scores, labels = _scores_and_labels("risk_coverage", confidence, correct)
+    if len(scores) == 0:
+        return np.empty(0), np.empty(0)
+    order, starts = _tie_groups(-scores)
+    sizes = np.diff(np.append(starts, len(scores)))
+    errors = np.repeat(np.add.reduceat(1.0 - labels[order], starts) / sizes, sizes)
+    kept = np.arange(1, len(scores) + 1)
+    return kept / len(scores), np.cumsum(errors) / kept
+
+
+def auroc_rows(scores: FloatArray, positive: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return `auroc` once for each row of weights; shape (rows, n) in, (rows,) out, NaN where a class has no weight."""
+    if len(scores) == 0:
+        return np.full(len(weights), np.nan)
+    order, starts = _tie_groups(scores)
+    hits, misses = _grouped(weights, positive, order, starts)
+    below = np.cumsum(misses, axis=1) - misses
+    pairs = hits.sum(axis=1) * misses.sum(axis=1)
+    return _ratio((hits * (below + misses / 2.0)).sum(axis=1), pairs)
+
+
+def auprc_rows(scores: FloatArray, positive: FloatArray, weights: FloatArray) -> FloatArray:
+    """Return `auprc` once for each row of weights; (rows, n) in, (rows,) out, NaN where no positive has weight."""
+    if len(scores) == 0:
+        return np.full(len(weights), np.nan)
+    order, starts = _tie_groups(-scores)
+    hits, misses = _grouped(weights, positive, order, starts)
+    found = np.cumsum(hits, axis=1)
+    taken = found + np.cumsum(misses, axis=1)
+    # A leading group without weight has neither found nor taken anything: its precision is multiplied by no recall.
+    precision = np.divide(found, taken, out=np.zeros_like(found), where=taken > 0)
+    return _ratio((hits * precision).sum(axis=1), hits.sum(axis=1))
+
+
+def aurc_rows(scores: FloatArray, correct: FloatArray, counts: FloatArray) -> FloatArray:
+    """Return `aurc` once for each row of whole-number counts; shape (rows, n) in, (rows,) out, NaN for a row of zeros.
+
+    A trajectory drawn c times is c tied trajectories. In a tied group of size c with e errors that starts after N
+    kept with E errors, the expected risks sum to `c r + (E - r N) (H(N + c) - H(N))`, with r = e / c and H the
+    harmonic numbers.
+    """
+    if len(scores) == 0:
+        return np.full(len(counts), np.nan)
+    order, starts = _tie_groups(-scores)
+    right, wrong = _grouped(counts, correct, order, starts)
+    size = right + wrong
+    before, errors_before = np.cumsum(size, axis=1) - size, np.cumsum(wrong, axis=1) - wrong
+    total = size.sum(axis=1)
+    harmonic = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1.0, total.max() + 1.0))])
+    first = before.astype(np.intp)
+    span = harmonic[first + size.astype(np.intp)] - harmonic[first]
+    rate = np.divide(wrong, size, out=np.zeros_like(wrong), where=size > 0)
+    return _ratio((wrong + (errors_before - rate * before) * span).sum(axis=1), total)
+
+
+def _tie_groups(keys: FloatArray) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Ascending stable order of the keys and the position where each run of equal keys starts."""
+    order = np.argsort(keys, kind="stable")
+    ranked = keys[order]
+    # Compared, not subtracted: inf - inf is NaN and would split a tie of infinities.
+    return order, np.flatnonzero(np.concatenate([[True], ranked[1:] != ranked[:-1]]))
+
+
+def _grouped(
+    weights: FloatArray, labels: FloatArray, order: npt.NDArray[np.intp], starts: npt.NDArray[np.intp]
+) -> tuple[FloatArray, FloatArray]:
+    """Weight of the ones and of the zeros in each tied group, shape (rows, groups)."""
+    ordered = weights[:, order]
+    ones = np.add.reduceat(ordered * labels[order], starts, axis=1)
+    zeros = np.add.reduceat(ordered * (1.0 - labels[order]), starts, axis=1)
+    return ones, zeros
+
+
+def _ratio(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
+    out = np.full(len(numerator), np.nan)
+    np.divide(numerator, denominator, out=out, where=denominator > 0)
+    return out
+
+
+def _first(rows: FloatArray) -> float | None:
+    return None if np.isnan(rows[0]) else float(rows[0])
+
+
+def _scores_and_labels(owner: str, scores: npt.ArrayLike, labels: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    """Validate once at the edge; labels come back as 0.0 and 1.0."""
+    s, y = np.asarray(scores, dtype=np.float64), np.asarray(labels, dtype=np.float64)
+    if s.ndim != 1 or s.shape != y.shape:
+        raise ConfigurationError.of("scores", owner, "one-dimensional and as long as the labels", (s.shape, y.shape))
+    if np.isnan(s).any():
+        hint = "leave the trajectories without a forecast out and report their number"
+        raise ConfigurationError.of("scores", owner, "free of NaN", int(np.flatnonzero(np.isnan(s))[0]), hint)
+    if not np.isin(y, (0.0, 1.0)).all():
+        raise ConfigurationError.of("labels", owner, "booleans or 0/1", y[~np.isin(y, (0.0, 1.0))][0])
+    return s, y
+
+
+def _one_row(owner: str, weights: npt.ArrayLike | None, n: int) -> FloatArray:
+    if weights is None:
+        return np.ones((1, n))
+    w = np.asarray(weights, dtype=np.float64)
+    if w.shape != (n,):
+        raise ConfigurationError.of("weights", owner, f"of shape ({n},)", w.shape)
+    if not (np.isfinite(w).all() and (w >= 0).all()):
+        raise ConfigurationError.of("weights", owner, "finite and not negative", w[~(np.isfinite(w) & (w >= 0))][0])
+    # Scaled to at most 1: the product of the two classes' weights must not underflow.
+    row: FloatArray = w[None, :] / max(float(w.max(initial=0.0)), 1e-300)
+    return row

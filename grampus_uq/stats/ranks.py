@@ -1,0 +1,254 @@
+"""Which order statistic carries a guarantee: conformal and PAC ranks, and the exact binomial tails they rest on.
+
+Orientation: a *violation* is a future value strictly above the threshold, so thresholds are upper ones; negate the
+values for a lower threshold. All binomial tails are in log space and exact to rounding; no normal approximation
+anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+
+FloatArray = npt.NDArray[np.float64]
+
+RANK_SLACK = 1e-9
+"""Subtracted before a ceiling: (n + 1) * (1 - alpha) is often a whole number that floats overshoot by a few ulps."""
+
+_LOG_SLACK = 1e-11  # the same for log tails: .9 ** 2 <= .81 has to hold
+
+
+def conformal_rank(n: int, alpha: float) -> int | None:
+    """Rank k of the split-conformal threshold among n calibration values: `k = ceil((n + 1)(1 - alpha) - 1e-9)`.
+
+    Guarantee: if the n values and the new one are exchangeable, `P(new > X_(k)) <= alpha`, and without ties it is at
+    least `alpha - 1/(n + 1)`. Marginal: over the calibration draw too. What breaks it: values that also served the
+    fitting, or a population that moved.
+
+    Args:
+        n: number of calibration values, >= 0.
+        alpha: allowed violation probability, in (0, 1).
+
+    Returns:
+        k in 1..n, counted from the smallest; None when k would exceed n, that is when the threshold is +infinity
+        (n < 1/alpha - 1).
+
+    Raises:
+        ConfigurationError: n negative, alpha outside (0, 1).
+
+    Source: Vovk, Gammerman and Shafer (2005); Angelopoulos and Bates (2023), eq. 1.
+
+    >>> conformal_rank(99, 0.1), conformal_rank(8, 0.1)
+    (90, None)
+    """
+    _check_level("alpha", "conformal_rank", alpha)
+    _check_count("conformal_rank", n)
+    rank = math.ceil((n + 1) * (1.0 - alpha) - RANK_SLACK)
+    # alpha within rounding of 1 still needs an order statistic; the smallest one keeps the promise.
+    return max(rank, 1) if max(rank, 1) <= n else None
+
+
+def conformal_quantile(values: npt.ArrayLike, alpha: float) -> float:
+    """Return the calibration value at `conformal_rank`, +inf beyond the last one.
+
+    Args:
+        values: shape (n,), nonconformity scores, higher = stranger; +inf and -inf allowed, NaN refused.
+        alpha: allowed violation probability, in (0, 1).
+
+    Returns:
+        The threshold t with `P(new > t) <= alpha`; +inf when n is too small, which never violates and never alarms.
+
+    Raises:
+        ConfigurationError: a NaN, more than one dimension, or alpha outside (0, 1).
+
+    >>> conformal_quantile([3.0, 1.0, 2.0], 0.25), conformal_quantile([3.0, 1.0, 2.0], 0.1)
+    (3.0, inf)
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.ndim != 1 or np.isnan(x).any():
+        raise ConfigurationError.of("values", "conformal_quantile", "one-dimensional and free of NaN", values)
+    rank = conformal_rank(len(x), alpha)
+    return math.inf if rank is None else float(np.partition(x, rank - 1)[rank - 1])
+
+
+def pac_rank(n: int, alpha: float, delta: float) -> int | None:
+    """Rank k of the threshold that holds for this very calibration set: `min{i : P(Bin(n, 1-alpha) >= i) <= delta}`.
+
+    Guarantee: if the n values and the new one are independent and identically distributed, then with probability at
+    least 1 - delta over the calibration draw, `P(new > X_(k) | calibration) <= alpha`. Ties only help, because a
+    violation is strict (>=, as printed in the paper, is broken by ties). What breaks it: as `conformal_rank`.
+
+    Args:
+        n: number of calibration values, >= 0.
+        alpha: allowed violation probability of the deployed threshold, in (0, 1).
+        delta: allowed probability that calibration was unlucky, in (0, 1).
+
+    Returns:
+        k in 1..n, counted from the smallest; None when n < `smallest_n_for_pac(alpha, delta)`: the threshold is
+        +infinity.
+
+    Raises:
+        ConfigurationError: n negative, alpha or delta outside (0, 1).
+
+    Source: e-valuator, Algorithm 3 and eq. 10-11 (the argument is Clopper and Pearson's).
+
+    >>> pac_rank(100, 0.05, 0.1), pac_rank(44, 0.05, 0.1)
+    (99, None)
+    """
+    _check_count("pac_rank", n)
+    if n < smallest_n_for_pac(alpha, delta):
+        return None
+    allowed = np.flatnonzero(binomial_log_sf(n, 1.0 - alpha)[: n + 1] <= math.log(delta) + _LOG_SLACK)
+    # P(X >= 0) = 1 exceeds every delta < 1 but for rounding; the n of smallest_n_for_pac admits k = n in the same way.
+    return max(int(allowed[0]), 1) if len(allowed) else n
+
+
+def smallest_n_for_pac(alpha: float, delta: float) -> int:
+    """Least number of calibration values for which `pac_rank` exists: `ceil(log delta / log(1 - alpha))`.
+
+    Args:
+        alpha: allowed violation probability, in (0, 1).
+        delta: allowed probability that calibration was unlucky, in (0, 1).
+
+    Returns:
+        The smallest n with `(1 - alpha)^n <= delta`, at least 1.
+
+    Raises:
+        ConfigurationError: alpha or delta outside (0, 1).
+
+    >>> smallest_n_for_pac(0.05, 0.1)
+    45
+    """
+    _check_level("alpha", "smallest_n_for_pac", alpha)
+    _check_level("delta", "smallest_n_for_pac", delta)
+    return max(1, math.ceil(math.log(delta) / math.log1p(-alpha) - RANK_SLACK))
+
+
+def binomial_interval(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Clopper-Pearson interval of a proportion: every p that neither exact tail test rejects at (1 - level)/2.
+
+    Guarantee: covers the true p with probability at least `level` for every p and n. Conservative.
+
+    Args:
+        successes: count in 0..n.
+        n: number of independent trials, >= 1.
+        level: coverage, in (0, 1).
+
+    Returns:
+        (low, high) in [0, 1]; low is 0 at no success, high is 1 at no failure.
+
+    Raises:
+        ConfigurationError: n < 1, successes outside 0..n, level outside (0, 1).
+
+    Source: Clopper and Pearson (1934).
+
+    >>> [round(x, 4) for x in binomial_interval(1, 20)]
+    [0.0013, 0.2487]
+    """
+    _check_level("level", "binomial_interval", level)
+    _check_count("binomial_interval", n, least=1)
+    if not 0 <= successes <= n:
+        raise ConfigurationError.of("successes", "binomial_interval", f"in 0..{n}", successes)
+    tail = math.log((1.0 - level) / 2.0)
+    low = 0.0 if successes == 0 else _solve_upper_tail(successes, n, tail)
+    high = 1.0 if successes == n else 1.0 - _solve_upper_tail(n - successes, n, tail)
+    return low, high
+
+
+def binomial_ceiling(n: int, p: float, level: float = 0.999) -> int:
+    """Largest count that n trials of probability p still explain: `min{c : P(Bin(n, p) > c) <= 1 - level}`.
+
+    What tests of a guarantee use: more than this many violations among n refutes "probability at most p" at 1 - level.
+
+    Args:
+        n: number of independent trials, >= 0.
+        p: claimed probability, in [0, 1].
+        level: in (0, 1); 1 - level is the chance to reject a true claim.
+
+    Returns:
+        A count in 0..n; the `level` quantile of the binomial law.
+
+    Raises:
+        ConfigurationError: n negative, p outside [0, 1], level outside (0, 1).
+
+    >>> binomial_ceiling(1000, 0.05)
+    73
+    """
+    _check_level("level", "binomial_ceiling", level)
+    above = binomial_log_sf(n, p)[1:]  # entry c is log P(X >= c + 1) = log P(X > c)
+    return int(np.flatnonzero(above <= math.log1p(-level) + _LOG_SLACK)[0])
+
+
+def binomial_log_pmf(n: int, p: float) -> FloatArray:
+    """Return `log P(Bin(n, p) = k)` for k = 0..n.
+
+    Summed outward from the mode, where the ratio of neighbours is exact to an ulp, and normalised by their total: at
+    n = 100,000 the error is 1e-13 within ten standard deviations, where cancelling log-gammas leave 2e-10.
+
+    Args:
+        n: number of trials, >= 0.
+        p: success probability, in [0, 1].
+
+    Returns:
+        Shape (n + 1,); -inf where the probability is 0.
+
+    Raises:
+        ConfigurationError: n negative or p outside [0, 1].
+    """
+    _check_count("binomial_log_pmf", n)
+    if not 0.0 <= p <= 1.0:
+        raise ConfigurationError.of("p", "binomial_log_pmf", "in [0, 1]", p)
+    if p in (0.0, 1.0):
+        certain = np.full(n + 1, -np.inf)
+        certain[0 if p == 0.0 else n] = 0.0
+        return certain
+    k = np.arange(n, dtype=np.float64)
+    steps = np.log(n - k) - np.log(k + 1.0) + (math.log(p) - math.log1p(-p))  # log pmf(k + 1) - log pmf(k)
+    mode = min(n, int((n + 1) * p))
+    relative = np.concatenate([-np.cumsum(steps[:mode][::-1])[::-1], [0.0], np.cumsum(steps[mode:])])
+    return np.asarray(relative - math.log(float(np.exp(relative).sum())), dtype=np.float64)
+
+
+def binomial_log_sf(n: int, p: float) -> FloatArray:
+    """Return `log P(Bin(n, p) >= k)` for k = 0..n + 1; the first is 0, the last -inf.
+
+    Args:
+        n: number of trials, >= 0.
+        p: success probability, in [0, 1].
+
+    Returns:
+        Shape (n + 2,), non-increasing.
+
+    Raises:
+        ConfigurationError: n negative or p outside [0, 1].
+    """
+    tails = np.logaddexp.accumulate(binomial_log_pmf(n, p)[::-1])[::-1]
+    return np.concatenate([[0.0], np.minimum(tails[1:], 0.0), [-np.inf]])
+
+
+def _solve_upper_tail(k: int, n: int, log_tail: float) -> float:
+    """Find p with log P(Bin(n, p) >= k) = log_tail by bisection to the last bit; the tail rises with p."""
+    low, high = 0.0, 1.0
+    while True:
+        middle = (low + high) / 2.0
+        if not low < middle < high:
+            return middle
+        if binomial_log_sf(n, middle)[k] < log_tail:
+            low = middle
+        else:
+            high = middle
+
+
+def _check_level(parameter: str, owner: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        hint = f"A percentage? Use {value / 100:g}." if 1.0 < value < 100.0 else ""
+        raise ConfigurationError.of(parameter, owner, "in (0, 1)", value, hint)
+
+
+def _check_count(owner: str, n: int, *, least: int = 0) -> None:
+    if n < least or n != int(n):
+        raise ConfigurationError.of("n", owner, f"a whole number of at least {least}", n)

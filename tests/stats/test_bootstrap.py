@@ -1,0 +1,175 @@
+"""The bootstrap: small cases by enumeration, coverage and its failure without clusters, memory and determinism."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats import bootstrap as module
+from grampus_uq.stats.bootstrap import bootstrap, count_blocks, mean_rows, paired_bootstrap
+from grampus_uq.stats.ranking import auroc_rows
+from grampus_uq.stats.ranks import binomial_ceiling
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 500), st.integers(0, 99))
+def test_every_draw_takes_n_units_and_blocks_do_not_change_the_draws(n, draws, cells, seed):
+    whole = np.concatenate(list(count_blocks(n, draws, rng(seed))))
+    pieces = list(count_blocks(n, draws, rng(seed), block_cells=cells))
+    assert (np.concatenate(pieces) == whole).all()
+    assert all(piece.size <= max(cells, n) for piece in pieces)
+    assert whole.shape == (draws, n)
+    assert (whole.sum(axis=1) == n).all()
+
+
+def test_the_draws_follow_the_multinomial_law():
+    """All 27 samples of three units, by enumeration: the ten count vectors and their probabilities."""
+    expected: dict[tuple[int, ...], float] = {}
+    for picks in itertools.product(range(3), repeat=3):
+        key = tuple(picks.count(i) for i in range(3))
+        expected[key] = expected.get(key, 0) + 1 / 27
+    draws = 20_000
+    got = np.concatenate(list(count_blocks(3, draws, rng(3)))).astype(int)
+    for key, probability in expected.items():
+        seen = int((got == key).all(axis=1).sum())
+        assert seen <= binomial_ceiling(draws, probability, 0.9999)
+        assert draws - seen <= binomial_ceiling(draws, 1 - probability, 0.9999)
+
+
+def test_clusters_are_drawn_whole():
+    labels = ["b", "a", "b", "c", "b"]
+    counts = np.concatenate(list(count_blocks(5, 200, rng(), clusters=labels)))
+    assert (counts[:, 0] == counts[:, 2]).all()
+    assert (counts[:, 0] == counts[:, 4]).all()
+    assert (counts[:, 0] + counts[:, 1] + counts[:, 3] == 3).all()
+    assert len(set(counts.sum(axis=1))) > 1
+
+
+def test_the_bootstrap_error_of_a_mean_is_the_textbook_one():
+    """Efron and Tibshirani (1993), eq. 5.12: sd / sqrt(n) with the population form of sd."""
+    values = rng(1).exponential(size=300)
+    got = bootstrap(mean_rows(values), 300, rng=rng(2), draws=20_000)
+    assert got.estimate == pytest.approx(values.mean(), rel=1e-14)
+    assert got.sd == pytest.approx(values.std() / math.sqrt(300), rel=0.02)
+    assert got.low < got.estimate < got.high
+    assert got.undefined_draws == 0
+
+
+def test_percentiles_of_a_tiny_sample_equal_the_enumeration():
+    """Two values: the mean is 0, .5 or 1 with probability 1/4, 1/2, 1/4."""
+    got = bootstrap(mean_rows([0.0, 1.0]), 2, rng=rng(), draws=4000, level=0.4)
+    assert (got.low, got.high) == (0.5, 0.5)
+    wide = bootstrap(mean_rows([0.0, 1.0]), 2, rng=rng(), draws=4000, level=0.6)
+    assert (wide.low, wide.high) == (0.0, 1.0)
+
+
+def coverage(clustered: bool, simulations: int = 300) -> int:
+    """Intervals that contain the true mean 0, with five identical trials of each of forty tasks."""
+    generator = rng(11)
+    tasks = np.repeat(np.arange(40), 5)
+    hit = 0
+    for _ in range(simulations):
+        values = generator.normal(size=40)[tasks]
+        got = bootstrap(
+            mean_rows(values), 200, rng=generator, draws=300, level=0.9, clusters=tasks if clustered else None
+        )
+        hit += got.low <= 0 <= got.high
+    return hit
+
+
+def test_clustered_intervals_cover_and_sabotage_shows_that_unclustered_ones_do_not():
+    """First-order coverage: .9 aimed at, .86 granted to forty clusters; ignoring clusters falls near .53."""
+    assert 300 - coverage(True) <= binomial_ceiling(300, 1 - 0.86)
+    assert 300 - coverage(False) > binomial_ceiling(300, 1 - 0.86)
+
+
+def test_pairing_cancels_what_two_streams_share():
+    base = rng(4).normal(size=400) * 10
+    better = base + 0.1 + rng(5).normal(size=400) * 0.05
+    paired = paired_bootstrap(mean_rows(base), mean_rows(better), 400, rng=rng(6), draws=1000)
+    assert paired.delta == pytest.approx(0.1, abs=0.01)
+    assert paired.z == pytest.approx(paired.delta / paired.sd)
+    assert paired.z > 20
+    alone = bootstrap(mean_rows(base), 400, rng=rng(6), draws=1000)
+    assert alone.sd > 100 * paired.sd
+    back = paired_bootstrap(mean_rows(better), mean_rows(base), 400, rng=rng(6), draws=1000)
+    assert back.delta == -paired.delta
+    assert back.z == -paired.z
+
+
+def test_z_is_calibrated_under_no_difference_and_finds_one():
+    generator = rng(12)
+    beyond = 0
+    for _ in range(400):
+        first, second = generator.normal(size=(2, 80))
+        got = paired_bootstrap(mean_rows(first), mean_rows(second), 80, rng=generator, draws=200)
+        beyond += abs(got.z) > 1.96
+    assert 4 <= beyond <= binomial_ceiling(400, 0.075)
+
+
+def test_equal_streams_have_no_z_rather_than_a_z_of_zero():
+    same = mean_rows([0.1, 0.7, 0.30000000000000004])
+    got = paired_bootstrap(same, same, 3, rng=rng())
+    assert (got.delta, got.sd, got.z) == (0.0, 0.0, None)
+    constant = bootstrap(mean_rows(np.full(7, 0.1)), 7, rng=rng())
+    assert (constant.estimate, constant.sd) == (0.1, 0.0)
+
+
+def test_draws_without_a_value_are_left_out_and_counted():
+    """Three trajectories, one failure: 8/27 of the draws miss the failure and 1/27 take nothing else."""
+    scores, failed = np.array([0.9, 0.2, 0.3]), np.array([1.0, 0.0, 0.0])
+    got = bootstrap(lambda counts: auroc_rows(scores, failed, counts), 3, rng=rng(), draws=27_000)
+    assert got.estimate == 1.0
+    assert (got.low, got.high) == (1.0, 1.0)
+    assert 27_000 - binomial_ceiling(27_000, 18 / 27) <= got.undefined_draws <= binomial_ceiling(27_000, 9 / 27)
+    never = bootstrap(lambda counts: auroc_rows(scores, np.ones(3), counts), 3, rng=rng(), draws=50)
+    assert (never.estimate, never.low, never.high, never.sd) == (None, None, None, None)
+    assert never.undefined_draws == 50
+    assert (
+        paired_bootstrap(
+            lambda counts: auroc_rows(scores, np.ones(3), counts), mean_rows(scores), 3, rng=rng(), draws=50
+        ).z
+        is None
+    )
+
+
+def test_the_same_generator_state_gives_the_same_interval():
+    values = rng(8).normal(size=50)
+    assert bootstrap(mean_rows(values), 50, rng=rng(9)) == bootstrap(mean_rows(values), 50, rng=rng(9))
+    assert bootstrap(mean_rows(values), 50, rng=rng(9)) != bootstrap(mean_rows(values), 50, rng=rng(10))
+
+
+def test_memory_is_bounded_by_the_block_not_by_the_draws():
+    """20,000 trajectories x 1,000 draws would be 160 MB of counts at once."""
+    values = rng(1).normal(size=20_000)
+    tracemalloc.start()
+    bootstrap(mean_rows(values), 20_000, rng=rng(2), draws=1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 8 * module.BLOCK_CELLS
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: bootstrap(mean_rows([1.0]), 1, rng=rng(), draws=1), "draws"),
+        (lambda: bootstrap(mean_rows([1.0]), 1, rng=rng(), level=95), "level"),
+        (lambda: bootstrap(mean_rows([]), 0, rng=rng()), "'n'"),
+        (lambda: bootstrap(mean_rows([1.0, 2.0]), 2, rng=rng(), clusters=[1]), "clusters"),
+        (lambda: mean_rows([1.0, math.nan]), "finite"),
+        (lambda: mean_rows([[1.0]]), "one-dimensional"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(call, says):
+    with pytest.raises(ConfigurationError, match=says):
+        call()
