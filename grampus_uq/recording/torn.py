@@ -1,0 +1,66 @@
+"""Sets aside the piece of a line at the end of a file, when nobody else writes to it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from grampus_uq.recording.lines import MAX_LINE_BYTES
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows: pieces stay where they are, and the reader leaves them out
+    fcntl = None
+
+__all__ = ["TORN_SUFFIX", "hold", "set_aside"]
+
+TORN_SUFFIX: Final = ".torn"
+_BLOCK: Final = 65536
+
+
+def hold(descriptor: int) -> None:
+    """Mark the file as being written, for as long as the descriptor is open in some process."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def set_aside(path: Path, descriptor: int) -> None:
+    """Move a piece without its newline from the end of the file into `<file>.torn`.
+
+    Only when no other process holds the file: otherwise the "piece" may be a line that is being written, and stays.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    size = os.fstat(descriptor).st_size
+    with path.open("rb") as stream:
+        start = _end_of_last_line(stream.fileno(), size)
+        if start in (None, size):
+            return
+        assert start is not None  # noqa: S101 (mypy does not see it through the tuple)
+        piece = os.pread(stream.fileno(), size - start, start)
+    aside = os.open(f"{path}{TORN_SUFFIX}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(aside, piece + b"\n")
+        os.fsync(aside)
+    finally:
+        os.close(aside)
+    os.ftruncate(descriptor, start)
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int | None:
+    """Offset behind the last newline; None when there is none within the length of a line."""
+    end = size
+    while end > 0 and size - end <= MAX_LINE_BYTES:
+        start = max(0, end - _BLOCK)
+        block = os.pread(descriptor, end - start, start)
+        found = block.rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0 if end == 0 else None

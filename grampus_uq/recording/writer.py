@@ -1,0 +1,155 @@
+"""Writes the events of a monitor into a folder, one file a session, one write a line."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final, Literal
+
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, StepEvent
+from grampus_uq.recording.codec import Content, encode
+from grampus_uq.recording.content import redact, unicode_only
+from grampus_uq.recording.key import folder_key
+from grampus_uq.recording.lines import MAX_LINE_BYTES
+from grampus_uq.recording.names import file_name
+from grampus_uq.recording.syncing import Syncer
+from grampus_uq.recording.torn import hold, set_aside
+
+__all__ = ["RecordingProcessor", "SyncPolicy"]
+
+SyncPolicy = Literal["none", "decisions", "every"]
+
+_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+
+
+class RecordingProcessor:
+    """A `Processor` that appends every event to `<folder>/<session>.jsonl`.
+
+    Each event is one `write` to a file opened for appending, so several processes may record into one folder, and even
+    into one session, without mixing their lines, and a killed process loses no event whose `on_event` returned.
+
+    `content` says how much free text is kept: `hashed` (default: keyed hashes, so that repetitions still show), `none`,
+    or `full`, which keeps messages, arguments and outputs, secrets in them included. Whatever it is, a replay of the
+    recording gives the same assessments. Under `full`, an event that could not be read back (a line longer than 16 MiB,
+    a log-probability that is not finite) is kept hashed, and its line says so.
+
+    `fsync` says what survives a power cut (a killed process loses nothing under any of them): `none` leaves it to the
+    operating system; `decisions` syncs pauses, aborts, human decisions and outcomes; `every` syncs every event. Syncing
+    happens on a thread of its own, never in `on_event`; `sync()` returns when everything so far is on the disk.
+
+    `key` (32 bytes) keys the hashes; by default it is made once and kept in `<folder>/.hash-key`: without that file
+    nobody can try guesses against the hashes. At most `max_open` files are open at a time.
+
+    Raises ConfigurationError for an unknown `content` or `fsync`, a short key, or `max_open` below 1.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        content: Content = "hashed",
+        fsync: SyncPolicy = "decisions",
+        key: bytes | None = None,
+        max_open: int = 64,
+    ) -> None:
+        owner = type(self).__name__
+        if content not in ("full", "hashed", "none"):
+            raise ConfigurationError.of("content", owner, "'full', 'hashed' or 'none'", content)
+        if fsync not in ("none", "decisions", "every"):
+            raise ConfigurationError.of("fsync", owner, "'none', 'decisions' or 'every'", fsync)
+        if max_open < 1:
+            raise ConfigurationError.of("max_open", owner, "at least 1", max_open)
+        if key is not None and len(key) < 16:
+            raise ConfigurationError.of("key", owner, "at least 16 bytes", f"{len(key)} bytes")
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._content: Content = content
+        self._fsync = fsync
+        self._key = key if key is not None else folder_key(self._folder) if content != "none" else b""
+        self._max_open = max_open
+        self._files: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+        self._syncer = Syncer(self._folder)
+
+    @property
+    def folder(self) -> Path:
+        """Where the recordings are."""
+        return self._folder
+
+    def path(self, session_id: str) -> Path:
+        """The file of a session, whether it exists or not."""
+        return self._folder / file_name(session_id)
+
+    def on_event(self, event: Event) -> None:
+        """Append one event. Raises OSError when the disk refuses it, DataError when no form of it can be written."""
+        line = self._line(event)
+        name = file_name(event.session_id)
+        with self._lock:
+            descriptor = self._open(name)
+            # One write, and no second one for a rest: after a partial write (a full disk) a rest could follow
+            # somebody else's line. The reader sets the piece aside.
+            written = os.write(descriptor, line)
+            if self._fsync == "every" or (self._fsync == "decisions" and _decides(event)):
+                self._syncer.request(name)
+            elif self._fsync != "none":
+                self._syncer.remember(name)
+        if written != len(line):
+            raise OSError(f"{self._folder / name}: only {written} of {len(line)} bytes could be written.")
+
+    def sync(self) -> None:
+        """Return when every event so far is on the disk. Blocks: call it from a worker thread, not an event loop."""
+        with self._lock:
+            names = set(self._files)
+        self._syncer.sync(names)
+
+    def close(self) -> None:
+        """Sync (unless `fsync` is `none`) and close every file; a later event opens its file again."""
+        if self._fsync != "none":
+            self.sync()
+        with self._lock:
+            while self._files:
+                os.close(self._files.popitem()[1])
+        self._syncer.stop()
+
+    def _line(self, event: Event) -> bytes:
+        if self._content == "full":
+            for candidate in (event, unicode_only(event)):
+                try:
+                    line = encode(candidate, content="full")
+                except DataError:
+                    continue
+                if len(line) <= MAX_LINE_BYTES:
+                    return line
+        fallback: Content = "hashed" if self._content == "full" else self._content
+        line = encode(redact(event, fallback, self._key), content=fallback)
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"An event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.", path=str(self._folder))
+        return line
+
+    def _open(self, name: str) -> int:
+        descriptor = self._files.get(name)
+        if descriptor is not None:
+            self._files.move_to_end(name)
+            return descriptor
+        while len(self._files) >= self._max_open:
+            os.close(self._files.popitem(last=False)[1])
+        path = self._folder / name
+        descriptor = os.open(path, _APPEND, 0o600)
+        try:
+            set_aside(path, descriptor)
+            hold(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._files[name] = descriptor
+        return descriptor
+
+
+def _decides(event: Event) -> bool:
+    """True for what an auditor must find after a power cut: stops, decisions, outcomes."""
+    return isinstance(event, DecisionEvent | OutcomeEvent) or (
+        isinstance(event, StepEvent) and event.assessment.action.stops
+    )
