@@ -1,0 +1,326 @@
+"""TRACER: the risk of a step from its components, and the risk of a run from its steps, in batch and as a stream.
+
+Symbols of the paper: U_t surprisal, D_rep repetition, D_o^A agent coherence gap, D_o^U user coordination gap, r_t
+step risk, TM_k tail mean, theta = (alpha, beta, gamma, k, w). Every component, step risk and score is a risk: higher
+is worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.tail_mean import MAX_RISK, Tail, TailMean, check_fraction, tail_mean
+from grampus_uq.stats.tail_sketch import TailSketch, TailSketchState
+
+_ROUNDING: Final = 1e-6
+"""By how much a component may leave its range: similarities of unit vectors in single precision reach 1 + 1e-7."""
+
+
+class Composite(StrEnum):
+    """How the weighted components of a step become one number (Table IV); the paper proposes MAX.
+
+    `MAX`: max_c r^c (eq. 20). `ADDITIVE`: sum_c r^c. `MULTIPLICATIVE`: prod_c (1 + r^c) - 1. `SEPARATE`: no step
+    risk; each component has its own tail, and the scores of the components are summed.
+    """
+
+    MAX = "max"
+    ADDITIVE = "additive"
+    MULTIPLICATIVE = "multiplicative"
+    SEPARATE = "separate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracerParameters:
+    """theta of TRACER, with the constants that the paper leaves unprinted as defaults.
+
+    `alpha`, `beta`, `gamma` in [0, 1e6] weigh repetition, agent gap and user gap; surprisal has weight 1 (eq. 16-19).
+    `k` in (0, 1] is the tail fraction, `w` in [0, 1] the share of the worst step (eq. 21-23). `composite`: see
+    `Composite`.
+
+    `event` in [0, 1e6] is not in the paper: it weighs a fifth component that is 1 on a step with a tool error, a
+    duplicate call or a duplicate observation. With its default, 0, the score is the paper's.
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 1.0
+    k: float = 0.1
+    w: float = 0.1
+    event: float = 0.0
+    composite: Composite = Composite.MAX
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta", "gamma", "event"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1e6:
+                raise ConfigurationError.of(name, "TracerParameters", "in [0, 1e6]", value)
+        check_fraction(self.k, "TracerParameters")
+        if not 0.0 <= self.w <= 1.0:
+            raise ConfigurationError.of("w", "TracerParameters", "in [0, 1]", self.w)
+        if not isinstance(self.composite, Composite):
+            raise ConfigurationError.of("composite", "TracerParameters", "a Composite", self.composite)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepComponents:
+    """What was sensed at one step; None says that a component does not exist there, and it then adds no risk.
+
+    `surprisal` U_t in nats, >= 0 (eq. 7): None without log-probabilities. `repetition` D_rep in [0, 1] (eq. 11):
+    agent steps. `agent_gap` D_o^A in [0, 2] (eq. 14): agent steps that were answered by an observation. `user_gap`
+    D_o^U in [0, 2] (eq. 15): user steps right after an agent step. `tool_error`, `duplicate_call`,
+    `duplicate_observation`: agent steps that called a tool. `is_agent` says who acted; a user step has no agent
+    component and an agent step no user gap.
+    """
+
+    is_agent: bool
+    surprisal: float | None = None
+    repetition: float | None = None
+    agent_gap: float | None = None
+    user_gap: float | None = None
+    tool_error: bool | None = None
+    duplicate_call: bool | None = None
+    duplicate_observation: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name, highest in (("surprisal", 1e6), ("repetition", 1.0), ("agent_gap", 2.0), ("user_gap", 2.0)):
+            value = getattr(self, name)
+            if value is not None and not 0.0 <= value <= highest:
+                object.__setattr__(self, name, _clipped_rounding(value, highest, name))
+        agent_only = (self.repetition, self.agent_gap, self.tool_error, self.duplicate_call, self.duplicate_observation)
+        if self.is_agent and self.user_gap is not None:
+            raise ConfigurationError.of("user_gap", "StepComponents", "None on an agent step", self.user_gap)
+        if not self.is_agent and any(value is not None for value in agent_only):
+            raise ConfigurationError.of("is_agent", "StepComponents", "True where an agent component is given", False)
+
+
+def _clipped_rounding(value: float, highest: float, name: str) -> float:
+    if not -_ROUNDING <= value <= highest + _ROUNDING:
+        raise ConfigurationError.of(name, "StepComponents", f"a number in [0, {highest:g}] or None", value)
+    return min(max(value, 0.0), highest)
+
+
+def weighted_components(step: StepComponents, parameters: TracerParameters) -> tuple[float, float, float, float, float]:
+    """Give r^U, r^rep, r^A, r^Uo (eq. 16-19) and the event component.
+
+    A component that does not exist is 0, as the paper has it. Each is >= 0, higher is worse.
+    """
+    event = step.tool_error or step.duplicate_call or step.duplicate_observation
+    return (
+        step.surprisal or 0.0,
+        parameters.alpha * (step.repetition or 0.0),
+        parameters.beta * (step.agent_gap or 0.0),
+        parameters.gamma * (step.user_gap or 0.0),
+        parameters.event if event else 0.0,
+    )
+
+
+def step_risk(step: StepComponents, parameters: TracerParameters) -> float:
+    """Combine the components of one step to its risk r_t (eq. 20 for `Composite.MAX`).
+
+    With `Composite.SEPARATE` the trajectory score uses the components one by one; the step risk given for display is
+    then their maximum. Returns a number >= 0, higher is worse; 0 when no component exists.
+
+    >>> step_risk(StepComponents(is_agent=True, repetition=0.2, agent_gap=0.7), TracerParameters())
+    0.7
+    """
+    return _combined(weighted_components(step, parameters), parameters.composite)
+
+
+def _combined(components: Sequence[float], composite: Composite) -> float:
+    if composite is Composite.ADDITIVE:
+        return math.fsum(components)
+    if composite is Composite.MULTIPLICATIVE:
+        # Not prod(1 + r) - 1: that loses every risk below 1e-16 and most digits of a small one.
+        return math.expm1(math.fsum(math.log1p(component) for component in components))
+    return max(components)
+
+
+def extended_step_risk(step: StepComponents) -> float:
+    """Give max(repetition, tool error, duplicate call, duplicate observation), events counting 1: not the paper's.
+
+    Its sum over the steps of a run (`extended_sum`) is the baseline that TRACER has to beat and, on the published
+    runs that we measured, mostly does not. Returns a number in [0, 1], higher is worse; 0 on user steps.
+    """
+    event = step.tool_error or step.duplicate_call or step.duplicate_observation
+    return 1.0 if event else (step.repetition or 0.0)
+
+
+def extended_sum(steps: Iterable[StepComponents]) -> float:
+    """Sum the extended step risk over a run: a number >= 0, higher is worse, that never falls as a run goes on."""
+    return math.fsum(extended_step_risk(step) for step in steps)
+
+
+def trajectory_score(risks: Sequence[float], k: float, w: float) -> float | None:
+    """Score a run, rho_{k,w}(r) = (1 - w) TM_k(r) + w ||r||_inf (eq. 23, 29).
+
+    `risks`: the step risks, finite, in [0, 1e100], in any order. `k` in (0, 1], `w` in [0, 1].
+
+    Returns a number between the mean and the maximum of the risks, higher is worse; None for no risks.
+
+    On vectors of a fixed length with r >= 0 it is monotone, positively homogeneous, subadditive, translation
+    invariant for shifts that keep r >= 0, and 1-Lipschitz in the maximum norm (Theorems A.2, A.4; on vectors with
+    negative entries ||r||_inf is not monotone, which the paper's statement on R^N passes over). In the length of the
+    run it is not monotone: appending a harmless step can lower the score, so an alarm watches the running maximum.
+
+    >>> trajectory_score([0.1, 0.9, 0.5, 0.7], k=0.5, w=0.5)
+    0.8500000000000001
+    """
+    if not 0.0 <= w <= 1.0:
+        raise ConfigurationError.of("w", "trajectory_score", "in [0, 1]", w)
+    tail = tail_mean(risks, k)
+    return None if tail is None else (1.0 - w) * tail + w * float(max(risks))
+
+
+def tracer_score(steps: Sequence[StepComponents], parameters: TracerParameters) -> float | None:
+    """Score a run from its components: TRACER_theta (eq. 23), or its variant named by `parameters.composite`.
+
+    Returns a number >= 0, higher is worse; None for a run without steps. A step without any component counts in N
+    with risk 0.
+    """
+    if not steps:
+        return None
+    rows = [weighted_components(step, parameters) for step in steps]
+    if parameters.composite is Composite.SEPARATE:
+        return math.fsum(_score(channel, parameters) for channel in zip(*rows, strict=True))
+    return _score([_combined(row, parameters.composite) for row in rows], parameters)
+
+
+def _score(risks: Sequence[float], parameters: TracerParameters) -> float:
+    score = trajectory_score(risks, parameters.k, parameters.w)
+    assert score is not None  # noqa: S101  (callers pass at least one risk)
+    return score
+
+
+class StepRisk(NamedTuple):
+    """One moment of a run: the step's risk, and the run's tail mean, worst step, score, highest score and length."""
+
+    step_risk: float
+    tail_mean: float
+    worst: float
+    score: float
+    running_max: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracerState:
+    """A bounded `TracerStream` as a JSON-able value."""
+
+    running_max: float
+    tails: tuple[TailSketchState, ...]
+
+
+class TracerStream:
+    """TRACER of a growing run: `update` commits a step, `peek` says what committing it would give.
+
+    Use `peek` while a step is still open (a call is proposed and its observation is not there: no D_o^A yet) and
+    `update` once, when it is complete. Equal to `tracer_score` of every prefix to 1e-12 relative. With `accuracy` the
+    stream is bounded in memory and its values are within `error` of the exact ones (see `TailSketch`).
+
+    The score of a prefix is not monotone; `running_max` is what thresholds are set on.
+
+    >>> stream = TracerStream(TracerParameters(k=0.5, w=0.0))
+    >>> for gap in (0.4, 0.8, 0.2, 0.6):
+    ...     moment = stream.update(StepComponents(is_agent=True, agent_gap=gap))
+    >>> moment.step_risk, moment.tail_mean, moment.running_max
+    (0.6, 0.7, 0.8)
+    """
+
+    __slots__ = ("_accuracy", "_parameters", "_running_max", "_separate", "_tails")
+
+    def __init__(
+        self, parameters: TracerParameters, steps: Iterable[StepComponents] = (), *, accuracy: float | None = None
+    ) -> None:
+        self._parameters = parameters
+        self._accuracy = accuracy
+        self._separate = parameters.composite is Composite.SEPARATE
+        self._tails: tuple[Tail, ...] = tuple(self._tail() for _ in range(5 if self._separate else 1))
+        self._running_max = 0.0
+        for step in steps:
+            self.update(step)
+
+    def _tail(self) -> Tail:
+        k = self._parameters.k
+        return TailMean(k) if self._accuracy is None else TailSketch(k, accuracy=self._accuracy)
+
+    @property
+    def count(self) -> int:
+        """The number of committed steps, N."""
+        return self._tails[0].count
+
+    @property
+    def score(self) -> float | None:
+        """TRACER of the committed steps, higher is worse; None before the first."""
+        if not self.count:
+            return None
+        w = self._parameters.w
+        return sum((1.0 - w) * (tail.mean or 0.0) + w * (tail.worst or 0.0) for tail in self._tails)
+
+    @property
+    def running_max(self) -> float | None:
+        """The highest score of any prefix so far; None before the first step."""
+        return self._running_max if self.count else None
+
+    @property
+    def error(self) -> float:
+        """Bound on |score - exact score| beyond rounding; 0 without `accuracy`."""
+        return (1.0 - self._parameters.w) * math.fsum(tail.error for tail in self._tails)
+
+    def update(self, step: StepComponents) -> StepRisk:
+        """Commit one step."""
+        moment = self._moment(step, commit=True)
+        self._running_max = moment.running_max
+        return moment
+
+    def peek(self, step: StepComponents) -> StepRisk:
+        """Give what `update(step)` would give, and change nothing."""
+        return self._moment(step, commit=False)
+
+    def _moment(self, step: StepComponents, *, commit: bool) -> StepRisk:
+        components = weighted_components(step, self._parameters)
+        risk = _combined(components, self._parameters.composite)
+        mean = worst = score = 0.0
+        w = self._parameters.w
+        for tail, value in zip(self._tails, components if self._separate else (risk,), strict=True):
+            highest = max(tail.worst or 0.0, value)
+            average = tail.update(value) if commit else tail.peek(value)
+            mean += average
+            worst += highest
+            score += (1.0 - w) * average + w * highest
+        steps = self.count + (not commit)
+        return StepRisk(risk, mean, worst, score, max(self._running_max, score), steps)
+
+    def state(self) -> TracerState:
+        """Give a bounded stream as a value. An exact one has none: it is rebuilt from the recorded steps.
+
+        Raises ConfigurationError for a stream without `accuracy`.
+        """
+        sketches = [tail.state() for tail in self._tails if isinstance(tail, TailSketch)]
+        if self._accuracy is None:
+            rule = "set for a stream whose state is stored"
+            way_out = "An exact stream is TracerStream(parameters, recorded_steps)."
+            raise ConfigurationError.of("accuracy", "TracerStream.state", rule, None, way_out)
+        return TracerState(running_max=self._running_max, tails=tuple(sketches))
+
+    @classmethod
+    def restore(cls, parameters: TracerParameters, state: TracerState) -> TracerStream:
+        """Continue a bounded stream exactly where its state was taken.
+
+        Raises ConfigurationError when the state does not belong to these parameters, or is broken.
+        """
+        tails = tuple(TailSketch.restore(tail) for tail in state.tails)
+        stream = cls(parameters, accuracy=state.tails[0].accuracy if state.tails else 0.005)
+        if len(tails) != len(stream._tails) or any(tail.k != parameters.k for tail in state.tails):
+            rule = f"{len(stream._tails)} tails with k = {parameters.k}"
+            raise ConfigurationError.of("state", "TracerStream.restore", rule, [tail.k for tail in state.tails])
+        if len({tail.count for tail in tails}) != 1 or not 0.0 <= state.running_max <= MAX_RISK:
+            rule = "tails over the same steps, with a finite running maximum"
+            raise ConfigurationError.of("state", "TracerStream.restore", rule, state.running_max)
+        stream._tails = tails
+        stream._running_max = state.running_max
+        return stream
