@@ -32,7 +32,7 @@ class UncertaintyPolicy(BaseModel):
     high_threshold: Probability = 0.40
     enable_p_true: bool = True
     enable_semantic_sampling: bool = False
-    irreversible_tool_names: tuple[str, ...] = ()
+    irreversible_tool_names: list[str] = Field(default_factory=list)
     inject_reflection_on_high: bool = True
     on_missing_evidence: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
     """What an irreversible call does when the session, or the turn that proposes it, has no reading at all."""
@@ -58,7 +58,7 @@ class UncertaintyPolicy(BaseModel):
                         name,
                         "An empty pattern would match every tool.",
                     )
-            return tuple(names)
+            return list(names)
         return names
 
     def model_post_init(self, _: object, /) -> None:

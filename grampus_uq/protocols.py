@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -56,6 +56,11 @@ class SenseContext(Protocol):
     @property
     def messages(self) -> Sequence[Message]:
         """The prompt that the step answered."""
+        ...
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]] | None:
+        """The tools that the agent may propose, as JSON schemas: what a repeated draw of the step needs."""
         ...
 
     async def ask(self, messages: Sequence[Message], **options: Any) -> ModelResponse:

@@ -165,7 +165,7 @@ class Step:
     """One thing an agent did, as the monitor sees it. `time_s` is seconds since 1970 (UTC), set when the step was seen.
 
     `effect` is what the tool of a tool step does to the world, resolved once when the step was seen, so that a replay
-    needs no tool registry. `external` holds confidences in [0, 1] that the user supplies, by name.
+    needs no tool registry. The tokens are the agent's own for this step, as its model reported them.
     """
 
     step_id: str
@@ -175,6 +175,8 @@ class Step:
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
     effect: Effect | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
 
     @property
     def tool_name(self) -> str | None:

@@ -14,8 +14,8 @@ __all__ = ["AuqState", "SaupState", "auq_update", "propagate", "saup_uncertainty
 def propagate(fused: float, cumulative: float, weight: float) -> float:
     """The guide's rule: propagated_t = w fused_t + (1 - w) cumulative_(t-1); the result is the new cumulative.
 
-    All in [0, 1], higher is better. An exponentially weighted mean: a confident step does pull the value back up (three
-    steps at .84 after one at .2 give .814 with w = .55 and a start of 1), so it does not keep a memory of the worst step.
+    All in [0, 1], higher is better. An exponentially weighted mean: confident steps do pull the value back up (three
+    steps at .84 after one at .2 give .814 with w = .55 and a start of 1), so it keeps no memory of the worst step.
 
     >>> round(propagate(0.2, 1.0, 0.55), 3)
     0.56

@@ -1,0 +1,266 @@
+"""One step, pure: readings in, a new state and an assessment out. Live monitoring and offline replay share `advance`.
+
+fuse -> propagate -> classify -> decide. Nothing here waits, asks, logs or remembers: everything a session knows is in
+`SessionState`, a small value that goes through JSON unchanged, however long the run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from grampus_uq.errors import DataError
+from grampus_uq.estimator import UncertaintyEstimator
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.propagator import UncertaintyPropagator
+from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, utc
+from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
+
+__all__ = ["Profile", "SessionState", "acknowledge", "advance", "judge_call", "state_from_json", "state_to_json"]
+
+
+class Profile(BaseModel):
+    """Everything `advance` is parametrised by: frozen, JSON-able, shared by every session.
+
+    With `advisory` set nothing is stopped: the action that would have stopped the run is recorded beside the one taken.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    policy: UncertaintyPolicy = Field(default_factory=UncertaintyPolicy)
+    estimator: UncertaintyEstimator = Field(default_factory=UncertaintyEstimator)
+    propagator: UncertaintyPropagator = Field(default_factory=UncertaintyPropagator)
+    advisory: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """What one session knows after its last committed step; bounded, JSON-able, immutable.
+
+    `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so far;
+    `acknowledged` is the gravest level that a human already answered for; tokens are the monitor's and the agent's own.
+    """
+
+    session_id: str
+    agent_id: str = ""
+    n_steps: int = 0
+    n_high: int = 0
+    cumulative: float = 1.0
+    level: UncertaintyLevel = UncertaintyLevel.MEDIUM
+    has_reading: bool = False
+    turn_read: bool = False
+    worst: float | None = None
+    acknowledged: UncertaintyLevel | None = None
+    last_step_id: str | None = None
+    monitor_calls: int = 0
+    monitor_tokens: int = 0
+    monitor_cost_usd: float = 0.0
+    agent_tokens: int = 0
+
+
+_STATE = TypeAdapter(SessionState)
+
+
+def state_to_json(state: SessionState) -> str:
+    """The state as one JSON object; `state_from_json` gives back an equal state."""
+    return _STATE.dump_json(state).decode()
+
+
+def state_from_json(text: str | bytes) -> SessionState:
+    """Parse and validate a stored state; raises DataError naming the field."""
+    try:
+        return _STATE.validate_json(text)
+    except ValueError as error:
+        first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
+        field = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"not a session state: {first['msg']}", field=field) from error
+
+
+def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:
+    """A human answered for this level: it, and lesser ones, ask no more until the belief has been MEDIUM or better."""
+    return replace(state, acknowledged=level)
+
+
+def advance(
+    profile: Profile, state: SessionState, step: Step, readings: Sequence[Reading]
+) -> tuple[SessionState, StepUncertainty]:
+    """Take one step with its readings: the new state, and what is concluded.
+
+    A step without any usable reading leaves the propagated confidence where it was. Until the first reading of a session
+    the level is at least MEDIUM. A reading counts once, in the order given; missing ones (`value` None) are no evidence.
+    """
+    values = {reading.source: reading.value for reading in readings if reading.value is not None}
+    semantic = values.pop(UncertaintySource.SEMANTIC_ENTROPY, None)
+    fused = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), semantic)
+    if fused is None:
+        propagated = state.cumulative
+    else:
+        propagated = profile.propagator.propagate(fused, step.kind, state.cumulative)
+    has_reading = state.has_reading or fused is not None
+    level = _level(profile.policy, propagated, has_reading)
+    is_call = step.kind == "tool_call"
+    turn_read = state.turn_read if is_call and fused is None else fused is not None
+    worst = fused if state.worst is None else state.worst if fused is None else min(state.worst, fused)
+    if state.acknowledged is not None and level.severity < UncertaintyLevel.HIGH.severity:
+        state = replace(state, acknowledged=None)  # the belief recovered: the alarm is armed again
+    verdict = _decide(
+        profile.policy,
+        level,
+        propagated,
+        step.kind,
+        irreversible=is_call and _is_irreversible(profile.policy, step.tool_name, step.effect),
+        evidence=has_reading and turn_read,
+        worst=worst,
+        acknowledged=state.acknowledged,
+    )
+    assessment = _assess(profile, state, step, readings, values, semantic, fused, propagated, verdict)
+    new_state = SessionState(
+        session_id=state.session_id,
+        agent_id=state.agent_id,
+        n_steps=state.n_steps + 1,
+        n_high=state.n_high + (level.severity >= UncertaintyLevel.HIGH.severity),
+        cumulative=profile.propagator.update_cumulative(propagated, state.cumulative, step.kind),
+        level=level,
+        has_reading=has_reading,
+        turn_read=turn_read,
+        worst=worst,
+        acknowledged=state.acknowledged,
+        last_step_id=step.step_id,
+        monitor_calls=state.monitor_calls + sum(r.calls for r in readings),
+        monitor_tokens=state.monitor_tokens + sum(r.input_tokens + r.output_tokens for r in readings),
+        monitor_cost_usd=state.monitor_cost_usd + sum(r.cost_usd or 0.0 for r in readings),
+        agent_tokens=state.agent_tokens + step.input_tokens + step.output_tokens,
+    )
+    return new_state, assessment
+
+
+def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Effect | None = None) -> Verdict:
+    """What a step that proposes this call would be told now; changes nothing. Equal to what `advance` then decides."""
+    return _decide(
+        profile.policy,
+        _level(profile.policy, state.cumulative, state.has_reading),
+        state.cumulative,
+        "tool_call",
+        irreversible=_is_irreversible(profile.policy, tool_name, effect),
+        evidence=state.has_reading and state.turn_read,
+        worst=state.worst,
+        acknowledged=state.acknowledged,
+    )
+
+
+def _level(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
+    level = policy.classify(propagated)
+    return UncertaintyLevel.MEDIUM if level is UncertaintyLevel.LOW and not has_reading else level
+
+
+def _is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Effect | None) -> bool:
+    """The effect says so, or the guide's substring rule does: either may raise the danger, neither lowers it."""
+    return effect is Effect.IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
+
+
+def _decide(
+    policy: UncertaintyPolicy,
+    level: UncertaintyLevel,
+    propagated: float,
+    kind: str,
+    *,
+    irreversible: bool,
+    evidence: bool,
+    worst: float | None,
+    acknowledged: UncertaintyLevel | None,
+) -> Verdict:
+    """The gravest of what the rules say. No rule here carries a statistical guarantee."""
+    action = policy.decide(level, kind, irreversible=irreversible)
+    rule = "tier"
+    reason = ""
+    if irreversible:
+        if level is UncertaintyLevel.MEDIUM:
+            rule, reason = "irreversible_override", f"irreversible call at confidence {propagated:.2f}"
+        if not evidence and _graver(policy.on_missing_evidence, action):
+            action, rule, reason = (
+                policy.on_missing_evidence,
+                "missing_evidence",
+                "irreversible call without any reading",
+            )
+        floor = policy.worst_so_far_floor
+        if floor is not None and worst is not None and worst < floor and not action.stops:
+            action, rule = UncertaintyAction.PAUSE_FOR_HUMAN, "worst_so_far"
+            reason = f"irreversible call after a step at confidence {worst:.2f}"
+    elif action.stops and acknowledged is not None and acknowledged.severity >= level.severity:
+        action, rule = UncertaintyAction.PROCEED_WITH_LOG, "acknowledged"
+    if not reason and action is not UncertaintyAction.PROCEED:
+        reason = f"confidence {propagated:.2f} is {level.value.upper()}"
+    return Verdict(action=action, level=level, rule=rule, reason=reason)
+
+
+_GRAVITY = {action: rank for rank, action in enumerate(UncertaintyAction)}
+
+
+def _graver(first: UncertaintyAction, second: UncertaintyAction) -> bool:
+    return _GRAVITY[first] > _GRAVITY[second]
+
+
+_RULE_SOURCES = {
+    "irreversible_override": UncertaintySource.IRREVERSIBLE_TOOL,
+    "missing_evidence": UncertaintySource.MISSING_EVIDENCE,
+    "worst_so_far": UncertaintySource.WORST_SO_FAR,
+}
+
+
+def _assess(
+    profile: Profile,
+    state: SessionState,
+    step: Step,
+    readings: Sequence[Reading],
+    values: dict[str, float],
+    semantic: float | None,
+    fused: float | None,
+    propagated: float,
+    verdict: Verdict,
+) -> StepUncertainty:
+    sources = [_SOURCES[name] for name in values if name in _SOURCES]
+    if semantic is not None:
+        sources.append(UncertaintySource.SEMANTIC_ENTROPY)
+    sources.append(UncertaintySource.PROPAGATED)
+    if verdict.rule in _RULE_SOURCES:
+        sources.append(_RULE_SOURCES[verdict.rule])
+    held = profile.advisory and verdict.action.stops
+    action = UncertaintyAction.PROCEED_WITH_LOG if held else verdict.action
+    missing = [f"{r.source}: {r.reason}" for r in readings if r.value is None]
+    if fused is None:
+        missing.append("no reading on this step")
+    reflect = (
+        verdict.level is UncertaintyLevel.HIGH
+        and action is UncertaintyAction.PAUSE_FOR_HUMAN
+        and step.kind != "tool_call"
+        and profile.policy.inject_reflection_on_high
+    )
+    return StepUncertainty(
+        step_id=step.step_id,
+        step_type=step.kind,
+        index=state.n_steps,
+        verbalized_confidence=values.get(UncertaintySource.VERBALIZED, 0.5),
+        p_true_confidence=values.get(UncertaintySource.P_TRUE, -1.0),
+        token_probability=values.get(UncertaintySource.TOKEN_PROBABILITY),
+        token_entropy=values.get(UncertaintySource.TOKEN_ENTROPY),
+        semantic_confidence=semantic,
+        fused_confidence=0.5 if fused is None else fused,
+        propagated_confidence=propagated,
+        level=verdict.level,
+        sources=tuple(sources),
+        action=action,
+        rule=verdict.rule,
+        reflection_injected=reflect,
+        reasoning=verdict.reason,
+        samples_used=sum(r.samples for r in readings),
+        missing_reason="; ".join(missing) if missing else None,
+        tool_name=step.tool_name,
+        effect=step.effect,
+        advisory_action=verdict.action if profile.advisory else None,
+        timestamp=utc(step.time_s),
+    )
+
+
+_SOURCES = {source.value: source for source in UncertaintySource}

@@ -1,0 +1,170 @@
+"""The guide's estimator: its ten fields, the fusion of readings into one confidence, the trigger of the slow path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.protocols import ModelClient
+from grampus_uq.records import Message, Step
+from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
+from grampus_uq.signals.equivalence import LexicalEquivalence
+from grampus_uq.signals.p_true import PTrue
+from grampus_uq.signals.semantic_entropy import SemanticEntropy
+from grampus_uq.signals.verbalized import hedged_confidence, parse_confidence
+from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
+
+__all__ = ["UncertaintyEstimator"]
+
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+Weight = Annotated[float, Field(ge=0.0)]
+
+
+class UncertaintyEstimator(BaseModel):
+    """Senses a step's confidence and fuses the readings; immutable, so that one instance serves every session.
+
+    fused = sum_i w_i (1 - b_i) v_i / sum_i w_i over the readings v_i that are there, then the smaller of that and the
+    semantic-entropy confidence when the slow path ran. Weights w and biases b are the guide's for verbalised confidence
+    and P(True); the token streams come in with the weights below whenever the model reports log-probabilities. These
+    are priors, not fitted values: a fitted profile replaces them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    enable_p_true: bool = True
+    enable_semantic_sampling: bool = False
+    verbalized_weight: Weight = 0.4
+    p_true_weight: Weight = 0.6
+    verbalized_calibration_bias: Unit = 0.25
+    p_true_calibration_bias: Unit = 0.10
+    min_samples: int = Field(default=2, ge=2)
+    max_samples: int = Field(default=5, ge=2)
+    semantic_trigger_low: Unit = 0.50
+    semantic_trigger_high: Unit = 0.72
+    early_stop_jaccard: float = Field(default=0.60, gt=0.0, le=1.0)
+    token_probability_weight: Weight = 0.3
+    token_entropy_weight: Weight = 0.3
+    token_calibration_bias: Unit = 0.10
+    extra_weights: dict[str, Weight] = Field(default_factory=dict)
+    """Weights of further readings, by name; a reading without a weight is only recorded."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UncertaintyEstimator:
+        if self.max_samples < self.min_samples:
+            raise ConfigurationError.of(
+                "max_samples", "UncertaintyEstimator", f"at least min_samples ({self.min_samples})", self.max_samples
+            )
+        if self.semantic_trigger_low > self.semantic_trigger_high:
+            raise ConfigurationError.of(
+                "semantic_trigger_low",
+                "UncertaintyEstimator",
+                f"at most semantic_trigger_high ({self.semantic_trigger_high})",
+                self.semantic_trigger_low,
+            )
+        if self.verbalized_weight + self.p_true_weight <= 0.0:
+            raise ConfigurationError.of(
+                "verbalized_weight", "UncertaintyEstimator", "above 0 when p_true_weight is 0", self.verbalized_weight
+            )
+        return self
+
+    # -- pure arithmetic ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _calibrate(raw: float, bias: float) -> float:
+        """raw times (1 - bias), clipped to [0, 1]: the guide's correction, used until a profile was fitted."""
+        return min(1.0, max(0.0, raw * (1.0 - bias)))
+
+    def fuse(self, verbalized_raw: float, p_true_raw: float, *, p_true_ran: bool) -> float:
+        """The guide's fusion: the weighted mean of the corrected values; verbalised alone if P(True) did not run."""
+        verbalized = self._calibrate(verbalized_raw, self.verbalized_calibration_bias)
+        if not p_true_ran or self.p_true_weight == 0.0:
+            return verbalized
+        p_true = self._calibrate(p_true_raw, self.p_true_calibration_bias)
+        total = self.verbalized_weight + self.p_true_weight
+        return (self.verbalized_weight * verbalized + self.p_true_weight * p_true) / total
+
+    def fuse_readings(self, values: Mapping[str, float]) -> float | None:
+        """Weighted mean over the readings that are there, by source; None when none of them has a weight.
+
+        With verbalised confidence and P(True) alone it equals `fuse`. Semantic entropy takes part by `pessimistic`.
+        """
+        weighted = total = 0.0
+        for source, value in values.items():
+            if source == UncertaintySource.VERBALIZED:
+                weight, bias = self.verbalized_weight, self.verbalized_calibration_bias
+            elif source == UncertaintySource.P_TRUE:
+                weight, bias = self.p_true_weight, self.p_true_calibration_bias
+            elif source == UncertaintySource.TOKEN_PROBABILITY:
+                weight, bias = self.token_probability_weight, self.token_calibration_bias
+            elif source == UncertaintySource.TOKEN_ENTROPY:
+                weight, bias = self.token_entropy_weight, self.token_calibration_bias
+            else:
+                weight, bias = self.extra_weights.get(source, 0.0), 0.0
+            if weight > 0.0:
+                weighted += weight * (value * (1.0 - bias))
+                total += weight
+        return min(1.0, max(0.0, weighted / total)) if total > 0.0 else None
+
+    @staticmethod
+    def pessimistic(fast: float | None, semantic: float | None) -> float | None:
+        """The smaller of the fast fusion and the semantic-entropy confidence; the one that is there; or None."""
+        if fast is None or semantic is None:
+            return semantic if fast is None else fast
+        return min(fast, semantic)
+
+    def allows_semantic_sampling(self) -> bool:
+        """False only when `enable_semantic_sampling` was set to False: left unset, the policy's switch decides alone."""
+        return self.enable_semantic_sampling or "enable_semantic_sampling" not in self.model_fields_set
+
+    def should_sample(self, fused: float) -> bool:
+        """True when the fast fusion lies in the trigger zone of the slow path, both ends included."""
+        return self.semantic_trigger_low <= fused <= self.semantic_trigger_high
+
+    # -- the guide's convenience methods, with their float contracts ---------------------------------------------
+
+    def extract_verbalized(self, text: str) -> float:
+        """The stated confidence in [0, 1]; 0.5 when the text states none (or an invalid one), lower when it hedges."""
+        value, reason = parse_confidence(text)
+        if value is not None:
+            return value
+        return hedged_confidence(text)[0] if reason is MissingReason.NOT_STATED else 0.5
+
+    async def p_true(
+        self, original_messages: Sequence[Message], response_text: str, model_client: ModelClient, model_id: str
+    ) -> float:
+        """P(True) of a response in [0, 1]; 0.5 on any failure (the monitor itself treats failure as missing)."""
+        step = Step(step_id="p_true", kind="llm_call", time_s=0.0, text=response_text)
+        context = self._context(original_messages, model_client, model_id)
+        signal = PTrue()
+        reading = await sense_one(signal.source, lambda metered: signal.sense(step, metered), context)
+        return 0.5 if reading.value is None else reading.value
+
+    async def semantic_entropy(
+        self, messages: Sequence[Message], model_client: ModelClient, model_id: str
+    ) -> tuple[float, int]:
+        """Sampled agreement in [0, 1] and the number of samples; (0.5, samples) on any failure."""
+        step = Step(step_id="semantic_entropy", kind="llm_call", time_s=0.0)
+        signal = self.semantic_signal()
+        context = self._context(messages, model_client, model_id)
+        reading = await sense_one(signal.source, lambda metered: signal.sense(step, metered), context)
+        return (0.5 if reading.value is None else reading.value), reading.samples
+
+    def semantic_signal(self) -> SemanticEntropy:
+        """The slow path's signal with this estimator's numbers and the guide's lexical equivalence."""
+        return SemanticEntropy(
+            min_samples=self.min_samples,
+            max_samples=self.max_samples,
+            equivalence=LexicalEquivalence(strict_threshold=self.early_stop_jaccard),
+        )
+
+    def _context(self, messages: Sequence[Message], client: ModelClient, model: str) -> MeteredContext:
+        budget = Budget(max_calls=max(2, self.max_samples))
+        return MeteredContext(messages=_as_messages(messages), client=client, model=model, budget=budget)
+
+
+def _as_messages(messages: Sequence[Message]) -> list[Message]:
+    """Accept plain strings among the messages, as the guide's examples pass them."""
+    return [m if isinstance(m, Message) else Message(role=Role.USER, content=str(m)) for m in messages]

@@ -1,0 +1,151 @@
+"""One way to ask any model client: pass only the options it takes, parse whatever it returns."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from grampus_uq.errors import ModelError, UnsupportedByModelError
+from grampus_uq.protocols import ModelClient
+from grampus_uq.records import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
+
+__all__ = ["ask_model", "parse_response", "parse_tool_call"]
+
+MAX_ARGUMENT_CHARACTERS = 1_000_000
+
+
+async def ask_model(
+    client: ModelClient, messages: Sequence[Message], model: str, options: Mapping[str, Any]
+) -> ModelResponse:
+    """Ask once; when the model refuses an option (logprobs, temperature, ...) ask once more without it.
+
+    Options whose value is None, or that the client's `complete` has no parameter for, are left out. Raises what the
+    client raises, and ModelError when the reply is not a response at all.
+    """
+    accepted = _accepted_options(getattr(client.complete, "__func__", client.complete))
+    wanted = {k: v for k, v in options.items() if v is not None and (accepted is None or k in accepted)}
+    try:
+        return parse_response(await client.complete(messages=list(messages), model=model, **wanted))
+    except UnsupportedByModelError as refusal:
+        rest = {k: v for k, v in wanted.items() if k not in _refused(refusal.parameter)}
+        if len(rest) == len(wanted):
+            raise
+        return parse_response(await client.complete(messages=list(messages), model=model, **rest))
+
+
+def _refused(parameter: str) -> tuple[str, ...]:
+    return ("top_logprobs", "logprobs") if "logprobs" in parameter else (parameter,)
+
+
+@functools.lru_cache(maxsize=256)
+def _accepted_options(complete: Callable[..., Any]) -> frozenset[str] | None:
+    """Names of the keywords that `complete` takes; None when it takes any."""
+    try:
+        parameters = inspect.signature(complete).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)
+
+
+def parse_response(reply: Any) -> ModelResponse:
+    """Turn a client's reply into a ModelResponse, field by field; anything that is not of the right kind is refused.
+
+    Raises ModelError naming the field. A missing usage counts as zero tokens, missing logprobs stay None.
+    """
+    if isinstance(reply, ModelResponse):
+        return reply
+    content = getattr(reply, "content", _MISSING)
+    if content is _MISSING:
+        raise ModelError(f"The model client returned {type(reply).__name__}, which has no `content`.")
+    if content is not None and not isinstance(content, str):
+        raise ModelError(f"The model client returned a `content` of type {type(content).__name__}; expected text.")
+    calls = getattr(reply, "tool_calls", None) or ()
+    if not isinstance(calls, Iterable):
+        raise ModelError(f"The model client returned `tool_calls` of type {type(calls).__name__}; expected a list.")
+    return ModelResponse(
+        content=content or "",
+        tool_calls=tuple(parse_tool_call(call) for call in calls),
+        token_usage=_parse_usage(getattr(reply, "token_usage", None)),
+        model=_text_or(getattr(reply, "model", ""), ""),
+        stop_reason=_text_or(getattr(reply, "stop_reason", None), None),
+        logprobs=_parse_logprobs(getattr(reply, "logprobs", None)),
+    )
+
+
+_MISSING = object()
+
+
+def _text_or(value: Any, default: Any) -> Any:
+    return value if isinstance(value, str) else default
+
+
+def parse_tool_call(call: Any) -> ToolCall:
+    """Turn a tool call object or mapping into a ToolCall; arguments may be a mapping or a JSON object as text."""
+    if isinstance(call, ToolCall):
+        return call
+    named = _field(call, "function") or call  # the OpenAI wire form nests name and arguments
+    name, arguments = _field(named, "name"), _field(named, "arguments")
+    if arguments is None:
+        arguments = _field(named, "args")
+    if not isinstance(name, str) or not name:
+        raise ModelError("The model proposed a tool call without a name.")
+    if isinstance(arguments, str):
+        arguments = _parse_arguments(name, arguments)
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        raise ModelError(f"The arguments of the proposed call of {name!r:.80} are not an object.")
+    try:
+        return ToolCall(id=str(_field(call, "id") or ""), name=name, arguments=dict(arguments))
+    except ValueError as error:
+        raise ModelError(f"The arguments of the proposed call of {name!r:.80} are not plain JSON.") from error
+
+
+def _field(value: Any, name: str) -> Any:
+    """A key of a mapping or an attribute of an object; None when it is not there."""
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _parse_arguments(name: str, text: str) -> Any:
+    if len(text) > MAX_ARGUMENT_CHARACTERS:
+        raise ModelError(f"The arguments of {name!r:.80} exceed {MAX_ARGUMENT_CHARACTERS} characters.")
+    try:
+        return json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"The arguments of the proposed call of {name!r:.80} are not JSON.") from error
+
+
+def _parse_usage(usage: Any) -> TokenUsage:
+    if usage is None:
+        return TokenUsage()
+    if isinstance(usage, TokenUsage):
+        return usage
+    inputs, outputs = _count(_field(usage, "input_tokens")), _count(_field(usage, "output_tokens"))
+    cost = _field(usage, "cost_usd")
+    if not isinstance(cost, int | float) or isinstance(cost, bool) or not math.isfinite(cost):
+        cost = None
+    return TokenUsage(
+        input_tokens=inputs,
+        output_tokens=outputs,
+        total_tokens=_count(_field(usage, "total_tokens")) or inputs + outputs,
+        cost_usd=cost,
+        model=_text_or(_field(usage, "model"), ""),
+    )
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+def _parse_logprobs(value: Any) -> tuple[TokenLogprob, ...] | None:
+    """Keep well-formed token logprobs; one broken token makes the whole stream missing rather than half true."""
+    if value is None or not isinstance(value, Iterable):
+        return None
+    tokens = tuple(value)
+    return tokens if tokens and all(isinstance(token, TokenLogprob) for token in tokens) else None

@@ -1,0 +1,173 @@
+"""Runs signals concurrently, each bounded in time, calls and tokens; whatever goes wrong becomes a reason.
+
+This is one of the two places that catch `Exception` (the other is the processor loop). Cancellation passes through.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+
+from grampus_uq.errors import (
+    ConfigurationError,
+    ModelError,
+    ModelTimeoutError,
+    RateLimitedError,
+    UnsupportedByModelError,
+)
+from grampus_uq.model_call import ask_model
+from grampus_uq.protocols import InstantSignal, ModelClient, Signal
+from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.vocabulary import MissingReason
+
+__all__ = ["Budget", "BudgetExceededError", "MeteredContext", "read_instant", "sense_all", "sense_one"]
+
+log = logging.getLogger("grampus_uq.signals")
+
+_GRACE_S = 0.25  # a signal may still return what it has when its last model call ran into the deadline
+
+
+class BudgetExceededError(ModelError):
+    """A signal asked for more calls or tokens than its budget holds."""
+
+
+class _NoModelError(ModelError):
+    """A signal needs a model and the step came without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What one signal may spend on one step: seconds, model calls, and tokens (None: as many as the calls bring)."""
+
+    timeout_s: float = 15.0
+    max_calls: int = 8
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.timeout_s > 0.0:
+            raise ConfigurationError.of("timeout_s", "Budget", "above 0 seconds", self.timeout_s)
+        if self.max_calls < 0:
+            raise ConfigurationError.of("max_calls", "Budget", "at least 0", self.max_calls)
+        if self.max_tokens is not None and self.max_tokens < 0:
+            raise ConfigurationError.of("max_tokens", "Budget", "at least 0 or None", self.max_tokens)
+
+
+@dataclass(slots=True, kw_only=True)
+class MeteredContext:
+    """One signal's way to the model for one step: counts every call, and refuses what the budget does not hold."""
+
+    messages: Sequence[Message]
+    client: ModelClient | None
+    model: str
+    budget: Budget
+    tools: Sequence[Mapping[str, Any]] | None = None
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    started_ns: int = field(default_factory=time.time_ns)
+    started: float = field(default_factory=time.perf_counter)
+
+    async def ask(self, messages: Sequence[Message], **options: Any) -> ModelResponse:
+        """Ask the step's model once; raises ModelError or one of its subclasses, nothing else but cancellation."""
+        if self.client is None:
+            raise _NoModelError("This step came without a model client.")
+        spent = self.input_tokens + self.output_tokens
+        if self.calls >= self.budget.max_calls or (
+            self.budget.max_tokens is not None and spent >= self.budget.max_tokens
+        ):
+            raise BudgetExceededError(f"The signal's budget is spent: {self.calls} calls, {spent} tokens.")
+        self.calls += 1
+        remaining_s = self.started + self.budget.timeout_s - time.perf_counter()
+        try:
+            with anyio.fail_after(max(0.0, remaining_s)):
+                reply = await ask_model(self.client, messages, self.model, options)
+        except ModelError:
+            raise
+        except TimeoutError as error:
+            raise ModelTimeoutError(f"No answer within {self.budget.timeout_s} s.") from error
+        except Exception as error:
+            raise ModelError(f"The model client raised {type(error).__name__}.") from error
+        usage = reply.token_usage
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        if usage.cost_usd is not None:
+            self.cost_usd = (self.cost_usd or 0.0) + usage.cost_usd
+        return reply
+
+    def metered(self, reading: Reading) -> Reading:
+        """The reading with what it cost."""
+        return replace(
+            reading,
+            calls=self.calls,
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cost_usd=self.cost_usd,
+            started_ns=reading.started_ns or self.started_ns,
+            duration_s=time.perf_counter() - self.started,
+        )
+
+
+def read_instant(signal: InstantSignal, step: Step) -> Reading:
+    """Read an instant signal; what it raises becomes a missing reading."""
+    try:
+        return signal.read(step)
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        log.warning("signal %s failed: %s", signal.source, type(error).__name__)
+        return Reading(source=signal.source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
+
+
+async def sense_one(
+    source: str, sense: Callable[[MeteredContext], Awaitable[Reading]], context: MeteredContext
+) -> Reading:
+    """Await one signal within its deadline; a failure, a timeout or nonsense becomes a missing reading."""
+    try:
+        with anyio.move_on_after(context.budget.timeout_s + _GRACE_S):
+            reading = await sense(context)
+            return context.metered(reading if reading.source == source else replace(reading, source=source))
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        reason = _reason(error)
+        if reason is MissingReason.SIGNAL_ERROR:
+            log.warning("signal %s failed: %s", source, type(error).__name__)
+        return context.metered(Reading(source=source, value=None, reason=reason, detail=type(error).__name__))
+    return context.metered(Reading(source=source, value=None, reason=MissingReason.TIMEOUT))
+
+
+def _reason(error: Exception) -> MissingReason:
+    if isinstance(error, _NoModelError):
+        return MissingReason.NO_MODEL
+    if isinstance(error, BudgetExceededError):
+        return MissingReason.BUDGET_EXCEEDED
+    if isinstance(error, ModelTimeoutError):
+        return MissingReason.TIMEOUT
+    if isinstance(error, RateLimitedError):
+        return MissingReason.RATE_LIMITED
+    if isinstance(error, UnsupportedByModelError):
+        return MissingReason.UNSUPPORTED_BY_MODEL
+    return MissingReason.MODEL_ERROR if isinstance(error, ModelError) else MissingReason.SIGNAL_ERROR
+
+
+async def sense_all(
+    signals: Sequence[Signal], step: Step, context_for: Callable[[Signal], MeteredContext]
+) -> list[Reading]:
+    """Await all signals side by side; the readings come back in the order of the signals."""
+    if len(signals) == 1:
+        return [await _sense(signals[0], step, context_for(signals[0]))]
+    readings: list[Reading | None] = [None] * len(signals)
+
+    async def run(index: int) -> None:
+        readings[index] = await _sense(signals[index], step, context_for(signals[index]))
+
+    async with anyio.create_task_group() as group:
+        for index in range(len(signals)):
+            group.start_soon(run, index)
+    return [reading for reading in readings if reading is not None]
+
+
+async def _sense(signal: Signal, step: Step, context: MeteredContext) -> Reading:
+    return await sense_one(signal.source, lambda metered: signal.sense(step, metered), context)
