@@ -74,7 +74,21 @@ class ModelTimeoutError(ModelError, TimeoutError):
 
 
 class RateLimitedError(ModelError):
-    """The model's service asked us to slow down (HTTP 429 or its equivalent)."""
+    """The model's service asked us to slow down (HTTP 429 or its equivalent).
+
+    `retry_after_s` is the wait that it asked for, None when it named none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool = True,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message, retryable=retryable, status=status)
+        self.retry_after_s = retry_after_s
 
 
 class UnsupportedByModelError(ModelError):
