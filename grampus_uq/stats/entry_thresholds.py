@@ -1,0 +1,217 @@
+"""One number a step: the entry threshold E_j, the smallest q at which step j enters the prediction set.
+
+Every method of error attribution is a nested family of sets F(x; q), growing with q, so `E_j = inf{q : j in F(x; q)}`
+says everything about it: the set at threshold q is `{j : E_j <= q}` and the conformity score of a labelled trajectory
+is E at the true step (eq. 4 and 6 of the source). `grampus_uq.stats.conformal` takes it from there.
+
+Step scores: higher = more suspect. Entry thresholds: lower = enters earlier.
+
+Source: Feng et al., "Conformal Agent Error Attribution" (2026), section 3.1 and appendix B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.aggregation import (
+    Aggregation,
+    FloatArray,
+    IntArray,
+    RaggedBatch,
+    SumAggregation,
+    prefix_scores,
+)
+
+__all__ = [
+    "EntryThresholds",
+    "hierarchical_entry",
+    "keep_first",
+    "left_filtration_entry",
+    "right_filtration_entry",
+    "two_way_entry",
+    "vanilla_entry",
+    "with_fallback",
+]
+
+
+_SUM = SumAggregation()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryThresholds:
+    """Entry thresholds of n trajectories, and the step that stands in when a set comes out empty.
+
+    values: shape (n, longest), padding +inf (+inf is also a legal threshold: `lengths` tells them apart). NaN never.
+    lengths: shape (n,), at least 1. fallback: shape (n,), a step index, or None when an empty set stays empty.
+    """
+
+    values: FloatArray
+    lengths: IntArray
+    fallback: IntArray | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != 2 or self.lengths.shape != self.values.shape[:1]:
+            raise ConfigurationError.of("values", "EntryThresholds", "of shape (n, longest)", self.values.shape)
+        if np.isnan(self.values).any():
+            raise ConfigurationError.of("values", "EntryThresholds", "free of NaN", "NaN")
+        if len(self.lengths) and not 1 <= self.lengths.min() <= self.lengths.max() <= self.values.shape[1]:
+            raise ConfigurationError.of("lengths", "EntryThresholds", "between 1 and the width", self.lengths)
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """Shape (n, longest), True where a step exists."""
+        return np.asarray(np.arange(self.values.shape[1]) < self.lengths[:, None], dtype=np.bool_)
+
+
+def vanilla_entry(batch: RaggedBatch) -> EntryThresholds:
+    """Vanilla conformal prediction (VCP): every step alone, `E_j = -s_j`. Sets need not be contiguous.
+
+    The paper writes `1 - s_j`; the order is the same and the sign alone loses no digits of small scores. Calibrated, as
+    every method, on the *true* step's value, never on the best-scored one.
+
+    Args:
+        batch: step scores.
+
+    Returns:
+        Entry thresholds; every step needs its score: L evaluations.
+    """
+    return EntryThresholds(values=np.where(batch.valid, -batch.values, np.inf), lengths=batch.lengths)
+
+
+def right_filtration_entry(
+    batch: RaggedBatch, aggregation: Aggregation = _SUM, *, infinite_boundary: bool = False
+) -> EntryThresholds:
+    """Right filtration (RF): the longest prefix with g <= q, so `E_j = min_{k >= j} g(c_0:k)`.
+
+    Sets are prefixes. With a monotone g the minimum is g(c_0:j) itself (proposition 1).
+
+    Args:
+        batch: step scores.
+        aggregation: how a prefix is scored.
+        infinite_boundary: the paper's g(x) = inf for the whole trajectory. It puts an atom at infinity and breaks the
+            paper's own upper bound on coverage; only for comparison with it.
+
+    Returns:
+        Entry thresholds, not decreasing along a trajectory. The paper restricts q to be non-negative; here q is any
+        real number (log-sum-exp can be negative), and below every E_j the set is empty.
+
+    Raises:
+        ConfigurationError: g overflows.
+    """
+    scores = prefix_scores(batch, aggregation)
+    if infinite_boundary:
+        scores[np.arange(len(scores)), batch.lengths - 1] = np.inf
+    running = np.minimum.accumulate(scores[:, ::-1], axis=1)[:, ::-1]
+    return EntryThresholds(values=running, lengths=batch.lengths)
+
+
+def left_filtration_entry(
+    batch: RaggedBatch, aggregation: Aggregation = _SUM, *, infinite_boundary: bool = False
+) -> EntryThresholds:
+    """Left filtration (LF): the longest suffix with g <= q, so `E_j = min_{i <= j} g(c_i:L-1)` (eq. 3 and 4).
+
+    Sets are suffixes: what a rollback wants. Otherwise as `right_filtration_entry`, mirrored.
+    """
+    mirrored = right_filtration_entry(batch.reversed(), aggregation, infinite_boundary=infinite_boundary)
+    values = RaggedBatch(values=mirrored.values, lengths=batch.lengths).reversed().values
+    return EntryThresholds(values=values, lengths=batch.lengths)
+
+
+def two_way_entry(
+    batch: RaggedBatch, aggregation: Aggregation = _SUM, *, infinite_boundary: bool = False
+) -> EntryThresholds:
+    """Two-way filtration (TWF): suffix and prefix intersected, so `E_j = max(E_LF_j, E_RF_j)` (eq. 7).
+
+    Sets are intervals, and may be empty: see `with_fallback` and `keep_first`. Arguments as `right_filtration_entry`.
+    """
+    right = right_filtration_entry(batch, aggregation, infinite_boundary=infinite_boundary)
+    left = left_filtration_entry(batch, aggregation, infinite_boundary=infinite_boundary)
+    return EntryThresholds(values=np.maximum(left.values, right.values), lengths=batch.lengths)
+
+
+def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike, aggregation: Aggregation = _SUM) -> EntryThresholds:
+    """CRSVP on the binary tree over the steps: the set is one node, found by climbing from the best-scored leaf.
+
+    With the leaf v_0 (highest score, the first of equals) and its ancestors v_1 .. root, a step that first appears in
+    v_i has `E = g(v_i) - u (g(v_i) - g(v_{i-1}))`, and `E = g(v_0)` for the leaf itself (eq. 16). g is replaced by its
+    running maximum along the path, which changes nothing when g is monotone.
+
+    Appendix B takes the lower quantile floor((n+1) alpha) of these values, which under-covers; the upper one, rank
+    ceil((n+1)(1-alpha)), is what makes `E <= q` a conformal set, and the only one offered. The leaf is always in the
+    set (it is the fallback), so coverage has the lower bound but no upper one.
+
+    Args:
+        batch: step scores.
+        draws: shape (n,), independent uniforms in [0, 1), one a trajectory (u in the paper).
+        aggregation: how a node is scored.
+
+    Returns:
+        Entry thresholds with the leaf as fallback. The tree halves every node (the left half is the longer one); the
+        paper's heap numbering gives the same tree for powers of two and nodes with gaps otherwise.
+
+    Raises:
+        ConfigurationError: draws of another shape or outside [0, 1].
+    """
+    u = np.asarray(draws, dtype=np.float64)
+    if u.shape != batch.lengths.shape or not ((u >= 0.0) & (u <= 1.0)).all():
+        raise ConfigurationError.of("draws", "hierarchical_entry", "one number in [0, 1] a trajectory", u)
+    leaf = _best_scored(batch)
+    values = np.full(batch.values.shape, np.inf)
+    for i, length in enumerate(batch.lengths):
+        values[i, :length] = _climb(batch.row(i), int(leaf[i]), float(u[i]), aggregation)
+    return EntryThresholds(values=values, lengths=batch.lengths, fallback=leaf)
+
+
+def with_fallback(entry: EntryThresholds, batch: RaggedBatch) -> EntryThresholds:
+    """Let an empty set become the single best-scored step, as the paper does for TWF (appendix A.3).
+
+    Calibration is untouched, so coverage can only rise: its upper bound becomes `k/(n+1) + P(empty)`. `keep_first`
+    puts the stand-in inside the nested family and keeps coverage exact.
+    """
+    return replace(entry, fallback=_best_scored(batch))
+
+
+def keep_first(entry: EntryThresholds) -> EntryThresholds:
+    """Put the step that would enter first into every set: its E becomes -inf, in calibration and prediction alike.
+
+    The sets stay nested and intervals stay intervals, so the guarantee is that of any nested family, nothing is empty,
+    and coverage is exactly k/(n+1) unless the kept step alone is right more often than that. Of several first steps
+    the earliest is kept.
+    """
+    first = np.argmin(np.where(entry.valid, entry.values, np.inf), axis=1)
+    values = entry.values.copy()
+    values[np.arange(len(values)), first] = -np.inf
+    return EntryThresholds(values=values, lengths=entry.lengths, fallback=first)
+
+
+def _best_scored(batch: RaggedBatch) -> IntArray:
+    return np.asarray(np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1), dtype=np.int64)
+
+
+def _climb(scores: FloatArray, leaf: int, u: float, aggregation: Aggregation) -> FloatArray:
+    """Entry thresholds of one trajectory: down from the root to the leaf, then g along the way back up."""
+    length = len(scores)
+    low, high = 0, length
+    path = [(low, high)]
+    while high - low > 1:
+        middle = (low + high + 1) // 2
+        low, high = (low, middle) if leaf < middle else (middle, high)
+        path.append((low, high))
+    nodes = path[::-1]
+    lifted = aggregation.lift(scores, length)
+    g = np.array(
+        [float(aggregation.finish(aggregation.fold.reduce(lifted[a:b]), b - a, length)) for a, b in nodes],
+    )
+    g = np.maximum.accumulate(g)
+    values = np.empty(length)
+    values[leaf] = g[0]
+    for i in range(1, len(nodes)):
+        (a, b), (inner_a, inner_b) = nodes[i], nodes[i - 1]
+        entry = max(g[i] - u * (g[i] - g[i - 1]), g[i - 1])  # the maximum guards a rounding step below g(v_{i-1})
+        values[a:inner_a] = entry
+        values[inner_b:b] = entry
+    return values
