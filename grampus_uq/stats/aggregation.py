@@ -98,8 +98,8 @@ def ragged(rows: npt.ArrayLike | list[FloatArray] | list[list[float]], *, owner:
 class Aggregation(Protocol):
     """A fold over step scores: `g = finish(fold of lift(score), number of steps, trajectory length)`.
 
-    `fold` is a binary ufunc (add, maximum, logaddexp); `least_score` is the smallest step score for which g is
-    monotone.
+    `fold` is a binary ufunc (add, maximum, logaddexp) and `neutral` its neutral element; `least_score` is the smallest
+    step score for which g is monotone.
     """
 
     @property
@@ -110,6 +110,11 @@ class Aggregation(Protocol):
     @property
     def fold(self) -> np.ufunc:
         """The associative operation that takes in one more step."""
+        ...
+
+    @property
+    def neutral(self) -> float:
+        """What the fold of no step is."""
         ...
 
     @property
@@ -147,6 +152,10 @@ class SumAggregation:
         return np.add
 
     @property
+    def neutral(self) -> float:
+        return 0.0
+
+    @property
     def least_score(self) -> float:
         return 0.0
 
@@ -177,6 +186,10 @@ class MaxAggregation:
     @property
     def fold(self) -> np.ufunc:
         return np.maximum
+
+    @property
+    def neutral(self) -> float:
+        return -math.inf
 
     @property
     def least_score(self) -> float:
@@ -210,6 +223,10 @@ class LogSumExpAggregation:
     @property
     def fold(self) -> np.ufunc:
         return np.logaddexp
+
+    @property
+    def neutral(self) -> float:
+        return -math.inf
 
     @property
     def least_score(self) -> float:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.aggregation import (
     Aggregation,
+    BoolArray,
     FloatArray,
     IntArray,
     RaggedBatch,
@@ -62,7 +63,7 @@ class EntryThresholds:
             raise ConfigurationError.of("lengths", "EntryThresholds", "between 1 and the width", self.lengths)
 
     @property
-    def valid(self) -> npt.NDArray[np.bool_]:
+    def valid(self) -> BoolArray:
         """Shape (n, longest), True where a step exists."""
         return np.asarray(np.arange(self.values.shape[1]) < self.lengths[:, None], dtype=np.bool_)
 
@@ -160,9 +161,15 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike, aggregation: Ag
     if u.shape != batch.lengths.shape or not ((u >= 0.0) & (u <= 1.0)).all():
         raise ConfigurationError.of("draws", "hierarchical_entry", "one number in [0, 1] a trajectory", u)
     leaf = _best_scored(batch)
-    values = np.full(batch.values.shape, np.inf)
-    for i, length in enumerate(batch.lengths):
-        values[i, :length] = _climb(batch.row(i), int(leaf[i]), float(u[i]), aggregation)
+    nodes = _path_to_leaf(leaf, batch.lengths)
+    g = _node_scores(batch, nodes, aggregation)
+    for depth in range(len(nodes) - 2, -1, -1):
+        g[depth] = np.maximum(g[depth], g[depth + 1])
+    values = np.where(nodes[-1], g[-1][:, None], np.inf)
+    for depth in range(len(nodes) - 1):
+        # The maximum guards against a rounding step below g of the inner node.
+        entry = np.maximum(g[depth] - u * (g[depth] - g[depth + 1]), g[depth + 1])
+        values = np.where(nodes[depth] & ~nodes[depth + 1], entry[:, None], values)
     return EntryThresholds(values=values, lengths=batch.lengths, fallback=leaf)
 
 
@@ -178,9 +185,10 @@ def with_fallback(entry: EntryThresholds, batch: RaggedBatch) -> EntryThresholds
 def keep_first(entry: EntryThresholds) -> EntryThresholds:
     """Put the step that would enter first into every set: its E becomes -inf, in calibration and prediction alike.
 
-    The sets stay nested and intervals stay intervals, so the guarantee is that of any nested family, nothing is empty,
-    and coverage is exactly k/(n+1) unless the kept step alone is right more often than that. Of several first steps
-    the earliest is kept.
+    The sets stay nested and intervals stay intervals, so the guarantee is that of any nested family, and nothing is
+    empty. Coverage is exactly k/(n+1) for as long as the kept step alone is right in fewer than k of the n calibration
+    trajectories; when it is right more often the threshold is -inf, the set is that one step, and covers more. Of
+    several first steps the earliest is kept.
     """
     first = np.argmin(np.where(entry.valid, entry.values, np.inf), axis=1)
     values = entry.values.copy()
@@ -192,26 +200,34 @@ def _best_scored(batch: RaggedBatch) -> IntArray:
     return np.asarray(np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1), dtype=np.int64)
 
 
-def _climb(scores: FloatArray, leaf: int, u: float, aggregation: Aggregation) -> FloatArray:
-    """Entry thresholds of one trajectory: down from the root to the leaf, then g along the way back up."""
-    length = len(scores)
-    low, high = 0, length
-    path = [(low, high)]
-    while high - low > 1:
+def _path_to_leaf(leaf: IntArray, lengths: IntArray) -> list[BoolArray]:
+    """Members of the nodes from the root down to the leaf; a leaf reached early is repeated."""
+    column = np.arange(int(lengths.max()))
+    low, high = np.zeros_like(lengths), lengths.copy()
+    path = []
+    while True:
+        path.append((column >= low[:, None]) & (column < high[:, None]))
+        if (high - low == 1).all():
+            return path
         middle = (low + high + 1) // 2
-        low, high = (low, middle) if leaf < middle else (middle, high)
-        path.append((low, high))
-    nodes = path[::-1]
-    lifted = aggregation.lift(scores, length)
-    g = np.array(
-        [float(aggregation.finish(aggregation.fold.reduce(lifted[a:b]), b - a, length)) for a, b in nodes],
-    )
-    g = np.maximum.accumulate(g)
-    values = np.empty(length)
-    values[leaf] = g[0]
-    for i in range(1, len(nodes)):
-        (a, b), (inner_a, inner_b) = nodes[i], nodes[i - 1]
-        entry = max(g[i] - u * (g[i] - g[i - 1]), g[i - 1])  # the maximum guards a rounding step below g(v_{i-1})
-        values[a:inner_a] = entry
-        values[inner_b:b] = entry
-    return values
+        goes_left = leaf < middle
+        low, high = np.where(goes_left | (high - low == 1), low, middle), np.where(goes_left, middle, high)
+
+
+def _node_scores(batch: RaggedBatch, nodes: list[BoolArray], aggregation: Aggregation) -> FloatArray:
+    """g of every node, shape (depth, n)."""
+    length = batch.lengths
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below, with a message
+        lifted = np.asarray(aggregation.lift(batch.values, length[:, None]))
+        g = [
+            aggregation.finish(
+                aggregation.fold.reduce(lifted, axis=1, where=node, initial=aggregation.neutral),
+                node.sum(axis=1),
+                length,
+            )
+            for node in nodes
+        ]
+    scores = np.stack(g)
+    if not np.isfinite(scores).all():
+        raise ConfigurationError.of("scores", aggregation.name, "small enough for g to be finite", "an overflow")
+    return np.asarray(scores)

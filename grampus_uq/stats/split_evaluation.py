@@ -141,12 +141,13 @@ def _counts(entry: EntryThresholds, rows: IntArray, q: FloatArray) -> tuple[IntA
     All rows in one binary search: entry thresholds are replaced by their ranks among the distinct ones, and row i's
     ranks are shifted by i times their number, which makes one sorted array of all rows.
     """
-    valid = entry.valid
-    distinct, rank = np.unique(entry.values[valid], return_inverse=True)
+    asked, inverse = np.unique(rows, return_inverse=True)  # rows that only calibrate cost nothing
+    lengths, valid = entry.lengths[asked], entry.valid[asked]
+    distinct, rank = np.unique(entry.values[asked][valid], return_inverse=True)
     stride = len(distinct) + 1
-    owner = np.repeat(np.arange(len(entry.lengths)), entry.lengths)
-    keys = np.sort(owner * stride + rank.reshape(-1))
-    start = np.concatenate([[0], np.cumsum(entry.lengths)[:-1]])[rows]
-    below = np.searchsorted(keys, rows * stride + np.searchsorted(distinct, q, side="left"), side="left") - start
-    upto = np.searchsorted(keys, rows * stride + np.searchsorted(distinct, q, side="right"), side="left") - start
+    keys = np.sort(np.repeat(np.arange(len(asked)), lengths) * stride + rank.reshape(-1))
+    place = inverse.reshape(rows.shape)
+    start = np.concatenate([[0], np.cumsum(lengths)[:-1]])[place]
+    below = np.searchsorted(keys, place * stride + np.searchsorted(distinct, q, side="left")) - start
+    upto = np.searchsorted(keys, place * stride + np.searchsorted(distinct, q, side="right")) - start
     return below, upto
