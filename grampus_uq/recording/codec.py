@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
@@ -58,9 +59,7 @@ def encode(event: Event, *, content: Content = "full") -> bytes:
     b'{"v":1,"type":"session","content":"full","session_id":"s1","agent_'
     """
     name = _NAMES[type(event)]
-    for field, number in _unchecked_numbers(event):
-        if number is not None and not math.isfinite(number):
-            raise DataError(f"must be a finite number. Got {number!r}.", field=field)
+    _check_numbers(event)
     if isinstance(event, StepEvent):
         for index, call in enumerate(event.step.tool_calls):
             _check_json(call.arguments, f"step.tool_calls.{index}.arguments", MAX_DEPTH)
@@ -90,7 +89,12 @@ def decode(line: bytes, *, path: str = "", number: int | None = None) -> Event:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{first['msg']}. Got {first['input']!r:.100}.", path=path, line=number, field=field) from error
+        got = f" Got {reprlib.repr(first['input'])}." if field else ""
+        raise DataError(f"{first['msg']}.{got}", path=path, line=number, field=field) from error
+    try:
+        _check_numbers(event)
+    except DataError as error:  # 1e999 is JSON, and infinite
+        raise DataError(error.reason, path=path, line=number, field=error.field) from error
     return event
 
 
@@ -120,6 +124,12 @@ def _open(line: bytes, path: str, number: int | None) -> tuple[str, bytes]:
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _check_numbers(event: Event) -> None:
+    for field, number in _unchecked_numbers(event):
+        if number is not None and not math.isfinite(number):
+            raise DataError(f"must be a finite number. Got {number!r}.", field=field)
 
 
 def _unchecked_numbers(event: Event) -> Iterator[tuple[str, float | None]]:

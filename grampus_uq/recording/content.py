@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.recording.codec import Content
@@ -63,7 +63,14 @@ def unicode_only(event: Event) -> Event:
     if isinstance(event, StepEvent):
         return replace(
             event,
-            step=replace(event.step, text=_valid(event.step.text), logprobs=_valid_logprobs(event)),
+            step=replace(
+                event.step,
+                text=_valid(event.step.text),
+                tool_calls=tuple(
+                    call.model_copy(update={"arguments": _valid_json(call.arguments)}) for call in event.step.tool_calls
+                ),
+                logprobs=_valid_logprobs(event),
+            ),
             readings=tuple(
                 replace(reading, detail=None if reading.detail is None else _valid(reading.detail))
                 for reading in event.readings
@@ -105,6 +112,16 @@ def _reading(reading: Reading, content: Content, key: bytes) -> Reading:
 
 def _valid(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _valid_json(value: Any) -> Any:
+    if isinstance(value, str):
+        return _valid(value)
+    if isinstance(value, list):
+        return [_valid_json(item) for item in value]
+    if isinstance(value, dict):
+        return {_valid(name): _valid_json(item) for name, item in value.items()}
+    return value
 
 
 def _valid_logprobs(event: StepEvent) -> tuple[TokenLogprob, ...] | None:

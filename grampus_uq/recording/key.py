@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from grampus_uq.errors import DataError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows, where a rename onto an existing file fails by itself
+    fcntl = None
 
 __all__ = ["KEY_FILE", "folder_key"]
 
@@ -18,25 +24,35 @@ _BYTES: Final = 32
 def folder_key(folder: Path) -> bytes:
     """Return the key of the folder, 32 random bytes, readable by the owner only; make it when there is none.
 
-    The key is written under another name and then linked, so that no process ever reads half a key, and two that start
-    together agree. Raises DataError when the file does not hold 32 bytes.
+    The key is written under another name and renamed, so that no process reads half a key, and one that is killed
+    leaves at most a key that nothing was hashed with. Raises DataError when the file does not hold 32 bytes.
     """
     path = folder / KEY_FILE
     if not path.exists():
-        draft = folder / f"{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}"
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(folder, os.O_RDONLY) if fcntl is not None else None
         try:
-            os.write(descriptor, secrets.token_bytes(_BYTES))
-            os.fsync(descriptor)
+            if descriptor is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not path.exists():
+                _make(path)
         finally:
-            os.close(descriptor)
-        try:
-            os.link(draft, path)
-        except FileExistsError:  # another process was first; its key counts
-            pass
-        finally:
-            draft.unlink()
+            if descriptor is not None:
+                os.close(descriptor)
     key = path.read_bytes()
     if len(key) != _BYTES:
         raise DataError(f"must hold {_BYTES} bytes. Got {len(key)}.", path=os.fspath(path))
     return key
+
+
+def _make(path: Path) -> None:
+    draft = path.with_name(f"{KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, secrets.token_bytes(_BYTES))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        draft.rename(path)
+    except FileExistsError:  # Windows: another process was first; its key counts
+        draft.unlink()

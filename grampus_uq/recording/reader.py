@@ -19,10 +19,11 @@ from grampus_uq.events import Event
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.lines import MAX_LINE_BYTES, numbered_lines
 
-__all__ = ["TornLine", "read", "read_numbered"]
+__all__ = ["TornLine", "read", "read_numbered", "scan"]
 
 _log = logging.getLogger("grampus_uq.recording")
 _START: Final = b'{"v":1,"type":"'
+_MOST_PIECES: Final = 8  # a line can be behind several pieces; more than this many tries is somebody's attack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,45 +61,56 @@ def read_numbered(
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[tuple[int, Event]]:
     """Like `read`, with the number of the line (from 1) beside each event."""
+    for number, found in scan(path, max_line_bytes=max_line_bytes):
+        if isinstance(found, DataError):
+            raise found
+        if isinstance(found, TornLine):
+            on_torn(found)
+        else:
+            yield number, found
+
+
+def scan(
+    path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES
+) -> Iterator[tuple[int, Event | TornLine | DataError]]:
+    """Like `read_numbered`, but what is wrong is yielded in its place, and the lines behind it are read too."""
     name = os.fspath(path)
     with Path(path).open("rb") as stream:
-        for number, line, ended in numbered_lines(stream, path=name, max_line_bytes=max_line_bytes):
-            if line.isspace():
-                continue
-            try:
-                event = decode(line, path=name, number=number)
-            except DataError as error:
-                yield from _salvage(line, ended, name, number, on_torn, error)
-            else:
-                yield number, event
+        for number, line in numbered_lines(stream, path=name, max_line_bytes=max_line_bytes):
+            if isinstance(line, DataError):
+                yield number, line
+            elif not line.isspace():
+                try:
+                    event = decode(line, path=name, number=number)
+                except DataError as error:
+                    for found in _salvage(line, name, number, error):
+                        yield number, found
+                else:
+                    yield number, event
 
 
-def _salvage(
-    line: bytes, ended: bool, path: str, number: int, on_torn: Callable[[TornLine], None], error: DataError
-) -> Iterator[tuple[int, Event]]:
-    """Events that follow an unfinished piece in a line that does not decode; raises `error` when there is no piece."""
+def _salvage(line: bytes, path: str, number: int, error: DataError) -> Iterator[Event | TornLine | DataError]:
+    """Take apart a line that does not decode: an unfinished piece and what follows it, or else the error."""
     start = len(line)
-    while (start := line.rfind(_START, 1, start)) > 0:
+    for _ in range(_MOST_PIECES):
+        start = line.rfind(_START, 1, start)
+        if start < 0:
+            break
         try:
             event = decode(line[start:], path=path, number=number)
         except DataError:
             continue
-        piece = line[:start]
         try:
-            before = decode(piece, path=path, number=number)  # whole but for its newline
+            yield decode(line[:start], path=path, number=number)  # whole but for its newline
         except DataError:
-            on_torn(TornLine(path=path, line=number, data=piece))
-        else:
-            yield number, before
-        yield number, event
+            yield TornLine(path=path, line=number, data=line[:start])
+        yield event
         return
-    if ended or _is_object(line):
-        raise error
-    on_torn(TornLine(path=path, line=number, data=line))
+    # A last line that is whole JSON and merely wrong is no piece.
+    yield error if line.endswith(b"\n") or _is_json(line) else TornLine(path=path, line=number, data=line)
 
 
-def _is_object(line: bytes) -> bool:
-    """True for a last line that is whole JSON and merely wrong: that is no piece."""
+def _is_json(line: bytes) -> bool:
     try:
         json.loads(line)
     except (ValueError, RecursionError):

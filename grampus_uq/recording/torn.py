@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any, Final
 
+from grampus_uq.errors import DataError
+from grampus_uq.recording.codec import decode
 from grampus_uq.recording.lines import MAX_LINE_BYTES
 
 fcntl: Any
@@ -17,17 +20,22 @@ except ImportError:  # Windows: pieces stay where they are, and the reader leave
 __all__ = ["TORN_SUFFIX", "hold", "set_aside"]
 
 TORN_SUFFIX: Final = ".torn"
+_log = logging.getLogger("grampus_uq.recording")
 _BLOCK: Final = 65536
+_ASIDE: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 
 def hold(descriptor: int) -> None:
-    """Mark the file as being written, for as long as the descriptor is open in some process."""
+    """Mark the file as being written, for as long as the descriptor is open in some process.
+
+    Waits only while another process is inside `set_aside`: a few system calls.
+    """
     if fcntl is not None:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
 
 
 def set_aside(path: Path, descriptor: int) -> None:
-    """Move a piece without its newline from the end of the file into `<file>.torn`.
+    """Move a piece without its newline from the end of the file into `<file>.torn`; end a whole line with its newline.
 
     Only when no other process holds the file: otherwise the "piece" may be a line that is being written, and stays.
     """
@@ -40,17 +48,26 @@ def set_aside(path: Path, descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
     with path.open("rb") as stream:
         start = _end_of_last_line(stream.fileno(), size)
-        if start in (None, size):
+        if start is None or start == size:
             return
-        assert start is not None  # noqa: S101 (mypy does not see it through the tuple)
         piece = os.pread(stream.fileno(), size - start, start)
-    aside = os.open(f"{path}{TORN_SUFFIX}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(aside, piece + b"\n")
-        os.fsync(aside)
+        decode(piece)
+    except DataError:
+        _append(Path(f"{path}{TORN_SUFFIX}"), piece + b"\n")
+        os.ftruncate(descriptor, start)
+        _log.warning("%s: an unfinished line of %d bytes was moved to %s%s.", path, len(piece), path.name, TORN_SUFFIX)
+    else:
+        os.write(descriptor, b"\n")
+
+
+def _append(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, _ASIDE, 0o600)
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
     finally:
-        os.close(aside)
-    os.ftruncate(descriptor, start)
+        os.close(descriptor)
 
 
 def _end_of_last_line(descriptor: int, size: int) -> int | None:
@@ -58,8 +75,7 @@ def _end_of_last_line(descriptor: int, size: int) -> int | None:
     end = size
     while end > 0 and size - end <= MAX_LINE_BYTES:
         start = max(0, end - _BLOCK)
-        block = os.pread(descriptor, end - start, start)
-        found = block.rfind(b"\n")
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
         if found >= 0:
             return start + found + 1
         end = start

@@ -68,9 +68,14 @@ class RecordingProcessor:
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._content: Content = content
         self._fsync = fsync
-        self._key = key if key is not None else folder_key(self._folder) if content != "none" else b""
+        self._key = folder_key(self._folder) if key is None and content == "hashed" else key
         self._max_open = max_open
         self._files: OrderedDict[str, int] = OrderedDict()
+        self._begin()
+
+    def _begin(self) -> None:
+        """Locks and threads: made anew in a forked child, whose copies may be locked by threads it does not have."""
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._syncer = Syncer(self._folder)
 
@@ -87,6 +92,8 @@ class RecordingProcessor:
         """Append one event. Raises OSError when the disk refuses it, DataError when no form of it can be written."""
         line = self._line(event)
         name = file_name(event.session_id)
+        if self._process != os.getpid():
+            self._begin()
         with self._lock:
             descriptor = self._open(name)
             # One write, and no second one for a rest: after a partial write (a full disk) a rest could follow
@@ -94,16 +101,14 @@ class RecordingProcessor:
             written = os.write(descriptor, line)
             if self._fsync == "every" or (self._fsync == "decisions" and _decides(event)):
                 self._syncer.request(name)
-            elif self._fsync != "none":
+            else:
                 self._syncer.remember(name)
         if written != len(line):
             raise OSError(f"{self._folder / name}: only {written} of {len(line)} bytes could be written.")
 
     def sync(self) -> None:
         """Return when every event so far is on the disk. Blocks: call it from a worker thread, not an event loop."""
-        with self._lock:
-            names = set(self._files)
-        self._syncer.sync(names)
+        self._syncer.sync()
 
     def close(self) -> None:
         """Sync (unless `fsync` is `none`) and close every file; a later event opens its file again."""
@@ -113,6 +118,12 @@ class RecordingProcessor:
             while self._files:
                 os.close(self._files.popitem()[1])
         self._syncer.stop()
+
+    def __enter__(self) -> RecordingProcessor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _line(self, event: Event) -> bytes:
         if self._content == "full":
@@ -124,7 +135,9 @@ class RecordingProcessor:
                 if len(line) <= MAX_LINE_BYTES:
                     return line
         fallback: Content = "hashed" if self._content == "full" else self._content
-        line = encode(redact(event, fallback, self._key), content=fallback)
+        if self._key is None and fallback == "hashed":
+            self._key = folder_key(self._folder)
+        line = encode(redact(event, fallback, self._key or b""), content=fallback)
         if len(line) > MAX_LINE_BYTES:
             raise DataError(f"An event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.", path=str(self._folder))
         return line
