@@ -53,7 +53,7 @@ def test_a_session_taken_up_again_is_appended_to(tmp_path: Path) -> None:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 HOSTILE = ["../../etc/passwd", "/etc/passwd", "..", ".", "", "a/b", "a\\b", "CON", "con", "nul.txt", "a\x00b", "A",
-           ".x", "x" * 300, "é", "\ud800", "-", "~", "a~b", "s1.jsonl", ".hash-key", "a\nb", "C:\\x", "ſ", "İ"]  # fmt: skip
+           ".x", "x" * 300,"é", "\ud800", "-", "~", "a~b", "s1.jsonl", ".hash-key", "a\nb", "C:\\x", "ſ"]  # fmt: skip
 
 
 @pytest.mark.parametrize("session_id", HOSTILE)

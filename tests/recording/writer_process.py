@@ -1,7 +1,7 @@
 """A process that forks recording children, and kills them when told to: hundreds of them cost one import.
 
 `kill FOLDER SESSION KIND LIVES SEED` kills -9 a child LIVES times, each after a random moment, and prints a JSON line a
-life: who wrote, and how many `on_event` (and `sync`) had returned. With the kind `beside` another child, writer -1, goes
+life: who wrote, and how many `on_event` (and `sync`) had returned. With the kind `beside` another child, -1, goes
 on writing to the same session all the while. `together FOLDER SESSION KIND WRITERS COUNT` lets WRITERS children write
 at once.
 """
