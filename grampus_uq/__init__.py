@@ -1,0 +1,162 @@
+"""Watches a language-model agent while it runs, and pauses it before an irreversible tool call does harm.
+
+The public names, sorted; each is loaded when it is first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from grampus_uq.engine import Profile as Profile
+    from grampus_uq.engine import SessionState as SessionState
+    from grampus_uq.engine import advance as advance
+    from grampus_uq.errors import ApprovalError as ApprovalError
+    from grampus_uq.errors import ConfigurationError as ConfigurationError
+    from grampus_uq.errors import DataError as DataError
+    from grampus_uq.errors import GrampusError as GrampusError
+    from grampus_uq.errors import MissingDependencyError as MissingDependencyError
+    from grampus_uq.errors import ModelError as ModelError
+    from grampus_uq.errors import ModelTimeoutError as ModelTimeoutError
+    from grampus_uq.errors import RateLimitedError as RateLimitedError
+    from grampus_uq.errors import SessionConflictError as SessionConflictError
+    from grampus_uq.errors import SessionError as SessionError
+    from grampus_uq.errors import StoreError as StoreError
+    from grampus_uq.errors import UncertaintyError as UncertaintyError
+    from grampus_uq.errors import UnsupportedByModelError as UnsupportedByModelError
+    from grampus_uq.estimator import UncertaintyEstimator as UncertaintyEstimator
+    from grampus_uq.monitor import UncertaintyMonitor as UncertaintyMonitor
+    from grampus_uq.policy import UncertaintyPolicy as UncertaintyPolicy
+    from grampus_uq.propagator import UncertaintyPropagator as UncertaintyPropagator
+    from grampus_uq.records import AgentBeliefState as AgentBeliefState
+    from grampus_uq.records import AgentDefinition as AgentDefinition
+    from grampus_uq.records import Message as Message
+    from grampus_uq.records import ModelResponse as ModelResponse
+    from grampus_uq.records import Outcome as Outcome
+    from grampus_uq.records import Reading as Reading
+    from grampus_uq.records import Step as Step
+    from grampus_uq.records import StepUncertainty as StepUncertainty
+    from grampus_uq.records import TokenLogprob as TokenLogprob
+    from grampus_uq.records import TokenUsage as TokenUsage
+    from grampus_uq.records import ToolCall as ToolCall
+    from grampus_uq.records import ToolResult as ToolResult
+    from grampus_uq.records import Verdict as Verdict
+    from grampus_uq.session import Session as Session
+    from grampus_uq.signals.driver import Budget as Budget
+    from grampus_uq.signals.verbalized import elicit_confidence as elicit_confidence
+    from grampus_uq.telemetry.tracer import GrampusTracer as GrampusTracer
+    from grampus_uq.vocabulary import Effect as Effect
+    from grampus_uq.vocabulary import MissingReason as MissingReason
+    from grampus_uq.vocabulary import Role as Role
+    from grampus_uq.vocabulary import StopReason as StopReason
+    from grampus_uq.vocabulary import UncertaintyAction as UncertaintyAction
+    from grampus_uq.vocabulary import UncertaintyLevel as UncertaintyLevel
+    from grampus_uq.vocabulary import UncertaintySource as UncertaintySource
+
+# Public name -> module of this package that defines it.
+_HOME = {
+    "AgentBeliefState": "records",
+    "AgentDefinition": "records",
+    "ApprovalError": "errors",
+    "Budget": "signals.driver",
+    "ConfigurationError": "errors",
+    "DataError": "errors",
+    "Effect": "vocabulary",
+    "GrampusError": "errors",
+    "GrampusTracer": "telemetry.tracer",
+    "Message": "records",
+    "MissingDependencyError": "errors",
+    "MissingReason": "vocabulary",
+    "ModelError": "errors",
+    "ModelResponse": "records",
+    "ModelTimeoutError": "errors",
+    "Outcome": "records",
+    "Profile": "engine",
+    "RateLimitedError": "errors",
+    "Reading": "records",
+    "Role": "vocabulary",
+    "Session": "session",
+    "SessionConflictError": "errors",
+    "SessionError": "errors",
+    "SessionState": "engine",
+    "Step": "records",
+    "StepUncertainty": "records",
+    "StopReason": "vocabulary",
+    "StoreError": "errors",
+    "TokenLogprob": "records",
+    "TokenUsage": "records",
+    "ToolCall": "records",
+    "ToolResult": "records",
+    "UncertaintyAction": "vocabulary",
+    "UncertaintyError": "errors",
+    "UncertaintyEstimator": "estimator",
+    "UncertaintyLevel": "vocabulary",
+    "UncertaintyMonitor": "monitor",
+    "UncertaintyPolicy": "policy",
+    "UncertaintyPropagator": "propagator",
+    "UncertaintySource": "vocabulary",
+    "UnsupportedByModelError": "errors",
+    "Verdict": "records",
+    "advance": "engine",
+    "elicit_confidence": "signals.verbalized",
+}
+
+__all__ = [
+    "AgentBeliefState",
+    "AgentDefinition",
+    "ApprovalError",
+    "Budget",
+    "ConfigurationError",
+    "DataError",
+    "Effect",
+    "GrampusError",
+    "GrampusTracer",
+    "Message",
+    "MissingDependencyError",
+    "MissingReason",
+    "ModelError",
+    "ModelResponse",
+    "ModelTimeoutError",
+    "Outcome",
+    "Profile",
+    "RateLimitedError",
+    "Reading",
+    "Role",
+    "Session",
+    "SessionConflictError",
+    "SessionError",
+    "SessionState",
+    "Step",
+    "StepUncertainty",
+    "StopReason",
+    "StoreError",
+    "TokenLogprob",
+    "TokenUsage",
+    "ToolCall",
+    "ToolResult",
+    "UncertaintyAction",
+    "UncertaintyError",
+    "UncertaintyEstimator",
+    "UncertaintyLevel",
+    "UncertaintyMonitor",
+    "UncertaintyPolicy",
+    "UncertaintyPropagator",
+    "UncertaintySource",
+    "UnsupportedByModelError",
+    "Verdict",
+    "advance",
+    "elicit_confidence",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

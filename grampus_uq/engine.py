@@ -39,8 +39,8 @@ class Profile(BaseModel):
 class SessionState:
     """What one session knows after its last committed step; bounded, JSON-able, immutable.
 
-    `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so far;
-    `acknowledged` is the gravest level that a human already answered for; tokens are the monitor's and the agent's own.
+    `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so
+    far; `acknowledged` is the gravest level that a human already answered for; both token counts are sums.
     """
 
     session_id: str
@@ -88,24 +88,22 @@ def advance(
 ) -> tuple[SessionState, StepUncertainty]:
     """Take one step with its readings: the new state, and what is concluded.
 
-    A step without any usable reading leaves the propagated confidence where it was. Until the first reading of a session
-    the level is at least MEDIUM. A reading counts once, in the order given; missing ones (`value` None) are no evidence.
+    A step without any usable reading leaves the propagated confidence where it was. Until the first reading of a
+    session the level is at least MEDIUM. Missing readings (`value` None) are no evidence, for or against.
     """
-    values = {reading.source: reading.value for reading in readings if reading.value is not None}
-    semantic = values.pop(UncertaintySource.SEMANTIC_ENTROPY, None)
-    fused = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), semantic)
-    if fused is None:
-        propagated = state.cumulative
-    else:
-        propagated = profile.propagator.propagate(fused, step.kind, state.cumulative)
+    seen = _tally(readings)
+    values = seen.values
+    fused = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), seen.semantic)
+    before = state.cumulative
+    propagated = before if fused is None else profile.propagator.propagate(fused, step.kind, before)
     has_reading = state.has_reading or fused is not None
     level = _level(profile.policy, propagated, has_reading)
     is_call = step.kind == "tool_call"
     turn_read = state.turn_read if is_call and fused is None else fused is not None
-    worst = fused if state.worst is None else state.worst if fused is None else min(state.worst, fused)
-    if state.acknowledged is not None and level.severity < UncertaintyLevel.HIGH.severity:
-        state = replace(state, acknowledged=None)  # the belief recovered: the alarm is armed again
-    verdict = _decide(
+    worst = state.worst if fused is None or (state.worst is not None and state.worst <= fused) else fused
+    high = level in _HIGH
+    acknowledged = state.acknowledged if high else None  # the belief recovered: the alarm is armed again
+    decision = _decide(
         profile.policy,
         level,
         propagated,
@@ -113,41 +111,86 @@ def advance(
         irreversible=is_call and _is_irreversible(profile.policy, step.tool_name, step.effect),
         evidence=has_reading and turn_read,
         worst=worst,
-        acknowledged=state.acknowledged,
+        acknowledged=acknowledged,
     )
-    assessment = _assess(profile, state, step, readings, values, semantic, fused, propagated, verdict)
+    assessment = _assess(profile, state.n_steps, step, seen, fused, propagated, level, decision)
     new_state = SessionState(
         session_id=state.session_id,
         agent_id=state.agent_id,
         n_steps=state.n_steps + 1,
-        n_high=state.n_high + (level.severity >= UncertaintyLevel.HIGH.severity),
-        cumulative=profile.propagator.update_cumulative(propagated, state.cumulative, step.kind),
+        n_high=state.n_high + high,
+        cumulative=profile.propagator.update_cumulative(propagated, before, step.kind),
         level=level,
         has_reading=has_reading,
         turn_read=turn_read,
         worst=worst,
-        acknowledged=state.acknowledged,
+        acknowledged=acknowledged,
         last_step_id=step.step_id,
-        monitor_calls=state.monitor_calls + sum(r.calls for r in readings),
-        monitor_tokens=state.monitor_tokens + sum(r.input_tokens + r.output_tokens for r in readings),
-        monitor_cost_usd=state.monitor_cost_usd + sum(r.cost_usd or 0.0 for r in readings),
+        monitor_calls=state.monitor_calls + seen.calls,
+        monitor_tokens=state.monitor_tokens + seen.tokens,
+        monitor_cost_usd=state.monitor_cost_usd + seen.cost_usd,
         agent_tokens=state.agent_tokens + step.input_tokens + step.output_tokens,
     )
     return new_state, assessment
 
 
+_HIGH = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
+
+
+class _Tally:
+    """One pass over a step's readings: what they say, why some say nothing, and what they cost."""
+
+    __slots__ = ("calls", "cost_usd", "missing", "p_true_failed", "samples", "semantic", "sources", "tokens", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[str, float] = {}
+        self.sources: list[UncertaintySource] = []
+        self.missing: list[str] = []
+        self.semantic: float | None = None
+        self.p_true_failed = False
+        self.calls = self.tokens = self.samples = 0
+        self.cost_usd = 0.0
+
+
+def _tally(readings: Sequence[Reading]) -> _Tally:
+    tally = _Tally()
+    for reading in readings:
+        source, value = reading.source, reading.value
+        if value is None:
+            tally.missing.append(f"{source}: {reading.reason}")
+            tally.p_true_failed = tally.p_true_failed or source == "p_true"
+        else:
+            if source == "semantic_entropy":
+                tally.semantic = value
+            else:
+                tally.values[source] = value
+            known = _SOURCES.get(source)
+            if known is not None:
+                tally.sources.append(known)
+        if reading.calls:
+            tally.calls += reading.calls
+            tally.tokens += reading.input_tokens + reading.output_tokens
+            tally.cost_usd += reading.cost_usd or 0.0
+            tally.samples += reading.samples
+    return tally
+
+
 def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Effect | None = None) -> Verdict:
     """What a step that proposes this call would be told now; changes nothing. Equal to what `advance` then decides."""
-    return _decide(
+    level = _level(profile.policy, state.cumulative, state.has_reading)
+    action, rule, reason = _decide(
         profile.policy,
-        _level(profile.policy, state.cumulative, state.has_reading),
+        level,
         state.cumulative,
         "tool_call",
         irreversible=_is_irreversible(profile.policy, tool_name, effect),
         evidence=state.has_reading and state.turn_read,
         worst=state.worst,
-        acknowledged=state.acknowledged,
+        acknowledged=state.acknowledged if level in _HIGH else None,
     )
+    if profile.advisory and action.stops:
+        action, reason = UncertaintyAction.PROCEED_WITH_LOG, f"advisory only; would be {action.value}: {reason}"
+    return Verdict(action=action, level=level, rule=rule, reason=reason)
 
 
 def _level(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
@@ -170,8 +213,8 @@ def _decide(
     evidence: bool,
     worst: float | None,
     acknowledged: UncertaintyLevel | None,
-) -> Verdict:
-    """The gravest of what the rules say. No rule here carries a statistical guarantee."""
+) -> tuple[UncertaintyAction, str, str]:
+    """Action, rule and reason: the gravest of what the rules say. No rule here carries a statistical guarantee."""
     action = policy.decide(level, kind, irreversible=irreversible)
     rule = "tier"
     reason = ""
@@ -192,7 +235,7 @@ def _decide(
         action, rule = UncertaintyAction.PROCEED_WITH_LOG, "acknowledged"
     if not reason and action is not UncertaintyAction.PROCEED:
         reason = f"confidence {propagated:.2f} is {level.value.upper()}"
-    return Verdict(action=action, level=level, rule=rule, reason=reason)
+    return action, rule, reason
 
 
 _GRAVITY = {action: rank for rank, action in enumerate(UncertaintyAction)}
@@ -211,56 +254,57 @@ _RULE_SOURCES = {
 
 def _assess(
     profile: Profile,
-    state: SessionState,
+    index: int,
     step: Step,
-    readings: Sequence[Reading],
-    values: dict[str, float],
-    semantic: float | None,
+    seen: _Tally,
     fused: float | None,
     propagated: float,
-    verdict: Verdict,
+    level: UncertaintyLevel,
+    decision: tuple[UncertaintyAction, str, str],
 ) -> StepUncertainty:
-    sources = [_SOURCES[name] for name in values if name in _SOURCES]
-    if semantic is not None:
-        sources.append(UncertaintySource.SEMANTIC_ENTROPY)
-    sources.append(UncertaintySource.PROPAGATED)
-    if verdict.rule in _RULE_SOURCES:
-        sources.append(_RULE_SOURCES[verdict.rule])
-    held = profile.advisory and verdict.action.stops
-    action = UncertaintyAction.PROCEED_WITH_LOG if held else verdict.action
-    missing = [f"{r.source}: {r.reason}" for r in readings if r.value is None]
+    action, rule, reason = decision
+    seen.sources.append(UncertaintySource.PROPAGATED)
+    if rule in _RULE_SOURCES:
+        seen.sources.append(_RULE_SOURCES[rule])
     if fused is None:
-        missing.append("no reading on this step")
-    reflect = (
-        verdict.level is UncertaintyLevel.HIGH
-        and action is UncertaintyAction.PAUSE_FOR_HUMAN
+        seen.missing.append("no reading on this step")
+    held = profile.advisory and action.stops
+    reflects = (
+        action is UncertaintyAction.PAUSE_FOR_HUMAN
+        and level is UncertaintyLevel.HIGH
         and step.kind != "tool_call"
         and profile.policy.inject_reflection_on_high
     )
-    return StepUncertainty(
-        step_id=step.step_id,
-        step_type=step.kind,
-        index=state.n_steps,
-        verbalized_confidence=values.get(UncertaintySource.VERBALIZED, 0.5),
-        p_true_confidence=values.get(UncertaintySource.P_TRUE, -1.0),
-        token_probability=values.get(UncertaintySource.TOKEN_PROBABILITY),
-        token_entropy=values.get(UncertaintySource.TOKEN_ENTROPY),
-        semantic_confidence=semantic,
-        fused_confidence=0.5 if fused is None else fused,
-        propagated_confidence=propagated,
-        level=verdict.level,
-        sources=tuple(sources),
-        action=action,
-        rule=verdict.rule,
-        reflection_injected=reflect,
-        reasoning=verdict.reason,
-        samples_used=sum(r.samples for r in readings),
-        missing_reason="; ".join(missing) if missing else None,
-        tool_name=step.tool_name,
-        effect=step.effect,
-        advisory_action=verdict.action if profile.advisory else None,
-        timestamp=utc(step.time_s),
-    )
+    values = seen.values
+    fields = {
+        "step_id": step.step_id,
+        "step_type": step.kind,
+        "index": index,
+        "verbalized_confidence": values.get("verbalized", 0.5),
+        "p_true_confidence": values.get("p_true", 0.5 if seen.p_true_failed else -1.0),
+        "token_probability": values.get("token_probability"),
+        "token_entropy": values.get("token_entropy"),
+        "semantic_confidence": seen.semantic,
+        "fused_confidence": 0.5 if fused is None else fused,
+        "propagated_confidence": propagated,
+        "p_success": None,
+        "trajectory_risk": None,
+        "level": level,
+        "sources": tuple(seen.sources),
+        "action": UncertaintyAction.PROCEED_WITH_LOG if held else action,
+        "rule": rule,
+        "guarantee": None,
+        "reflection_injected": reflects and not held,
+        "reasoning": reason,
+        "samples_used": seen.samples,
+        "missing_reason": "; ".join(seen.missing) if seen.missing else None,
+        "tool_name": step.tool_name,
+        "effect": step.effect,
+        "log_e_value": None,
+        "advisory_action": action if profile.advisory else None,
+        "timestamp": utc(step.time_s),
+    }
+    return StepUncertainty.trusted(fields)
 
 
 _SOURCES = {source.value: source for source in UncertaintySource}

@@ -11,11 +11,11 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import Message, Step
 from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
-from grampus_uq.signals.equivalence import LexicalEquivalence
+from grampus_uq.signals.equivalence import Equivalence, LexicalEquivalence
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.verbalized import hedged_confidence, parse_confidence
-from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
+from grampus_uq.vocabulary import MissingReason, Role
 
 __all__ = ["UncertaintyEstimator"]
 
@@ -93,13 +93,13 @@ class UncertaintyEstimator(BaseModel):
         """
         weighted = total = 0.0
         for source, value in values.items():
-            if source == UncertaintySource.VERBALIZED:
+            if source == "verbalized":
                 weight, bias = self.verbalized_weight, self.verbalized_calibration_bias
-            elif source == UncertaintySource.P_TRUE:
+            elif source == "p_true":
                 weight, bias = self.p_true_weight, self.p_true_calibration_bias
-            elif source == UncertaintySource.TOKEN_PROBABILITY:
+            elif source == "token_probability":
                 weight, bias = self.token_probability_weight, self.token_calibration_bias
-            elif source == UncertaintySource.TOKEN_ENTROPY:
+            elif source == "token_entropy":
                 weight, bias = self.token_entropy_weight, self.token_calibration_bias
             else:
                 weight, bias = self.extra_weights.get(source, 0.0), 0.0
@@ -116,7 +116,7 @@ class UncertaintyEstimator(BaseModel):
         return min(fast, semantic)
 
     def allows_semantic_sampling(self) -> bool:
-        """False only when `enable_semantic_sampling` was set to False: left unset, the policy's switch decides alone."""
+        """False only when `enable_semantic_sampling` was set to False; left unset, the policy's switch decides."""
         return self.enable_semantic_sampling or "enable_semantic_sampling" not in self.model_fields_set
 
     def should_sample(self, fused: float) -> bool:
@@ -152,12 +152,12 @@ class UncertaintyEstimator(BaseModel):
         reading = await sense_one(signal.source, lambda metered: signal.sense(step, metered), context)
         return (0.5 if reading.value is None else reading.value), reading.samples
 
-    def semantic_signal(self) -> SemanticEntropy:
-        """The slow path's signal with this estimator's numbers and the guide's lexical equivalence."""
+    def semantic_signal(self, equivalence: Equivalence | None = None) -> SemanticEntropy:
+        """The slow path's signal with this estimator's numbers; lexical equivalence unless another one is given."""
         return SemanticEntropy(
             min_samples=self.min_samples,
             max_samples=self.max_samples,
-            equivalence=LexicalEquivalence(strict_threshold=self.early_stop_jaccard),
+            equivalence=equivalence or LexicalEquivalence(strict_threshold=self.early_stop_jaccard),
         )
 
     def _context(self, messages: Sequence[Message], client: ModelClient, model: str) -> MeteredContext:

@@ -63,7 +63,7 @@ class UncertaintyAction(StrEnum):
     @property
     def stops(self) -> bool:
         """True for the two actions after which the agent does not go on by itself."""
-        return self in (UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT)
+        return self is UncertaintyAction.PAUSE_FOR_HUMAN or self is UncertaintyAction.ABORT
 
 
 class Effect(StrEnum):
@@ -92,6 +92,7 @@ class MissingReason(StrEnum):
     NOTHING_TO_JUDGE = "nothing_to_judge"
     TOO_FEW_SAMPLES = "too_few_samples"
     OVERHEAD_CAP = "overhead_cap"
+    NOT_NEEDED = "not_needed"
 
 
 class StopReason(StrEnum):

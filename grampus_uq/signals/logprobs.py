@@ -56,7 +56,9 @@ class TokenProbability:
 
     def read(self, step: Step) -> Reading:
         """Average over the step's own tokens."""
-        return _reading(self.source, None if step.logprobs is None else mean_token_probability(step.logprobs))
+        if step.logprobs is None:
+            return _NO_PROBABILITY
+        return _reading(self.source, mean_token_probability(step.logprobs))
 
 
 class TokenEntropy:
@@ -67,8 +69,14 @@ class TokenEntropy:
 
     def read(self, step: Step) -> Reading:
         """Average over the step's own tokens that report alternatives."""
-        return _reading(self.source, None if step.logprobs is None else entropy_confidence(step.logprobs))
+        if step.logprobs is None:
+            return _NO_ENTROPY
+        return _reading(self.source, entropy_confidence(step.logprobs))
 
 
 def _reading(source: str, value: float | None) -> Reading:
     return Reading(source=source, value=value, reason=None if value is not None else MissingReason.NO_LOGPROBS)
+
+
+_NO_PROBABILITY = _reading(TokenProbability.source, None)
+_NO_ENTROPY = _reading(TokenEntropy.source, None)

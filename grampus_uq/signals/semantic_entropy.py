@@ -7,7 +7,6 @@ failed sample is tolerated. Source of the entropy: Farquhar et al., Nature 2024,
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 
 import anyio
@@ -47,17 +46,13 @@ class SemanticEntropy:
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Sample, stop early on agreement, cluster, read."""
-        started_ns = time.time_ns()
-        first = await self._sample(self.min_samples, context)
-        return await self.sense_from(first, context, started_ns=started_ns)
+        return await self.sense_from(await self.first_samples(context), context)
 
-    async def first_pair(self, context: SenseContext) -> list[ModelResponse | ModelError]:
-        """Draw the first samples only: what the speculative mode runs beside P(True)."""
+    async def first_samples(self, context: SenseContext) -> list[ModelResponse | ModelError]:
+        """Draw the first samples only: what the speculative mode does beside P(True)."""
         return await self._sample(self.min_samples, context)
 
-    async def sense_from(
-        self, first: list[ModelResponse | ModelError], context: SenseContext, *, started_ns: int
-    ) -> Reading:
+    async def sense_from(self, first: list[ModelResponse | ModelError], context: SenseContext) -> Reading:
         """Go on from the first samples: stop when they agree, else extend."""
         answers = [reply for reply in first if isinstance(reply, ModelResponse)]
         early = len(answers) == len(first) and await self._agree(answers, context)

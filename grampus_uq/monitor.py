@@ -1,0 +1,255 @@
+"""The frozen wiring: configuration, signals and processors that any number of concurrent sessions share."""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import JsonValue
+
+from grampus_uq.engine import Profile, SessionState
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.estimator import UncertaintyEstimator
+from grampus_uq.events import Event, SessionStarted
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.propagator import UncertaintyPropagator
+from grampus_uq.protocols import InstantSignal, ModelClient, Processor, Signal
+from grampus_uq.records import AgentBeliefState, Message, StepUncertainty, ToolCall
+from grampus_uq.sensing import SensingPlan
+from grampus_uq.session import Session, read_snapshot
+from grampus_uq.signals.driver import Budget
+from grampus_uq.signals.equivalence import Equivalence
+from grampus_uq.telemetry.spans import SpanEmitter
+from grampus_uq.vocabulary import Effect, Role, UncertaintyAction
+
+__all__ = ["REFLECTION", "UncertaintyMonitor"]
+
+log = logging.getLogger("grampus_uq.monitor")
+
+REFLECTION = """Before you continue, assess your own uncertainty explicitly.
+List the specific things you are NOT confident about in your current reasoning.
+For each uncertain point state: (1) what you know, (2) what you don't know,
+(3) what additional information would resolve the uncertainty."""
+
+# Sessions of the current context, by monitor: one variable for all monitors, because context variables are never freed.
+_current: contextvars.ContextVar[tuple[tuple[int, Session], ...]] = contextvars.ContextVar(
+    "grampus_uq_sessions", default=()
+)
+
+
+class UncertaintyMonitor:
+    """Watches any number of concurrent runs with one frozen configuration.
+
+    `session(id)` gives the handle of one run. The guide's convenience methods (`initialize`, `observe_llm_response`, …)
+    act on the session of the current context, so two tasks that share a monitor never see each other.
+
+    Give either a fitted `profile`, or `estimator`, `propagator` and `policy` (each with the guide's defaults). `tracer`
+    takes a `GrampusTracer`, an OpenTelemetry tracer, or an object with such a `_tracer`. `signals` adds signals of your
+    own, `equivalence` says when two sampled answers agree, `repairs` asks again for a stated confidence, `speculative`
+    draws the slow path's first samples beside P(True). `budget` bounds every signal, `budgets` one by name;
+    `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory` observes and stops nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        estimator: UncertaintyEstimator | None = None,
+        propagator: UncertaintyPropagator | None = None,
+        policy: UncertaintyPolicy | None = None,
+        tracer: Any = None,
+        profile: Profile | None = None,
+        signals: Sequence[Signal | InstantSignal] = (),
+        equivalence: Equivalence | None = None,
+        repairs: int | None = None,
+        speculative: bool = False,
+        budget: Budget | None = None,
+        budgets: Mapping[str, Budget] | None = None,
+        max_overhead: float | None = None,
+        processors: Sequence[Processor] = (),
+        window: int = 64,
+        advisory: bool = False,
+    ) -> None:
+        if profile is not None and (estimator or propagator or policy):
+            raise ConfigurationError.of(
+                "profile",
+                "UncertaintyMonitor",
+                "given alone, or not at all",
+                "profile together with estimator, propagator or policy",
+                "A profile holds all three.",
+            )
+        if max_overhead is not None and not max_overhead >= 0.0:
+            raise ConfigurationError.of("max_overhead", "UncertaintyMonitor", "at least 0 or None", max_overhead)
+        if window < 1:
+            raise ConfigurationError.of("window", "UncertaintyMonitor", "at least 1 step", window)
+        if profile is None:
+            profile = Profile(
+                estimator=estimator or UncertaintyEstimator(),
+                propagator=propagator or UncertaintyPropagator(),
+                policy=policy or UncertaintyPolicy(),
+            )
+        if advisory and not profile.advisory:
+            profile = profile.model_copy(update={"advisory": True})
+        self.profile = profile
+        self.plan = SensingPlan.of(
+            profile,
+            extra=signals,
+            equivalence=equivalence,
+            repairs=repairs,
+            speculative=speculative,
+            budget=budget,
+            budgets=budgets,
+        )
+        emitters: tuple[Processor, ...] = () if tracer is None else (SpanEmitter(tracer),)
+        self.processors: tuple[Processor, ...] = emitters + tuple(processors)
+        self.max_overhead = max_overhead
+        self.window = window
+        self._failures: dict[str, int] = {}
+        self._failures_lock = threading.Lock()
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    def session(
+        self,
+        session_id: str,
+        agent_id: str = "",
+        *,
+        snapshot: Mapping[str, Any] | None = None,
+        model: str = "",
+        prompt_hash: str | None = None,
+        tools_hash: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Session:
+        """Start a run, or take one up again from what `Session.snapshot` gave: it goes on as if never interrupted."""
+        recent: Sequence[StepUncertainty] = ()
+        escalations: Sequence[Mapping[str, JsonValue]] = ()
+        state = SessionState(session_id=session_id, agent_id=agent_id)
+        if snapshot is not None:
+            state, recent, escalations = read_snapshot(snapshot)
+            if state.session_id != session_id:
+                raise ConfigurationError.of(
+                    "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
+                )
+        session = Session(
+            profile=self.profile,
+            plan=self.plan,
+            emit=self.emit if self.processors else None,
+            state=state,
+            max_overhead=self.max_overhead,
+            window=self.window,
+            recent=recent,
+            escalations=escalations,
+        )
+        self.emit(
+            SessionStarted(
+                session_id=session_id,
+                agent_id=state.agent_id,
+                time_s=time.time(),
+                resumed=snapshot is not None,
+                model=model,
+                prompt_hash=prompt_hash,
+                tools_hash=tools_hash,
+                advisory=self.profile.advisory,
+                metadata=dict(metadata or {}),
+            )
+        )
+        return session
+
+    def emit(self, event: Event) -> None:
+        """Hand one event to every processor; one that fails is logged once, counted, and never reaches the agent."""
+        for processor in self.processors:
+            try:
+                processor.on_event(event)
+            except Exception:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
+                self._count_failure(processor)
+
+    def _count_failure(self, processor: Processor) -> None:
+        name = type(processor).__qualname__
+        with self._failures_lock:
+            self._failures[name] = self._failures.get(name, 0) + 1
+            first = self._failures[name] == 1
+        if first:
+            log.exception("processor %s failed; further failures of it are only counted", name)
+
+    @property
+    def processor_failures(self) -> dict[str, int]:
+        """How often each processor failed, by class name."""
+        with self._failures_lock:
+            return dict(self._failures)
+
+    # -- the guide's convenience methods, on the session of the current context ----------------------------------
+
+    def initialize(self, session_id: str, agent_id: str = "") -> None:
+        """Start a run in the current context; tasks started from here see it, tasks beside it do not."""
+        self.bind(self.session(session_id, agent_id))
+
+    def bind(self, session: Session) -> None:
+        """Make a session the one that the convenience methods act on in the current context."""
+        others = tuple((key, value) for key, value in _current.get() if key != id(self))
+        _current.set((*others, (id(self), session)))
+
+    def current_session(self) -> Session:
+        """The session of the current context; an anonymous one is started when there is none."""
+        for key, session in _current.get():
+            if key == id(self) and session.is_of(self.plan):
+                return session
+        session = self.session(f"anonymous-{uuid.uuid4().hex[:12]}")
+        self.bind(session)
+        return session
+
+    async def observe_llm_response(
+        self,
+        response_text: str,
+        step_id: str,
+        *,
+        prompt_messages: Sequence[Message] = (),
+        model_client: ModelClient | None = None,
+        model_id: str = "",
+        step_type: str = "llm_call",
+        **given: Any,
+    ) -> tuple[StepUncertainty, UncertaintyAction]:
+        """See `Session.observe_llm_response`."""
+        return await self.current_session().observe_llm_response(
+            response_text,
+            step_id,
+            prompt_messages=prompt_messages,
+            model_client=model_client,
+            model_id=model_id,
+            step_type=step_type,
+            **given,
+        )
+
+    async def observe_tool_call(
+        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | None = None
+    ) -> tuple[StepUncertainty, UncertaintyAction]:
+        """See `Session.observe_tool_call`."""
+        return await self.current_session().observe_tool_call(tool_name, step_id, effect=effect)
+
+    def observe_tool_result(self, call_id: str, output: str, *, is_error: bool = False) -> None:
+        """See `Session.observe_tool_result`."""
+        self.current_session().observe_tool_result(call_id, output, is_error=is_error)
+
+    def observe_user(self, text: str) -> None:
+        """See `Session.observe_user`."""
+        self.current_session().observe_user(text)
+
+    def get_reflection_message(self) -> Message:
+        """The guide's System-2 reflection, as a system message."""
+        return Message(role=Role.SYSTEM, content=REFLECTION)
+
+    def get_belief_state(self) -> AgentBeliefState:
+        """What is believed of the current context's session."""
+        return self.current_session().belief()
+
+    def summary_metadata(self) -> dict[str, Any]:
+        """What travels in `result.metadata["uncertainty"]`."""
+        return self.current_session().summary()
+
+    def reset(self) -> None:
+        """Start the current context's session over: same ids, nothing believed yet."""
+        session = self.current_session()
+        self.initialize(session.session_id, session.agent_id)

@@ -1,0 +1,174 @@
+"""The only impure part of a step: which signals run, in which order, and what they may spend.
+
+Instant signals first, then the fast signals that ask a model, side by side; then, when their fusion lies in the trigger
+zone, the slow path. In speculative mode the slow path's first samples are drawn beside the fast signals: one round trip
+less where they are needed, two calls more where they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from grampus_uq.engine import Profile
+from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.protocols import InstantSignal, ModelClient, Signal
+from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sense_all, sense_one
+from grampus_uq.signals.equivalence import Equivalence
+from grampus_uq.signals.logprobs import TokenEntropy, TokenProbability
+from grampus_uq.signals.p_true import PTrue
+from grampus_uq.signals.semantic_entropy import SemanticEntropy
+from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
+from grampus_uq.vocabulary import MissingReason
+
+__all__ = ["SensingPlan", "StepInput"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """What came with a step beside the step itself: the prompt, the client to ask, the tools it may propose."""
+
+    messages: Sequence[Message] = ()
+    client: ModelClient | None = None
+    model: str = ""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    over_cap: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SensingPlan:
+    """Which signals a monitor runs; immutable, shared by all its sessions."""
+
+    instant: tuple[InstantSignal, ...]
+    fast: tuple[Signal, ...]
+    slow: SemanticEntropy | None
+    speculative: bool = False
+    budget: Budget = field(default_factory=Budget)
+    budgets: Mapping[str, Budget] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        profile: Profile,
+        *,
+        extra: Sequence[Signal | InstantSignal] = (),
+        equivalence: Equivalence | None = None,
+        repairs: int | None = None,
+        speculative: bool = False,
+        budget: Budget | None = None,
+        budgets: Mapping[str, Budget] | None = None,
+    ) -> SensingPlan:
+        """The guide's signals as far as policy and estimator both allow them, and the user's own.
+
+        `repairs` asks again for a stated confidence that is absent (see `ElicitedConfidence`). Raises
+        ConfigurationError when two signals share a name, or a signal has neither `read` nor `sense`.
+        """
+        estimator, policy = profile.estimator, profile.policy
+        instant: list[InstantSignal] = [TokenProbability(), TokenEntropy()]
+        fast: list[Signal] = []
+        if repairs is None:
+            instant.insert(0, VerbalizedConfidence())
+        else:
+            fast.append(ElicitedConfidence(repairs=repairs))
+        if policy.enable_p_true and estimator.enable_p_true:
+            fast.append(PTrue())
+        for signal in extra:
+            if isinstance(signal, Signal):
+                fast.append(signal)
+            elif isinstance(signal, InstantSignal):
+                instant.append(signal)
+            else:
+                raise ConfigurationError.of(
+                    "signals", "UncertaintyMonitor", "objects with `source` and `read` or `sense`", signal
+                )
+        slow = None
+        if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
+            slow = estimator.semantic_signal(equivalence)
+        names = [s.source for s in instant] + [s.source for s in fast] + ([slow.source] if slow else [])
+        twice = {str(name) for name in names if names.count(name) > 1}
+        if twice:
+            raise ConfigurationError.of("signals", "UncertaintyMonitor", "of distinct names", sorted(twice))
+        return cls(
+            instant=tuple(instant),
+            fast=tuple(fast),
+            slow=slow,
+            speculative=speculative,
+            budget=budget or Budget(),
+            budgets=dict(budgets or {}),
+        )
+
+    @property
+    def asks(self) -> bool:
+        """True when some signal needs a model."""
+        return bool(self.fast) or self.slow is not None
+
+    def read(self, step: Step) -> list[Reading]:
+        """The readings that need no model and no waiting."""
+        return [read_instant(signal, step) for signal in self.instant]
+
+    async def ask(self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput) -> list[Reading]:
+        """The readings that need a model; missing ones included, with reasons. Raises nothing but cancellation."""
+        if given.over_cap:
+            names = [s.source for s in self.fast] + ([self.slow.source] if self.slow else [])
+            return [Reading(source=n, value=None, reason=MissingReason.OVERHEAD_CAP) for n in names]
+        if self.slow is None:
+            return await self._fast(step, given)
+        drawn: list[ModelResponse | ModelError] = []
+        if self.speculative:
+            context = self._context(self.slow, given)
+            readings = await self._beside(step, given, self.slow, context, drawn)
+        else:
+            readings = await self._fast(step, given)
+            context = self._context(self.slow, given)  # its clock starts after the fast path
+        values = {r.source: r.value for r in (*instant, *readings) if r.value is not None}
+        fused = profile.estimator.fuse_readings(values)
+        if fused is None or profile.estimator.should_sample(fused):
+            readings.append(await self._slow(step, self.slow, context, drawn))
+        elif context.calls:
+            unused = Reading(source=self.slow.source, value=None, reason=MissingReason.NOT_NEEDED)
+            readings.append(context.metered(unused))  # the drawn pair was not needed, but it was paid for
+        return readings
+
+    async def _fast(self, step: Step, given: StepInput) -> list[Reading]:
+        if not self.fast:
+            return []
+        return await sense_all(self.fast, step, lambda signal: self._context(signal, given))
+
+    async def _beside(
+        self,
+        step: Step,
+        given: StepInput,
+        slow: SemanticEntropy,
+        context: MeteredContext,
+        drawn: list[ModelResponse | ModelError],
+    ) -> list[Reading]:
+        """The fast signals and the slow path's first samples, side by side; the samples go into `drawn`."""
+        readings: list[Reading] = []
+
+        async def draw() -> None:
+            drawn.extend(await slow.first_samples(context))
+
+        async def read() -> None:
+            readings.extend(await self._fast(step, given))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(draw)
+            group.start_soon(read)
+        return readings
+
+    async def _slow(
+        self, step: Step, slow: SemanticEntropy, context: MeteredContext, drawn: list[ModelResponse | ModelError]
+    ) -> Reading:
+        if drawn:
+            return await sense_one(slow.source, lambda metered: slow.sense_from(drawn, metered), context)
+        return await sense_one(slow.source, lambda metered: slow.sense(step, metered), context)
+
+    def _context(self, signal: Signal, given: StepInput) -> MeteredContext:
+        budget = self.budgets.get(signal.source, self.budget)
+        return MeteredContext(
+            messages=given.messages, client=given.client, model=given.model, tools=given.tools, budget=budget
+        )

@@ -1,0 +1,340 @@
+"""One watched run, the only mutable object: steps are sensed side by side and committed in arrival order."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import JsonValue
+
+from grampus_uq.engine import (
+    Profile,
+    SessionState,
+    acknowledge,
+    advance,
+    judge_call,
+    state_from_json,
+    state_to_json,
+)
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.protocols import ModelClient
+from grampus_uq.records import (
+    AgentBeliefState,
+    Message,
+    Outcome,
+    Reading,
+    Step,
+    StepUncertainty,
+    TokenLogprob,
+    TokenUsage,
+    ToolCall,
+    Verdict,
+)
+from grampus_uq.sensing import SensingPlan, StepInput
+from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+
+__all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
+
+SNAPSHOT_VERSION = 1
+_RECENT_IN_SNAPSHOT = 16
+
+
+class Session:
+    """What the monitor knows of one run. Build it with `UncertaintyMonitor.session`.
+
+    Any number of tasks and threads may observe at once: sensing runs side by side, committing is serialised.
+    `would_allow` answers from the state and changes nothing; the `observe_*` methods commit.
+    """
+
+    def __init__(
+        self,
+        *,
+        profile: Profile,
+        plan: SensingPlan,
+        emit: Callable[[Event], None] | None,
+        state: SessionState,
+        max_overhead: float | None = None,
+        window: int = 64,
+        recent: Sequence[StepUncertainty] = (),
+        escalations: Sequence[Mapping[str, JsonValue]] = (),
+    ) -> None:
+        self._profile = profile
+        self._plan = plan
+        self._emit = emit
+        self._state = state
+        self._max_overhead = max_overhead
+        self._recent: deque[StepUncertainty] = deque(recent, maxlen=window)
+        self._escalations: deque[dict[str, JsonValue]] = deque((dict(e) for e in escalations), maxlen=window)
+        self._lock = threading.Lock()
+
+    @property
+    def session_id(self) -> str:
+        """Identity of the run."""
+        return self._state.session_id
+
+    @property
+    def agent_id(self) -> str:
+        """Identity of the agent."""
+        return self._state.agent_id
+
+    def is_of(self, plan: SensingPlan) -> bool:
+        """True when the session belongs to the monitor with this plan."""
+        return self._plan is plan
+
+    @property
+    def state(self) -> SessionState:
+        """The state after the last committed step: an immutable value."""
+        return self._state
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that the next step is judged by."""
+        return self._profile
+
+    # -- observing ------------------------------------------------------------------------------------------------
+
+    async def observe_llm_response(
+        self,
+        response_text: str,
+        step_id: str,
+        *,
+        prompt_messages: Sequence[Message] = (),
+        model_client: ModelClient | None = None,
+        model_id: str = "",
+        step_type: str = "llm_call",
+        tool_calls: Sequence[ToolCall] = (),
+        logprobs: Sequence[TokenLogprob] | None = None,
+        usage: TokenUsage | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        external: Mapping[str, float] | None = None,
+    ) -> tuple[StepUncertainty, UncertaintyAction]:
+        """Sense and commit a step of the model; returns the assessment and the action.
+
+        `external` holds confidences in [0, 1] of the caller's own (a verifier's score), by name. Nothing is committed
+        when the caller is cancelled while sensing.
+        """
+        started_ns = time.time_ns()
+        step = Step(
+            step_id=step_id,
+            kind=step_type,
+            time_s=started_ns / 1e9,
+            text=response_text or "",
+            tool_calls=tuple(tool_calls),
+            logprobs=None if logprobs is None else tuple(logprobs),
+            input_tokens=usage.input_tokens if usage else 0,
+            output_tokens=usage.output_tokens if usage else 0,
+        )
+        readings = self._plan.read(step)
+        if model_client is not None and self._plan.asks:
+            given = StepInput(
+                messages=prompt_messages,
+                client=model_client,
+                model=model_id,
+                tools=tools,
+                over_cap=self._over_cap(step),
+            )
+            readings += await self._plan.ask(self._profile, step, readings, given)
+        if external:
+            readings += [_external(name, value) for name, value in external.items()]
+        assessment = self.commit(step, readings, started_ns=started_ns)
+        return assessment, assessment.action
+
+    async def observe_tool_call(
+        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | None = None
+    ) -> tuple[StepUncertainty, UncertaintyAction]:
+        """Commit that a tool is about to be called; makes no model call.
+
+        Takes the tool's name or the whole call. Returns the assessment and the action: on a pause or an abort the
+        caller does not run the tool.
+        """
+        started_ns = time.time_ns()
+        call = tool_name if isinstance(tool_name, ToolCall) else ToolCall(name=tool_name)
+        step = Step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
+        assessment = self.commit(step, (), started_ns=started_ns)
+        return assessment, assessment.action
+
+    def observe_tool_result(self, call_id: str, output: str, *, is_error: bool = False) -> None:
+        """Take what a tool answered. It is hostile text: never parsed for a confidence, never shown as the model's."""
+        self._observe("tool_result", output, call_id=call_id, is_error=is_error)
+
+    def observe_user(self, text: str) -> None:
+        """Take what the user said."""
+        self._observe("user", text)
+
+    def _observe(self, kind: str, text: str, *, call_id: str | None = None, is_error: bool = False) -> None:
+        event = ObservationEvent(
+            session_id=self.session_id,
+            agent_id=self.agent_id,
+            kind=kind,
+            text=text,
+            call_id=call_id,
+            is_error=is_error,
+            time_s=time.time(),
+        )
+        self._send(event)
+
+    def commit(self, step: Step, readings: Sequence[Reading], *, started_ns: int | None = None) -> StepUncertainty:
+        """Advance by one step whose readings are there already; emits one event. For adapters and replays."""
+        with self._lock:
+            self._state, assessment = advance(self._profile, self._state, step, readings)
+            self._recent.append(assessment)
+            wanted = assessment.advisory_action or assessment.action
+            if wanted.stops:
+                self._escalations.append(_escalation(assessment))
+            if self._emit is not None:
+                ended_ns = time.time_ns()
+                self._emit(
+                    StepEvent(
+                        session_id=self._state.session_id,
+                        agent_id=self._state.agent_id,
+                        step=step,
+                        readings=tuple(readings),
+                        assessment=assessment,
+                        started_ns=ended_ns if started_ns is None else started_ns,
+                        ended_ns=ended_ns,
+                    )
+                )
+        return assessment
+
+    def _over_cap(self, step: Step) -> bool:
+        """True when the monitor's own tokens exceed their allowed share of the agent's."""
+        if self._max_overhead is None:
+            return False
+        agent_tokens = self._state.agent_tokens + step.input_tokens + step.output_tokens
+        return self._state.monitor_tokens > self._max_overhead * agent_tokens
+
+    # -- asking and answering -------------------------------------------------------------------------------------
+
+    def would_allow(self, call: ToolCall | str, *, effect: Effect | None = None) -> Verdict:
+        """What would be decided on this call now. Changes nothing, records nothing, asks no model."""
+        name = call.name if isinstance(call, ToolCall) else call
+        return judge_call(self._profile, self._state, name, effect)
+
+    def record_decision(
+        self,
+        decision: str,
+        *,
+        principal: str,
+        step_id: str | None = None,
+        call: ToolCall | None = None,
+        message: str | None = None,
+        acknowledges: bool = True,
+    ) -> None:
+        """Take a human's answer to a pause into the state and the recording.
+
+        With `acknowledges` the level that asked (HIGH or CRITICAL) asks no more until the belief has recovered. It
+        never covers an irreversible call: each of those is asked for by itself.
+        """
+        with self._lock:
+            level = self._state.level if self._state.level.severity >= UncertaintyLevel.HIGH.severity else None
+            if acknowledges and level is not None:
+                self._state = acknowledge(self._state, level)
+            if self._emit is not None:
+                self._emit(
+                    DecisionEvent(
+                        session_id=self.session_id,
+                        agent_id=self.agent_id,
+                        decision=decision,
+                        principal=principal,
+                        step_id=step_id,
+                        call_id=call.id if call else None,
+                        call_digest=call.digest() if call else None,
+                        message=message,
+                        acknowledged=level if acknowledges else None,
+                        time_s=time.time(),
+                    )
+                )
+
+    def finish(self, outcome: Outcome) -> None:
+        """Record how the run ended."""
+        self._send(OutcomeEvent(session_id=self.session_id, agent_id=self.agent_id, outcome=outcome))
+
+    def _send(self, event: Event) -> None:
+        if self._emit is not None:
+            with self._lock:
+                self._emit(event)
+
+    # -- belief ---------------------------------------------------------------------------------------------------
+
+    def belief(self) -> AgentBeliefState:
+        """What is believed now, with a window of the latest steps."""
+        with self._lock:
+            state, recent, escalations = self._state, list(self._recent), list(self._escalations)
+        return AgentBeliefState(
+            session_id=state.session_id,
+            agent_id=state.agent_id,
+            step_uncertainties=recent,
+            cumulative_confidence=state.cumulative,
+            overall_level=state.level,
+            total_steps=state.n_steps,
+            high_uncertainty_steps=state.n_high,
+            escalation_history=escalations,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """The guide's five numbers, what the latest escalation was decided on, and what the monitor itself spent."""
+        belief = self.belief()
+        state = self._state
+        return belief.to_summary() | {
+            "last_step_id": state.last_step_id,
+            "decision": belief.escalation_history[-1] if belief.escalation_history else None,
+            "monitor_usage": {
+                "calls": state.monitor_calls,
+                "tokens": state.monitor_tokens,
+                "cost_usd": state.monitor_cost_usd,
+            },
+        }
+
+    def snapshot(self) -> dict[str, JsonValue]:
+        """Everything needed to go on in another process, as JSON values."""
+        with self._lock:
+            return {
+                "v": SNAPSHOT_VERSION,
+                "state": json.loads(state_to_json(self._state)),
+                "recent": [s.model_dump(mode="json") for s in list(self._recent)[-_RECENT_IN_SNAPSHOT:]],
+                "escalations": list(self._escalations)[-_RECENT_IN_SNAPSHOT:],
+            }
+
+
+def read_snapshot(
+    snapshot: Mapping[str, Any],
+) -> tuple[SessionState, list[StepUncertainty], list[dict[str, JsonValue]]]:
+    """Parse what `Session.snapshot` wrote; raises DataError on another version or a broken field."""
+    if snapshot.get("v") != SNAPSHOT_VERSION:
+        raise DataError(f"snapshot version {snapshot.get('v')!r:.40} is not {SNAPSHOT_VERSION}", field="v")
+    state = state_from_json(json.dumps(snapshot.get("state")))
+    try:
+        recent = [StepUncertainty.model_validate_json(json.dumps(item)) for item in snapshot.get("recent", ())]
+    except ValueError as error:
+        raise DataError(f"not a list of step assessments: {error}", field="recent") from error
+    return state, recent, [dict(item) for item in snapshot.get("escalations", ())]
+
+
+def _external(name: str, value: float) -> Reading:
+    try:
+        return Reading(source=name, value=float(value))
+    except (TypeError, ValueError) as error:
+        rule = "confidences in [0, 1] by name"
+        raise ConfigurationError.of("external", "observe_llm_response", rule, value) from error
+
+
+def _escalation(assessment: StepUncertainty) -> dict[str, JsonValue]:
+    """What the pause or abort was decided on."""
+    return {
+        "step_id": assessment.step_id,
+        "level": assessment.level.value,
+        "action": assessment.action.value,
+        "advisory_action": assessment.advisory_action.value if assessment.advisory_action else None,
+        "rule": assessment.rule,
+        "guarantee": assessment.guarantee,
+        "reasoning": assessment.reasoning,
+        "fused_confidence": assessment.fused_confidence,
+        "propagated_confidence": assessment.propagated_confidence,
+        "missing_reason": assessment.missing_reason,
+        "tool_name": assessment.tool_name,
+    }

@@ -1,0 +1,139 @@
+"""Turns a committed step into the guide's three spans, under whatever span is current, with the step's own times.
+
+Numbers only: no message, no tool argument and no tool output ever becomes an attribute here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.events import Event, StepEvent
+from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel, UncertaintySource
+
+__all__ = ["SpanEmitter", "resolve_tracer"]
+
+
+def resolve_tracer(tracer: Any) -> Tracer:
+    """The OpenTelemetry tracer behind a tracer, a `GrampusTracer` or any object with a `_tracer` of that kind."""
+    inner = getattr(tracer, "_tracer", None)
+    for candidate in (tracer, inner):
+        if candidate is not None and callable(getattr(candidate, "start_span", None)):
+            found: Tracer = candidate
+            return found
+    raise ConfigurationError.of(
+        "tracer",
+        "UncertaintyMonitor",
+        "a GrampusTracer, an OpenTelemetry tracer, or an object with such a `_tracer`",
+        tracer,
+    )
+
+
+class SpanEmitter:
+    """A processor: `uncertainty.estimate` a step, `uncertainty.semantic` and `uncertainty.escalate` beneath it."""
+
+    __slots__ = ("_tracer",)
+
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = resolve_tracer(tracer)
+
+    def on_event(self, event: Event) -> None:
+        """Emit the spans of a step; other events have none."""
+        if not isinstance(event, StepEvent):
+            return
+        estimate = self._tracer.start_span(
+            "uncertainty.estimate", start_time=event.started_ns, attributes=estimate_attributes(event)
+        )
+        semantic = None
+        for reading in event.readings:
+            if reading.source == "semantic_entropy" and reading.calls:
+                semantic = reading
+        wanted = event.assessment.advisory_action or event.assessment.action
+        escalates = wanted.stops or event.assessment.level in (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
+        if semantic is not None or escalates:
+            context = trace.set_span_in_context(estimate)
+            if semantic is not None:
+                self._tracer.start_span(
+                    "uncertainty.semantic",
+                    context=context,
+                    start_time=semantic.started_ns,
+                    attributes=_semantic_attributes(event, semantic),
+                ).end(min(event.ended_ns, semantic.started_ns + int(semantic.duration_s * 1e9)))
+            if escalates:
+                escalate: Span = self._tracer.start_span(
+                    "uncertainty.escalate",
+                    context=context,
+                    start_time=event.ended_ns,
+                    attributes=_escalate_attributes(event, wanted),
+                )
+                escalate.end(event.ended_ns)
+        estimate.end(event.ended_ns)
+
+
+def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
+    """The guide's keys, the ids, and `missing_reason` beside the numbers that are no evidence."""
+    step = event.assessment
+    attributes: dict[str, AttributeValue] = {
+        "session_id": event.session_id,
+        "agent_id": event.agent_id,
+        "step_id": step.step_id,
+        "step_type": step.step_type,
+        "verbalized_confidence": step.verbalized_confidence,
+        "p_true_confidence": step.p_true_confidence,
+        "fused_confidence": step.fused_confidence,
+        "propagated_confidence": step.propagated_confidence,
+        "level": step.level.value,
+        "action": step.action.value,
+        "p_true_ran": UncertaintySource.P_TRUE in step.sources,
+        "samples_used": step.samples_used,
+        "rule": step.rule,
+    }
+    if step.missing_reason is not None:
+        attributes["missing_reason"] = step.missing_reason
+    if step.tool_name is not None:
+        attributes["gen_ai.tool.name"] = step.tool_name
+    optional = {
+        "token_probability": step.token_probability,
+        "token_entropy": step.token_entropy,
+        "semantic_confidence": step.semantic_confidence,
+        "p_success": step.p_success,
+        "uncertainty.trajectory_risk": step.trajectory_risk,
+    }
+    attributes.update((key, value) for key, value in optional.items() if value is not None)
+    return attributes
+
+
+def _semantic_attributes(event: StepEvent, reading: Any) -> dict[str, AttributeValue]:
+    attributes: dict[str, AttributeValue] = {
+        "session_id": event.session_id,
+        "agent_id": event.agent_id,
+        "step_id": event.assessment.step_id,
+        "sample_count": reading.samples,
+        "early_stopped": bool(reading.early_stopped),
+    }
+    if reading.value is not None:
+        attributes["semantic_confidence"] = reading.value
+    else:
+        attributes["missing_reason"] = str(reading.reason)
+    return attributes
+
+
+def _escalate_attributes(event: StepEvent, wanted: UncertaintyAction) -> dict[str, AttributeValue]:
+    step = event.assessment
+    attributes: dict[str, AttributeValue] = {
+        "session_id": event.session_id,
+        "agent_id": event.agent_id,
+        "step_id": step.step_id,
+        "level": step.level.value,
+        "cumulative_confidence": step.propagated_confidence,
+        "irreversible": step.rule in ("irreversible_override", "missing_evidence", "worst_so_far"),
+        "action": step.action.value,
+        "wanted_action": wanted.value,
+        "rule": step.rule,
+        "guarantee": step.guarantee or "no guarantee",
+    }
+    return attributes

@@ -1,0 +1,79 @@
+"""A tracer of our own that sends spans by OTLP and never touches the application's global tracer provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+
+from grampus_uq.errors import ConfigurationError
+
+__all__ = ["GrampusTracer"]
+
+
+class GrampusTracer:
+    """Spans through a private tracer provider.
+
+    `otlp_endpoint` such as "http://localhost:4317" (gRPC) or "http://localhost:4318/v1/traces" (HTTP, by `protocol` or
+    by its path) sends them there; `exporter` takes any OpenTelemetry exporter instead; with neither, spans are made but
+    go nowhere. Exporting happens on a thread of its own, a dead endpoint costs the agent nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        service_name: str,
+        otlp_endpoint: str | None = None,
+        protocol: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        exporter: SpanExporter | None = None,
+        span_processor: SpanProcessor | None = None,
+        resource_attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        resource = Resource.create({"service.name": service_name, **dict(resource_attributes or {})})
+        self.provider = TracerProvider(resource=resource)
+        if otlp_endpoint is not None:
+            exporter = _otlp_exporter(otlp_endpoint, protocol, headers)
+        if exporter is not None:
+            self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        if span_processor is not None:
+            self.provider.add_span_processor(span_processor)
+        self._tracer = self.provider.get_tracer("grampus_uq")
+
+    def force_flush(self, timeout_s: float = 10.0) -> bool:
+        """Send what is queued; False when the deadline passed first. Blocks: call it off the event loop."""
+        return self.provider.force_flush(int(timeout_s * 1000))
+
+    def shutdown(self) -> None:
+        """Send what is queued and stop. Blocks: call it off the event loop."""
+        self.provider.shutdown()
+
+    def __enter__(self) -> GrampusTracer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+
+def _otlp_exporter(endpoint: str, protocol: str | None, headers: Mapping[str, str] | None) -> SpanExporter:
+    if protocol not in (None, "grpc", "http/protobuf"):
+        raise ConfigurationError.of("protocol", "GrampusTracer", "'grpc' or 'http/protobuf'", protocol)
+    if protocol is None:
+        protocol = "http/protobuf" if "/v1/traces" in endpoint or endpoint.rstrip("/").endswith(":4318") else "grpc"
+    if protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+        return GrpcExporter(
+            endpoint=endpoint, insecure=not endpoint.startswith("https://"), headers=tuple((headers or {}).items())
+        )
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+    if not endpoint.rstrip("/").endswith("/v1/traces"):
+        endpoint = endpoint.rstrip("/") + "/v1/traces"
+    return HttpExporter(endpoint=endpoint, headers=dict(headers or {}))
