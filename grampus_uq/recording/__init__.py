@@ -4,21 +4,40 @@ from __future__ import annotations
 
 from grampus_uq.recording.codec import VERSION, Content, decode, encode
 from grampus_uq.recording.content import redact
+from grampus_uq.recording.labels import Label, label, label_all, read_labels
 from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.names import file_name
 from grampus_uq.recording.reader import TornLine, read
+from grampus_uq.recording.runs import Run, RunSummary, find_run, recording_files, runs, summarise
+from grampus_uq.recording.table import export, step_rows
+from grampus_uq.recording.validation import FileReport, Finding, validate
 from grampus_uq.recording.writer import RecordingProcessor, SyncPolicy
 
 __all__ = [
     "MAX_LINE_BYTES",
     "VERSION",
     "Content",
+    "FileReport",
+    "Finding",
+    "Label",
     "RecordingProcessor",
+    "Run",
+    "RunSummary",
     "SyncPolicy",
     "TornLine",
     "decode",
     "encode",
+    "export",
     "file_name",
+    "find_run",
+    "label",
+    "label_all",
     "read",
+    "read_labels",
+    "recording_files",
     "redact",
+    "runs",
+    "step_rows",
+    "summarise",
+    "validate",
 ]

@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import replace
+from enum import Enum
 from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.recording.codec import Content
-from grampus_uq.records import Reading, TokenLogprob, ToolCall, canonical_json
+from grampus_uq.records import Reading, ToolCall, canonical_json
 
 __all__ = ["hashed", "redact", "unicode_only"]
 
@@ -59,30 +62,9 @@ def hashed(text: str, key: bytes) -> str:
 
 
 def unicode_only(event: Event) -> Event:
-    """Return the event with lone surrogates in its free text replaced by U+FFFD (models do send half an emoji)."""
-    if isinstance(event, StepEvent):
-        return replace(
-            event,
-            step=replace(
-                event.step,
-                text=_valid(event.step.text),
-                tool_calls=tuple(
-                    call.model_copy(update={"arguments": _valid_json(call.arguments)}) for call in event.step.tool_calls
-                ),
-                logprobs=_valid_logprobs(event),
-            ),
-            readings=tuple(
-                replace(reading, detail=None if reading.detail is None else _valid(reading.detail))
-                for reading in event.readings
-            ),
-        )
-    if isinstance(event, ObservationEvent):
-        return replace(event, text=_valid(event.text))
-    if isinstance(event, DecisionEvent) and event.message is not None:
-        return replace(event, message=_valid(event.message))
-    if isinstance(event, OutcomeEvent) and event.outcome.note is not None:
-        return replace(event, outcome=replace(event.outcome, note=_valid(event.outcome.note)))
-    return event
+    """Return the event with the lone surrogates of any text replaced by U+FFFD: models do send half an emoji."""
+    adapter: TypeAdapter[Event] = TypeAdapter(type(event))
+    return adapter.validate_python(_valid(adapter.dump_python(event)))
 
 
 def _text(text: str, content: Content, key: bytes) -> str:
@@ -110,24 +92,11 @@ def _reading(reading: Reading, content: Content, key: bytes) -> Reading:
     return reading if reading.detail is None else replace(reading, detail=_optional(reading.detail, content, key))
 
 
-def _valid(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _valid_json(value: Any) -> Any:
-    if isinstance(value, str):
-        return _valid(value)
-    if isinstance(value, list):
-        return [_valid_json(item) for item in value]
+def _valid(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list | tuple):
+        return type(value)(map(_valid, value))
     if isinstance(value, dict):
-        return {_valid(name): _valid_json(item) for name, item in value.items()}
+        return {_valid(name): _valid(item) for name, item in value.items()}
     return value
-
-
-def _valid_logprobs(event: StepEvent) -> tuple[TokenLogprob, ...] | None:
-    if event.step.logprobs is None:
-        return None
-    return tuple(
-        replace(token, token=_valid(token.token), top=tuple((_valid(text), logprob) for text, logprob in token.top))
-        for token in event.step.logprobs
-    )

@@ -19,7 +19,7 @@ from grampus_uq.events import Event
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.lines import MAX_LINE_BYTES, numbered_lines
 
-__all__ = ["TornLine", "read", "read_numbered", "scan"]
+__all__ = ["TornLine", "read", "read_numbered", "report", "scan"]
 
 _log = logging.getLogger("grampus_uq.recording")
 _START: Final = b'{"v":1,"type":"'
@@ -35,14 +35,15 @@ class TornLine:
     data: bytes
 
 
-def _report(torn: TornLine) -> None:
+def report(torn: TornLine) -> None:
+    """Log a warning that names the place of the piece."""
     _log.warning("%s:%d: an unfinished line of %d bytes was left out.", torn.path, torn.line, len(torn.data))
 
 
 def read(
     path: str | os.PathLike[str],
     *,
-    on_torn: Callable[[TornLine], None] = _report,
+    on_torn: Callable[[TornLine], None] = report,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[Event]:
     """Yield the events of one recording, in commit order, holding one line at a time.
@@ -57,11 +58,11 @@ def read(
 def read_numbered(
     path: str | os.PathLike[str],
     *,
-    on_torn: Callable[[TornLine], None] = _report,
+    on_torn: Callable[[TornLine], None] = report,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[tuple[int, Event]]:
     """Like `read`, with the number of the line (from 1) beside each event."""
-    for number, found in scan(path, max_line_bytes=max_line_bytes):
+    for number, found, _ in scan(path, max_line_bytes=max_line_bytes):
         if isinstance(found, DataError):
             raise found
         if isinstance(found, TornLine):
@@ -72,21 +73,24 @@ def read_numbered(
 
 def scan(
     path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES
-) -> Iterator[tuple[int, Event | TornLine | DataError]]:
-    """Like `read_numbered`, but what is wrong is yielded in its place, and the lines behind it are read too."""
+) -> Iterator[tuple[int, Event | TornLine | DataError, bytes]]:
+    """Like `read_numbered`, but what is wrong is yielded in its place, and the lines behind it are read too.
+
+    Beside each event comes the line that it was read from; empty when a piece shared the line.
+    """
     name = os.fspath(path)
     with Path(path).open("rb") as stream:
         for number, line in numbered_lines(stream, path=name, max_line_bytes=max_line_bytes):
             if isinstance(line, DataError):
-                yield number, line
+                yield number, line, b""
             elif not line.isspace():
                 try:
                     event = decode(line, path=name, number=number)
                 except DataError as error:
                     for found in _salvage(line, name, number, error):
-                        yield number, found
+                        yield number, found, b""
                 else:
-                    yield number, event
+                    yield number, event, line
 
 
 def _salvage(line: bytes, path: str, number: int, error: DataError) -> Iterator[Event | TornLine | DataError]:

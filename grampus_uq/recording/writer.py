@@ -6,23 +6,21 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, StepEvent
+from grampus_uq.recording.appending import open_to_append, write_line
 from grampus_uq.recording.codec import Content, encode
 from grampus_uq.recording.content import redact, unicode_only
 from grampus_uq.recording.key import folder_key
 from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.names import file_name
 from grampus_uq.recording.syncing import Syncer
-from grampus_uq.recording.torn import hold, set_aside
 
 __all__ = ["RecordingProcessor", "SyncPolicy"]
 
 SyncPolicy = Literal["none", "decisions", "every"]
-
-_APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class RecordingProcessor:
@@ -96,15 +94,11 @@ class RecordingProcessor:
             self._begin()
         with self._lock:
             descriptor = self._open(name)
-            # One write, and no second one for a rest: after a partial write (a full disk) a rest could follow
-            # somebody else's line. The reader sets the piece aside.
-            written = os.write(descriptor, line)
+            write_line(descriptor, line, self._folder / name)
             if self._fsync == "every" or (self._fsync == "decisions" and _decides(event)):
                 self._syncer.request(name)
             else:
                 self._syncer.remember(name)
-        if written != len(line):
-            raise OSError(f"{self._folder / name}: only {written} of {len(line)} bytes could be written.")
 
     def sync(self) -> None:
         """Return when every event so far is on the disk. Blocks: call it from a worker thread, not an event loop."""
@@ -126,18 +120,18 @@ class RecordingProcessor:
         self.close()
 
     def _line(self, event: Event) -> bytes:
+        """The event as its line, with all the content that is wanted and that a reader could read back."""
         if self._content == "full":
-            for candidate in (event, unicode_only(event)):
-                try:
-                    line = encode(candidate, content="full")
-                except DataError:
-                    continue
-                if len(line) <= MAX_LINE_BYTES:
-                    return line
+            try:
+                line = _encoded(event, "full")
+            except DataError:
+                line = b""
+            if 0 < len(line) <= MAX_LINE_BYTES:
+                return line
         fallback: Content = "hashed" if self._content == "full" else self._content
         if self._key is None and fallback == "hashed":
             self._key = folder_key(self._folder)
-        line = encode(redact(event, fallback, self._key or b""), content=fallback)
+        line = _encoded(redact(event, fallback, self._key or b""), fallback)
         if len(line) > MAX_LINE_BYTES:
             raise DataError(f"An event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.", path=str(self._folder))
         return line
@@ -149,16 +143,15 @@ class RecordingProcessor:
             return descriptor
         while len(self._files) >= self._max_open:
             os.close(self._files.popitem(last=False)[1])
-        path = self._folder / name
-        descriptor = os.open(path, _APPEND, 0o600)
-        try:
-            set_aside(path, descriptor)
-            hold(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._files[name] = descriptor
+        self._files[name] = descriptor = open_to_append(self._folder / name)
         return descriptor
+
+
+def _encoded(event: Event, content: Content) -> bytes:
+    try:
+        return encode(event, content=content)
+    except DataError:  # only a lone surrogate can be mended; anything else is refused again
+        return encode(unicode_only(event), content=content)
 
 
 def _decides(event: Event) -> bool:

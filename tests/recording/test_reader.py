@@ -107,7 +107,7 @@ def test_a_line_of_a_hundred_megabytes_is_refused_in_bounded_memory_and_the_next
     finally:
         tracemalloc.stop()
     assert peak < 40 * 2**20
-    assert [number for number, _ in results] == [1, 2, 3]
+    assert [number for number, *_ in results] == [1, 2, 3]
     assert isinstance(results[1][1], DataError)
     assert results[2][1] == step_event(0)
     with pytest.raises(DataError, match="longer than 16777216 bytes") as caught:

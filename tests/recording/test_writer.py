@@ -228,6 +228,18 @@ def test_half_an_emoji_becomes_the_replacement_character(tmp_path: Path) -> None
     assert back.step.logprobs == step_event(0).step.logprobs
 
 
+def test_a_tool_whose_name_is_not_unicode_does_not_lose_the_step(tmp_path: Path) -> None:
+    event = step_event(0)
+    call = event.step.tool_calls[0].model_copy(update={"name": "delete\udc80"})
+    broken = dataclasses.replace(event, step=dataclasses.replace(event.step, kind="tool_call", tool_calls=(call,)))
+    with RecordingProcessor(tmp_path) as recorder:
+        recorder.on_event(broken)
+    back = next(read(recorder.path("s1")))
+    assert isinstance(back, StepEvent)
+    assert back.step.tool_name == "delete\ufffd"
+    assert back.assessment == event.assessment
+
+
 def test_infinite_log_probabilities_and_bottomless_arguments_do_not_lose_the_step(tmp_path: Path) -> None:
     infinite = step_event(0)
     step = dataclasses.replace(infinite.step, logprobs=(TokenLogprob(token="x", logprob=float("-inf")),))

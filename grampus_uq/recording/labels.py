@@ -1,0 +1,152 @@
+"""Labels: what somebody knows of a run's outcome, appended to its recording with who and when."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.events import OutcomeEvent
+from grampus_uq.recording.appending import append_line
+from grampus_uq.recording.codec import encode
+from grampus_uq.recording.runs import Paths, Run, find_run, runs
+from grampus_uq.records import Outcome
+from grampus_uq.vocabulary import StopReason
+
+__all__ = ["Label", "label", "label_all", "parse_success", "read_labels"]
+
+_WORDS: Final = {
+    "success": True,
+    "true": True,
+    "yes": True,
+    "1": True,
+    "failure": False,
+    "false": False,
+    "no": False,
+    "0": False,
+    "unknown": None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """What somebody knows of one run; `success` None is "unknown" and takes an earlier label back.
+
+    `stop_reason` None keeps the recorded one.
+    """
+
+    session_id: str
+    success: bool | None
+    stop_reason: StopReason | None = None
+    note: str | None = None
+
+
+def label(paths: Paths, known: Label, *, by: str, time_s: float | None = None) -> OutcomeEvent:
+    """Append a label to the recording of its run, and return the event; it is on the disk when this returns.
+
+    `by` says who, `time_s` when (seconds since 1970; default: now). A run whose end was never recorded needs a stop
+    reason, because only the caller can know whether it ended by itself. The note is kept as it is, whatever the content
+    policy of the recording: it was written to be kept. Raises DataError for an unknown session or a missing stop
+    reason, ConfigurationError when `by` is empty.
+    """
+    return _append(find_run(paths, known.session_id), known, by, time.time() if time_s is None else time_s)
+
+
+def label_all(
+    paths: Paths,
+    labels: Iterable[Label],
+    *,
+    by: str,
+    time_s: float | None = None,
+    on_labelled: Callable[[OutcomeEvent], None] | None = None,
+) -> list[str]:
+    """Append many labels in one pass over the recordings; return the session ids of labels whose run was not found.
+
+    Raises as `label` does; what was appended before stays.
+    """
+    wanted = {known.session_id: known for known in labels}
+    when = time.time() if time_s is None else time_s
+    for run in runs(paths):
+        known = wanted.pop(run.session_id, None)
+        if known is not None:
+            event = _append(run, known, by, when)
+            if on_labelled is not None:
+                on_labelled(event)
+    return list(wanted)
+
+
+def read_labels(path: str | os.PathLike[str]) -> Iterator[Label]:
+    """Yield the labels of a CSV file with a header: `session_id`, `success`, and if wanted `stop_reason` and `note`.
+
+    `success` is success/failure/unknown, true/false, yes/no or 1/0. Raises DataError with path, line and field for a
+    missing column, a cell that is none of these, or a session that is named twice.
+    """
+    name = os.fspath(path)
+    seen: set[str] = set()
+    with Path(path).open(newline="", encoding="utf-8-sig", errors="strict") as stream:
+        rows = csv.DictReader(stream, strict=True)
+        try:
+            for column in ("session_id", "success"):
+                if column not in (rows.fieldnames or ()):
+                    raise DataError(f"the column is missing; found {rows.fieldnames}.", path=name, line=1, field=column)
+            for row in rows:
+                known = _label_of(row, name, rows.line_num)
+                if known.session_id in seen:
+                    reason = f"{known.session_id!r:.100} is labelled twice."
+                    raise DataError(reason, path=name, line=rows.line_num, field="session_id")
+                seen.add(known.session_id)
+                yield known
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise DataError(f"is not CSV in UTF-8: {error}.", path=name, line=rows.line_num + 1) from error
+
+
+def parse_success(word: str) -> bool | None:
+    """Turn success/failure/unknown, true/false, yes/no, 1/0 into True, False or None. Raises ValueError otherwise."""
+    try:
+        return _WORDS[word.strip().lower()]
+    except KeyError:
+        raise ValueError(f"must be one of {', '.join(_WORDS)}. Got {word!r:.50}.") from None
+
+
+def _label_of(row: dict[str, str | None], path: str, line: int) -> Label:
+    session_id, success = row["session_id"], row["success"]
+    if not session_id:
+        raise DataError("is empty.", path=path, line=line, field="session_id")
+    if success is None:
+        raise DataError("is missing.", path=path, line=line, field="success")
+    try:
+        known = parse_success(success)
+    except ValueError as error:
+        raise DataError(str(error), path=path, line=line, field="success") from error
+    reason = row.get("stop_reason") or None
+    if reason is not None and reason not in list(StopReason):
+        known_reasons = ", ".join(StopReason)
+        raise DataError(
+            f"must be one of {known_reasons}. Got {reason!r:.50}.", path=path, line=line, field="stop_reason"
+        )
+    return Label(
+        session_id=session_id,
+        success=known,
+        stop_reason=StopReason(reason) if reason else None,
+        note=row.get("note") or None,
+    )
+
+
+def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
+    if not by.strip():
+        raise ConfigurationError.of("by", "label", "the name of whoever labels", by)
+    stop_reason = known.stop_reason or (run.outcome.stop_reason if run.outcome is not None else None)
+    if stop_reason is None:
+        reason = f"the end of {run.session_id!r:.100} was never recorded; say how it ended (clean, max_steps, ...)."
+        raise DataError(reason, path=run.path, line=run.line, field="stop_reason")
+    outcome = Outcome(success=known.success, stop_reason=stop_reason, labelled_by=by, time_s=time_s, note=known.note)
+    event = OutcomeEvent(session_id=run.session_id, agent_id=run.events[0].agent_id, outcome=outcome)
+    if not run.alone:
+        raise DataError("holds several sessions; a label is appended to a file of one session.", path=run.path)
+    append_line(Path(run.path), encode(event, content="full"))
+    return event

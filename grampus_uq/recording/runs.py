@@ -1,0 +1,193 @@
+"""The runs of files and folders, one at a time: what happened, how it ended, and who said so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+
+from grampus_uq.errors import DataError
+from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.recording.names import SUFFIX, file_name
+from grampus_uq.recording.reader import TornLine, read_numbered, report
+from grampus_uq.records import Outcome
+
+__all__ = ["Run", "RunSummary", "find_run", "recording_files", "runs", "summarise"]
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One recorded session: its events in commit order, and the file and line where it begins.
+
+    `alone` is True when its file holds no other session.
+    """
+
+    path: str
+    line: int
+    session_id: str
+    events: tuple[Event, ...]
+    alone: bool = True
+
+    @cached_property
+    def start(self) -> SessionStarted | None:
+        """How the session began; None when the recording lacks its beginning."""
+        return next((event for event in self.events if isinstance(event, SessionStarted)), None)
+
+    @cached_property
+    def steps(self) -> tuple[StepEvent, ...]:
+        """The steps, in commit order."""
+        return tuple(event for event in self.events if isinstance(event, StepEvent))
+
+    @cached_property
+    def observations(self) -> tuple[ObservationEvent, ...]:
+        """What tools and users answered."""
+        return tuple(event for event in self.events if isinstance(event, ObservationEvent))
+
+    @cached_property
+    def decisions(self) -> tuple[DecisionEvent, ...]:
+        """What humans decided."""
+        return tuple(event for event in self.events if isinstance(event, DecisionEvent))
+
+    @cached_property
+    def outcome(self) -> Outcome | None:
+        """How the run ended: the latest label, else the latest that says success or failure, else the latest.
+
+        None when the recording holds none. A label is an outcome with `labelled_by`; earlier ones stay recorded.
+        """
+        outcomes = [event.outcome for event in self.events if isinstance(event, OutcomeEvent)]
+        labels = [outcome for outcome in outcomes if outcome.labelled_by is not None]
+        known = [outcome for outcome in outcomes if outcome.success is not None]
+        best = labels or known or outcomes
+        return best[-1] if best else None
+
+    @cached_property
+    def touched(self) -> bool:
+        """True when a human decided something or the monitor really stopped a step: the outcome is then selected."""
+        return bool(self.decisions) or any(step.assessment.action.stops for step in self.steps)
+
+
+def recording_files(paths: Paths) -> Iterator[Path]:
+    """Yield the recordings under files and folders: a file as it is, a folder's `*.jsonl` at any depth, sorted.
+
+    Links to folders are not followed, hidden files not taken. Raises DataError for a path that does not exist.
+    """
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        start = Path(path)
+        if start.is_dir():
+            for folder, inner, names in os.walk(start):
+                inner[:] = sorted(name for name in inner if not name.startswith("."))
+                for name in sorted(names):
+                    if name.endswith(SUFFIX) and not name.startswith("."):
+                        yield Path(folder) / name
+        elif start.exists():
+            yield start
+        else:
+            raise DataError("does not exist.", path=os.fspath(path))
+
+
+def runs(paths: Paths, *, on_torn: Callable[[TornLine], None] = report) -> Iterator[Run]:
+    """Yield every run under files and folders, holding one at a time; file by file, in the order of names.
+
+    A file may hold several sessions, one after the other. Raises DataError as `read` does, and when a session's lines
+    are interrupted by another's (sort such a file by session first).
+    """
+    for path in recording_files(paths):
+        yield from _runs_of(path, on_torn)
+
+
+def _runs_of(path: Path, on_torn: Callable[[TornLine], None]) -> Iterator[Run]:
+    seen: set[str] = set()
+    events: list[Event] = []
+    first = 0
+    for number, event in chain(read_numbered(path, on_torn=on_torn), ((0, None),)):
+        if events and (event is None or event.session_id != events[0].session_id):
+            alone = event is None and len(seen) == 1
+            session_id = events[0].session_id
+            yield Run(path=os.fspath(path), line=first, session_id=session_id, events=tuple(events), alone=alone)
+            events = []
+        if event is None:
+            return
+        if not events:
+            if event.session_id in seen:
+                reason = (
+                    f"{event.session_id!r:.100} goes on here after another session; keep a session's lines together."
+                )
+                raise DataError(reason, path=os.fspath(path), line=number, field="session_id")
+            seen.add(event.session_id)
+            first = number
+        events.append(event)
+
+
+def find_run(paths: Paths, session_id: str) -> Run:
+    """Return one run by its session id. Raises DataError when there is none, or more than one.
+
+    A folder that holds a file named after the session is not searched further.
+    """
+    places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    own = [path for place in places if (path := Path(place) / file_name(session_id)).is_file()]
+    found = [run for run in runs(own or places) if run.session_id == session_id]
+    if len(found) != 1:
+        where = ", ".join(run.path for run in found)
+        reason = f"{len(found)} runs have the session id {session_id!r:.100}" + (f": {where}." if found else ".")
+        raise DataError(reason, path=", ".join(os.fspath(place) for place in places))
+    return found[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One line about a run. `pauses` counts the steps that stopped or, advisory, would have; times are in seconds."""
+
+    session_id: str
+    agent_id: str
+    model: str
+    started_s: float | None
+    duration_s: float | None
+    steps: int
+    pauses: int
+    decisions: int
+    least_confidence: float | None
+    last_confidence: float | None
+    success: bool | None
+    stop_reason: str | None
+    labelled_by: str | None
+    touched: bool
+    advisory: bool
+    release_probability: float | None
+    profile_fingerprint: str | None
+    path: str
+
+
+def summarise(run: Run) -> RunSummary:
+    """Say what a run was, in one flat record; confidences are the propagated ones, higher is better."""
+    steps = run.steps
+    start = run.start
+    outcome = run.outcome
+    times = [start.time_s] if start else []
+    times += [steps[0].step.time_s, steps[-1].step.time_s] if steps else []
+    wanted = [step.assessment.advisory_action or step.assessment.action for step in steps]
+    confidences = [step.assessment.propagated_confidence for step in steps]
+    return RunSummary(
+        session_id=run.session_id,
+        agent_id=run.events[0].agent_id,
+        model=start.model if start else "",
+        started_s=min(times, default=None),
+        duration_s=max(times) - min(times) if times else None,
+        steps=len(steps),
+        pauses=sum(action.stops for action in wanted),
+        decisions=len(run.decisions),
+        least_confidence=min(confidences, default=None),
+        last_confidence=confidences[-1] if confidences else None,
+        success=outcome.success if outcome else None,
+        stop_reason=outcome.stop_reason.value if outcome else None,
+        labelled_by=outcome.labelled_by if outcome else None,
+        touched=run.touched,
+        advisory=start.advisory if start else False,
+        release_probability=start.release_probability if start else None,
+        profile_fingerprint=start.profile_fingerprint if start else None,
+        path=run.path,
+    )
