@@ -64,6 +64,7 @@ def label_all(
     by: str,
     time_s: float | None = None,
     on_labelled: Callable[[OutcomeEvent], None] | None = None,
+    on_run: Callable[[Run], None] | None = None,
 ) -> list[str]:
     """Append many labels in one pass over the recordings; return the session ids of labels whose run was not found.
 
@@ -72,6 +73,8 @@ def label_all(
     wanted = {known.session_id: known for known in labels}
     when = time.time() if time_s is None else time_s
     for run in runs(paths):
+        if on_run is not None:
+            on_run(run)
         known = wanted.pop(run.session_id, None)
         if known is not None:
             event = _append(run, known, by, when)

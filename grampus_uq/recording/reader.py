@@ -79,7 +79,11 @@ def scan(
     Beside each event comes the line that it was read from; empty when a piece shared the line.
     """
     name = os.fspath(path)
-    with Path(path).open("rb") as stream:
+    try:
+        stream = Path(path).open("rb")  # noqa: SIM115 (closed below; only the opening is guarded here)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
+    with stream:
         for number, line in numbered_lines(stream, path=name, max_line_bytes=max_line_bytes):
             if isinstance(line, DataError):
                 yield number, line, b""
