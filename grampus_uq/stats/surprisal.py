@@ -12,7 +12,7 @@ from grampus_uq.stats.content import content_tokens
 MAX_SURPRISAL: Final = 20.0
 """Nats at which -ln p is clipped: interfaces report -9999 or -inf for "below what we list", which no mean survives."""
 
-_ROUNDING: Final = 1e-6
+_ROUNDING: Final = 1e-3
 """A log-probability this little above 0 is float rounding of p = 1 and is read as 0; more is an error of the caller."""
 
 

@@ -70,11 +70,13 @@ class TracerParameters:
 class StepComponents:
     """What was sensed at one step; None says that a component does not exist there, and it then adds no risk.
 
-    `surprisal` U_t in nats, >= 0 (eq. 7): None without log-probabilities. `repetition` D_rep in [0, 1] (eq. 11):
-    agent steps. `agent_gap` D_o^A in [0, 2] (eq. 14): agent steps that were answered by an observation. `user_gap`
-    D_o^U in [0, 2] (eq. 15): user steps right after an agent step. `tool_error`, `duplicate_call`,
-    `duplicate_observation`: agent steps that called a tool. `is_agent` says who acted; a user step has no agent
-    component and an agent step no user gap.
+    `surprisal` U_t in nats, >= 0 (eq. 7): None without log-probabilities. `repetition` D_rep in [0, 1] (eq. 11): agent
+    steps. `agent_gap` D_o^A in [0, 2] (eq. 14): agent steps that were answered by an observation. `user_gap` D_o^U in
+    [0, 2] (eq. 15): user steps right after an agent step. `is_agent` says who acted; a user step has no agent component
+    and an agent step no user gap.
+
+    Not in the paper: `wording_repetition` in [0, 1], D_rep with the words of the calls among the content words (agent
+    steps); `tool_error`, `duplicate_call`, `duplicate_observation` (agent steps that called a tool).
     """
 
     is_agent: bool
@@ -82,20 +84,37 @@ class StepComponents:
     repetition: float | None = None
     agent_gap: float | None = None
     user_gap: float | None = None
+    wording_repetition: float | None = None
     tool_error: bool | None = None
     duplicate_call: bool | None = None
     duplicate_observation: bool | None = None
 
     def __post_init__(self) -> None:
-        for name, highest in (("surprisal", 1e6), ("repetition", 1.0), ("agent_gap", 2.0), ("user_gap", 2.0)):
+        for name, highest in _RANGES:
             value = getattr(self, name)
             if value is not None and not 0.0 <= value <= highest:
                 object.__setattr__(self, name, _clipped_rounding(value, highest, name))
-        agent_only = (self.repetition, self.agent_gap, self.tool_error, self.duplicate_call, self.duplicate_observation)
-        if self.is_agent and self.user_gap is not None:
-            raise ConfigurationError.of("user_gap", "StepComponents", "None on an agent step", self.user_gap)
-        if not self.is_agent and any(value is not None for value in agent_only):
-            raise ConfigurationError.of("is_agent", "StepComponents", "True where an agent component is given", False)
+        for name in ("user_gap",) if self.is_agent else _AGENT_ONLY:
+            if getattr(self, name) is not None:
+                rule = f"None on {'an agent' if self.is_agent else 'a user'} step"
+                raise ConfigurationError.of(name, "StepComponents", rule, getattr(self, name))
+
+
+_RANGES: Final = (
+    ("surprisal", 1e6),
+    ("repetition", 1.0),
+    ("agent_gap", 2.0),
+    ("user_gap", 2.0),
+    ("wording_repetition", 1.0),
+)
+_AGENT_ONLY: Final = (
+    "repetition",
+    "agent_gap",
+    "wording_repetition",
+    "tool_error",
+    "duplicate_call",
+    "duplicate_observation",
+)
 
 
 def _clipped_rounding(value: float, highest: float, name: str) -> float:
@@ -141,13 +160,16 @@ def _combined(components: Sequence[float], composite: Composite) -> float:
 
 
 def extended_step_risk(step: StepComponents) -> float:
-    """Give max(repetition, tool error, duplicate call, duplicate observation), events counting 1: not the paper's.
+    """Give max(wording repetition, tool error, duplicate call, duplicate observation), events counting 1.
+
+    Not the paper's. The repetition in it reads a call word by word, so that a call repeated with one argument changed
+    counts in part; D_rep itself compares calls as wholes.
 
     Its sum over the steps of a run (`extended_sum`) is the baseline that TRACER has to beat and, on the published
     runs that we measured, mostly does not. Returns a number in [0, 1], higher is worse; 0 on user steps.
     """
     event = step.tool_error or step.duplicate_call or step.duplicate_observation
-    return 1.0 if event else (step.repetition or 0.0)
+    return 1.0 if event else (step.wording_repetition or 0.0)
 
 
 def extended_sum(steps: Iterable[StepComponents]) -> float:
