@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "AgentStatus",
     "Effect",
     "MissingReason",
     "Role",
@@ -121,3 +122,13 @@ class Role(StrEnum):
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
+
+
+class AgentStatus(StrEnum):
+    """Where a run stands."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    WAITING_FOR_HUMAN = "waiting_for_human"
+    COMPLETED = "completed"
+    FAILED = "failed"

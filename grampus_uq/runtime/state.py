@@ -1,0 +1,154 @@
+"""The stored state of one run: transcript, the calls of the current turn and where each stands, and the belief."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from grampus_uq.errors import StoreError
+from grampus_uq.records import Message, TokenUsage, ToolCall, canonical_json
+from grampus_uq.runtime.approvals import ApprovalRequest
+from grampus_uq.vocabulary import AgentStatus, Effect, Role
+
+__all__ = ["AgentState", "CallPhase", "CallRecord", "ExecutionResult", "PendingSession", "read_state"]
+
+STATE_VERSION = 1
+PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
+
+
+class CallPhase(StrEnum):
+    """Where one proposed call stands; it only ever moves down this list, `settled` at the end."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    CLEARED = "cleared"
+    STARTED = "started"
+    SETTLED = "settled"
+
+
+class CallRecord(BaseModel):
+    """One call of the current turn. `proposed` is what the model asked for, `call` what will run (after an edit)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    proposed: ToolCall
+    call: ToolCall
+    step_id: str
+    effect: Effect = Effect.UNKNOWN
+    phase: CallPhase = CallPhase.NEW
+    requests: list[ApprovalRequest] = Field(default_factory=list)
+    cleared_by: str | None = None
+    child_session: str | None = None
+
+    def key(self, agent_id: str, session_id: str) -> str:
+        """Idempotency key: the same for every attempt at this logical call, different for any other."""
+        text = canonical_json([agent_id, session_id, self.step_id, self.call.id, self.call.canonical()])
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class AgentState(BaseModel):
+    """One run as it is stored and as graph nodes pass it on; mutable, owned by whoever runs it."""
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=False)
+
+    v: int = STATE_VERSION
+    agent_id: str
+    session_id: str
+    messages: list[Message] = Field(default_factory=list)
+    status: AgentStatus = AgentStatus.IDLE
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    current_step: int = 0
+    total_token_usage: TokenUsage | None = None
+    definition: dict[str, JsonValue] = Field(default_factory=dict)
+    turn: list[CallRecord] = Field(default_factory=list)
+    review: list[ApprovalRequest] = Field(default_factory=list)
+    rejected: list[str] = Field(default_factory=list)
+    rejected_turns: int = 0
+    tool_calls_made: int = 0
+    output: str = ""
+    belief: dict[str, JsonValue] | None = None
+    worker: str | None = None
+    lease_until_s: float = 0.0
+    claimed_s: float = 0.0
+    created_s: float = Field(default_factory=time.time)
+    active_s: float = 0.0
+
+    def pending(self) -> list[ApprovalRequest]:
+        """Everything that waits for a decision now."""
+        waiting = [request for record in self.turn if record.phase is CallPhase.WAITING for request in record.requests]
+        return [*self.review, *waiting]
+
+    def settle(self, record: CallRecord, text: str, *, is_error: bool = False) -> None:
+        """Give a call its one result in the transcript, in place of its placeholder."""
+        record.phase = CallPhase.SETTLED
+        record.requests = []
+        result = Message(
+            role=Role.TOOL,
+            content=text,
+            name=record.proposed.name,
+            tool_call_id=record.proposed.id,
+            metadata={"is_error": True} if is_error else {},
+        )
+        for index in range(len(self.messages) - 1, -1, -1):
+            message = self.messages[index]
+            if message.tool_call_id == record.proposed.id and message.metadata.get("placeholder"):
+                self.messages[index] = result
+                return
+        self.messages.append(result)
+
+    def propose(self, content: str, calls: list[ToolCall], step_id: str) -> None:
+        """Append the model's message, and for every call a placeholder: the transcript is valid from here on."""
+        self.messages.append(Message(role=Role.ASSISTANT, content=content, tool_calls=tuple(calls)))
+        self.turn = []
+        for call in calls:
+            self.turn.append(CallRecord(proposed=call, call=call, step_id=step_id))
+            self.messages.append(
+                Message(
+                    role=Role.TOOL,
+                    content=PLACEHOLDER,
+                    name=call.name,
+                    tool_call_id=call.id,
+                    metadata={"placeholder": True},
+                )
+            )
+
+
+def read_state(body: str) -> AgentState:
+    """Parse a stored state; raises StoreError when it is broken or from a newer version."""
+    try:
+        state = AgentState.model_validate_json(body)
+    except ValueError as error:
+        raise StoreError(f"The stored session cannot be read: {str(error)[:500]}") from error
+    if state.v > STATE_VERSION:
+        raise StoreError(f"The stored session has version {state.v}; this version reads up to {STATE_VERSION}.")
+    return state
+
+
+class ExecutionResult(BaseModel):
+    """What a run, or a part of it up to a pause, came to. `metadata["uncertainty"]` is there after every run."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    status: AgentStatus
+    output: str = ""
+    messages: list[Message] = Field(default_factory=list)
+    tool_calls_made: int = 0
+    token_usage: TokenUsage = Field(default_factory=TokenUsage)
+    duration_seconds: float = 0.0
+    steps_taken: int = 0
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    pending: list[ApprovalRequest] = Field(default_factory=list)
+    session_id: str = ""
+
+
+class PendingSession(BaseModel):
+    """A run that waits for a human."""
+
+    agent_id: str
+    session_id: str
+    waiting_since_s: float
+    requests: list[ApprovalRequest]

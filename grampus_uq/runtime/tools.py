@@ -1,0 +1,172 @@
+"""Typed tools from plain functions: the JSON schema comes from the type hints, arguments are validated first."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.records import ToolCall, ToolResult
+from grampus_uq.vocabulary import Effect
+
+__all__ = ["FunctionTools", "Tool", "call_executor", "tool"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+IDEMPOTENCY = "idempotency_key"
+
+
+def tool(*, effect: Effect | str = Effect.UNKNOWN, name: str | None = None) -> Callable[[Function], Function]:
+    """Mark a function as a tool and say what it does to the world."""
+
+    def mark(function: Function) -> Function:
+        function.__grampus_tool__ = {"effect": Effect(effect), "name": name}  # type: ignore[attr-defined]  # our mark
+        return function
+
+    return mark
+
+
+class Tool:
+    """A function with its name, JSON schema and effect.
+
+    A parameter named `idempotency_key` is not shown to the model: the runner fills it with a key that is the same
+    whenever the same logical call is tried again.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, effect: Effect | str | None = None) -> None:
+        marks = getattr(function, "__grampus_tool__", {})
+        self.function = function
+        self.name = str(marks.get("name") or getattr(function, "__name__", ""))
+        if not self.name or self.name == "<lambda>":
+            raise ConfigurationError.of("function", "Tool", "a named function", function, "Use @tool(name=…).")
+        self.effect = Effect(effect) if effect is not None else marks.get("effect", Effect.UNKNOWN)
+        self.description = inspect.getdoc(function) or ""
+        self._arguments = _argument_model(self.name, function)
+        self._takes_key = IDEMPOTENCY in inspect.signature(function).parameters
+
+    def schema(self) -> dict[str, Any]:
+        """The tool in the OpenAI wire form."""
+        parameters = self._arguments.model_json_schema()
+        parameters.pop("title", None)
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+    def validate(self, call: ToolCall) -> dict[str, Any]:
+        """The arguments as Python values; raises pydantic's ValidationError."""
+        parsed = self._arguments.model_validate(call.arguments)
+        return {name: getattr(parsed, name) for name in type(parsed).model_fields}
+
+    async def run(self, call: ToolCall, key: str) -> Any:
+        """Validate and call; a plain function runs in a worker thread."""
+        arguments = self.validate(call)
+        if self._takes_key:
+            arguments[IDEMPOTENCY] = key
+        if inspect.iscoroutinefunction(self.function):
+            return await self.function(**arguments)
+        return await anyio.to_thread.run_sync(functools.partial(self.function, **arguments))
+
+
+def _argument_model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
+    hints = inspect.get_annotations(function, eval_str=True)
+    fields: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == IDEMPOTENCY:
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise ConfigurationError.of(
+                "function", "Tool", "a function of named parameters only", f"{name}(… {parameter} …)"
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (hints.get(parameter.name, Any), Field(default=default))
+    model: type[BaseModel] = create_model(f"{name}_arguments", __config__=ConfigDict(extra="forbid"), **fields)
+    return model
+
+
+class FunctionTools:
+    """A tool executor over functions; an unknown tool or invalid arguments become an error result for the model."""
+
+    def __init__(self, *functions: Callable[..., Any] | Tool) -> None:
+        tools = [item if isinstance(item, Tool) else Tool(item) for item in functions]
+        self._tools = {item.name: item for item in tools}
+        if len(self._tools) != len(tools):
+            raise ConfigurationError.of("functions", "FunctionTools", "of distinct names", [t.name for t in tools])
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """All tools in the OpenAI wire form."""
+        return [item.schema() for item in self._tools.values()]
+
+    def effect_of(self, name: str) -> Effect | None:
+        """What the tool's definition says it does; None for a tool that is not here."""
+        found = self._tools.get(name)
+        return None if found is None else found.effect
+
+    def check(self, call: ToolCall) -> str | None:
+        """Why the call cannot run (unknown tool, invalid arguments), or None."""
+        found = self._tools.get(call.name)
+        if found is None:
+            return f"There is no tool named {call.name!r:.80}. Tools: {', '.join(self._tools)}."
+        try:
+            found.validate(call)
+        except ValidationError as error:
+            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+            return f"Invalid arguments for {call.name}: {problems}"
+        return None
+
+    async def execute(self, call: ToolCall, /, *, idempotency_key: str = "") -> ToolResult:
+        """Run one call."""
+        problem = self.check(call)
+        if problem is not None:
+            return ToolResult(tool_call_id=call.id, output=problem, is_error=True)
+        started = time.perf_counter()
+        output = await self._tools[call.name].run(call, idempotency_key)
+        return ToolResult(tool_call_id=call.id, output=output, duration_ms=(time.perf_counter() - started) * 1e3)
+
+
+async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
+    """Run one call on any executor; whatever it returns or raises becomes a result. Cancellation passes.
+
+    Executors are called as `execute(call)`, or `execute(name, arguments)` when the signature asks for two; with
+    `idempotency_key` when the signature takes it.
+    """
+    started = time.perf_counter()
+    try:
+        returned = await _executor_call(executor, call, key)
+    except Exception as error:  # noqa: BLE001 (a failing tool is a result for the model, not the end of the agent)
+        return ToolResult(
+            tool_call_id=call.id,
+            output=f"The tool failed: {type(error).__name__}: {error}"[:2_000],
+            is_error=True,
+            duration_ms=(time.perf_counter() - started) * 1e3,
+        )
+    if isinstance(returned, ToolResult):
+        return returned if returned.tool_call_id == call.id else returned.model_copy(update={"tool_call_id": call.id})
+    output = getattr(returned, "output", returned)
+    return ToolResult(tool_call_id=call.id, output=output, duration_ms=(time.perf_counter() - started) * 1e3)
+
+
+def _executor_call(executor: Any, call: ToolCall, key: str) -> Awaitable[Any]:
+    parameters = _parameters(executor.execute)
+    named = {p.name for p in parameters}
+    options = {IDEMPOTENCY: key} if IDEMPOTENCY in named else {}
+    positional = [
+        p
+        for p in parameters
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != IDEMPOTENCY and p.default is p.empty
+    ]
+    arguments: Sequence[Any] = (call.name, dict(call.arguments)) if len(positional) == 2 else (call,)
+    awaitable: Awaitable[Any] = executor.execute(*arguments, **options)
+    return awaitable
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []
