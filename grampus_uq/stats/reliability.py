@@ -1,0 +1,299 @@
+"""Is a forecast right on average, and does it tell cases apart: binned calibration error, Brier loss, decompositions.
+
+T-ECE and T-Brier read one scalar a trajectory (`trajectory_scores.weighted_forecast`, `last_forecast`, ...). T-ECE
+sees reliability and is blind to resolution (theorem A of the Trajectory Proper Score paper); T-Brier elicits the
+scalar and not the trace (theorem B). They are printed beside a proper score, never instead of it. The decompositions
+say where a proper score comes from, and their parts sum to it exactly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.scoring import ProperScore, expected_score
+
+__all__ = [
+    "BinnedDecomposition",
+    "Decomposition",
+    "ReliabilityBin",
+    "decompose",
+    "decompose_binned",
+    "quantile_bins",
+    "reliability_bins",
+    "trajectory_brier",
+    "trajectory_ece",
+]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReliabilityBin:
+    """One point of a reliability diagram: forecasts from `low` to `high`, both taken on, and what came of them."""
+
+    low: float
+    high: float
+    mean_forecast: float
+    success_rate: float
+    count: int
+
+
+def quantile_bins(forecasts: npt.ArrayLike, bins: int = 10) -> IntArray:
+    """Assign forecasts to quantile bins without ever splitting a tie.
+
+    The j-th inner edge is the order statistic of rank ceil(j n / bins), and a forecast on an edge belongs to the bin
+    below it. Equal forecasts share a bin, so bins may be larger than n / bins, and fewer: models say round numbers.
+    Without ties the bins hold equal counts (to one), and the same members as scikit-learn's quantile strategy when
+    `bins` divides n.
+
+    Args:
+        forecasts: shape (n,), free of NaN.
+        bins: number of bins aimed at, >= 1.
+
+    Returns:
+        Bin numbers 0, 1, ... without gaps, shape (n,), not decreasing in the forecast; independent of row order.
+
+    Raises:
+        ConfigurationError: a NaN, more than one dimension, or bins < 1.
+
+    >>> quantile_bins([0.1, 0.9, 0.9, 0.9, 1.0], bins=3).tolist()
+    [0, 0, 0, 0, 1]
+    """
+    p = _finite("quantile_bins", forecasts)
+    if bins < 1 or bins != int(bins):
+        raise ConfigurationError.of("bins", "quantile_bins", "a whole number of at least 1", bins)
+    if len(p) == 0:
+        return np.empty(0, dtype=np.intp)
+    ranks = -(-np.arange(1, bins) * len(p) // bins)  # ceil in whole numbers: no quantile lands an ulp off a tie
+    edges = np.unique(np.sort(p)[np.maximum(ranks, 1) - 1])
+    return np.unique(np.searchsorted(edges, p, side="left"), return_inverse=True)[1]
+
+
+def reliability_bins(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int = 10) -> list[ReliabilityBin]:
+    """Summarise each quantile bin, from the lowest forecasts to the highest; empty for no forecast.
+
+    Args:
+        forecasts: shape (n,), probabilities of success in [0, 1], one a trajectory.
+        outcomes: shape (n,), 1 = success, 0 = failure.
+        bins: as `quantile_bins`.
+
+    Raises:
+        ConfigurationError: forecasts or outcomes outside their domain, shapes that differ.
+    """
+    p, y = _pairs("reliability_bins", forecasts, outcomes)
+    member = quantile_bins(p, bins)
+    return [
+        ReliabilityBin(
+            low=float(p[inside].min()),
+            high=float(p[inside].max()),
+            mean_forecast=float(p[inside].mean()),
+            success_rate=float(y[inside].mean()),
+            count=int(inside.sum()),
+        )
+        for inside in (member == b for b in range(member.max(initial=-1) + 1))
+    ]
+
+
+def trajectory_ece(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int = 10) -> float | None:
+    """Trajectory ECE: `sum_b (n_b / n) |mean forecast - success rate|` over tie-aware quantile bins (eq. 10).
+
+    Args:
+        forecasts: shape (n,), one scalar a trajectory in [0, 1], higher = more likely to succeed.
+        outcomes: shape (n,), 1 = success, 0 = failure.
+        bins: as `quantile_bins`.
+
+    Returns:
+        A number in [0, 1], lower is better calibrated; None for no trajectory. 0 does not mean informative: the base
+        rate reaches it. Biased upwards on small samples.
+
+    Raises:
+        ConfigurationError: as `reliability_bins`.
+    """
+    groups = reliability_bins(forecasts, outcomes, bins)
+    total = sum(group.count for group in groups)
+    gaps = sum(group.count * abs(group.mean_forecast - group.success_rate) for group in groups)
+    return gaps / total if total else None
+
+
+def trajectory_brier(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> float | None:
+    """Trajectory Brier loss of one scalar a trajectory: the mean of `(forecast - outcome)^2`.
+
+    Args:
+        forecasts: shape (n,), in [0, 1].
+        outcomes: shape (n,), 1 = success, 0 = failure.
+
+    Returns:
+        A *loss* in [0, 1], lower is better (the opposite of the scores' orientation, as the papers print it); None
+        for no trajectory.
+
+    Raises:
+        ConfigurationError: as `reliability_bins`.
+    """
+    p, y = _pairs("trajectory_brier", forecasts, outcomes)
+    return float(np.square(p - y).mean()) if len(p) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decomposition:
+    """A mean score in three parts: `score = resolution - reliability - uncertainty`, exactly.
+
+    With G(q) the expected score of forecasting q truthfully: uncertainty = -G(base rate) (what the base rate scores,
+    negated); resolution = mean of G(success rate given the forecast) - G(base rate), >= 0, higher is better;
+    reliability = mean of G(rate) - S(forecast; rate), >= 0, lower is better.
+    """
+
+    score: float
+    reliability: float
+    resolution: float
+    uncertainty: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BinnedDecomposition:
+    """The same over bins: `score = resolution - reliability - uncertainty - spread + covariance`, exactly.
+
+    Reliability and resolution are those of the bin means. spread: what a bin's forecasts lose by differing from their
+    mean, as if outcomes inside the bin were alike (for Brier the variance within bins). covariance: what they gain by
+    differing in the right direction (for Brier twice the covariance within bins).
+    """
+
+    score: float
+    reliability: float
+    resolution: float
+    uncertainty: float
+    spread: float
+    covariance: float
+
+
+def decompose(
+    forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, score: ProperScore, *, weights: npt.ArrayLike | None = None
+) -> Decomposition | None:
+    """Split a mean score over the distinct forecast values, without any binning.
+
+    Args:
+        forecasts: shape (n,), in [0, 1].
+        outcomes: shape (n,), in [0, 1]: outcomes, or success probabilities of censored prefixes.
+        score: a strictly proper score.
+        weights: shape (n,), non-negative, not all 0; None = alike. For the mean TPS give every step its forecast, its
+            trajectory's outcome and its weight w_t.
+
+    Returns:
+        `Decomposition`, its parts summing to `score` to rounding; None for no forecast. With few ties most values
+        occur once,
+        and reliability and resolution are then both near their largest: use `decompose_binned`.
+
+    Raises:
+        ConfigurationError: an argument outside its domain.
+
+    Source: Murphy (1973); Broecker (2009), for any proper score.
+    """
+    p, q, w = _weighted_pairs("decompose", forecasts, outcomes, weights)
+    if len(p) == 0:
+        return None
+    values, member = np.unique(p, return_inverse=True)
+    parts = _between_groups(values, member, q, w, score)
+    return Decomposition(
+        score=float(w @ expected_score(score, p, q)),
+        reliability=parts.reliability,
+        resolution=parts.resolution,
+        uncertainty=parts.uncertainty,
+    )
+
+
+def decompose_binned(
+    forecasts: npt.ArrayLike,
+    outcomes: npt.ArrayLike,
+    score: ProperScore,
+    *,
+    bins: int = 10,
+    weights: npt.ArrayLike | None = None,
+) -> BinnedDecomposition | None:
+    """Split a mean score over quantile bins, with the two terms within bins that make the sum exact.
+
+    Args:
+        forecasts, outcomes, score, weights: as `decompose`.
+        bins: as `quantile_bins` (of the forecasts, each counted once).
+
+    Returns:
+        `BinnedDecomposition`, its parts summing to `score` to rounding; None for no forecast.
+
+    Raises:
+        ConfigurationError: an argument outside its domain.
+
+    Source: Stephenson, Coelho and Jolliffe (2008) for Brier; the same algebra holds for every proper score, because a
+    score is linear in the outcome.
+    """
+    p, q, w = _weighted_pairs("decompose_binned", forecasts, outcomes, weights)
+    if len(p) == 0:
+        return None
+    member = quantile_bins(p, bins)
+    means, rates = _group_means(member, w, p)[1], _group_means(member, w, q)[1]
+    parts = _between_groups(means, member, q, w, score)
+    inside = rates[member]
+    spread = expected_score(score, means[member], inside) - expected_score(score, p, inside)
+    contrast = score.success(p) - score.failure(p)
+    return BinnedDecomposition(
+        score=float(w @ expected_score(score, p, q)),
+        reliability=parts.reliability,
+        resolution=parts.resolution,
+        uncertainty=parts.uncertainty,
+        spread=float(w @ spread),
+        covariance=float(w @ ((q - inside) * contrast)),
+    )
+
+
+def _between_groups(
+    values: FloatArray, member: IntArray, q: FloatArray, w: FloatArray, score: ProperScore
+) -> Decomposition:
+    """Decompose the score of forecasting `values[k]` throughout group k; weights sum to 1."""
+    mass, rates = _group_means(member, w, q)
+    base = np.clip(np.array([w @ q]), 0.0, 1.0)
+    truthful, base_truthful = expected_score(score, rates, rates), float(expected_score(score, base, base)[0])
+    given = expected_score(score, values, rates)
+    return Decomposition(
+        score=float(mass @ given),
+        reliability=float(mass @ (truthful - given)),
+        resolution=float(mass @ truthful) - base_truthful,
+        uncertainty=-base_truthful,
+    )
+
+
+def _group_means(member: IntArray, w: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Weight of each group and weighted mean of x in it (0 in a group without weight), clipped against rounding."""
+    mass = np.bincount(member, weights=w).astype(np.float64)
+    total = np.bincount(member, weights=w * x).astype(np.float64)
+    return mass, np.clip(np.divide(total, mass, out=np.zeros_like(total), where=mass > 0), 0.0, 1.0)
+
+
+def _finite(owner: str, forecasts: npt.ArrayLike) -> FloatArray:
+    p = np.asarray(forecasts, dtype=np.float64)
+    if p.ndim != 1 or np.isnan(p).any():
+        hint = "leave trajectories with a missing forecast out, and count them"
+        raise ConfigurationError.of("forecasts", owner, "one-dimensional and free of NaN", forecasts, hint)
+    return p
+
+
+def _pairs(owner: str, forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    p, y = _finite(owner, forecasts), np.asarray(outcomes, dtype=np.float64)
+    if y.shape != p.shape:
+        raise ConfigurationError.of("outcomes", owner, f"of shape {p.shape}", y.shape)
+    for parameter, values in (("forecasts", p), ("outcomes", y)):
+        if not ((values >= 0.0) & (values <= 1.0)).all():
+            raise ConfigurationError.of(parameter, owner, "in [0, 1]", values[~((values >= 0.0) & (values <= 1.0))][0])
+    return p, y
+
+
+def _weighted_pairs(
+    owner: str, forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, weights: npt.ArrayLike | None
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Validate, and normalise the weights to sum 1."""
+    p, y = _pairs(owner, forecasts, outcomes)
+    w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if w.shape != p.shape or not (np.isfinite(w) & (w >= 0.0)).all() or (len(w) and not w.sum() > 0.0):
+        raise ConfigurationError.of("weights", owner, "finite, not negative, not all 0, one a forecast", weights)
+    return p, y, w / w.sum() if len(w) else w

@@ -1,0 +1,393 @@
+"""The Trajectory Proper Score: a strictly proper score of every step's forecast, weighted and summed.
+
+`TPS = sum_t w_t s(p_t, Y)`, where p_t is the reported probability at step t that the task will *eventually* succeed,
+Y the outcome, s a strictly proper score (`scoring`) and w positive weights with sum 1 (`weight_schedules`). A reward:
+higher is better. Batches are ragged: one flat array of forecasts and the number of steps of each trajectory.
+
+Missing forecasts: nothing is imputed. A trajectory with a missing (NaN) forecast at any step gets the score NaN;
+leave it out and report how many there were (`ForecastTraces.missing`).
+
+Source: "Proper Scoring Rules for Agentic Uncertainty Quantification"; equation numbers are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.scoring import EPSILON, LOG, ProperScore, expected_score, log_odds
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM, WeightSchedule
+
+__all__ = [
+    "ArtificialCensoring",
+    "ForecastTraces",
+    "artificial_censoring",
+    "exact_minus_simple_log",
+    "last_forecast",
+    "mean_forecast",
+    "min_forecast",
+    "step_weights",
+    "tps",
+    "tps_exact",
+    "tps_simple",
+    "weighted_forecast",
+]
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ForecastTraces:
+    """The forecasts of n trajectories, end to end in one array.
+
+    forecasts: shape (steps,), p_t in [0, 1], higher = more likely to succeed; NaN = missing. lengths: shape (n,),
+    observed steps of each trajectory, at least 1, with sum `steps`. A trajectory without a step has no forecast:
+    leave it out.
+    """
+
+    forecasts: FloatArray
+    lengths: IntArray
+
+    def __post_init__(self) -> None:
+        forecasts, lengths = np.asarray(self.forecasts, dtype=np.float64), np.asarray(self.lengths, dtype=np.int64)
+        if lengths.ndim != 1 or (lengths < 1).any():
+            raise ConfigurationError.of("lengths", "ForecastTraces", "one-dimensional and at least 1", self.lengths)
+        if forecasts.shape != (lengths.sum(),):
+            rule = f"one number a step, {lengths.sum()} in all"
+            raise ConfigurationError.of("forecasts", "ForecastTraces", rule, forecasts.shape)
+        if (forecasts < 0.0).any() or (forecasts > 1.0).any():
+            outside = forecasts[(forecasts < 0.0) | (forecasts > 1.0)][0]
+            raise ConfigurationError.of(
+                "forecasts", "ForecastTraces", "in [0, 1]", outside, "percentages? divide by 100"
+            )
+        object.__setattr__(self, "forecasts", forecasts)
+        object.__setattr__(self, "lengths", lengths)
+
+    @classmethod
+    def of(cls, traces: Iterable[Sequence[float | None]]) -> ForecastTraces:
+        """Build from one sequence of forecasts a trajectory; None is a missing forecast."""
+        rows = [[np.nan if p is None else p for p in trace] for trace in traces]
+        return cls(
+            forecasts=np.array([p for row in rows for p in row], dtype=np.float64),
+            lengths=np.array([len(row) for row in rows], dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> IntArray:
+        """Position of each trajectory's first step; shape (n,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def steps(self) -> IntArray:
+        """Step number of each forecast, from 1; shape (steps,)."""
+        return np.arange(1, len(self.forecasts) + 1) - np.repeat(self.starts, self.lengths)
+
+    @property
+    def missing(self) -> BoolArray:
+        """Trajectories with a missing forecast; shape (n,)."""
+        return self.sums(np.isnan(self.forecasts).astype(np.float64)) > 0.0
+
+    def sums(self, values: FloatArray) -> FloatArray:
+        """Sum one value a step within each trajectory; (steps,) in, (n,) out."""
+        return np.add.reduceat(values, self.starts) if len(self) else np.empty(0)
+
+    def spread(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Repeat one value a trajectory over its steps; (n,) in, (steps,) out."""
+        return np.repeat(np.asarray(values, dtype=np.float64), self.lengths)
+
+    def with_forecasts(self, forecasts: FloatArray) -> ForecastTraces:
+        """Return the same trajectories with other forecasts, for example calibrated ones."""
+        return ForecastTraces(forecasts=forecasts, lengths=self.lengths)
+
+    def select(self, chosen: BoolArray) -> ForecastTraces:
+        """Return the trajectories whose entry in a mask of shape (n,) is True."""
+        return ForecastTraces(forecasts=self.forecasts[np.repeat(chosen, self.lengths)], lengths=self.lengths[chosen])
+
+    def truncated(self, stops: npt.ArrayLike) -> ForecastTraces:
+        """Return the first `stops` steps of each trajectory; shape (n,), each from 1 to its length."""
+        kept = _whole_numbers("stops", stops, len(self))
+        if (kept < 1).any() or (kept > self.lengths).any():
+            raise ConfigurationError.of("stops", "ForecastTraces.truncated", "from 1 to the length", stops)
+        return ForecastTraces(forecasts=self.forecasts[self.steps <= np.repeat(kept, self.lengths)], lengths=kept)
+
+
+def step_weights(
+    traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT, full_lengths: npt.ArrayLike | None = None
+) -> FloatArray:
+    """Return w_t of every step under the evaluated length of its trajectory; shape (steps,).
+
+    Args:
+        traces: n trajectories.
+        schedule: how steps count.
+        full_lengths: shape (n,), the evaluated length T of each trajectory, at least its observed steps: weights are
+            then those of the full length, truncated and *not* renormalised (artificial censoring). None: the observed
+            length (complete trajectories, and those that stopped at an administrative budget).
+
+    Returns:
+        Positive weights; they sum to 1 over each trajectory observed in full, to less otherwise.
+
+    Raises:
+        ConfigurationError: a full length below the observed one.
+    """
+    full = traces.lengths if full_lengths is None else _whole_numbers("full_lengths", full_lengths, len(traces))
+    if (full < traces.lengths).any():
+        raise ConfigurationError.of("full_lengths", "step_weights", "at least the observed lengths", full_lengths)
+    return schedule.weights(traces.steps.astype(np.float64), traces.spread(full))
+
+
+def tps(
+    traces: ForecastTraces,
+    outcomes: npt.ArrayLike,
+    *,
+    score: ProperScore = LOG,
+    schedule: WeightSchedule = LINEAR_FRONT,
+) -> FloatArray:
+    """Score complete trajectories: `TPS = sum_t w_t s(p_t, Y)` (eq. 2).
+
+    Theorem 4.1: if s is strictly proper and all w_t > 0, the expected TPS is largest for the truthful process
+    `p_t = P(Y = 1 | history at t)`, and only for it. Assumes that the law of the trajectories is fixed (no policy that
+    is optimised against the score) and the weights are fixed beforehand. What breaks it: outcomes that were selected
+    (runs stopped because they looked bad), forecasts that saw later steps.
+
+    Args:
+        traces: n trajectories.
+        outcomes: shape (n,), 1 or True = success, 0 = failure.
+        score: a strictly proper score.
+        schedule: how steps count.
+
+    Returns:
+        Shape (n,), at most 0, higher is better; NaN where a forecast is missing. Their mean is the reported number.
+
+    Raises:
+        ConfigurationError: an outcome that is neither 0 nor 1, or unobserved (NaN).
+
+    >>> tps(ForecastTraces.of([[0.5, 0.5], [0.9, 1.0]]), [1, 1]).round(4).tolist()
+    [-0.6931, -0.0702]
+    """
+    observed = _outcomes("tps", outcomes, len(traces))
+    if np.isnan(observed).any():
+        hint = "leave unobserved outcomes out, or score them with tps_exact or tps_simple"
+        raise ConfigurationError.of("outcomes", "tps", "observed (0 or 1)", float("nan"), hint)
+    return _weighted_expected(traces, observed, score, schedule, None)
+
+
+def tps_exact(
+    traces: ForecastTraces,
+    outcomes: npt.ArrayLike,
+    continuation_success: npt.ArrayLike,
+    *,
+    score: ProperScore = LOG,
+    schedule: WeightSchedule = LINEAR_FRONT,
+    full_lengths: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """Score administratively censored trajectories with their probability q of success from the stopped prefix on.
+
+    Complete: as `tps`. Censored at step C: `sum_{t<=C} w_t [q s(p_t, 1) + (1 - q) s(p_t, 0)]` (eq. 4), which is the
+    mean of the prefix's score over continuations that succeed with probability q.
+
+    Theorem 4.3: strictly proper for the observed prefix, if stopping was not informative given the task (assumption
+    1) and given the stopped prefix (assumption 2), and q is the true P(Y = 1 | stopped prefix). What breaks it: stops
+    that the monitor, a parser or a tool error caused; a q estimated from the forecasts that are being scored.
+
+    Args:
+        traces: n observed prefixes.
+        outcomes: shape (n,), 1, 0, or NaN where the trajectory was censored.
+        continuation_success: shape (n,), q in [0, 1]; read only where the outcome is NaN.
+        score, schedule: as `tps`.
+        full_lengths: as `step_weights`.
+
+    Returns:
+        Shape (n,), at most 0, higher is better; NaN where a forecast is missing.
+
+    Raises:
+        ConfigurationError: an outcome other than 0, 1, NaN, or a censored trajectory without a q in [0, 1].
+    """
+    observed = _outcomes("tps_exact", outcomes, len(traces))
+    q = np.asarray(continuation_success, dtype=np.float64)
+    if q.shape != observed.shape:
+        raise ConfigurationError.of("continuation_success", "tps_exact", f"of shape ({len(traces)},)", q.shape)
+    chance = np.where(np.isnan(observed), q, observed)
+    if not ((chance >= 0.0) & (chance <= 1.0)).all():
+        rule = "in [0, 1] wherever the outcome is unobserved"
+        raise ConfigurationError.of("continuation_success", "tps_exact", rule, continuation_success)
+    return _weighted_expected(traces, chance, score, schedule, full_lengths)
+
+
+def tps_simple(
+    traces: ForecastTraces,
+    outcomes: npt.ArrayLike,
+    *,
+    score: ProperScore = LOG,
+    schedule: WeightSchedule = LINEAR_FRONT,
+    full_lengths: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """Score a censored trajectory as if it had failed: `sum_{t<=C} w_t s(p_t, 0)` (eq. 5), `tps_exact` with q = 0.
+
+    Not proper for the probability of success: it elicits the pseudo-label `P(observed success | history)`
+    (proposition C.3), unless no censored run would have succeeded. Nor is it a lower bound of the complete score:
+    swapping the branch gains where p_t < 1/2. A report that prints it has to say both.
+
+    Args, returns, raises: as `tps_exact`, without q.
+    """
+    observed = _outcomes("tps_simple", outcomes, len(traces))
+    return _weighted_expected(traces, np.nan_to_num(observed, nan=0.0), score, schedule, full_lengths)
+
+
+def exact_minus_simple_log(
+    traces: ForecastTraces,
+    continuation_success: npt.ArrayLike,
+    *,
+    epsilon: float = EPSILON,
+    schedule: WeightSchedule = LINEAR_FRONT,
+    full_lengths: npt.ArrayLike | None = None,
+) -> FloatArray:
+    """Return `q sum_{t<=C} w_t logit(p_t)`, exact minus simple log score of censored prefixes in closed form (eq. 17).
+
+    Args:
+        traces: n censored prefixes.
+        continuation_success: shape (n,), q in [0, 1].
+        epsilon: the clipping of the `LogScore` it is compared with.
+        schedule, full_lengths: as `step_weights`.
+
+    Returns:
+        Shape (n,); negative where the forecasts lean to failure; NaN where a forecast is missing.
+    """
+    weighted = step_weights(traces, schedule, full_lengths) * log_odds(traces.forecasts, epsilon)
+    return np.asarray(continuation_success, dtype=np.float64) * traces.sums(weighted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArtificialCensoring:
+    """How hiding outcomes changes the simple score, trajectory by trajectory, split into its two causes.
+
+    prefix_swap: shape (n,), `sum_{t<=C} w_t [s(p_t, 0) - s(p_t, Y)]`; 0 for failures; for the log score of a success
+    its steps have the sign of 1/2 - p_t. tail_omission: shape (n,), `-sum_{t>C} w_t s(p_t, Y)`, never negative.
+    """
+
+    prefix_swap: FloatArray
+    tail_omission: FloatArray
+
+    @property
+    def shift(self) -> FloatArray:
+        """Simple score of the censored trajectory minus its complete score."""
+        return self.prefix_swap + self.tail_omission
+
+
+def artificial_censoring(
+    traces: ForecastTraces,
+    outcomes: npt.ArrayLike,
+    stops: npt.ArrayLike,
+    *,
+    score: ProperScore = LOG,
+    schedule: WeightSchedule = LINEAR_FRONT,
+) -> ArtificialCensoring:
+    """Decompose what `tps_simple` would change if complete trajectories had been stopped earlier.
+
+    Weights are those of the full length, truncated at the stop.
+
+    Args:
+        traces: n complete trajectories.
+        outcomes: shape (n,), 0 or 1.
+        stops: shape (n,), the step C after which each is hidden, from 1 to its length; at its length it stays
+            complete.
+        score, schedule: as `tps`.
+
+    Returns:
+        `ArtificialCensoring`; its shift equals the difference of the two scores exactly.
+
+    Raises:
+        ConfigurationError: an unobserved outcome or a stop outside 1..length.
+
+    Source: section 6.2 and App. I.1.
+    """
+    y = _outcomes("artificial_censoring", outcomes, len(traces))
+    if np.isnan(y).any():
+        raise ConfigurationError.of("outcomes", "artificial_censoring", "observed (0 or 1)", float("nan"))
+    stop = _whole_numbers("stops", stops, len(traces))
+    if (stop < 1).any() or (stop > traces.lengths).any():
+        raise ConfigurationError.of("stops", "artificial_censoring", "from 1 to the length", stops)
+    weights = step_weights(traces, schedule)
+    truth = expected_score(score, traces.forecasts, traces.spread(y))
+    failure = score.failure(traces.forecasts)
+    before = traces.steps <= np.repeat(stop, traces.lengths)
+    hidden = traces.spread(stop < traces.lengths)
+    return ArtificialCensoring(
+        prefix_swap=traces.sums(weights * before * hidden * (failure - truth)),
+        tail_omission=traces.sums(np.where(before, 0.0, -weights * truth)),
+    )
+
+
+def weighted_forecast(traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT) -> FloatArray:
+    """Collapse each trajectory to `sum_t w_t p_t`: the scalar that rank metrics, T-ECE and T-Brier are printed for.
+
+    A scalar is not a trace: no score of it elicits the process (theorem B). Shape (n,), in [0, 1]; NaN where missing.
+    Equal averages come out as equal numbers, so that they tie: see `_weighted_mean`.
+    """
+    return _weighted_mean(traces, step_weights(traces, schedule))
+
+
+def last_forecast(traces: ForecastTraces) -> FloatArray:
+    """AUQ's "last" scalar, the forecast at the final step; shape (n,), NaN where any step is missing."""
+    return np.where(traces.missing, np.nan, traces.forecasts[traces.starts + traces.lengths - 1])
+
+
+def mean_forecast(traces: ForecastTraces) -> FloatArray:
+    """AUQ's "mean" scalar; shape (n,), NaN where any step is missing."""
+    return _weighted_mean(traces, step_weights(traces, UNIFORM))
+
+
+def min_forecast(traces: ForecastTraces) -> FloatArray:
+    """AUQ's "min" scalar, the least confident step; shape (n,), NaN where any step is missing."""
+    return np.minimum.reduceat(traces.forecasts, traces.starts) if len(traces) else np.empty(0)
+
+
+def _weighted_mean(traces: ForecastTraces, weights: FloatArray) -> FloatArray:
+    """Average within trajectories without the noise that would order what is equal.
+
+    A constant 0.8 averaged over 3 and over 7 steps differs in the last bit, and rank metrics read that bit: on one
+    real set a constant stream had AUROC .44. So averages are taken from the first step on (exact for constants) and
+    rounded to 1e-12 (equal averages of the round numbers that models say).
+    """
+    first = traces.forecasts[traces.starts]
+    return np.round(first + traces.sums(weights * (traces.forecasts - traces.spread(first))), 12)
+
+
+def _weighted_expected(
+    traces: ForecastTraces,
+    chance: FloatArray,
+    score: ProperScore,
+    schedule: WeightSchedule,
+    full_lengths: npt.ArrayLike | None,
+) -> FloatArray:
+    """Sum w_t [q s(p_t, 1) + (1 - q) s(p_t, 0)]: complete trajectories have q = Y."""
+    scores = expected_score(score, traces.forecasts, traces.spread(chance))
+    return traces.sums(step_weights(traces, schedule, full_lengths) * scores)
+
+
+def _outcomes(owner: str, outcomes: npt.ArrayLike, n: int) -> FloatArray:
+    y = np.asarray(outcomes, dtype=np.float64)
+    if y.shape != (n,):
+        raise ConfigurationError.of("outcomes", owner, f"of shape ({n},)", y.shape)
+    known = y[~np.isnan(y)]
+    if not np.isin(known, (0.0, 1.0)).all():
+        raise ConfigurationError.of(
+            "outcomes", owner, "0, 1 or unobserved (NaN)", known[~np.isin(known, (0.0, 1.0))][0]
+        )
+    return y
+
+
+def _whole_numbers(parameter: str, values: npt.ArrayLike, n: int) -> IntArray:
+    raw = np.asarray(values)
+    if raw.shape != (n,) or not (raw == np.floor(raw)).all():
+        raise ConfigurationError.of(parameter, "ForecastTraces", f"{n} whole numbers", values)
+    return raw.astype(np.int64)
