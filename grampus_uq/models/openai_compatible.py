@@ -121,6 +121,7 @@ class OpenAICompatibleModel:
         tools: Sequence[Mapping[str, Any]] | None = None,
         response_format: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
+        **extra: Any,
     ) -> ModelResponse:
         """Answer the messages.
 
@@ -137,6 +138,8 @@ class OpenAICompatibleModel:
             alternatives, None for nothing. The answer's `logprobs` is None when the model reports none.
         timeout_s
             Deadline in seconds, in place of the client's.
+        extra
+            Further parameters of the chat format (seed, stop, top_p), sent as they are.
 
         Raises `ModelTimeoutError` when the deadline passed, `RateLimitedError` on status 429, `UnsupportedByModelError`
         when the model refuses a parameter that cannot be left out, `ModelError` on everything else that gave no usable
@@ -148,6 +151,7 @@ class OpenAICompatibleModel:
             top_logprobs=top_logprobs,
             tools=tools,
             response_format=response_format,
+            extra=extra,
         )
         return (await self._ask(messages, model, options, timeout_s))[0]
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from grampus_uq.errors import ModelError, ModelTimeoutError, RateLimitedError, UnsupportedByModelError
 from grampus_uq.models.wire import CallOptions
 
-__all__ = ["Capabilities", "RefusalMemory", "error_of", "retry_after", "scrubbed", "with_what_is_left"]
+__all__ = ["Capabilities", "RefusalMemory", "error_from", "error_of", "retry_after", "scrubbed", "with_what_is_left"]
 
 T = TypeVar("T")
 
@@ -137,10 +137,25 @@ def error_of(
     `secrets` are cut out of the message.
     """
     text, parameter = _explain(body)
-    words = f"The model's server answered {status}{_phrase(status)}: {scrubbed(text, secrets) or 'nothing else'}"
+    who = f"The model's server answered {status}{_phrase(status)}"
+    return error_from(status, text, parameter, who=who, sent=sent, secrets=secrets, retry_after_s=retry_after_s)
+
+
+def error_from(
+    status: int | None,
+    text: str,
+    parameter: str = "",
+    *,
+    who: str,
+    sent: Iterable[str],
+    secrets: Iterable[str] = (),
+    retry_after_s: float | None = None,
+) -> ModelError:
+    """The exception for a status, the words that came with it and the parameter that it named ("" for none)."""
+    words = f"{who}: {scrubbed(text, secrets) or 'nothing else'}"
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         wait = "" if retry_after_s is None else f" (it asks to wait {retry_after_s:g} s)"
-        return RateLimitedError(words + wait, retryable=True, status=status, retry_after_s=retry_after_s)
+        return RateLimitedError(words + wait, status=status, retry_after_s=retry_after_s)
     if status in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.GATEWAY_TIMEOUT):
         return ModelTimeoutError(words, retryable=True, status=status)
     refused = _refused(text, parameter, frozenset(sent)) if status in _REFUSING else None
@@ -181,11 +196,15 @@ def _refused(text: str, parameter: str, sent: frozenset[str]) -> str | None:
     if parameter:
         named = parameter.replace("[", ".").split(".")
         for name in sorted(sent):
-            if any(part == name or (name != "n" and _NAMES[name].fullmatch(part)) for part in named):
+            if any(part == name or (name != "n" and _pattern(name).fullmatch(part)) for part in named):
                 return name
     # The words may quote the prompt: the earliest name counts, and only what then helps is remembered.
-    places = {name: match.start() for name in sent if (match := _NAMES[name].search(text[:2_000]))}
+    places = {name: match.start() for name in sent if (match := _pattern(name).search(text[:2_000]))}
     return min(places, key=lambda name: (places[name], name)) if places else None
+
+
+def _pattern(name: str) -> re.Pattern[str]:
+    return _NAMES.get(name) or re.compile(rf"\b{re.escape(name)}\b", re.IGNORECASE)
 
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:

@@ -10,13 +10,22 @@ import json
 import math
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records import Message, ModelResponse, Role, TokenLogprob, TokenUsage, ToolCall
 
-__all__ = ["CallOptions", "Prices", "parse_completion", "request_body", "wire_messages"]
+__all__ = [
+    "CallOptions",
+    "Prices",
+    "mend_surrogates",
+    "mended",
+    "parse_completion",
+    "read_completion",
+    "request_body",
+    "wire_messages",
+]
 
 Prices = tuple[float, float]
 """US dollars for one input token and for one output token."""
@@ -26,12 +35,16 @@ _ROUNDING = 1e-4
 # A server states more output tokens than this only by mistake; TokenUsage must stay addable and storable.
 _MOST_TOKENS = 2**53
 
+# What the answer's form depends on is never taken from outside.
+_OWN = frozenset({"logprobs", "max_completion_tokens", "messages", "n", "stream", "stream_options"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOptions:
     """What one call asks for beside its messages; None means: not sent.
 
-    `max_tokens_name` is "max_tokens", or "max_completion_tokens" for the models that take only that.
+    `max_tokens_name` is "max_tokens", or "max_completion_tokens" for the models that take only that. `extra` holds
+    further parameters of the chat format (seed, stop, top_p), sent as they are.
     """
 
     temperature: float | None = None
@@ -41,6 +54,7 @@ class CallOptions:
     response_format: Mapping[str, Any] | None = None
     n: int | None = None
     max_tokens_name: str = "max_tokens"
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         rules = (
@@ -60,6 +74,9 @@ class CallOptions:
                 or value == math.inf
             ):
                 raise ConfigurationError.of(name, "complete", rule, value)
+        for name in self.extra:
+            if name in _OWN:
+                raise ConfigurationError.of(name, "complete", "left to this client", self.extra[name])
 
     def sent(self) -> frozenset[str]:
         """Names of the parameters that this call sends."""
@@ -71,11 +88,11 @@ class CallOptions:
             "response_format": self.response_format,
             "n": self.n,
         }
-        return frozenset(name for name, value in given.items() if value is not None)
+        return frozenset(name for name, value in {**given, **self.extra}.items() if value is not None)
 
     def keywords(self) -> dict[str, Any]:
         """The parameters as the chat format names them."""
-        body: dict[str, Any] = {}
+        body = {name: value for name, value in self.extra.items() if value is not None}
         if self.temperature is not None:
             body["temperature"] = self.temperature
         if self.max_tokens is not None:
@@ -173,7 +190,13 @@ def parse_completion(raw: bytes, *, model: str = "", prices: Prices | None = Non
 
     Raises `ModelError` when the body is no chat completion.
     """
-    body = _load(raw)
+    return read_completion(_load(raw), model=model, prices=prices)
+
+
+def read_completion(
+    body: dict[str, Any], *, model: str = "", prices: Prices | None = None
+) -> tuple[ModelResponse, ...]:
+    """Read a body that was parsed already; as `parse_completion`."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         _refuse("has no choices", body)
@@ -193,16 +216,17 @@ def _load(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         _refuse("is not a JSON object", body)
     # Only an escape can bring half a surrogate pair, so most answers need no second look.
-    return _mended(body) if b"\\ud" in raw or b"\\uD" in raw else body
+    return mended(body) if b"\\ud" in raw or b"\\uD" in raw else body
 
 
-def _mended(value: Any) -> Any:
+def mended(value: Any) -> Any:
+    """A JSON value with every text in it mended (`mend_surrogates`)."""
     if isinstance(value, str):
         return mend_surrogates(value)
     if isinstance(value, list):
-        return [_mended(entry) for entry in value]
+        return [mended(entry) for entry in value]
     if isinstance(value, dict):
-        return {mend_surrogates(key): _mended(entry) for key, entry in value.items()}
+        return {mend_surrogates(key): mended(entry) for key, entry in value.items()}
     return value
 
 
@@ -250,7 +274,7 @@ def _tool_call(call: Any) -> ToolCall:
             arguments = json.loads(arguments, parse_constant=_no_constant) if arguments.strip() else {}
         except (ValueError, RecursionError):
             _refuse(f"calls the tool {name!r:.100} with arguments that are not JSON", arguments)
-        arguments = _mended(arguments)
+        arguments = mended(arguments)
     elif arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):

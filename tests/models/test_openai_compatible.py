@@ -100,6 +100,21 @@ def test_it_is_a_model_client_and_a_call_may_name_another_model(run: Runner) -> 
     assert "authorization" not in server.requests[0].headers
 
 
+def test_further_parameters_are_sent_as_they_are_but_none_that_changes_the_form(run: Runner) -> None:
+    _, server, _ = ask(run, good, seed=7, stop=["x"], top_p=None)
+    assert server.requests[0].body == {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Capital of France?"}],
+        "seed": 7,
+        "stop": ["x"],
+    }
+    with pytest.raises(ConfigurationError, match="'stream'"):
+        ask(run, good, stream=True)
+    error, _ = failure(run, refusing("seed"), seed=7)
+    assert isinstance(error, UnsupportedByModelError)
+    assert error.parameter == "seed"
+
+
 def test_a_tool_call_comes_back_as_a_value(run: Runner) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": '{"amount": 5}'}}
     tool = {"name": "pay", "description": "Pays.", "parameters": {"type": "object"}}

@@ -1,0 +1,316 @@
+"""The embedded model: a small real model that runs on this machine, in a process of its own, without account or key."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import anyio
+import anyio.to_thread
+
+from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError, ModelTimeoutError
+from grampus_uq.models.child import Child
+from grampus_uq.models.model_file import Progress, checked_gguf, find_model_file
+from grampus_uq.models.openai_compatible import OpenAICompatibleModel, checked_timeout
+from grampus_uq.models.refusals import Capabilities
+from grampus_uq.records import Message, ModelResponse
+
+__all__ = ["LocalModel"]
+
+_NAME = "smollm2-135m-instruct"
+_READY = "GRAMPUS_READY"
+_SERVER = Path(__file__).with_name("local_server.py")
+
+
+class _Running(NamedTuple):
+    child: Child
+    client: OpenAICompatibleModel
+
+
+class LocalModel:
+    """A `ModelClient` that runs SmolLM2-135M-Instruct (or any GGUF file) through llama.cpp's server on loopback.
+
+    The server is a child process of this one. It starts on the first call (or `warmup`), listens on a free port of
+    127.0.0.1 with a key of its own, and ends with `aclose`, `close`, the garbage collection of this object, or the end
+    of this process, however that ends. The file of the default model (98 MB) is fetched once; `find_model_file` says
+    from where. The model is small: good for trying things out and for tests, not for work.
+
+    Parameters
+    ----------
+    model_file
+        A GGUF file to run in place of the default model.
+    context_tokens
+        Tokens that one call may have, prompt and answer together.
+    parallel
+        Calls that are answered at once; further ones wait for their turn.
+    threads
+        Threads to compute with; by default one for each core that this process may use, at most 8.
+    max_tokens
+        Limit of an answer when the call names none.
+    timeout_s
+        Deadline of a call when the call names none. It counts from when the server runs; a deadline that the call
+        names itself counts from the call.
+    start_timeout_s
+        Deadline for loading the model.
+    progress
+        Told how far fetching, checking and starting are: `progress(stage, done, total)`, on any thread. Nothing is
+        printed.
+
+    Raises `ConfigurationError` when a number cannot be right.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_file: str | Path | None = None,
+        context_tokens: int = 2_048,
+        parallel: int = 4,
+        threads: int | None = None,
+        max_tokens: int = 512,
+        timeout_s: float = 60.0,
+        start_timeout_s: float = 120.0,
+        progress: Progress | None = None,
+    ) -> None:
+        threads = min(8, _cores()) if threads is None else threads
+        sizes = {"context_tokens": context_tokens, "parallel": parallel, "threads": threads, "max_tokens": max_tokens}
+        for name, value in sizes.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError.of(name, "LocalModel", "a whole number, at least 1", value)
+        self._model_file = None if model_file is None else Path(model_file).expanduser()
+        self._settings = {"context_tokens": context_tokens, "parallel": parallel, "threads": threads, "name": _NAME}
+        self._max_tokens = max_tokens
+        self._timeout_s = checked_timeout(timeout_s, "LocalModel")
+        self._start_timeout_s = checked_timeout(start_timeout_s, "LocalModel")
+        self._progress: Progress = progress or _silent
+        self._lock = threading.Lock()
+        self._starting: Future[_Running] | None = None
+        self._stop = threading.Event()
+
+    def __repr__(self) -> str:
+        return f"LocalModel({str(self._model_file or _NAME)!r})"
+
+    async def __aenter__(self) -> Self:
+        await self.warmup()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server, None while it does not run."""
+        running = self._running()
+        return None if running is None or running.child.exit_code() is not None else running.child.pid
+
+    def capabilities(self, model: str = "") -> Capabilities:
+        """What the model was seen to refuse so far; one model runs here, whatever it is called."""
+        running = self._running()
+        return Capabilities() if running is None else running.client.capabilities(_NAME)
+
+    async def warmup(self) -> None:
+        """Fetch the file if need be, and start the server; returns at once when it runs.
+
+        A cancelled caller leaves at once, and the start goes on for the next one. Raises `MissingDependencyError`
+        without the package xllamacpp, `ModelError` when the file or the server cannot be had, `ModelTimeoutError` when
+        loading takes longer than `start_timeout_s`.
+        """
+        await self._started()
+
+    async def complete(
+        self,
+        *,
+        messages: Sequence[Message],
+        model: str = "",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        top_logprobs: int | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        **extra: Any,
+    ) -> ModelResponse:
+        """Answer the messages; parameters as in `OpenAICompatibleModel.complete`.
+
+        `model` is not looked at: one model runs here. `cost_usd` is 0.0. Raises as `OpenAICompatibleModel.complete` and
+        `warmup` do, and `ModelError` when the server has ended.
+        """
+        running, left_s = await self._started_within(timeout_s)
+        try:
+            return await running.client.complete(
+                messages=messages,
+                temperature=temperature,
+                max_tokens=self._max_tokens if max_tokens is None else max_tokens,
+                top_logprobs=top_logprobs,
+                tools=tools,
+                response_format=response_format,
+                timeout_s=left_s,
+                **extra,
+            )
+        except ModelError as error:
+            await _explain_an_end(running.child, error)
+            raise
+
+    async def samples(
+        self,
+        *,
+        messages: Sequence[Message],
+        n: int,
+        model: str = "",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[ModelResponse, ...]:
+        """Ask for `n` answers in one request, at most `parallel`; as `OpenAICompatibleModel.samples`."""
+        running, left_s = await self._started_within(timeout_s)
+        try:
+            return await running.client.samples(
+                messages=messages,
+                n=n,
+                temperature=temperature,
+                max_tokens=self._max_tokens if max_tokens is None else max_tokens,
+                timeout_s=left_s,
+            )
+        except ModelError as error:
+            await _explain_an_end(running.child, error)
+            raise
+
+    async def aclose(self) -> None:
+        """End the server. Using the model again starts a new one."""
+        with anyio.CancelScope(shield=True):
+            running = self._running()
+            if running is not None:
+                await running.client.aclose()
+            await anyio.to_thread.run_sync(self.close)
+
+    def close(self) -> None:
+        """End the server, or the fetch that would lead to one; blocks for a moment."""
+        with self._lock:
+            starting, self._starting = self._starting, None
+            self._stop.set()
+            self._stop = threading.Event()
+        if starting is not None and starting.done() and starting.exception() is None:
+            starting.result().child.end()
+
+    def _running(self) -> _Running | None:
+        starting = self._starting
+        ready = starting is not None and starting.done() and starting.exception() is None
+        return starting.result() if starting is not None and ready else None
+
+    async def _started_within(self, timeout_s: float | None) -> tuple[_Running, float]:
+        """The running server, and the seconds that are left of the call's deadline."""
+        if timeout_s is None:
+            return await self._started(), self._timeout_s
+        limit_s = checked_timeout(timeout_s, "complete")
+        with anyio.move_on_after(limit_s) as scope:
+            running = await self._started()
+            return running, max(0.001, scope.deadline - anyio.current_time())
+        raise ModelTimeoutError(f"The embedded model was not ready within {limit_s:g} s.", retryable=True)
+
+    async def _started(self) -> _Running:
+        with self._lock:
+            starting = self._starting
+            failed = starting is not None and starting.done() and starting.exception() is not None
+            if starting is None or failed:
+                starting = self._starting = Future()
+                # A thread of its own: the start outlives a cancelled caller, and many callers take no worker thread.
+                work = (starting, self._stop)
+                threading.Thread(target=self._start, args=work, name="grampus-uq-start", daemon=True).start()
+        while not starting.done():  # noqa: ASYNC110 (no event can be set on several loops, asyncio and trio, at once)
+            await anyio.sleep(0.02)
+        return starting.result()
+
+    def _start(self, outcome: Future[_Running], stop: threading.Event) -> None:
+        try:
+            running = self._start_server(stop)
+        except BaseException as error:  # noqa: BLE001 (it belongs to whoever waits for the outcome)
+            outcome.set_exception(error)
+            return
+        weakref.finalize(self, running.child.end, 0.5)
+        outcome.set_result(running)
+        if stop.is_set():  # closed in the last moment: nobody else would end it
+            running.child.end()
+
+    def _start_server(self, stop: threading.Event) -> _Running:
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise MissingDependencyError.of("xllamacpp", "demo", "The embedded model")
+        if self._model_file is None:
+            path = find_model_file(self._progress, stop=stop)
+        else:
+            path = checked_gguf(self._model_file, "LocalModel")
+        api_key = secrets.token_urlsafe(24)
+        address: Future[str] = Future()
+
+        def on_line(line: str) -> None:
+            if line.startswith(_READY):
+                address.set_result(json.loads(line.removeprefix(_READY))["address"])
+
+        settings = json.dumps({**self._settings, "model_file": str(path.resolve()), "api_key": api_key})
+        # -P: the modules beside the program must not hide others of the same name.
+        child = Child([sys.executable, "-P", str(_SERVER)], on_line=on_line, first_line=settings)
+        try:
+            self._wait_until_ready(child, address, stop)
+            return _Running(child, self._client(address.result(), api_key))
+        except BaseException:
+            child.end(grace_s=0.0)
+            raise
+
+    def _wait_until_ready(self, child: Child, address: Future[str], stop: threading.Event) -> None:
+        begun = time.monotonic()
+        while not address.done():
+            passed = time.monotonic() - begun
+            self._progress("start", int(passed), None)
+            if child.wait(stop=stop, timeout_s=0.1) is not None:
+                raise ModelError(f"The embedded model could not be loaded. Its last words: {_last_lines(child)}")
+            if stop.is_set():
+                raise ModelError("The model was closed while it was starting.")
+            if passed > self._start_timeout_s:
+                raise ModelTimeoutError(f"The embedded model was not loaded within {self._start_timeout_s:g} s.")
+
+    def _client(self, address: str, api_key: str) -> OpenAICompatibleModel:
+        return OpenAICompatibleModel(
+            f"{address}/v1", api_key=api_key, model=_NAME, timeout_s=self._timeout_s, prices=(0.0, 0.0)
+        )
+
+
+async def _explain_an_end(child: Child, error: ModelError) -> None:
+    """Raise in place of a call's error when the reason is that the server has ended."""
+    if error.status is not None or isinstance(error, ModelTimeoutError):
+        return
+    if child.exit_code() is None:
+        await anyio.sleep(0.1)  # the connection breaks a moment before the system tells of the end
+    code = child.exit_code()
+    if code is None:
+        return
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+    raise ModelError(
+        f"The embedded model's server {how}. Close the model (aclose) and use it again to start a new one. "
+        f"Its last words: {_last_lines(child)}"
+    ) from error
+
+
+def _last_lines(child: Child) -> str:
+    lines = [line.strip() for line in child.tail().splitlines() if line.strip()]
+    errors = [line for line in lines if " E " in line]
+    return " | ".join((errors or lines)[-3:])[:600] or "none"
+
+
+def _cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS and Windows
+    return len(affinity(0)) if affinity is not None else (os.cpu_count() or 1)
+
+
+def _silent(stage: str, done: int, total: int | None) -> None:
+    """Tell nobody."""

