@@ -107,7 +107,7 @@ class MiniLM:
         return self._shape.hidden
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
-        """Return one row a text, of unit length, or zeros for a blank text (where the original embeds its two marks)."""
+        """Return one row a text, of unit length, or zeros for a blank text (the original embeds its two marks)."""
         rows = np.zeros((len(texts), self._shape.hidden))
         for row, text in zip(rows, texts, strict=True):
             if text and not text.isspace():
