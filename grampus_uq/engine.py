@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -19,6 +20,10 @@ from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, utc
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
 
 __all__ = ["Profile", "SessionState", "acknowledge", "advance", "judge_call", "state_from_json", "state_to_json"]
+
+
+Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Profile(BaseModel):
@@ -45,19 +50,21 @@ class SessionState:
 
     session_id: str
     agent_id: str = ""
-    n_steps: int = 0
-    n_high: int = 0
-    cumulative: float = 1.0
+    n_steps: Count = 0
+    n_high: Count = 0
+    cumulative: Unit = 1.0
     level: UncertaintyLevel = UncertaintyLevel.MEDIUM
     has_reading: bool = False
     turn_read: bool = False
-    worst: float | None = None
+    worst: Unit | None = None
     acknowledged: UncertaintyLevel | None = None
     last_step_id: str | None = None
-    monitor_calls: int = 0
-    monitor_tokens: int = 0
-    monitor_cost_usd: float = 0.0
-    agent_tokens: int = 0
+    monitor_calls: Count = 0
+    monitor_tokens: Count = 0
+    monitor_cost_usd: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    agent_tokens: Count = 0
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
 
 _STATE = TypeAdapter(SessionState)
@@ -158,7 +165,8 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
         source, value = reading.source, reading.value
         if value is None:
             tally.missing.append(f"{source}: {reading.reason}")
-            tally.p_true_failed = tally.p_true_failed or source == "p_true"
+            if source == "p_true" and reading.calls:
+                tally.p_true_failed = True
         else:
             if source == "semantic_entropy":
                 tally.semantic = value

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import ModelClient
@@ -20,7 +20,7 @@ from grampus_uq.vocabulary import MissingReason, Role
 __all__ = ["UncertaintyEstimator"]
 
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
-Weight = Annotated[float, Field(ge=0.0)]
+Weight = Annotated[float, Field(ge=0.0, le=1e6)]  # relative: the bound only keeps their sums finite
 
 
 class UncertaintyEstimator(BaseModel):
@@ -70,6 +70,14 @@ class UncertaintyEstimator(BaseModel):
             )
         return self
 
+    @model_serializer(mode="wrap")
+    def _keep_unset_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave a switch that nobody set out of what is stored: read back as set, it would overrule the policy's."""
+        fields: dict[str, Any] = dump(self)
+        if "enable_semantic_sampling" not in self.model_fields_set:
+            fields.pop("enable_semantic_sampling", None)
+        return fields
+
     # -- pure arithmetic ------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -84,14 +92,20 @@ class UncertaintyEstimator(BaseModel):
             return verbalized
         p_true = self._calibrate(p_true_raw, self.p_true_calibration_bias)
         total = self.verbalized_weight + self.p_true_weight
-        return (self.verbalized_weight * verbalized + self.p_true_weight * p_true) / total
+        mean = (self.verbalized_weight * verbalized + self.p_true_weight * p_true) / total
+        if self.verbalized_weight == 0.0:
+            return p_true
+        return min(max(mean, min(verbalized, p_true)), max(verbalized, p_true))
 
     def fuse_readings(self, values: Mapping[str, float]) -> float | None:
         """Weighted mean over the readings that are there, by source; None when none of them has a weight.
 
         With verbalised confidence and P(True) alone it equals `fuse`. Semantic entropy takes part by `pessimistic`.
+        Rounding never carries the mean past the least or the greatest corrected reading, so that one reading alone, or
+        several equal ones, stay exactly where they are: on a tier's threshold, for a model that says a round number.
         """
         weighted = total = 0.0
+        low, high = 1.0, 0.0
         for source, value in values.items():
             if source == "verbalized":
                 weight, bias = self.verbalized_weight, self.verbalized_calibration_bias
@@ -104,9 +118,17 @@ class UncertaintyEstimator(BaseModel):
             else:
                 weight, bias = self.extra_weights.get(source, 0.0), 0.0
             if weight > 0.0:
-                weighted += weight * (value * (1.0 - bias))
+                corrected = value * (1.0 - bias)
+                weighted += weight * corrected
                 total += weight
-        return min(1.0, max(0.0, weighted / total)) if total > 0.0 else None
+                if corrected < low:
+                    low = corrected
+                if corrected > high:
+                    high = corrected
+        if total == 0.0:
+            return None
+        mean = weighted / total
+        return low if mean < low else high if mean > high else mean
 
     @staticmethod
     def pessimistic(fast: float | None, semantic: float | None) -> float | None:

@@ -19,26 +19,40 @@ MAX_ARGUMENT_CHARACTERS = 1_000_000
 
 
 async def ask_model(
-    client: ModelClient, messages: Sequence[Message], model: str, options: Mapping[str, Any]
+    client: ModelClient,
+    messages: Sequence[Message],
+    model: str,
+    options: Mapping[str, Any],
+    *,
+    refused: set[str] | None = None,
+    on_refusal: Callable[[], None] = lambda: None,
 ) -> ModelResponse:
-    """Ask once; when the model refuses an option (logprobs, temperature, ...) ask once more without it.
+    """Ask; each time the model refuses an option (logprobs, temperature, ...) ask again without it.
 
-    Options whose value is None, or that the client's `complete` has no parameter for, are left out. Raises what the
-    client raises, and ModelError when the reply is not a response at all.
+    Options whose value is None, or that the client's `complete` has no parameter for, are left out. So are those in
+    `refused`, which takes up every further refusal, for the caller's next question; `on_refusal` is called for each.
+    Raises what the client raises, and ModelError when the reply is not a response at all.
     """
+    refused = set() if refused is None else refused
     accepted = _accepted_options(getattr(client.complete, "__func__", client.complete))
-    wanted = {k: v for k, v in options.items() if v is not None and (accepted is None or k in accepted)}
-    try:
-        return parse_response(await client.complete(messages=list(messages), model=model, **wanted))
-    except UnsupportedByModelError as refusal:
-        rest = {k: v for k, v in wanted.items() if k not in _refused(refusal.parameter)}
-        if len(rest) == len(wanted):
-            raise
-        return parse_response(await client.complete(messages=list(messages), model=model, **rest))
+    while True:
+        wanted = {
+            name: value
+            for name, value in options.items()
+            if value is not None and name not in refused and (accepted is None or name in accepted)
+        }
+        try:
+            return parse_response(await client.complete(messages=list(messages), model=model, **wanted))
+        except UnsupportedByModelError as refusal:
+            named = _refused_options(refusal.parameter)
+            if named.isdisjoint(wanted):
+                raise
+            refused |= named
+            on_refusal()
 
 
-def _refused(parameter: str) -> tuple[str, ...]:
-    return ("top_logprobs", "logprobs") if "logprobs" in parameter else (parameter,)
+def _refused_options(parameter: str) -> frozenset[str]:
+    return frozenset(("top_logprobs", "logprobs")) if "logprobs" in parameter else frozenset((parameter,))
 
 
 @functools.lru_cache(maxsize=256)

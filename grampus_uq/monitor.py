@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,9 +38,40 @@ For each uncertain point state: (1) what you know, (2) what you don't know,
 (3) what additional information would resolve the uncertainty."""
 
 # Sessions of the current context, by monitor: one variable for all monitors, because context variables are never freed.
-_current: contextvars.ContextVar[tuple[tuple[int, Session], ...]] = contextvars.ContextVar(
+# A monitor that is gone takes its entry along (at the next binding); a session keeps no monitor alive.
+_current: contextvars.ContextVar[tuple[tuple[weakref.ref[UncertaintyMonitor], Session], ...]] = contextvars.ContextVar(
     "grampus_uq_sessions", default=()
 )
+
+
+class _Outlet:
+    """The processors of a monitor, and how often each of them failed."""
+
+    __slots__ = ("_failures", "_lock", "processors")
+
+    def __init__(self, processors: tuple[Processor, ...]) -> None:
+        self.processors = processors
+        self._failures: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def emit(self, event: Event) -> None:
+        for processor in self.processors:
+            try:
+                processor.on_event(event)
+            except Exception:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
+                self._count_failure(processor)
+
+    def _count_failure(self, processor: Processor) -> None:
+        name = type(processor).__qualname__
+        with self._lock:
+            self._failures[name] = self._failures.get(name, 0) + 1
+            first = self._failures[name] == 1
+        if first:
+            log.exception("processor %s failed; further failures of it are only counted", name)
+
+    def failures(self) -> dict[str, int]:
+        with self._lock:
+            return dict(self._failures)
 
 
 class UncertaintyMonitor:
@@ -105,11 +137,9 @@ class UncertaintyMonitor:
             budgets=budgets,
         )
         emitters: tuple[Processor, ...] = () if tracer is None else (SpanEmitter(tracer),)
-        self.processors: tuple[Processor, ...] = emitters + tuple(processors)
+        self._outlet = _Outlet(emitters + tuple(processors))
         self.max_overhead = max_overhead
         self.window = window
-        self._failures: dict[str, int] = {}
-        self._failures_lock = threading.Lock()
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -137,7 +167,7 @@ class UncertaintyMonitor:
         session = Session(
             profile=self.profile,
             plan=self.plan,
-            emit=self.emit if self.processors else None,
+            emit=self._outlet.emit if self.processors else None,
             state=state,
             max_overhead=self.max_overhead,
             window=self.window,
@@ -159,27 +189,19 @@ class UncertaintyMonitor:
         )
         return session
 
+    @property
+    def processors(self) -> tuple[Processor, ...]:
+        """Where events go, in this order; the spans of `tracer` first."""
+        return self._outlet.processors
+
     def emit(self, event: Event) -> None:
         """Hand one event to every processor; one that fails is logged once, counted, and never reaches the agent."""
-        for processor in self.processors:
-            try:
-                processor.on_event(event)
-            except Exception:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
-                self._count_failure(processor)
-
-    def _count_failure(self, processor: Processor) -> None:
-        name = type(processor).__qualname__
-        with self._failures_lock:
-            self._failures[name] = self._failures.get(name, 0) + 1
-            first = self._failures[name] == 1
-        if first:
-            log.exception("processor %s failed; further failures of it are only counted", name)
+        self._outlet.emit(event)
 
     @property
     def processor_failures(self) -> dict[str, int]:
         """How often each processor failed, by class name."""
-        with self._failures_lock:
-            return dict(self._failures)
+        return self._outlet.failures()
 
     # -- the guide's convenience methods, on the session of the current context ----------------------------------
 
@@ -189,13 +211,13 @@ class UncertaintyMonitor:
 
     def bind(self, session: Session) -> None:
         """Make a session the one that the convenience methods act on in the current context."""
-        others = tuple((key, value) for key, value in _current.get() if key != id(self))
-        _current.set((*others, (id(self), session)))
+        others = tuple((owner, bound) for owner, bound in _current.get() if owner() not in (None, self))
+        _current.set((*others, (weakref.ref(self), session)))
 
     def current_session(self) -> Session:
         """The session of the current context; an anonymous one is started when there is none."""
-        for key, session in _current.get():
-            if key == id(self) and session.is_of(self.plan):
+        for owner, session in _current.get():
+            if owner() is self:
                 return session
         session = self.session(f"anonymous-{uuid.uuid4().hex[:12]}")
         self.bind(session)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from grampus_uq.events import Event
 from grampus_uq.records import Message, ModelResponse, Reading, Step, ToolCall, ToolResult
+
+if TYPE_CHECKING:  # numpy takes as long to import as the rest of the core together
+    import numpy as np
+    import numpy.typing as npt
 
 __all__ = [
     "Calibration",

@@ -12,7 +12,7 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, SupportsFloat
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -196,7 +196,8 @@ class Reading:
     """What one signal says of one step: a confidence in [0, 1] (higher is better), or None and the reason.
 
     Calls, tokens and cost are the monitor's own, never the agent's. `samples` and `early_stopped` belong to sampling
-    signals. Raises ValueError when the value is not a finite number in [0, 1], or is missing without a reason.
+    signals. Any kind of number (an int, numpy's) is kept as a float. Raises ValueError when the value is not a finite
+    number in [0, 1] (a boolean is none), or is missing without a reason.
     """
 
     source: str
@@ -216,8 +217,17 @@ class Reading:
         if self.value is None:
             if self.reason is None:
                 raise ValueError(f"A missing reading of {self.source!r} needs a reason.")
-        elif not 0.0 <= self.value <= 1.0:  # also refuses NaN
-            raise ValueError(f"A reading of {self.source!r} must be in [0, 1] or None. Got {self.value!r}.")
+        else:
+            if type(self.value) is not float:
+                _set(self, "value", _as_float(self.source, self.value))
+            if not 0.0 <= self.value <= 1.0:  # also refuses NaN
+                raise ValueError(f"A reading of {self.source!r} must be in [0, 1] or None. Got {self.value!r}.")
+
+
+def _as_float(source: str, value: object) -> float:
+    if isinstance(value, SupportsFloat) and not type(value).__name__.startswith("bool"):  # numpy's bool is no subclass
+        return float(value)
+    raise ValueError(f"A reading of {source!r} must be a number or None. Got {value!r:.200}.")
 
 
 class StepUncertainty(BaseModel):

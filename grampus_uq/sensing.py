@@ -46,6 +46,8 @@ class SensingPlan:
     instant: tuple[InstantSignal, ...]
     fast: tuple[Signal, ...]
     slow: SemanticEntropy | None
+    unasked: tuple[InstantSignal, ...] = ()
+    """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
     speculative: bool = False
     budget: Budget = field(default_factory=Budget)
     budgets: Mapping[str, Budget] = field(default_factory=dict)
@@ -96,6 +98,7 @@ class SensingPlan:
             instant=tuple(instant),
             fast=tuple(fast),
             slow=slow,
+            unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
             speculative=speculative,
             budget=budget or Budget(),
             budgets=dict(budgets or {}),
@@ -110,11 +113,14 @@ class SensingPlan:
         """The readings that need no model and no waiting."""
         return [read_instant(signal, step) for signal in self.instant]
 
+    def read_unasked(self, step: Step) -> list[Reading]:
+        """What the asking signals read when there is no model to ask: those that can read by themselves."""
+        return [read_instant(signal, step) for signal in self.unasked]
+
     async def ask(self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput) -> list[Reading]:
         """The readings that need a model; missing ones included, with reasons. Raises nothing but cancellation."""
         if given.over_cap:
-            names = [s.source for s in self.fast] + ([self.slow.source] if self.slow else [])
-            return [Reading(source=n, value=None, reason=MissingReason.OVERHEAD_CAP) for n in names]
+            return self._over_cap(step)
         if self.slow is None:
             return await self._fast(step, given)
         drawn: list[ModelResponse | ModelError] = []
@@ -132,6 +138,13 @@ class SensingPlan:
             unused = Reading(source=self.slow.source, value=None, reason=MissingReason.NOT_NEEDED)
             readings.append(context.metered(unused))  # the drawn pair was not needed, but it was paid for
         return readings
+
+    def _over_cap(self, step: Step) -> list[Reading]:
+        """What is read without asking, and the rest missing because the monitor's share is spent."""
+        stated = [reading for reading in self.read_unasked(step) if reading.value is not None]
+        names = [s.source for s in self.fast] + ([self.slow.source] if self.slow else [])
+        silent = [name for name in names if all(reading.source != name for reading in stated)]
+        return stated + [Reading(source=n, value=None, reason=MissingReason.OVERHEAD_CAP) for n in silent]
 
     async def _fast(self, step: Step, given: StepInput) -> list[Reading]:
         if not self.fast:

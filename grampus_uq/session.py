@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 from grampus_uq.engine import (
     Profile,
@@ -41,7 +41,6 @@ from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 __all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
 
 SNAPSHOT_VERSION = 1
-_RECENT_IN_SNAPSHOT = 16
 
 
 class Session:
@@ -70,7 +69,7 @@ class Session:
         self._max_overhead = max_overhead
         self._recent: deque[StepUncertainty] = deque(recent, maxlen=window)
         self._escalations: deque[dict[str, JsonValue]] = deque((dict(e) for e in escalations), maxlen=window)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a processor may ask the session for its belief while it takes an event
 
     @property
     def session_id(self) -> str:
@@ -81,10 +80,6 @@ class Session:
     def agent_id(self) -> str:
         """Identity of the agent."""
         return self._state.agent_id
-
-    def is_of(self, plan: SensingPlan) -> bool:
-        """True when the session belongs to the monitor with this plan."""
-        return self._plan is plan
 
     @property
     def state(self) -> SessionState:
@@ -119,6 +114,7 @@ class Session:
         when the caller is cancelled while sensing.
         """
         started_ns = time.time_ns()
+        stated = [_external(name, value) for name, value in external.items()] if external else ()
         step = Step(
             step_id=step_id,
             kind=step_type,
@@ -130,7 +126,9 @@ class Session:
             output_tokens=usage.output_tokens if usage else 0,
         )
         readings = self._plan.read(step)
-        if model_client is not None and self._plan.asks:
+        if model_client is None:
+            readings += self._plan.read_unasked(step)
+        elif self._plan.asks:
             given = StepInput(
                 messages=prompt_messages,
                 client=model_client,
@@ -139,8 +137,7 @@ class Session:
                 over_cap=self._over_cap(step),
             )
             readings += await self._plan.ask(self._profile, step, readings, given)
-        if external:
-            readings += [_external(name, value) for name, value in external.items()]
+        readings += stated
         assessment = self.commit(step, readings, started_ns=started_ns)
         return assessment, assessment.action
 
@@ -202,11 +199,15 @@ class Session:
         return assessment
 
     def _over_cap(self, step: Step) -> bool:
-        """True when the monitor's own tokens exceed their allowed share of the agent's."""
+        """True when the monitor's own tokens have reached their allowed share of the agent's, this step included.
+
+        Looked at before a step is sensed, so the step that reaches the cap may overshoot it by what it costs itself.
+        """
         if self._max_overhead is None:
             return False
+        spent = self._state.monitor_tokens
         agent_tokens = self._state.agent_tokens + step.input_tokens + step.output_tokens
-        return self._state.monitor_tokens > self._max_overhead * agent_tokens
+        return spent >= self._max_overhead * agent_tokens if spent else self._max_overhead == 0.0
 
     # -- asking and answering -------------------------------------------------------------------------------------
 
@@ -291,14 +292,19 @@ class Session:
         }
 
     def snapshot(self) -> dict[str, JsonValue]:
-        """Everything needed to go on in another process, as JSON values."""
+        """Everything needed to go on in another process, as JSON values; as large as the window of latest steps."""
         with self._lock:
-            return {
-                "v": SNAPSHOT_VERSION,
-                "state": json.loads(state_to_json(self._state)),
-                "recent": [s.model_dump(mode="json") for s in list(self._recent)[-_RECENT_IN_SNAPSHOT:]],
-                "escalations": list(self._escalations)[-_RECENT_IN_SNAPSHOT:],
-            }
+            state, recent, escalations = self._state, list(self._recent), list(self._escalations)
+        return {
+            "v": SNAPSHOT_VERSION,
+            "state": json.loads(state_to_json(state)),
+            "recent": [assessment.model_dump(mode="json") for assessment in recent],
+            "escalations": [dict(escalation) for escalation in escalations],
+        }
+
+
+_RECENT = TypeAdapter(list[StepUncertainty])
+_ESCALATIONS = TypeAdapter(list[dict[str, JsonValue]])
 
 
 def read_snapshot(
@@ -309,16 +315,20 @@ def read_snapshot(
         raise DataError(f"snapshot version {snapshot.get('v')!r:.40} is not {SNAPSHOT_VERSION}", field="v")
     state = state_from_json(json.dumps(snapshot.get("state")))
     try:
-        recent = [StepUncertainty.model_validate_json(json.dumps(item)) for item in snapshot.get("recent", ())]
-    except ValueError as error:
+        recent = _RECENT.validate_json(json.dumps(snapshot.get("recent")))
+    except (TypeError, ValueError) as error:
         raise DataError(f"not a list of step assessments: {error}", field="recent") from error
-    return state, recent, [dict(item) for item in snapshot.get("escalations", ())]
+    try:
+        escalations = _ESCALATIONS.validate_json(json.dumps(snapshot.get("escalations")))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"not a list of objects: {error}", field="escalations") from error
+    return state, recent, escalations
 
 
 def _external(name: str, value: float) -> Reading:
     try:
-        return Reading(source=name, value=float(value))
-    except (TypeError, ValueError) as error:
+        return Reading(source=name, value=value)
+    except ValueError as error:
         rule = "confidences in [0, 1] by name"
         raise ConfigurationError.of("external", "observe_llm_response", rule, value) from error
 

@@ -5,6 +5,7 @@ This is one of the two places that catch `Exception` (the other is the processor
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -59,7 +60,11 @@ class Budget:
 
 @dataclass(slots=True, kw_only=True)
 class MeteredContext:
-    """One signal's way to the model for one step: counts every call, and refuses what the budget does not hold."""
+    """One signal's way to the model for one step: counts every call, and refuses what the budget does not hold.
+
+    A call that the model refused because of an option (logprobs, temperature) is counted in `refusals`, costs no tokens
+    and is not charged to the budget of calls; the option is left out of the signal's further calls.
+    """
 
     messages: Sequence[Message]
     client: ModelClient | None
@@ -67,6 +72,8 @@ class MeteredContext:
     budget: Budget
     tools: Sequence[Mapping[str, Any]] | None = None
     calls: int = 0
+    refusals: int = 0
+    refused: set[str] = field(default_factory=set)
     input_tokens: int = 0
     output_tokens: int = 0
     cost_usd: float | None = None
@@ -82,17 +89,25 @@ class MeteredContext:
             self.budget.max_tokens is not None and spent >= self.budget.max_tokens
         ):
             raise BudgetExceededError(f"The signal's budget is spent: {self.calls} calls, {spent} tokens.")
-        self.calls += 1
         remaining_s = self.started + self.budget.timeout_s - time.perf_counter()
+        if remaining_s <= 0.0:
+            raise ModelTimeoutError(f"The signal's {self.budget.timeout_s} s are over.")
+        self.calls += 1
         try:
-            with anyio.fail_after(max(0.0, remaining_s)):
-                reply = await ask_model(self.client, messages, self.model, options)
+            with anyio.fail_after(remaining_s):
+                reply = await ask_model(
+                    self.client, messages, self.model, options, refused=self.refused, on_refusal=self._count_refusal
+                )
         except ModelError:
             raise
         except TimeoutError as error:
             raise ModelTimeoutError(f"No answer within {self.budget.timeout_s} s.") from error
         except Exception as error:
             raise ModelError(f"The model client raised {type(error).__name__}.") from error
+        except asyncio.CancelledError as error:
+            if _cancelled_from_outside():
+                raise
+            raise ModelError("The model client cancelled its own call.", retryable=True) from error
         usage = reply.token_usage
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
@@ -100,17 +115,32 @@ class MeteredContext:
             self.cost_usd = (self.cost_usd or 0.0) + usage.cost_usd
         return reply
 
+    def _count_refusal(self) -> None:
+        self.refusals += 1
+
     def metered(self, reading: Reading) -> Reading:
         """The reading with what it cost."""
         return replace(
             reading,
-            calls=self.calls,
+            calls=self.calls + self.refusals,
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
             cost_usd=self.cost_usd,
             started_ns=reading.started_ns or self.started_ns,
             duration_s=time.perf_counter() - self.started,
         )
+
+
+def _cancelled_from_outside() -> bool:
+    """True when somebody cancelled the running task, False when a CancelledError was merely raised in it.
+
+    On asyncio anything may raise CancelledError: a client whose own inner task was cancelled (a closed connection pool,
+    a lost leader) does. Passing that on would end an agent that nobody cancelled, and a task group would swallow it.
+    """
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return True  # not asyncio: nobody but the event loop itself can raise its cancellation
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def read_instant(signal: InstantSignal, step: Step) -> Reading:
@@ -135,6 +165,12 @@ async def sense_one(
         if reason is MissingReason.SIGNAL_ERROR:
             log.warning("signal %s failed: %s", source, type(error).__name__)
         return context.metered(Reading(source=source, value=None, reason=reason, detail=type(error).__name__))
+    except asyncio.CancelledError as error:
+        if _cancelled_from_outside():
+            raise
+        return context.metered(
+            Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
+        )
     return context.metered(Reading(source=source, value=None, reason=MissingReason.TIMEOUT))
 
 

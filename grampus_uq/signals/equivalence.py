@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import SenseContext
-from grampus_uq.records import Message
+from grampus_uq.records import Message, ModelResponse
 from grampus_uq.vocabulary import Role
 
-__all__ = ["EntailmentEquivalence", "Equivalence", "LexicalEquivalence", "cluster", "lexical_similarity"]
+__all__ = ["AskedOnce", "EntailmentEquivalence", "Equivalence", "LexicalEquivalence", "cluster", "lexical_similarity"]
+
+T = TypeVar("T")
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-−])?\d[\d,]{0,30}(?:\.\d{1,30})?")
@@ -119,7 +121,37 @@ class EntailmentEquivalence:
         return reply.content.strip(" \t\n*\"'`.:").lower().startswith("yes")
 
 
-async def cluster(answers: Sequence[str], equivalence: Equivalence, context: SenseContext) -> list[list[int]]:
+class AskedOnce:
+    """A context that asks an equal question once and remembers the answer: for the judgements within one sensing.
+
+    The early stop and the clustering ask about the same pairs, and sampled answers repeat. A failure is not remembered.
+    """
+
+    __slots__ = ("_answers", "_context")
+
+    def __init__(self, context: SenseContext) -> None:
+        self._context = context
+        self._answers: dict[str, ModelResponse] = {}
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """The prompt that the step answered."""
+        return self._context.messages
+
+    @property
+    def tools(self) -> Sequence[Mapping[str, Any]] | None:
+        """The tools that the agent may propose."""
+        return self._context.tools
+
+    async def ask(self, messages: Sequence[Message], **options: Any) -> ModelResponse:
+        """Answer from memory, or ask; raises what asking raises."""
+        question = repr((messages, sorted(options.items())))
+        if question not in self._answers:
+            self._answers[question] = await self._context.ask(messages, **options)
+        return self._answers[question]
+
+
+async def cluster(answers: Sequence[T], same: Callable[[T, T], Awaitable[bool]]) -> list[list[int]]:
     """Put each answer into the first cluster whose first member means the same; returns indices.
 
     First match wins, so each answer lies in exactly one cluster; the result depends only on the order of the answers.
@@ -127,7 +159,7 @@ async def cluster(answers: Sequence[str], equivalence: Equivalence, context: Sen
     clusters: list[list[int]] = []
     for index, answer in enumerate(answers):
         for members in clusters:
-            if await equivalence.same(answers[members[0]], answer, context):
+            if await same(answers[members[0]], answer):
                 members.append(index)
                 break
         else:

@@ -43,7 +43,10 @@ def true_false_mass(response: ModelResponse) -> float | None:
         if not token.token.strip(" \t\n▁Ġ*\"'`"):
             continue
         true = false = 0.0
-        for text, logprob in token.top or ((token.token, token.logprob),):
+        top = token.top
+        if token.token not in [text for text, _ in top]:  # some servers leave the chosen token out of its alternatives
+            top = (*top, (token.token, token.logprob))
+        for text, logprob in top:
             word = text.strip(" \t\n▁Ġ*\"'`.:").lower()
             if not logprob <= 1e-3:
                 return None

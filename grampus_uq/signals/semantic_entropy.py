@@ -10,11 +10,12 @@ import math
 from dataclasses import dataclass, field
 
 import anyio
+from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import SenseContext
-from grampus_uq.records import ModelResponse, Reading, Step
-from grampus_uq.signals.equivalence import Equivalence, LexicalEquivalence, cluster
+from grampus_uq.records import ModelResponse, Reading, Step, ToolCall, canonical_json
+from grampus_uq.signals.equivalence import AskedOnce, Equivalence, LexicalEquivalence, cluster
 from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
 from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
@@ -26,8 +27,12 @@ class SemanticEntropy:
     """Samples `min_samples` answers, extends to `max_samples` when the first pair disagrees, and reads their agreement.
 
     `likelihood_weighted` weights each answer by its length-normalised likelihood where every sample reports
-    log-probabilities, and falls back to counting where one does not. A tool call counts as its name and canonical
-    arguments. The reading is missing when fewer than two samples came back within the deadline and budget.
+    log-probabilities, and falls back to counting where one does not. The reading is missing when there is no prompt to
+    answer again, and when fewer than two samples came back within the deadline and budget.
+
+    A tool call counts as its name and canonical arguments. Two answers that propose calls mean the same only if the
+    names, the keys and every argument that is not prose are equal; `equivalence` judges the rest. (By words alone, a
+    payment to Alice and the same payment to Mallory are nearly the same.)
     """
 
     min_samples: int = 2
@@ -49,13 +54,16 @@ class SemanticEntropy:
         return await self.sense_from(await self.first_samples(context), context)
 
     async def first_samples(self, context: SenseContext) -> list[ModelResponse | ModelError]:
-        """Draw the first samples only: what the speculative mode does beside P(True)."""
-        return await self._sample(self.min_samples, context)
+        """Draw the first samples only: what the speculative mode does beside P(True). None without a prompt."""
+        return await self._sample(self.min_samples, context) if context.messages else []
 
     async def sense_from(self, first: list[ModelResponse | ModelError], context: SenseContext) -> Reading:
         """Go on from the first samples: stop when they agree, else extend."""
+        if not context.messages:
+            return Reading(source=self.source, value=None, reason=MissingReason.NOTHING_TO_JUDGE)
         answers = [reply for reply in first if isinstance(reply, ModelResponse)]
-        early = len(answers) == len(first) and await self._agree(answers, context)
+        judged = _AnswerEquivalence(self.equivalence, AskedOnce(context))
+        early = len(answers) == len(first) and await judged.all_same(answers)
         if not early and self.max_samples > self.min_samples:
             more = await self._sample(self.max_samples - self.min_samples, context)
             first = [*first, *more]
@@ -69,19 +77,9 @@ class SemanticEntropy:
                 detail=failure,
                 samples=len(answers),
             )
-        texts = [_meaning(answer) for answer in answers]
-        clusters = [list(range(len(texts)))] if early else await cluster(texts, self.equivalence, context)
+        clusters = [list(range(len(answers)))] if early else await cluster(answers, judged.same)
         value = self._confidence(answers, clusters)
-        return Reading(
-            source=self.source, value=value, samples=len(answers), early_stopped=early, started_ns=started_ns
-        )
-
-    async def _agree(self, answers: list[ModelResponse], context: SenseContext) -> bool:
-        texts = [_meaning(answer) for answer in answers]
-        for text in texts[1:]:
-            if not await self.equivalence.same(texts[0], text, context, strict=True):
-                return False
-        return True
+        return Reading(source=self.source, value=value, samples=len(answers), early_stopped=early)
 
     async def _sample(self, n: int, context: SenseContext) -> list[ModelResponse | ModelError]:
         """Ask n times at once; a failed sample stands as its error, in its place."""
@@ -111,6 +109,44 @@ class SemanticEntropy:
             if len(known) == len(answers):
                 return weighted_cluster_confidence([[known[i] for i in members] for members in clusters])
         return cluster_confidence([len(members) for members in clusters])
+
+
+@dataclass(frozen=True, slots=True)
+class _AnswerEquivalence:
+    """When two sampled answers mean the same, within one sensing."""
+
+    equivalence: Equivalence
+    context: SenseContext
+
+    async def same(self, first: ModelResponse, second: ModelResponse, *, strict: bool = False) -> bool:
+        if [_fixed(call) for call in first.tool_calls] != [_fixed(call) for call in second.tool_calls]:
+            return False
+        return await self.equivalence.same(_meaning(first), _meaning(second), self.context, strict=strict)
+
+    async def all_same(self, answers: list[ModelResponse]) -> bool:
+        for answer in answers[1:]:
+            if not await self.same(answers[0], answer, strict=True):
+                return False
+        return True
+
+
+def _fixed(call: ToolCall) -> str:
+    """The call without its prose: two calls whose fixed parts differ do different things."""
+    return f"{call.name}({canonical_json(_without_prose(call.arguments))})"
+
+
+_PROSE_WORDS = 7  # a name or an address has fewer; a subject line that varies costs confidence, which is the safe side
+
+
+def _without_prose(value: JsonValue) -> JsonValue:
+    """The value with every text of seven words or more left empty."""
+    if isinstance(value, str):
+        return "" if len(value.split(maxsplit=_PROSE_WORDS)) >= _PROSE_WORDS else value
+    if isinstance(value, list):
+        return [_without_prose(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_prose(item) for key, item in value.items()}
+    return value
 
 
 def _meaning(response: ModelResponse) -> str:

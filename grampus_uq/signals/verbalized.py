@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import SenseContext
 from grampus_uq.records import Message, Reading, Step
 from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
@@ -25,19 +26,21 @@ __all__ = [
     "parse_number",
 ]
 
-# The text is lowered once, so that each pattern starts with a literal that C code finds; every quantifier is bounded
-# and no two neighbours can match the same character. A scan is therefore linear in the text, whatever the text is.
+# The text is lowered once, so that each pattern starts with a literal that C code finds, and every quantifier is
+# bounded. A scan is therefore linear in the text, whatever the text is. A value is taken whole ("{1,40}+" gives nothing
+# back) or, when it goes on for longer, as the empty text, which is invalid: half a number is another number.
 _JSON_FIELD = re.compile(
     r"""(?<=["'])confidence(?:_score)?["']\s{0,64}:\s{0,64}"""
-    r"""("[^"\n]{0,40}"|'[^'\n]{0,40}'|[^\s,}\]"']{1,40}(?:\s?%)?|\S)"""
+    r"""("[^"\n]{0,40}"|'[^'\n]{0,40}'|[^\s,}\]"']{1,40}+(?![^\s,}\]"'])(?:\s?%)?|(?=\S))"""
 )
 _TAG = re.compile(r"<confidence(?:_score)?>\s{0,64}([^<]{0,40})")
 _PROSE = re.compile(
-    r"(?<![a-z])confidence(?:[ _]score|[ _]level)?[*_`]{0,3}\s{0,4}(?:is|of|at|[:=])[*_`]{0,3}\s{0,4}"
-    r"(?:about |around |~)?([+-]?[\d.][\w.,+-]{0,30}(?:\s?%|/\d{1,4})?|-?nan\b|-?inf(?:inity)?\b)"
+    r"(?<![a-z])confidence(?:[ _]score|[ _]level)?[*_`]{0,3}[ \t]{0,4}(?:is|of|at|[:=])[*_`]{0,3}[ \t]{0,4}"
+    r"[*_`]{0,3}(?:about |around |~)?"
+    r"([+-]?[\d.][\w.,+-]{0,30}+(?![\w.,+-])(?:\s?%|\s?/|\s?(?:out )?of \d)?|-?nan\b|-?inf(?:inity)?\b|(?=[+-]?[\d.]))"
 )
 _SURE = re.compile(r"%\s{1,4}(?:confident|confidence|certain|sure)\b")
-_PERCENT_BEFORE = re.compile(r"([+-]?\d{1,3}(?:\.\d{1,8})?)\s?\Z")
+_PERCENT_BEFORE = re.compile(r"(?<![\w.,+-])([+-]?\d{1,3}(?:\.\d{1,8})?)\s?\Z")
 _NUMBER = re.compile(r"([+-]?(?:\d{1,15}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s?(%?)\Z")
 _ADMISSIONS = (
     "not sure", "not entirely sure", "not completely sure", "not really sure", "not certain", "not confident", "unsure",
@@ -89,7 +92,7 @@ def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
             for match in pattern.finditer(lowered):
                 last = match
             if last is not None:
-                return _valid(parse_number(last[1].strip("\"'").rstrip(".,;")))
+                return _valid(parse_number(last[1].strip("\"'").rstrip(".,;_")))
     if "%" in lowered:
         last = None
         for match in _SURE.finditer(lowered):
@@ -135,13 +138,18 @@ class VerbalizedConfidence:
 
     def read(self, step: Step) -> Reading:
         """Parse the step's text."""
-        text = step.text if step.text and not step.text.isspace() else step.judged_text()
+        text = _stating_text(step)
         value, reason = parse_confidence(text)
         if reason is MissingReason.NOT_STATED:
             hedged, admitted = hedged_confidence(text)
             if admitted:
                 return Reading(source=self.source, value=hedged, detail="admission")
         return Reading(source=self.source, value=value, reason=reason)
+
+
+def _stating_text(step: Step) -> str:
+    """Where a confidence may be stated: the step's text, and only without one the calls that it proposes."""
+    return step.text if step.text and not step.text.isspace() else step.judged_text()
 
 
 def elicit_confidence(messages: Sequence[Message]) -> list[Message]:
@@ -159,21 +167,27 @@ class ElicitedConfidence:
     """Reads the stated confidence, and asks for it again (at most `repairs` times) when it is absent or invalid.
 
     Use with `elicit_confidence` on the prompt. After the last repair the reading is missing with reason `parse_error`.
+    Where the model may not be asked (none is at hand, or its share is spent) `read` takes what is stated as it is.
     """
 
     __slots__ = ("repairs",)
     source: str = UncertaintySource.VERBALIZED
 
     def __init__(self, *, repairs: int = 2) -> None:
+        if repairs < 0:
+            raise ConfigurationError.of("repairs", "ElicitedConfidence", "at least 0", repairs)
         self.repairs = repairs
+
+    def read(self, step: Step) -> Reading:
+        """Parse the step's text without asking for anything."""
+        return VerbalizedConfidence().read(step)
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Parse; on failure show the model its own reply and ask for the number alone."""
-        judged = step.judged_text()
-        value, _ = parse_confidence(judged)
+        value, _ = parse_confidence(_stating_text(step))
         messages = [
             *context.messages,
-            Message(role=Role.ASSISTANT, content=judged),
+            Message(role=Role.ASSISTANT, content=step.judged_text()),
             Message(role=Role.USER, content=_REPAIR),
         ]
         attempts = 0

@@ -14,17 +14,21 @@ def shannon_entropy(weights: Sequence[float]) -> float:
     """Shannon entropy in nats of non-negative weights, normalised to sum 1: H = -sum p ln p.
 
     Range [0, ln len(weights)]; weights of 0 contribute nothing. Raises ConfigurationError on a negative or non-finite
-    weight and when all are 0.
+    weight, on a sum beyond the range of floats, and when all are 0.
 
     >>> round(shannon_entropy([1, 1]), 6)
     0.693147
     """
-    total = math.fsum(weights)
+    try:
+        total = math.fsum(weights)
+    except (OverflowError, ValueError):  # the sum overflows, or holds both infinities
+        total = math.inf
     if not math.isfinite(total) or total <= 0.0 or min(weights) < 0.0:
         raise ConfigurationError.of(
             "weights", "shannon_entropy", "non-negative, finite and not all zero", list(weights)[:8]
         )
-    return max(0.0, -math.fsum((w / total) * math.log(w / total) for w in weights if w > 0.0))
+    shares = [weight / total for weight in weights]
+    return max(0.0, -math.fsum(share * math.log(share) for share in shares if share > 0.0))
 
 
 def cluster_confidence(sizes: Sequence[int]) -> float:
@@ -65,7 +69,8 @@ def weighted_cluster_confidence(clusters: Sequence[Sequence[float]]) -> float:
 def top_k_entropy(logprobs: Sequence[float]) -> float:
     """Entropy in nats of one token's reported alternatives, renormalised over those reported.
 
-    Natural log-probabilities in, range [0, ln k]; 0 when a single alternative is reported.
+    Natural log-probabilities in, at least one of them finite; range [0, ln k]; 0 when a single alternative has all the
+    mass. An alternative at -inf is an impossible one and contributes nothing.
 
     >>> round(top_k_entropy([math.log(0.4), math.log(0.4)]), 6)
     0.693147
@@ -73,6 +78,8 @@ def top_k_entropy(logprobs: Sequence[float]) -> float:
     top = max(logprobs)
     total = weighted = 0.0
     for value in logprobs:
+        if value == -math.inf:  # 0 times -inf would be NaN, and NaN would read as no entropy at all
+            continue
         shifted = value - top
         mass = math.exp(shifted)
         total += mass

@@ -16,11 +16,15 @@ def propagate(fused: float, cumulative: float, weight: float) -> float:
 
     All in [0, 1], higher is better. An exponentially weighted mean: confident steps do pull the value back up (three
     steps at .84 after one at .2 give .814 with w = .55 and a start of 1), so it keeps no memory of the worst step.
+    Rounding never carries the result out of the range between the two: models state round numbers, which fall on the
+    thresholds of the tiers, and a run of equal values has to stay on its side.
 
     >>> round(propagate(0.2, 1.0, 0.55), 3)
     0.56
     """
-    return weight * fused + (1.0 - weight) * cumulative
+    low, high = (fused, cumulative) if fused < cumulative else (cumulative, fused)
+    mean = weight * fused + (1.0 - weight) * cumulative
+    return low if mean < low else high if mean > high else mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

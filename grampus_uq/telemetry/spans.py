@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from opentelemetry import trace
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import Event, StepEvent
-from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel, UncertaintySource
+from grampus_uq.records import Reading
+from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
 
 __all__ = ["SpanEmitter", "resolve_tracer"]
 
@@ -54,6 +55,7 @@ class SpanEmitter:
                 semantic = reading
         wanted = event.assessment.advisory_action or event.assessment.action
         escalates = wanted.stops or event.assessment.level in (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
+        ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
         if semantic is not None or escalates:
             context = trace.set_span_in_context(estimate)
             if semantic is not None:
@@ -62,16 +64,26 @@ class SpanEmitter:
                     context=context,
                     start_time=semantic.started_ns,
                     attributes=_semantic_attributes(event, semantic),
-                ).end(min(event.ended_ns, semantic.started_ns + int(semantic.duration_s * 1e9)))
+                ).end(_end_ns(semantic, ended_ns))
             if escalates:
-                escalate: Span = self._tracer.start_span(
+                self._tracer.start_span(
                     "uncertainty.escalate",
                     context=context,
-                    start_time=event.ended_ns,
+                    start_time=_decision_start_ns(event, ended_ns),
                     attributes=_escalate_attributes(event, wanted),
-                )
-                escalate.end(event.ended_ns)
-        estimate.end(event.ended_ns)
+                ).end(ended_ns)
+        estimate.end(ended_ns)
+
+
+def _end_ns(reading: Reading, latest_ns: int) -> int:
+    """When a reading was there: after its start, and not after the step."""
+    return max(reading.started_ns, min(latest_ns, reading.started_ns + int(reading.duration_s * 1e9)))
+
+
+def _decision_start_ns(event: StepEvent, ended_ns: int) -> int:
+    """When the deciding began: as soon as the last reading was there, or with the step when nothing was asked."""
+    ends = [_end_ns(reading, ended_ns) for reading in event.readings if reading.calls]
+    return max(event.started_ns, min(ended_ns, max(ends, default=event.started_ns)))
 
 
 def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
@@ -88,7 +100,7 @@ def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
         "propagated_confidence": step.propagated_confidence,
         "level": step.level.value,
         "action": step.action.value,
-        "p_true_ran": UncertaintySource.P_TRUE in step.sources,
+        "p_true_ran": step.p_true_confidence != -1.0,
         "samples_used": step.samples_used,
         "rule": step.rule,
     }
@@ -107,7 +119,7 @@ def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
     return attributes
 
 
-def _semantic_attributes(event: StepEvent, reading: Any) -> dict[str, AttributeValue]:
+def _semantic_attributes(event: StepEvent, reading: Reading) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
         "session_id": event.session_id,
         "agent_id": event.agent_id,
