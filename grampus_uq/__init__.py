@@ -42,10 +42,31 @@ if TYPE_CHECKING:
     from grampus_uq.records import ToolCall as ToolCall
     from grampus_uq.records import ToolResult as ToolResult
     from grampus_uq.records import Verdict as Verdict
+    from grampus_uq.runtime.approvals import ApprovalDecision as ApprovalDecision
+    from grampus_uq.runtime.approvals import ApprovalKind as ApprovalKind
+    from grampus_uq.runtime.approvals import ApprovalPolicy as ApprovalPolicy
+    from grampus_uq.runtime.approvals import ApprovalRequest as ApprovalRequest
+    from grampus_uq.runtime.approvals import Grant as Grant
+    from grampus_uq.runtime.approvals import HmacSigner as HmacSigner
+    from grampus_uq.runtime.effects import ToolEffects as ToolEffects
+    from grampus_uq.runtime.graph import Graph as Graph
+    from grampus_uq.runtime.graph import human_node as human_node
+    from grampus_uq.runtime.graph import uncertainty_guard_node as uncertainty_guard_node
+    from grampus_uq.runtime.runner import AgentRunner as AgentRunner
+    from grampus_uq.runtime.state import AgentState as AgentState
+    from grampus_uq.runtime.state import ExecutionResult as ExecutionResult
+    from grampus_uq.runtime.state import PendingSession as PendingSession
+    from grampus_uq.runtime.store import SessionStore as SessionStore
+    from grampus_uq.runtime.store import open_store as open_store
+    from grampus_uq.runtime.sub_agents import SubAgent as SubAgent
+    from grampus_uq.runtime.tools import FunctionTools as FunctionTools
+    from grampus_uq.runtime.tools import Tool as Tool
+    from grampus_uq.runtime.tools import tool as tool
     from grampus_uq.session import Session as Session
     from grampus_uq.signals.driver import Budget as Budget
     from grampus_uq.signals.verbalized import elicit_confidence as elicit_confidence
     from grampus_uq.telemetry.tracer import GrampusTracer as GrampusTracer
+    from grampus_uq.vocabulary import AgentStatus as AgentStatus
     from grampus_uq.vocabulary import Effect as Effect
     from grampus_uq.vocabulary import MissingReason as MissingReason
     from grampus_uq.vocabulary import Role as Role
@@ -58,13 +79,25 @@ if TYPE_CHECKING:
 _HOME = {
     "AgentBeliefState": "records",
     "AgentDefinition": "records",
+    "AgentRunner": "runtime.runner",
+    "AgentState": "runtime.state",
+    "AgentStatus": "vocabulary",
+    "ApprovalDecision": "runtime.approvals",
     "ApprovalError": "errors",
+    "ApprovalKind": "runtime.approvals",
+    "ApprovalPolicy": "runtime.approvals",
+    "ApprovalRequest": "runtime.approvals",
     "Budget": "signals.driver",
     "ConfigurationError": "errors",
     "DataError": "errors",
     "Effect": "vocabulary",
+    "ExecutionResult": "runtime.state",
+    "FunctionTools": "runtime.tools",
     "GrampusError": "errors",
     "GrampusTracer": "telemetry.tracer",
+    "Grant": "runtime.approvals",
+    "Graph": "runtime.graph",
+    "HmacSigner": "runtime.approvals",
     "Message": "records",
     "MissingDependencyError": "errors",
     "MissingReason": "vocabulary",
@@ -72,6 +105,7 @@ _HOME = {
     "ModelResponse": "records",
     "ModelTimeoutError": "errors",
     "Outcome": "records",
+    "PendingSession": "runtime.state",
     "Profile": "engine",
     "RateLimitedError": "errors",
     "Reading": "records",
@@ -80,13 +114,17 @@ _HOME = {
     "SessionConflictError": "errors",
     "SessionError": "errors",
     "SessionState": "engine",
+    "SessionStore": "runtime.store",
     "Step": "records",
     "StepUncertainty": "records",
     "StopReason": "vocabulary",
     "StoreError": "errors",
+    "SubAgent": "runtime.sub_agents",
     "TokenLogprob": "records",
     "TokenUsage": "records",
+    "Tool": "runtime.tools",
     "ToolCall": "records",
+    "ToolEffects": "runtime.effects",
     "ToolResult": "records",
     "UncertaintyAction": "vocabulary",
     "UncertaintyError": "errors",
@@ -100,18 +138,34 @@ _HOME = {
     "Verdict": "records",
     "advance": "engine",
     "elicit_confidence": "signals.verbalized",
+    "human_node": "runtime.graph",
+    "open_store": "runtime.store",
+    "tool": "runtime.tools",
+    "uncertainty_guard_node": "runtime.graph",
 }
 
 __all__ = [
     "AgentBeliefState",
     "AgentDefinition",
+    "AgentRunner",
+    "AgentState",
+    "AgentStatus",
+    "ApprovalDecision",
     "ApprovalError",
+    "ApprovalKind",
+    "ApprovalPolicy",
+    "ApprovalRequest",
     "Budget",
     "ConfigurationError",
     "DataError",
     "Effect",
+    "ExecutionResult",
+    "FunctionTools",
     "GrampusError",
     "GrampusTracer",
+    "Grant",
+    "Graph",
+    "HmacSigner",
     "Message",
     "MissingDependencyError",
     "MissingReason",
@@ -119,6 +173,7 @@ __all__ = [
     "ModelResponse",
     "ModelTimeoutError",
     "Outcome",
+    "PendingSession",
     "Profile",
     "RateLimitedError",
     "Reading",
@@ -127,13 +182,17 @@ __all__ = [
     "SessionConflictError",
     "SessionError",
     "SessionState",
+    "SessionStore",
     "Step",
     "StepUncertainty",
     "StopReason",
     "StoreError",
+    "SubAgent",
     "TokenLogprob",
     "TokenUsage",
+    "Tool",
     "ToolCall",
+    "ToolEffects",
     "ToolResult",
     "UncertaintyAction",
     "UncertaintyError",
@@ -147,6 +206,10 @@ __all__ = [
     "Verdict",
     "advance",
     "elicit_confidence",
+    "human_node",
+    "open_store",
+    "tool",
+    "uncertainty_guard_node",
 ]
 
 

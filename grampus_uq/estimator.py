@@ -48,7 +48,7 @@ class UncertaintyEstimator(BaseModel):
     token_probability_weight: Weight = 0.3
     token_entropy_weight: Weight = 0.3
     token_calibration_bias: Unit = 0.10
-    extra_weights: dict[str, Weight] = Field(default_factory=dict)
+    extra_weights: dict[str, Weight] = Field(default_factory=lambda: {"sub_agent": 1.0})
     """Weights of further readings, by name; a reading without a weight is only recorded."""
 
     @model_validator(mode="after")

@@ -14,9 +14,11 @@ __all__ = ["main"]
 
 # Name of the command -> module under grampus_uq.cli; the module's attribute `command` is the click command.
 _COMMANDS = {
+    "approvals": "approvals",
     "demo": "demo",
     "doctor": "doctor",
     "runs": "runs",
+    "stop": "stop",
 }
 
 

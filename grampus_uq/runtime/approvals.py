@@ -129,7 +129,7 @@ class Signer(Protocol):
 
 
 class HmacSigner:
-    """HMAC-SHA256 with a shared key of 16 bytes or more. Who holds the key can decide: keep it from the agent's tools."""
+    """HMAC-SHA256 with a shared key of 16 bytes or more. Who holds the key can decide: keep it from the tools."""
 
     def __init__(self, key: bytes | str) -> None:
         key = key.encode() if isinstance(key, str) else key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+import uuid
 from enum import StrEnum
 from typing import Any
 
@@ -43,10 +44,11 @@ class CallRecord(BaseModel):
     requests: list[ApprovalRequest] = Field(default_factory=list)
     cleared_by: str | None = None
     child_session: str | None = None
+    guidance: str | None = None
 
-    def key(self, agent_id: str, session_id: str) -> str:
-        """Idempotency key: the same for every attempt at this logical call, different for any other."""
-        text = canonical_json([agent_id, session_id, self.step_id, self.call.id, self.call.canonical()])
+    def key(self, run_id: str) -> str:
+        """Idempotency key: the same for every attempt at this logical call of this run, different for any other."""
+        text = canonical_json([run_id, self.step_id, self.call.id, self.call.canonical()])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -58,6 +60,7 @@ class AgentState(BaseModel):
     v: int = STATE_VERSION
     agent_id: str
     session_id: str
+    run_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     messages: list[Message] = Field(default_factory=list)
     status: AgentStatus = AgentStatus.IDLE
     metadata: dict[str, Any] = Field(default_factory=dict)
@@ -69,6 +72,7 @@ class AgentState(BaseModel):
     rejected: list[str] = Field(default_factory=list)
     rejected_turns: int = 0
     tool_calls_made: int = 0
+    touched: bool = False
     output: str = ""
     belief: dict[str, JsonValue] | None = None
     worker: str | None = None

@@ -1,0 +1,282 @@
+"""The loop: ask the model, judge its step, judge its calls, run what may run, and again, until it ends or waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from grampus_uq.errors import StoreError, UncertaintyError
+from grampus_uq.model_call import ask_model
+from grampus_uq.records import (
+    AgentDefinition,
+    Message,
+    ModelResponse,
+    Outcome,
+    StepUncertainty,
+    TokenUsage,
+    ToolCall,
+    ToolResult,
+)
+from grampus_uq.runtime.approvals import ApprovalRequest
+from grampus_uq.runtime.hold import Hold
+from grampus_uq.runtime.state import CallPhase, CallRecord, ExecutionResult
+from grampus_uq.runtime.tools import call_executor
+from grampus_uq.runtime.turn import Turn
+from grampus_uq.signals.verbalized import elicit_confidence
+from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, UncertaintyAction, UncertaintyLevel
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.runner import AgentRunner
+
+__all__ = ["Loop", "RunEvent"]
+
+MAX_REJECTED_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEvent:
+    """One thing that happened, in order: "step" (a judged step of the model), "tool_result", and at the end one of
+    "paused", "completed", "failed", "stopped" with the `result`."""
+
+    kind: str
+    text: str = ""
+    step: StepUncertainty | None = None
+    calls: tuple[ToolCall, ...] = ()
+    tool_result: ToolResult | None = None
+    result: ExecutionResult | None = None
+
+
+class Loop:
+    """Drives one held session."""
+
+    def __init__(self, runner: AgentRunner, hold: Hold, agent: AgentDefinition) -> None:
+        self._runner = runner
+        self._hold = hold
+        self._state = hold.state
+        self._agent = agent
+        self._turn = Turn(
+            hold,
+            ledger=runner.ledger,
+            policy=runner.approvals,
+            effects=runner.effects,
+            declared=self._declared,
+            execute=self._execute,
+        )
+
+    async def run(self) -> AsyncIterator[RunEvent]:
+        """Yield what happens until the run ends or waits. Raises UncertaintyError on an abort."""
+        unknown = self._turn.recover()
+        for record in unknown:
+            await self._hold.note("outcome_unknown", {"tool": record.call.name, "call_id": record.call.id})
+        while True:
+            await self._hold.check_stop()
+            if self._state.turn:
+                async for event in self._work_turn():
+                    yield event
+                if self._state.pending():
+                    yield await self._pause()
+                    return
+                if self._fruitless():
+                    yield await self._fail(
+                        StopReason.HUMAN_REJECTED, "Every call that the model proposes was rejected."
+                    )
+                    return
+                self._state.turn = []
+                await self._save()
+            elif self._state.review:
+                yield await self._pause()
+                return
+            if self._answered():
+                yield await self._complete()
+                return
+            if self._state.current_step >= self._agent.max_iterations:
+                reason = f"No answer within {self._agent.max_iterations} steps."
+                yield await self._fail(StopReason.MAX_STEPS, reason)
+                return
+            yield await self._model_step()
+
+    def _answered(self) -> bool:
+        """True when the last thing said is the model's own answer, and nothing speaks against releasing it."""
+        last = self._state.messages[-1] if self._state.messages else None
+        if self._state.metadata.get("answer_approved_by") is not None:
+            return True
+        return last is not None and last.role is Role.ASSISTANT and not last.tool_calls and self._state.current_step > 0
+
+    # -- the model ------------------------------------------------------------------------------------------------
+
+    async def _model_step(self) -> RunEvent:
+        state, session = self._state, self._hold.session
+        response = await self._hold.watched(self._ask)
+        step_id = f"llm_{state.current_step}"
+        calls = _distinct(response.tool_calls, step_id)
+        state.total_token_usage = (state.total_token_usage or TokenUsage()) + response.token_usage
+        prompt = list(state.messages)
+        assessment, action = None, UncertaintyAction.PROCEED
+        if session is not None:
+            assessment, action = await self._hold.watched(
+                lambda: session.observe_llm_response(
+                    response.content,
+                    step_id,
+                    prompt_messages=prompt,
+                    model_client=self._runner.model_client,
+                    model_id=self._agent.model,
+                    tool_calls=calls,
+                    logprobs=response.logprobs,
+                    usage=response.token_usage,
+                    tools=self._runner.schemas() or None,
+                )
+            )
+        state.current_step += 1
+        state.propose(response.content, calls, step_id)
+        if action is UncertaintyAction.ABORT:
+            await self._abort(assessment)
+        if action is UncertaintyAction.PAUSE_FOR_HUMAN and assessment is not None:
+            self._wait_for_all(assessment)
+        if not calls:
+            state.output = response.content
+        await self._save()
+        shown = "" if action.stops else response.content
+        return RunEvent(kind="step", text=shown, step=assessment, calls=tuple(calls))
+
+    async def _ask(self) -> ModelResponse:
+        messages = list(self._state.messages)
+        if self._runner.elicit_confidence:
+            messages = elicit_confidence(messages)
+        options = {
+            "temperature": self._agent.temperature,
+            "tools": self._runner.schemas() or None,
+            "top_logprobs": 5 if self._runner.logprobs and self._hold.session is not None else None,
+        }
+        return await ask_model(self._runner.model_client, messages, self._agent.model, options)
+
+    def _wait_for_all(self, step: StepUncertainty) -> None:
+        """A step too uncertain to act on: every call of it waits, or, without calls, the answer itself."""
+        state = self._state
+        facts = (step.level, step.rule, step.reasoning, step.guarantee, step.propagated_confidence)
+        for record in state.turn:
+            record.effect = self._runner.effects.resolve(record.call, self._declared(record.call.name))
+            self._turn.ask(record, *facts)
+        if not state.turn:
+            state.review = [self._turn.request(step.step_id, *facts)]
+        if step.reflection_injected and self._runner.monitor is not None:
+            state.messages.append(self._runner.monitor.get_reflection_message())
+
+    # -- the calls ------------------------------------------------------------------------------------------------
+
+    async def _work_turn(self) -> AsyncIterator[RunEvent]:
+        if await self._turn.judge() is UncertaintyAction.ABORT:
+            belief = None if self._hold.session is None else self._hold.session.belief()
+            await self._abort(belief.step_uncertainties[-1] if belief else None)
+        async for record, result in self._turn.execute_cleared():
+            yield RunEvent(kind="tool_result", calls=(record.call,), tool_result=result)
+
+    def _declared(self, name: str) -> Effect | None:
+        declare = getattr(self._runner.tool_executor, "effect_of", None)
+        found = declare(name) if callable(declare) else None
+        return found if isinstance(found, Effect) else None
+
+    async def _execute(self, record: CallRecord, key: str) -> ToolResult | list[ApprovalRequest]:
+        sub_agent = self._runner.sub_agents.get(record.call.name)
+        if sub_agent is not None:
+            return await sub_agent.execute(record, self._hold.session, self._state)
+        return await call_executor(self._runner.tool_executor, record.call, key)
+
+    def _fruitless(self) -> bool:
+        """True when the model has proposed nothing but rejected calls for several turns: it would loop for ever."""
+        if all(
+            record.cleared_by is None and record.call.digest() in self._state.rejected for record in self._state.turn
+        ):
+            self._state.rejected_turns += 1
+        else:
+            self._state.rejected_turns = 0
+        return self._state.rejected_turns > MAX_REJECTED_TURNS
+
+    # -- endings --------------------------------------------------------------------------------------------------
+
+    async def _pause(self) -> RunEvent:
+        state = self._state
+        requests = state.pending()
+        waiting = ", ".join(request.call.canonical()[:500] for request in requests if request.call is not None)
+        reasons = "; ".join(dict.fromkeys(request.reason for request in requests if request.reason))
+        what = f"Waiting: {waiting}." if waiting else "The answer waits for review."
+        text = f"Paused for a human ({reasons}). {what}"
+        if not any(m.role is Role.SYSTEM and m.content == text for m in state.messages[-3:]):
+            state.messages.append(Message(role=Role.SYSTEM, content=text))
+        state.status = AgentStatus.WAITING_FOR_HUMAN
+        await self._hold.note("paused", {"requests": [request.id for request in requests]})
+        await self._hold.save()  # a pause that cannot be stored is no pause: the error reaches the caller
+        return RunEvent(kind="paused", result=self._runner.result(self._hold))
+
+    async def _complete(self) -> RunEvent:
+        self._state.status = AgentStatus.COMPLETED
+        self._state.metadata["stop_reason"] = StopReason.CLEAN.value
+        return await self._end("completed", StopReason.CLEAN)
+
+    async def _fail(self, reason: StopReason, why: str) -> RunEvent:
+        self._state.status = AgentStatus.FAILED
+        self._state.metadata["stop_reason"] = reason.value
+        self._state.metadata["error"] = why
+        return await self._end("failed", reason)
+
+    async def _end(self, kind: str, reason: StopReason) -> RunEvent:
+        if self._hold.session is not None:
+            self._hold.session.finish(
+                Outcome(
+                    success=None,
+                    stop_reason=StopReason.INTERVENED if self._state.touched else reason,
+                    time_s=time.time(),
+                )
+            )
+        await self._save()
+        return RunEvent(kind=kind, result=self._runner.result(self._hold))
+
+    async def _abort(self, step: StepUncertainty | None) -> None:
+        """Store what happened and raise: nothing of this turn runs."""
+        state = self._state
+        for record in state.turn:
+            if record.phase is not CallPhase.SETTLED:
+                state.settle(record, "Not executed: the run was aborted.", is_error=True)
+        state.status = AgentStatus.FAILED
+        state.metadata["stop_reason"] = StopReason.MONITOR_STOP.value
+        summary = {} if self._hold.session is None else self._hold.session.summary()
+        state.metadata["uncertainty"] = summary
+        await self._hold.note("aborted", {"step_id": step.step_id if step else None})
+        await self._save()
+        if self._hold.session is not None:
+            self._hold.session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))
+        level = step.level if step else UncertaintyLevel.CRITICAL
+        why = step.reasoning if step else ""
+        raise UncertaintyError(
+            f"The run was aborted at level {level.value}: {why}",
+            details={
+                **summary,
+                "agent_id": state.agent_id,
+                "session_id": state.session_id,
+                "step_id": step.step_id if step else None,
+                "level": level.value,
+                "rule": step.rule if step else None,
+                "guarantee": step.guarantee if step else None,
+            },
+        )
+
+    async def _save(self) -> None:
+        """Checkpoint. When the store is down the run goes on in memory: only pauses and guarded calls insist on it."""
+        try:
+            await self._hold.save()
+        except StoreError:
+            failures = self._state.metadata.get("store_failures", 0)
+            self._state.metadata["store_failures"] = int(failures) + 1
+
+
+def _distinct(calls: tuple[ToolCall, ...], step_id: str) -> list[ToolCall]:
+    """The calls with ids that are there and distinct: a transcript needs exactly one result for each."""
+    seen: set[str] = set()
+    distinct = []
+    for index, call in enumerate(calls):
+        if not call.id or call.id in seen:
+            call = call.model_copy(update={"id": f"{step_id}_call_{index}"})
+        seen.add(call.id)
+        distinct.append(call)
+    return distinct

@@ -1,0 +1,296 @@
+"""AgentRunner: a tool-calling loop watched at every step, that pauses where it must and goes on where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+
+from grampus_uq.errors import ApprovalError, ConfigurationError, SessionError, UncertaintyError
+from grampus_uq.monitor import UncertaintyMonitor
+from grampus_uq.protocols import ModelClient
+from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage, canonical_json
+from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalPolicy
+from grampus_uq.runtime.deciding import apply_decisions, apply_expiry, apply_guidance, take_decisions
+from grampus_uq.runtime.effects import ToolEffects
+from grampus_uq.runtime.hold import Hold, StopOrders, StoppedError
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.loop import Loop, RunEvent
+from grampus_uq.runtime.state import AgentState, ExecutionResult, PendingSession
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.sub_agents import SubAgent
+from grampus_uq.vocabulary import AgentStatus, Role, StopReason
+
+__all__ = ["AgentRunner"]
+
+HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
+
+
+class AgentRunner:
+    """Runs agents over one model client and one tool executor; serves any number of sessions at once.
+
+    `store` keeps sessions; without one they live in this process only. `approvals` says who may decide and how
+    decisions are signed. `effects` says what tools do to the world. `sub_agents` are agents that the model may call as tools.
+    A worker that dies is replaced once its lease of `lease_s` has run out; `logprobs` asks the model for token
+    log-probabilities where it has them; `elicit_confidence` asks it to state a confidence.
+
+    What is promised about executing a call: it is written to the store before the tool runs and its result after; no
+    worker of this package starts it twice by itself. A call that was running when its process died is not run again
+    unless it only reads: a human is asked. Whether the outside world saw it once is the tool's matter: every attempt
+    at the same logical call carries the same `idempotency_key`.
+    """
+
+    def __init__(
+        self,
+        model_client: ModelClient,
+        tool_executor: Any,
+        *,
+        uncertainty_monitor: UncertaintyMonitor | None = None,
+        store: SessionStore | None = None,
+        approvals: ApprovalPolicy | None = None,
+        effects: ToolEffects | None = None,
+        sub_agents: Sequence[SubAgent] = (),
+        lease_s: float = 30.0,
+        logprobs: bool = True,
+        elicit_confidence: bool = False,
+    ) -> None:
+        if not lease_s > 0.0:
+            raise ConfigurationError.of("lease_s", "AgentRunner", "above 0 seconds", lease_s)
+        self.model_client = model_client
+        self.tool_executor = tool_executor
+        self.monitor = uncertainty_monitor
+        self.ledger = Ledger(store if store is not None else MemoryStore())
+        self.approvals = approvals or ApprovalPolicy()
+        self.effects = effects or ToolEffects()
+        self.sub_agents = {agent.name: agent for agent in sub_agents}
+        self.logprobs = logprobs
+        self.elicit_confidence = elicit_confidence
+        self._lease_s = lease_s
+        self._worker = uuid.uuid4().hex
+        self._stops = StopOrders(self.ledger)
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        agent_def: AgentDefinition,
+        user_input: str,
+        *,
+        session_id: str | None = None,
+        messages: Sequence[Message] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> ExecutionResult:
+        """Run until the agent answers, pauses or stops; `messages` go before the user's input.
+
+        Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
+        this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
+        """
+        result: ExecutionResult | None = None
+        async for event in self.stream(
+            agent_def, user_input, session_id=session_id, messages=messages, metadata=metadata
+        ):
+            result = event.result or result
+        return _ended(result)
+
+    async def stream(
+        self,
+        agent_def: AgentDefinition,
+        user_input: str,
+        *,
+        session_id: str | None = None,
+        messages: Sequence[Message] = (),
+        metadata: dict[str, Any] | None = None,
+    ) -> AsyncIterator[RunEvent]:
+        """Like `run`, step by step; the last event carries the result. A step is shown only after it was judged."""
+        state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
+        if agent_def.system_prompt:
+            state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
+        state.messages += [*messages, Message(role=Role.USER, content=user_input)]
+        hold = await Hold.take(
+            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
+        )
+        async for event in self._drive(hold, agent_def):
+            yield event
+
+    async def resume(
+        self,
+        agent_id: str,
+        session_id: str,
+        human_response: HumanResponse = None,
+        *,
+        agent_def: AgentDefinition | None = None,
+    ) -> ExecutionResult:
+        """Go on with a session that waits, or whose worker died.
+
+        A text is guidance: what waits is not executed and the model goes on with the text. One or several
+        `ApprovalDecision`s run or refuse calls. None takes the decisions that were stored elsewhere, and lets pass what
+        expired. Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the
+        session, SessionError when there is none.
+        """
+        result: ExecutionResult | None = None
+        async for event in self.stream_resume(agent_id, session_id, human_response, agent_def=agent_def):
+            result = event.result or result
+        return _ended(result)
+
+    async def stream_resume(
+        self,
+        agent_id: str,
+        session_id: str,
+        human_response: HumanResponse = None,
+        *,
+        agent_def: AgentDefinition | None = None,
+    ) -> AsyncIterator[RunEvent]:
+        """Like `resume`, step by step."""
+        loaded = await self.ledger.load(agent_id, session_id)
+        if loaded is None:
+            raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
+        state, version = loaded
+        if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+            raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
+        agent = agent_def or AgentDefinition.model_validate(state.definition)
+        hold = await Hold.take(
+            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
+        )
+        hold.session = self._session(state, agent)
+        try:
+            await self._answer(hold, human_response)
+        except ApprovalError:
+            state.status = AgentStatus.WAITING_FOR_HUMAN if state.pending() else AgentStatus.IDLE
+            await hold.save()
+            raise
+        async for event in self._drive(hold, agent):
+            yield event
+
+    async def _answer(self, hold: Hold, response: HumanResponse) -> None:
+        for record in hold.state.turn:
+            for request in record.requests:
+                if request.child_session is not None:
+                    await self.sub_agents[record.call.name].answer(request, response)
+        if isinstance(response, str):
+            await apply_guidance(hold, response)
+            return
+        given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
+        children = {r.id for r in hold.state.pending() if r.child_session is not None}
+        own = [decision for decision in given if decision.request_id not in children]
+        decided = await take_decisions(hold, self.ledger, self.approvals, own)
+        await apply_decisions(hold, decided)
+        await apply_expiry(hold)
+        for record in hold.state.turn:
+            if record.child_session is not None and record.requests:
+                self.sub_agents[record.call.name].wake(record)
+
+    async def _drive(self, hold: Hold, agent: AgentDefinition) -> AsyncIterator[RunEvent]:
+        """Hold the session while the loop runs, and let go of it whatever happens."""
+        if hold.session is None:
+            hold.session = self._session(hold.state, agent)
+        try:
+            async for event in Loop(self, hold, agent).run():
+                yield event
+        except StoppedError as stopped:
+            yield RunEvent(kind="stopped", result=await self._end_stopped(hold, str(stopped)))
+        except UncertaintyError:
+            raise
+        except (Exception, anyio.get_cancelled_exc_class(), GeneratorExit):
+            await hold.release()
+            raise
+
+    async def _end_stopped(self, hold: Hold, why: str) -> ExecutionResult:
+        state = hold.state
+        state.status = AgentStatus.FAILED
+        state.metadata["stop_reason"] = StopReason.CANCELLED.value
+        for record in state.turn:
+            if record.phase != "settled":
+                state.settle(record, "Interrupted: the run was ordered to stop.", is_error=True)
+        await hold.note("stopped", {"why": why})
+        await hold.save()
+        if hold.session is not None:
+            hold.session.finish(Outcome(success=None, stop_reason=StopReason.CANCELLED, time_s=time.time()))
+        return self.result(hold)
+
+    # -- looking after sessions -----------------------------------------------------------------------------------
+
+    async def list_pending_sessions(self, agent_id: str | None = None) -> list[PendingSession]:
+        """The sessions that wait for a human, with what they wait for."""
+        return await self.ledger.pending(agent_id)
+
+    async def stop(self, agent_id: str, session_id: str, *, principal: str = "") -> None:
+        """Order one session to stop, wherever it runs; it stops within a second."""
+        await self.ledger.stop(agent_id, session_id, principal=principal)
+
+    async def stop_all(self, *, principal: str = "") -> None:
+        """Order every session of this store that runs now to stop."""
+        await self.ledger.stop(principal=principal)
+
+    # -- parts that the loop uses ---------------------------------------------------------------------------------
+
+    def result(self, hold: Hold) -> ExecutionResult:
+        """What the run came to so far."""
+        state = hold.state
+        metadata = dict(state.metadata)
+        if hold.session is not None:
+            metadata["uncertainty"] = hold.session.summary()
+        unclassified = self.effects.unclassified()
+        if unclassified:
+            metadata["unclassified_tools"] = unclassified
+        return ExecutionResult(
+            status=state.status,
+            output=state.output,
+            messages=list(state.messages),
+            tool_calls_made=state.tool_calls_made,
+            token_usage=state.total_token_usage or TokenUsage(),
+            duration_seconds=state.active_s,
+            steps_taken=state.current_step,
+            metadata=metadata,
+            pending=state.pending(),
+            session_id=state.session_id,
+        )
+
+    async def _fresh(
+        self, agent: AgentDefinition, session_id: str, metadata: dict[str, Any] | None
+    ) -> tuple[AgentState, int]:
+        """A new state; in place of an ended session of the same id, never of one that is alive."""
+        loaded = await self.ledger.load(agent.name, session_id)
+        version = 0
+        if loaded is not None:
+            version = loaded[1]
+            if loaded[0].status not in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+                raise SessionError(
+                    f"Session {session_id!r:.80} of agent {agent.name!r:.80} is {loaded[0].status}: resume it, or "
+                    "choose another session_id."
+                )
+        definition = agent.model_dump(mode="json", exclude={"tools"})
+        state = AgentState(
+            agent_id=agent.name, session_id=session_id, definition=definition, metadata=dict(metadata or {})
+        )
+        return state, version
+
+    def _session(self, state: AgentState, agent: AgentDefinition) -> Any:
+        if self.monitor is None:
+            return None
+        session = self.monitor.session(
+            state.session_id,
+            state.agent_id,
+            snapshot=state.belief,
+            model=agent.model,
+            prompt_hash=hashlib.sha256(agent.system_prompt.encode()).hexdigest(),
+            tools_hash=hashlib.sha256(canonical_json(self.schemas()).encode()).hexdigest(),
+        )
+        self.monitor.bind(session)
+        return session
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of."""
+        own = getattr(self.tool_executor, "schemas", None)
+        listed = own() if callable(own) else []
+        return [*(listed if isinstance(listed, list) else []), *(agent.schema() for agent in self.sub_agents.values())]
+
+
+def _ended(result: ExecutionResult | None) -> ExecutionResult:
+    if result is None:
+        raise SessionError("The run ended without a result.")
+    return result

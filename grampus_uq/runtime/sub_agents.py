@@ -1,0 +1,120 @@
+"""Agents that another agent calls as tools: a child session whose approvals and belief reach its parent."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from grampus_uq.errors import SessionError, UncertaintyError
+from grampus_uq.records import AgentDefinition, Reading, Step, ToolResult
+from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalRequest
+from grampus_uq.runtime.state import AgentState, CallPhase, CallRecord, ExecutionResult
+from grampus_uq.vocabulary import AgentStatus
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.runner import AgentRunner
+    from grampus_uq.session import Session
+
+__all__ = ["SUB_AGENT", "SubAgent"]
+
+SUB_AGENT = "sub_agent"
+
+
+class SubAgent:
+    """An agent as a tool of another: `runner` runs it, in a child session named after the call.
+
+    While the child waits, its requests stand among the parent's, and decisions given to the parent reach it. When it
+    ends, its cumulative confidence becomes a reading `sub_agent` of the parent's belief.
+    """
+
+    def __init__(
+        self, runner: AgentRunner, agent: AgentDefinition, *, name: str | None = None, description: str = ""
+    ) -> None:
+        self.runner = runner
+        self.agent = agent
+        self.name = name or agent.name
+        self.description = description or f"Hand a task to the agent {agent.name}."
+
+    def schema(self) -> dict[str, Any]:
+        """The sub-agent as a tool, in the OpenAI wire form."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": {
+                    "type": "object",
+                    "properties": {"task": {"type": "string"}},
+                    "required": ["task"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+
+    async def execute(
+        self, record: CallRecord, parent: Session | None, state: AgentState
+    ) -> ToolResult | list[ApprovalRequest]:
+        """Run or resume the child; its result, or what it waits for."""
+        task = record.call.arguments.get("task")
+        if not isinstance(task, str) or not task:
+            return ToolResult(tool_call_id=record.call.id, output="`task` must be a non-empty text.", is_error=True)
+        child_id = f"{state.session_id}/{state.run_id[:12]}/{record.step_id}/{record.call.id}"
+        record.child_session = child_id
+        try:
+            loaded = await self.runner.ledger.load(self.agent.name, child_id)
+            if loaded is None:
+                result = await self.runner.run(self.agent, task, session_id=child_id)
+            elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+                return self._finished(record, parent, loaded[0].status, loaded[0].output, loaded[0].belief)
+            else:
+                guidance, record.guidance = record.guidance, None
+                result = await self.runner.resume(self.agent.name, child_id, guidance, agent_def=self.agent)
+        except UncertaintyError as aborted:
+            self._believe(parent, record, aborted.details.get("cumulative_confidence"))
+            return ToolResult(
+                tool_call_id=record.call.id, output=f"The sub-agent was stopped: {aborted}", is_error=True
+            )
+        if result.status is AgentStatus.WAITING_FOR_HUMAN:
+            return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
+        return self._finished_run(record, parent, result)
+
+    def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
+        belief = result.metadata.get("uncertainty", {})
+        self._believe(parent, record, belief.get("cumulative_confidence"))
+        failed = result.status is AgentStatus.FAILED
+        return ToolResult(tool_call_id=record.call.id, output=result.output, is_error=failed)
+
+    def _finished(
+        self, record: CallRecord, parent: Session | None, status: AgentStatus, output: str, belief: Any
+    ) -> ToolResult:
+        state = belief.get("state", {}) if isinstance(belief, dict) else {}
+        self._believe(parent, record, state.get("cumulative"))
+        return ToolResult(tool_call_id=record.call.id, output=output, is_error=status is AgentStatus.FAILED)
+
+    @staticmethod
+    def _believe(parent: Session | None, record: CallRecord, confidence: Any) -> None:
+        """Take the child's belief into the parent's, as a step of its own."""
+        if parent is None or not isinstance(confidence, int | float):
+            return
+        step = Step(step_id=f"{record.step_id}/{record.call.id}", kind=SUB_AGENT, time_s=time.time())
+        parent.commit(step, [Reading(source=SUB_AGENT, value=float(confidence))])
+
+    async def answer(self, request: ApprovalRequest, response: Any) -> None:
+        """Pass a decision on one of the child's requests down to it; raises ApprovalError when it is refused."""
+        if response is None or isinstance(response, str):
+            return
+        for decision in [response] if isinstance(response, ApprovalDecision) else response:
+            if decision.request_id == request.id:
+                self.runner.approvals.check(self._own(request), decision)
+                await self.runner.ledger.decide(decision)
+
+    @staticmethod
+    def _own(request: ApprovalRequest) -> ApprovalRequest:
+        """The request as the child knows it."""
+        return request.model_copy(update={"child_session": None})
+
+    def wake(self, record: CallRecord) -> None:
+        """Let the child look again at what was decided."""
+        if record.call.name != self.name:
+            raise SessionError(f"{record.call.name!r:.80} is not the sub-agent {self.name!r:.80}.")
+        record.phase, record.requests = CallPhase.CLEARED, []
