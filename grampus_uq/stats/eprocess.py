@@ -1,0 +1,250 @@
+"""Evidence that a run will fail, step by step, and an alarm with a stated error rate: the detector, frozen and pure.
+
+    M_t = p0(S_1..S_t) / p1(S_1..S_t),   null hypothesis: the run will succeed        (e-valuator, eq. 2)
+
+What is guaranteed by what: `1/alpha` needs the *true* ratio. The PAC and the conformal threshold hold for any
+statistic, learned or not, because they are order statistics of its running maximum over successful runs that served
+nothing else (`eprocess_thresholds`). Everything is in log space.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.eprocess_scorers import LOGIT_LIMIT, FeatureScorer, Memory, PaperScorer
+from grampus_uq.stats.eprocess_thresholds import Threshold, exceeds, exceeds_many, tie_uniform
+from grampus_uq.stats.step_blocks import StepBlocks, first_step_where, run_maximum
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+
+
+class DetectorState(NamedTuple):
+    """All that a detector remembers of one run: bounded, immutable, JSON as it stands (`state_to_json`).
+
+    A named tuple and not a dataclass because one is built at every step, and building it costs a fifth.
+
+    Attributes:
+        step: steps seen, with or without a score.
+        log_m: log M_t of the newest step; None until the first score.
+        log_peak: its maximum so far, what the thresholds are compared with; None until the first score.
+        tie: the run's draw in (0, 1).
+        memory: the scorer's own numbers.
+    """
+
+    step: int
+    log_m: float | None
+    log_peak: float | None
+    tie: float
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detector:
+    """A fitted statistic and the thresholds that give it a promise; shared by all runs, changed by none.
+
+    Attributes:
+        streams: names of the score streams, in the order in which `update` takes them; higher is better.
+        scorer: how scores become log M_t.
+        thresholds: what may be deployed; every one carries its guarantee.
+        deployed: index of the one that alarms.
+        salt: makes this detector's tie-breaking draws its own.
+        null_peaks: (log peak, draw) of the successful runs held out for the thresholds, ascending; further levels are
+            read off it, and it starts the watch on exchangeability.
+        bounded: (derived) True for the streams whose scores have to be probabilities.
+    """
+
+    streams: tuple[str, ...]
+    scorer: FeatureScorer | PaperScorer
+    thresholds: tuple[Threshold, ...]
+    deployed: int
+    salt: str
+    null_peaks: tuple[tuple[float, float], ...] = ()
+    bounded: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        clips = self.scorer.clips if isinstance(self.scorer, FeatureScorer) else (self.scorer.limit,)
+        object.__setattr__(self, "bounded", tuple(clip is not None for clip in clips))
+        expected = len(clips)
+        if len(self.streams) != expected or len(set(self.streams)) != expected:
+            raise ConfigurationError.of("streams", "Detector", f"{expected} different names", self.streams)
+        if not 0 <= self.deployed < len(self.thresholds):
+            raise ConfigurationError.of("deployed", "Detector", f"in 0..{len(self.thresholds) - 1}", self.deployed)
+        if any(math.isnan(peak) or not 0.0 <= tie <= 1.0 for peak, tie in self.null_peaks):
+            raise ConfigurationError.of("null_peaks", "Detector", "pairs (log peak, draw in [0, 1])", self.null_peaks)
+        if list(self.null_peaks) != sorted(self.null_peaks):
+            raise ConfigurationError.of("null_peaks", "Detector", "in ascending order", self.null_peaks)
+
+    @property
+    def threshold(self) -> Threshold:
+        """The deployed threshold."""
+        return self.thresholds[self.deployed]
+
+
+def log_ratio(p_success: npt.ArrayLike, prior_success: float, limit: float = LOGIT_LIMIT) -> FloatArray:
+    """Turn a probability of success into the log likelihood ratio of failure against success (eq. 3).
+
+    Formula: `log M = log((1 - p)/p) + log(pi1/(1 - pi1))`, logit p clipped to +-limit.
+
+    Args:
+        p_success: probability of success given the scores so far, in [0, 1]; NaN stays NaN.
+        prior_success: share pi1 of successes among the runs that p was fitted on, in (0, 1).
+        limit: clip on the log odds, > 0; the default holds p within [1e-6, 1 - 1e-6].
+
+    Returns:
+        log M, natural log, of the shape of p; higher is more evidence of failure, 0 is none either way.
+
+    Raises:
+        ConfigurationError: p outside [0, 1] or prior outside (0, 1).
+
+    >>> log_ratio([0.5, 0.8], 0.8).round(6).tolist()
+    [1.386294, 0.0]
+    """
+    p = np.asarray(p_success, dtype=np.float64)
+    if not 0.0 < prior_success < 1.0:
+        way_out = "with no success, or no failure, there is no ratio to learn"
+        raise ConfigurationError.of("prior_success", "log_ratio", "in (0, 1)", prior_success, way_out)
+    if not ((p >= 0.0) & (p <= 1.0) | np.isnan(p)).all():
+        raise ConfigurationError.of("p_success", "log_ratio", "in [0, 1] or NaN", p_success)
+    if not limit > 0.0:
+        raise ConfigurationError.of("limit", "log_ratio", "positive", limit)
+    with np.errstate(divide="ignore"):
+        log_odds = np.log(p) - np.log1p(-p)
+    prior = math.log(prior_success) - math.log1p(-prior_success)
+    return np.asarray(prior - np.clip(log_odds, -limit, limit), dtype=np.float64)
+
+
+def known_log_ratio(log_p0: npt.ArrayLike, log_p1: npt.ArrayLike, lengths: npt.ArrayLike) -> FloatArray:
+    """Accumulate log M_t from known conditional densities of each score given those before it (eq. 2).
+
+    The setting of `ville_threshold`: with the true densities this is a test martingale for success (Proposition 1).
+
+    Args:
+        log_p0, log_p1: shape (rows,), log density of each score under failure and success; runs one after the other.
+        lengths: shape (runs,), their numbers of steps.
+
+    Returns:
+        Shape (rows,), the log ratio after each step of each run.
+
+    >>> known_log_ratio([0.0, 1.0, 0.0], [0.5, 0.0, 0.25], [2, 1]).tolist()
+    [-0.5, 0.5, -0.25]
+    """
+    steps = np.asarray(log_p0, dtype=np.float64) - np.asarray(log_p1, dtype=np.float64)
+    size = np.asarray(lengths)
+    if steps.ndim != 1 or np.isnan(steps).any() or size.sum() != len(steps) or (size < 1).any():
+        raise ConfigurationError.of("lengths", "known_log_ratio", "positive, with a row for each step", lengths)
+    return np.concatenate([np.cumsum(run) for run in np.split(steps, np.cumsum(size)[:-1])]) if len(steps) else steps
+
+
+def start(detector: Detector, session_id: str) -> DetectorState:
+    """State of a run before its first step; the same session id gives the same draw everywhere."""
+    return DetectorState(0, None, None, tie_uniform(session_id, detector.salt), detector.scorer.start())
+
+
+def update(
+    detector: Detector, state: DetectorState, score: float | Sequence[float | None] | None, *, last: bool = False
+) -> tuple[DetectorState, float | None]:
+    """Take the score of one step, in constant time and memory.
+
+    Args:
+        state: what `start` or the previous `update` returned.
+        score: the stream's score, or one a stream; None (or NaN) is missing and leaves log M_t where it was.
+        last: True when the caller knows that this is the run's last step; read only by a detector fitted for it.
+
+    Returns:
+        The new state, and log M_t (higher is more evidence of failure; None until the first score).
+
+    Raises:
+        ConfigurationError: an infinite score, one outside [0, 1] where probabilities are due, a wrong number of them.
+    """
+    values = [score] if score is None or isinstance(score, (int, float)) else list(score)
+    if len(values) != len(detector.streams):
+        raise ConfigurationError.of("score", "update", f"one for each of the streams {detector.streams}", score)
+    seen = False
+    for place, value in enumerate(values):
+        if value is None:
+            continue
+        if value != value:  # NaN
+            values[place] = None
+        elif not (0.0 <= value <= 1.0 if detector.bounded[place] else -math.inf < value < math.inf):
+            rule = "in [0, 1]" if detector.bounded[place] else "finite"
+            raise ConfigurationError.of("score", "update", f"{rule}, None or NaN", value)
+        else:
+            seen = True
+    step, log_m, log_peak, tie, memory = state
+    if seen:
+        memory, log_m = detector.scorer.advance(memory, values, step + 1, last)
+        if log_peak is None or log_m > log_peak:
+            log_peak = log_m
+    return DetectorState(step + 1, log_m, log_peak, tie, memory), log_m
+
+
+def alarms(state: DetectorState, threshold: Threshold) -> bool:
+    """Say whether the run's evidence has passed the threshold at this or an earlier step; so an alarm latches."""
+    return state.log_peak is not None and exceeds(threshold, state.log_peak, state.tie)
+
+
+def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
+    """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None).
+
+    Raises:
+        ConfigurationError: a wrong number of streams, or a score outside [0, 1] where probabilities are due.
+    """
+    if blocks.values.shape[1] != len(detector.streams):
+        raise ConfigurationError.of("blocks", "score_rows", f"of streams {detector.streams}", blocks.values.shape)
+    bounded = blocks.values[:, list(detector.bounded)]
+    if ((bounded < 0.0) | (bounded > 1.0)).any():
+        raise ConfigurationError.of("blocks", "score_rows", "in [0, 1] or NaN", bounded)
+    return detector.scorer.batch(blocks)
+
+
+def log_peaks(detector: Detector, blocks: StepBlocks) -> FloatArray:
+    """Largest log M_t of each run, in the caller's order of runs; -inf for a run without any score."""
+    return run_maximum(blocks, score_rows(detector, blocks))
+
+
+def alarm_steps(blocks: StepBlocks, log_m: FloatArray, threshold: Threshold, ties: FloatArray) -> IntArray:
+    """Step at which each run first alarms, 0 where it never does; runs and `ties` in the caller's order.
+
+    Args:
+        log_m: one a row, in block order, as `score_rows` gives it.
+    """
+    of_row = np.concatenate([ties[blocks.order[: rows.stop - rows.start]] for _, rows in blocks] or [ties[:0]])
+    return first_step_where(blocks, exceeds_many(threshold, log_m, of_row))
+
+
+def state_to_json(state: DetectorState) -> dict[str, Any]:
+    """Return the state as a JSON-able mapping, at most 1 kB for up to two streams."""
+    return {**state._asdict(), "memory": [list(part) for part in state.memory]}
+
+
+def state_from_json(detector: Detector, data: Any) -> DetectorState:
+    """Read what `state_to_json` wrote, checked against the detector that it belongs to.
+
+    Raises:
+        ConfigurationError: a key missing or unknown, a number that is none, the memory of another detector.
+    """
+    if not isinstance(data, dict) or set(data) != set(DetectorState._fields):
+        raise ConfigurationError.of("data", "DetectorState", f"a mapping with the keys {DetectorState._fields}", data)
+    try:
+        step, tie = int(data["step"]), float(data["tie"])
+        log_m, log_peak = (None if data[key] is None else float(data[key]) for key in ("log_m", "log_peak"))
+        memory = tuple(tuple(float(x) for x in part) for part in data["memory"])
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError.of("data", "DetectorState", "made of numbers", data) from error
+    fresh = detector.scorer.start()
+    flexible = isinstance(detector.scorer, PaperScorer)
+    fits = len(memory) == len(fresh) and (flexible or all(len(a) == len(b) for a, b in zip(memory, fresh, strict=True)))
+    known = [x for x in (log_m, log_peak, *(x for part in memory for x in part)) if x is not None]
+    if not fits or not all(map(math.isfinite, known)):
+        raise ConfigurationError.of("memory", "DetectorState", "finite and of the detector's own shape", data["memory"])
+    if step < 0 or not 0.0 < tie < 1.0 or (log_m is None) != (log_peak is None):
+        raise ConfigurationError.of("data", "DetectorState", "a state that `update` can reach", data)
+    return DetectorState(step, log_m, log_peak, tie, memory)

@@ -1,0 +1,286 @@
+"""How scores become log M_t: the fitted (or untrained) log ratio, one run live or many runs at once, bit for bit alike.
+
+    log M_t = log pi1 - log(1 - pi1) - logit f_t(S_1..S_t)        (eq. 3; f_t estimates P(success | scores so far))
+
+`FeatureScorer` reads `prefix_features` in constant time and memory. `PaperScorer` is the paper's own model, a logistic
+regression on the whole prefix for each step; its state grows up to the longest step that was fitted.
+
+One rule, in fitting, calibration and live: a step beyond the longest fitted one is treated as that one (the paper's
+scorer instead keeps its ratio, Algorithm 2, line 9); a step without any score keeps log M_t;
+a stated 0 or 1 is clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.prefix_features import (
+    EMPTY_STREAM,
+    STREAM_FEATURES,
+    StreamState,
+    logit,
+    logits,
+    prefix_features,
+    stream_features,
+    stream_update,
+)
+from grampus_uq.stats.step_blocks import StepBlocks
+from grampus_uq.stats.tree_ensemble import TreeEnsemble, evaluate_many, evaluate_one
+
+FloatArray = npt.NDArray[np.float64]
+Memory = tuple[tuple[float, ...], ...]
+"""What a scorer remembers of a run: plain numbers, so that it is JSON as it stands."""
+
+LOGIT_LIMIT = math.log((1.0 - 1e-6) / 1e-6)
+"""Where logit f_t is clipped: an estimated probability is never taken to be within 1e-6 of certainty."""
+
+
+class Scorer(Protocol):
+    """What a detector asks of its model. Pure: neither call changes anything."""
+
+    def start(self) -> Memory:
+        """Memory of a run before its first step."""
+        ...
+
+    def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
+        """Take the scores of a step (at least one of them present); return the new memory and log M_t."""
+        ...
+
+    def batch(self, blocks: StepBlocks) -> FloatArray:
+        """log M_t of every row of the blocks, in block order; NaN before the first score of a run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearScore:
+    """A linear function of some features, its own at each step up to the last row of the table and that row's after.
+
+    Attributes:
+        columns: features used, ascending; `13 * stream + place`, then the step, then the last-step flag.
+        intercepts: one a step; a single one serves every step.
+        weights: for each of them, one weight a column.
+        terms: (derived) pairs of column and weight, what a live step walks through.
+    """
+
+    columns: tuple[int, ...]
+    intercepts: tuple[float, ...]
+    weights: tuple[tuple[float, ...], ...]
+    terms: tuple[tuple[tuple[int, float], ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.intercepts or len(self.intercepts) != len(self.weights):
+            raise ConfigurationError.of("weights", "LinearScore", "one row for each intercept", len(self.weights))
+        if any(len(row) != len(self.columns) for row in self.weights) or min(self.columns, default=0) < 0:
+            raise ConfigurationError.of("columns", "LinearScore", "as many as each row has weights", self.columns)
+        if not all(math.isfinite(x) for row in ((*self.intercepts,), *self.weights) for x in row):
+            raise ConfigurationError.of("weights", "LinearScore", "finite", self.weights)
+        terms = tuple(tuple(zip(self.columns, row, strict=True)) for row in self.weights)
+        object.__setattr__(self, "terms", terms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureScorer:
+    """logit f_t as a linear score, a sum of trees, or both, over the prefix features.
+
+    Attributes:
+        name: which member of the bank this is.
+        clips: one a stream: its scores are probabilities and enter as logits held within [clip, 1 - clip]; None takes
+            them as they are.
+        neutral: one value a stream, on the scale of the model: stands in until the stream's first score.
+        longest: longest fitted step.
+        linear: the linear part, already times its share; None without one.
+        trees: the trees; None without any.
+        tree_share: what their sum is multiplied by.
+        prior_log_odds: log(pi1 / (1 - pi1)) of the fitting runs; 0 for an untrained score.
+        limit: |logit f_t| is held below this; None for scores that are no probabilities.
+        sees_last: True when the flag "this is the last step" is a feature.
+    """
+
+    name: str
+    clips: tuple[float | None, ...]
+    neutral: tuple[float, ...]
+    longest: int
+    linear: LinearScore | None
+    trees: TreeEnsemble | None = None
+    tree_share: float = 1.0
+    prior_log_odds: float = 0.0
+    limit: float | None = LOGIT_LIMIT
+    sees_last: bool = False
+
+    def __post_init__(self) -> None:
+        width = len(STREAM_FEATURES) * len(self.neutral) + 1 + self.sees_last
+        used = [*(self.linear.columns if self.linear else ()), *(self.trees.feature if self.trees else ())]
+        if not self.neutral or not all(map(math.isfinite, (*self.neutral, self.tree_share, self.prior_log_odds))):
+            raise ConfigurationError.of("neutral", "FeatureScorer", "one finite number a stream", self.neutral)
+        if not used or max(used) >= width:
+            raise ConfigurationError.of("linear", "FeatureScorer", f"on features 0..{width - 1}", used)
+        if len(self.clips) != len(self.neutral) or not all(c is None or 0.0 < c < 0.5 for c in self.clips):
+            raise ConfigurationError.of("clips", "FeatureScorer", "None or in (0, 0.5), one a stream", self.clips)
+        if self.longest < 1 or (self.limit is not None and not self.limit > 0.0):
+            raise ConfigurationError.of("longest", "FeatureScorer", "at least 1, with a positive limit", self.longest)
+
+    def start(self) -> Memory:
+        """One empty state a stream."""
+        return (EMPTY_STREAM,) * len(self.neutral)
+
+    def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
+        """Constant time and memory whatever the step."""
+        states: list[StreamState] = []
+        features: list[float] = []
+        for state, score, clip, neutral in zip(memory, scores, self.clips, self.neutral, strict=True):
+            if score is not None:
+                state = stream_update(state, score if clip is None else logit(score, clip))
+            states.append(state)
+            features += stream_features(state, neutral)
+        held = step if step < self.longest else self.longest
+        features += (float(held), 1.0 if last else 0.0)
+        total, linear, limit = 0.0, self.linear, self.limit
+        if linear is not None:
+            place = (held if held < len(linear.terms) else len(linear.terms)) - 1
+            total = linear.intercepts[place]
+            for column, weight in linear.terms[place]:
+                total += weight * features[column]
+        if self.trees is not None:
+            total += self.tree_share * evaluate_one(self.trees, features)
+        if limit is not None:
+            total = -limit if total < -limit else limit if total > limit else total
+        return tuple(states), self.prior_log_odds - total
+
+    def batch(self, blocks: StepBlocks) -> FloatArray:
+        """The same for every row; the last step of a run is where it ends in the blocks."""
+        features = self.features(blocks, self._columns())
+        total = np.zeros(len(blocks.values))
+        if self.linear is not None:
+            self._add_linear(blocks, features, total)
+        if self.trees is not None:
+            total += self.tree_share * evaluate_many(self.trees, features)
+        if self.limit is not None:
+            np.clip(total, -self.limit, self.limit, out=total)
+        return _keep_where_missing(blocks, self.prior_log_odds - total)
+
+    def features(self, blocks: StepBlocks, columns: Sequence[int] | None = None) -> FloatArray:
+        """All features of all rows, shape (features, rows); lines that `columns` leaves out are not computed."""
+        streams = len(self.neutral)
+        _check_streams(blocks, streams)
+        pairs = zip(blocks.values.T, self.clips, strict=True)
+        blocks = replace(blocks, values=np.column_stack([x if c is None else logits(x, c) for x, c in pairs]))
+        own = len(STREAM_FEATURES) * streams
+        chosen = range(own) if columns is None else sorted({column for column in columns if column < own})
+        result = np.empty((own + 2, len(blocks.values)))
+        result[chosen] = prefix_features(blocks, self.neutral, chosen)
+        active = np.diff(blocks.starts)
+        for step, rows in blocks:
+            result[own, rows] = float(min(step, self.longest))
+            result[own + 1, rows] = 1.0
+            result[own + 1, rows.start : rows.start + (active[step] if step < len(active) else 0)] = 0.0
+        return result
+
+    def _columns(self) -> list[int]:
+        return [
+            *(self.linear.columns if self.linear else ()),
+            *(feature for feature in (self.trees.feature if self.trees else ()) if feature >= 0),
+        ]
+
+    def _add_linear(self, blocks: StepBlocks, features: FloatArray, total: FloatArray) -> None:
+        assert self.linear is not None  # noqa: S101 (for the type checker; the caller looked)
+        for step, rows in blocks:
+            place = min(step, self.longest, len(self.linear.intercepts)) - 1
+            block = total[rows]
+            block[:] = self.linear.intercepts[place]
+            for column, weight in self.linear.terms[place]:
+                block += weight * features[column, rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperScorer:
+    """The paper's model: at step t a logistic regression on S_1..S_t; at a step without a model the ratio is kept.
+
+    A missing score keeps the ratio too, and the last score seen stands in for it in later prefixes.
+
+    Attributes:
+        intercepts: one a step up to the longest fitted one; None where no model was fitted.
+        weights: t weights at step t, none where no model was fitted.
+        prior_log_odds: log(pi1 / (1 - pi1)), pi1 the share of successes among the fitting runs at step 1.
+        fill: stands in for scores missing before the first one.
+    """
+
+    intercepts: tuple[float | None, ...]
+    weights: tuple[tuple[float, ...], ...]
+    prior_log_odds: float
+    fill: float = 0.5
+    limit: float = LOGIT_LIMIT
+
+    def __post_init__(self) -> None:
+        sizes = [0 if intercept is None else step for step, intercept in enumerate(self.intercepts, start=1)]
+        if not sizes or sizes[0] != 1 or [len(row) for row in self.weights] != sizes:
+            raise ConfigurationError.of("weights", "PaperScorer", "t numbers at step t, from step 1 on", self.weights)
+        numbers = [x for x in (*self.intercepts, self.prior_log_odds, self.fill) if x is not None]
+        if not all(math.isfinite(x) for row in (numbers, *self.weights) for x in row) or not self.limit > 0.0:
+            raise ConfigurationError.of("weights", "PaperScorer", "finite", self.weights)
+
+    def start(self) -> Memory:
+        """log M so far, then the scores so far."""
+        return ((0.0,),)
+
+    def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
+        """Time and memory grow with the step, up to the longest fitted one."""
+        [[log_m, *prefix]] = memory
+        fitted = len(self.intercepts)
+        if step > fitted or scores[0] is None:
+            return memory, log_m
+        prefix.extend([prefix[-1] if prefix else self.fill] * (step - 1 - len(prefix)))
+        prefix.append(scores[0])
+        intercept = self.intercepts[step - 1]
+        if intercept is not None:
+            total = intercept
+            for weight, value in zip(self.weights[step - 1], prefix, strict=True):
+                total += weight * value
+            log_m = self.prior_log_odds - max(-self.limit, min(self.limit, total))
+        return ((log_m, *prefix),), log_m
+
+    def batch(self, blocks: StepBlocks) -> FloatArray:
+        """The same for every row."""
+        _check_streams(blocks, 1)
+        result = np.empty(len(blocks.values))
+        prefix = np.full((len(self.intercepts), len(blocks.order)), self.fill)
+        log_m = np.zeros(len(blocks.order))
+        for step, rows in blocks:
+            active = rows.stop - rows.start
+            x = blocks.values[rows, 0]
+            seen = ~np.isnan(x)
+            if step <= len(self.intercepts):
+                before = prefix[step - 2, :active] if step > 1 else self.fill
+                prefix[step - 1, :active] = np.where(seen, x, before)
+                intercept = self.intercepts[step - 1]
+                if intercept is not None:
+                    total = np.full(active, intercept)
+                    for weight, values in zip(self.weights[step - 1], prefix, strict=False):
+                        total += weight * values[:active]
+                    fresh = self.prior_log_odds - np.clip(total, -self.limit, self.limit)
+                    log_m[:active] = np.where(seen, fresh, log_m[:active])
+            result[rows] = log_m[:active]
+        return _keep_where_missing(blocks, result)
+
+
+def _keep_where_missing(blocks: StepBlocks, log_m: FloatArray) -> FloatArray:
+    """Carry log M over steps without any score, in place; NaN until the first."""
+    missing: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isnan(blocks.values), axis=1)
+    if missing.any():
+        before = slice(0, 0)
+        for _, rows in blocks:
+            here = np.flatnonzero(missing[rows])
+            log_m[rows.start + here] = np.nan if rows.start == 0 else log_m[before.start + here]
+            before = rows
+    return log_m
+
+
+def _check_streams(blocks: StepBlocks, streams: int) -> None:
+    if blocks.values.shape[1] != streams:
+        raise ConfigurationError.of("blocks", "Detector", f"of {streams} score streams", blocks.values.shape[1])

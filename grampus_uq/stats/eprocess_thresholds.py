@@ -1,0 +1,353 @@
+"""When evidence of failure becomes an alarm: thresholds for the running maximum of log M, each with its promise.
+
+A run's evidence is the pair (largest log M so far, one uniform number drawn for the run); pairs are compared in
+lexicographic order and strictly, so that two runs with equal evidence (models say round numbers) are told apart by
+the draw and a threshold keeps its exact level. The one exception is Ville's, whose `>=` belongs to its theorem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.ranks import conformal_rank, pac_rank, smallest_n_for_pac
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class Mode(StrEnum):
+    """Which theorem stands behind a threshold."""
+
+    PAC = "pac"
+    CONFORMAL = "conformal"
+    VILLE = "ville"
+    BONFERRONI = "bonferroni"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """A level of evidence, and what is promised about runs that pass it.
+
+    Attributes:
+        mode: the theorem.
+        alpha: in (0, 1): the false-alarm probability promised (for `budget`, the share of all runs).
+        delta: in (0, 1) for `pac`: the probability that calibration was unlucky; None otherwise.
+        log_value: natural log of the threshold; +inf is an alarm that never rings.
+        tie: in [0, 1]: at equal evidence only runs with a larger draw alarm.
+        runs: number of calibration runs behind it, 0 for `ville` and `bonferroni`.
+        rank: which of them it is, from the smallest; None where none is.
+        guarantee: the promise, in a sentence, with its assumptions.
+        shortage: why the threshold is +inf and how many runs are needed; empty otherwise.
+    """
+
+    mode: Mode
+    alpha: float
+    delta: float | None
+    log_value: float
+    tie: float
+    runs: int
+    rank: int | None
+    guarantee: str
+    shortage: str = ""
+
+    def __post_init__(self) -> None:
+        for name, level in (("alpha", self.alpha), ("delta", 0.5 if self.delta is None else self.delta)):
+            _check_level(name, "Threshold", level)
+        if math.isnan(self.log_value) or (self.log_value == -math.inf and self.runs == 0):
+            raise ConfigurationError.of("log_value", "Threshold", "a number or +inf", self.log_value)
+        if not 0.0 <= self.tie <= 1.0:
+            raise ConfigurationError.of("tie", "Threshold", "in [0, 1]", self.tie)
+        if (self.mode is Mode.PAC) != (self.delta is not None):
+            raise ConfigurationError.of("delta", "Threshold", "given for 'pac' and only there", self.delta)
+
+
+def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, delta: float) -> Threshold:
+    """Set the threshold that holds for this very calibration set (Algorithm 3): `P(Bin(n, 1 - alpha) >= k) <= delta`.
+
+    Guarantee: if the n calibration runs and the new one are independent draws of the successful runs and none of the
+    n served the fit of the statistic, then with probability at least 1 - delta over the n, a new successful run
+    exceeds the threshold at any step with probability at most alpha. No assumption on the statistic. What breaks it:
+    runs that served the fit or the choice of the model, selected runs, a population that moved.
+
+    Args:
+        log_peaks: shape (n,), largest log M of each held-out *successful* run; -inf for a run without a reading.
+        ties: shape (n,), the uniform draw of each of these runs (`tie_uniform`).
+        alpha: allowed false-alarm probability, in (0, 1).
+        delta: allowed probability of an unlucky calibration, in (0, 1).
+
+    Returns:
+        The threshold; +inf with a message when n < log(delta) / log(1 - alpha).
+
+    Raises:
+        ConfigurationError: arrays that do not fit, a NaN, a level outside (0, 1).
+
+    >>> pac_threshold(range(100), [0.5] * 100, 0.05, 0.1).log_value
+    98.0
+    >>> print(pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1).shortage)
+    45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are 44. The alarm cannot ring.
+    """
+    _check_level("delta", "pac_threshold", delta)
+    peaks, draws = _pairs("pac_threshold", log_peaks, ties)
+    rank = pac_rank(len(peaks), alpha, delta)
+    sentence = (
+        f"With probability at least {_percent(1.0 - delta)} over the {len(peaks)} held-out successful runs that set "
+        f"it, at most {_percent(alpha)} of runs that would have succeeded ever raise this alarm, at whichever step it "
+        "is looked at. This assumes independent runs of one distribution; a changed agent, task mix or verifier breaks "
+        "it."
+    )
+    needed = smallest_n_for_pac(alpha, delta)
+    return _at_rank(Mode.PAC, alpha, delta, peaks, draws, rank, sentence, _shortage(needed, len(peaks), alpha, delta))
+
+
+def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float) -> Threshold:
+    """Set the split-conformal threshold: the pair at rank `ceil((n + 1)(1 - alpha))`.
+
+    Guarantee: if the n held-out successful runs and the new one are exchangeable, a new successful run exceeds the
+    threshold at any step with probability at most alpha, on average over the calibration too; with the draws at least
+    alpha - 1/(n + 1). What breaks it: as `pac_threshold`.
+
+    Args and errors as `pac_threshold`, without delta. +inf when n < 1/alpha - 1.
+
+    >>> conformal_threshold([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], 0.25).log_value
+    3.0
+    """
+    peaks, draws = _pairs("conformal_threshold", log_peaks, ties)
+    rank = conformal_rank(len(peaks), alpha)
+    sentence = (
+        f"A run that would have succeeded ever raises this alarm with probability at most {_percent(alpha)}, on "
+        f"average over draws of the {len(peaks)} held-out successful runs that set it. This assumes exchangeable "
+        "runs; a changed agent, task mix or verifier breaks it."
+    )
+    needed = successes_needed(Mode.CONFORMAL, alpha)
+    return _at_rank(
+        Mode.CONFORMAL, alpha, None, peaks, draws, rank, sentence, _shortage(needed, len(peaks), alpha, None)
+    )
+
+
+def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float) -> Threshold:
+    """Set the interruption budget: the conformal quantile over *all* recorded runs, whatever became of them.
+
+    Guarantee: if the n recorded runs and the new one are exchangeable, the new run is interrupted with probability at
+    most `share`. Needs no label, and promises nothing about which runs are interrupted.
+
+    Args and errors as `conformal_threshold`; log_peaks of all runs, share in (0, 1).
+
+    >>> budget_threshold([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], 0.5).log_value
+    2.0
+    """
+    peaks, draws = _pairs("budget_threshold", log_peaks, ties)
+    rank = conformal_rank(len(peaks), share)
+    sentence = (
+        f"At most {_percent(share)} of runs, whatever their outcome, are interrupted by this alarm, on average over "
+        f"draws of the {len(peaks)} recorded runs that set it. This assumes exchangeable runs, and says nothing about "
+        "how many of the interrupted runs would have failed."
+    )
+    needed = successes_needed(Mode.BUDGET, share)
+    lacking = (
+        f"{needed} recorded runs are needed for a budget of {share:g}; there are {len(peaks)}. The alarm cannot ring."
+    )
+    return _at_rank(Mode.BUDGET, share, None, peaks, draws, rank, sentence, lacking)
+
+
+def ville_threshold(alpha: float) -> Threshold:
+    """Set Ville's threshold 1/alpha, for a *known* likelihood ratio only; compared with `>=`.
+
+    Guarantee: if M_t is the true ratio p0/p1 of the scores so far (or any e-process for success), it reaches 1/alpha at
+    any step of a successful run, however long, with probability at most alpha (Proposition 1). What breaks it: a
+    learned ratio, even a slightly wrong one.
+
+    >>> round(ville_threshold(0.05).log_value, 6)
+    2.995732
+    """
+    _check_level("alpha", "ville_threshold", alpha)
+    sentence = (
+        f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded ever raise "
+        "this alarm, however long they run. For a ratio learned from data this is not a guarantee."
+    )
+    return Threshold(
+        mode=Mode.VILLE,
+        alpha=alpha,
+        delta=None,
+        log_value=-math.log(alpha),
+        tie=0.0,
+        runs=0,
+        rank=None,
+        guarantee=sentence,
+    )
+
+
+def bonferroni_threshold(alpha: float, longest: int) -> Threshold:
+    """Set the baseline longest/alpha: a Markov bound at every step, split over the steps of the longest run.
+
+    Guarantee: as `ville_threshold`, and only for runs of at most `longest` steps; always more conservative.
+
+    >>> bonferroni_threshold(0.1, 10).log_value == math.log(100.0)
+    True
+    """
+    _check_level("alpha", "bonferroni_threshold", alpha)
+    if longest < 1 or longest != int(longest):
+        raise ConfigurationError.of("longest", "bonferroni_threshold", "a whole number of at least 1", longest)
+    sentence = (
+        f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded within "
+        f"{longest} steps ever raise this alarm. For a ratio learned from data this is not a guarantee."
+    )
+    return Threshold(
+        mode=Mode.BONFERRONI,
+        alpha=alpha,
+        delta=None,
+        log_value=math.log(longest / alpha),
+        tie=0.0,
+        runs=0,
+        rank=None,
+        guarantee=sentence,
+    )
+
+
+def exceeds(threshold: Threshold, log_peak: float, tie: float) -> bool:
+    """Say whether a run whose evidence peaked at `log_peak` alarms.
+
+    >>> at = pac_threshold([0.0] * 30, [i / 30 for i in range(30)], 0.1, 0.1)
+    >>> exceeds(at, 0.0, 0.99), exceeds(at, 0.0, 0.9), exceeds(at, 1e-9, 0.0)
+    (True, False, True)
+    """
+    if threshold.mode in (Mode.VILLE, Mode.BONFERRONI):
+        return log_peak >= threshold.log_value
+    if log_peak == threshold.log_value:
+        return math.isfinite(log_peak) and tie > threshold.tie  # a run without a reading has no evidence to alarm on
+    return log_peak > threshold.log_value
+
+
+def exceeds_many(threshold: Threshold, log_values: FloatArray, ties: FloatArray) -> npt.NDArray[np.bool_]:
+    """`exceeds` for arrays of equal shape; NaN never exceeds."""
+    if threshold.mode in (Mode.VILLE, Mode.BONFERRONI):
+        return log_values >= threshold.log_value
+    level = threshold.log_value
+    above: npt.NDArray[np.bool_] = log_values > level
+    return above | ((log_values == level) & (ties > threshold.tie)) if math.isfinite(level) else above
+
+
+def tie_uniform(session_id: str, salt: str) -> float:
+    """Draw a run's number in (0, 1) from its id: the same wherever and whenever it is asked for.
+
+    The salt is the detector's own, so that the draws of two detectors are independent and an id cannot be chosen to
+    win its ties without knowing it.
+
+    >>> round(tie_uniform("run-1", "a"), 6)
+    0.892814
+    """
+    digest = hashlib.blake2b(
+        session_id.encode("utf-8", "surrogatepass"), digest_size=8, key=salt.encode()[:64]
+    ).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53 + 2.0**-54
+
+
+def successes_needed(mode: Mode, alpha: float, delta: float | None = None) -> int:
+    """Least number of held-out runs for which the threshold of this mode is finite; 0 for `ville` and `bonferroni`.
+
+    >>> successes_needed(Mode.PAC, 0.05, 0.1), successes_needed(Mode.CONFORMAL, 0.05)
+    (45, 19)
+    """
+    match mode:
+        case Mode.PAC:
+            if delta is None:
+                raise ConfigurationError.of("delta", "successes_needed", "given for 'pac'", delta)
+            return smallest_n_for_pac(alpha, delta)
+        case Mode.CONFORMAL | Mode.BUDGET:
+            _check_level("alpha", "successes_needed", alpha)
+            close = max(0, math.floor(1.0 / alpha) - 2)
+            return next(n for n in range(close, close + 4) if conformal_rank(n, alpha) is not None)
+        case _:
+            return 0
+
+
+def threshold_to_json(threshold: Threshold) -> dict[str, Any]:
+    """Return a JSON-able mapping; the infinities of `log_value` become the words "inf" and "-inf"."""
+    value = threshold.log_value
+    return {
+        "mode": threshold.mode.value,
+        "alpha": threshold.alpha,
+        "delta": threshold.delta,
+        "log_value": value if math.isfinite(value) else str(value),
+        "tie": threshold.tie,
+        "runs": threshold.runs,
+        "rank": threshold.rank,
+        "guarantee": threshold.guarantee,
+        "shortage": threshold.shortage,
+    }
+
+
+def threshold_from_json(data: Any) -> Threshold:
+    """Read what `threshold_to_json` wrote, with the full checks of the constructor."""
+    fields = {"mode", "alpha", "delta", "log_value", "tie", "runs", "rank", "guarantee", "shortage"}
+    if not isinstance(data, dict) or set(data) != fields:
+        raise ConfigurationError.of("data", "Threshold", f"a mapping with the keys {sorted(fields)}", data)
+    try:
+        return Threshold(
+            mode=Mode(data["mode"]),
+            alpha=float(data["alpha"]),
+            delta=None if data["delta"] is None else float(data["delta"]),
+            log_value=float(data["log_value"]),
+            tie=float(data["tie"]),
+            runs=int(data["runs"]),
+            rank=None if data["rank"] is None else int(data["rank"]),
+            guarantee=str(data["guarantee"]),
+            shortage=str(data["shortage"]),
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError.of("data", "Threshold", "readable numbers and words", data) from error
+
+
+def _at_rank(
+    mode: Mode,
+    alpha: float,
+    delta: float | None,
+    peaks: FloatArray,
+    ties: FloatArray,
+    rank: int | None,
+    sentence: str,
+    lacking: str,
+) -> Threshold:
+    place = None if rank is None else np.lexsort((ties, peaks))[rank - 1]
+    return Threshold(
+        mode=mode,
+        alpha=alpha,
+        delta=delta,
+        log_value=math.inf if place is None else float(peaks[place]),
+        tie=1.0 if place is None else float(ties[place]),
+        runs=len(peaks),
+        rank=rank,
+        guarantee=sentence,
+        shortage=lacking if rank is None else "",
+    )
+
+
+def _shortage(needed: int, present: int, alpha: float, delta: float | None) -> str:
+    levels = f"alpha={alpha:g}" + ("" if delta is None else f", delta={delta:g}")
+    return f"{needed} held-out successful runs are needed for {levels}; there are {present}. The alarm cannot ring."
+
+
+def _pairs(owner: str, log_peaks: npt.ArrayLike, ties: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
+    peaks, draws = np.asarray(log_peaks, dtype=np.float64), np.asarray(ties, dtype=np.float64)
+    if peaks.ndim != 1 or np.isnan(peaks).any():
+        raise ConfigurationError.of("log_peaks", owner, "one-dimensional and free of NaN", log_peaks)
+    if draws.shape != peaks.shape or not ((draws >= 0.0) & (draws <= 1.0)).all():
+        raise ConfigurationError.of("ties", owner, "one draw in [0, 1] for each peak", ties)
+    return peaks, draws
+
+
+def _check_level(parameter: str, owner: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        hint = f"A percentage? Use {value / 100:g}." if 1.0 <= value < 100.0 else ""
+        raise ConfigurationError.of(parameter, owner, "in (0, 1)", value, hint)
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.6g} %"
