@@ -21,7 +21,7 @@ from grampus_uq.attribution.scorers import StepScore, StepScores
 from grampus_uq.attribution.trajectory import Trajectory
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, TokenUsage
+from grampus_uq.records import Message, ModelResponse, TokenUsage
 from grampus_uq.signals.driver import Budget, BudgetExceededError, MeteredContext
 from grampus_uq.signals.verbalized import parse_confidence, parse_number
 from grampus_uq.vocabulary import MissingReason
@@ -44,6 +44,14 @@ class _Judgement(NamedTuple):
 
 
 _NOTHING = _Answer("", 0, TokenUsage())
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gate:
+    """Lets so many calls of one trajectory through at a time, and none that has not begun once one was refused."""
+
+    limiter: anyio.Semaphore
+    refusal: ModelError | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -106,30 +114,30 @@ class JudgeScorer:
 
     async def score(self, trajectory: Trajectory, /) -> StepScores:
         """Judge every step, `concurrency` calls at a time; raises ModelError when a call gets no answer."""
-        limiter = anyio.Semaphore(self.concurrency)
-        summary = await self._summary(trajectory, limiter)
-        judging = [partial(self._step, trajectory, index, summary.text, limiter) for index in range(len(trajectory))]
+        gate = _Gate(limiter=anyio.Semaphore(self.concurrency))
+        summary = await self._summary(trajectory, gate)
+        judging = [partial(self._step, trajectory, index, summary.text, gate) for index in range(len(trajectory))]
         return StepScores(steps=tuple(await _all(judging)), shared_calls=summary.calls, shared_usage=summary.usage)
 
     async def score_step(self, trajectory: Trajectory, index: int, /) -> StepScore:
         """Judge one step; the summary of the run is asked for once and then comes from the cache. Raises as `score`."""
-        limiter = anyio.Semaphore(self.concurrency)
-        summary = await self._summary(trajectory, limiter)
-        score = await self._step(trajectory, index, summary.text, limiter)
+        gate = _Gate(limiter=anyio.Semaphore(self.concurrency))
+        summary = await self._summary(trajectory, gate)
+        score = await self._step(trajectory, index, summary.text, gate)
         return replace(score, calls=score.calls + summary.calls, usage=score.usage + summary.usage)
 
-    async def _summary(self, trajectory: Trajectory, limiter: anyio.Semaphore) -> _Answer:
+    async def _summary(self, trajectory: Trajectory, gate: _Gate) -> _Answer:
         if self.prompt == "naive":
             return _NOTHING
-        return await self._ask(summary_messages(trajectory, self.context_characters), limiter)
+        return await self._ask(summary_messages(trajectory, self.context_characters), gate)
 
-    async def _step(self, trajectory: Trajectory, index: int, summary: str, limiter: anyio.Semaphore) -> StepScore:
+    async def _step(self, trajectory: Trajectory, index: int, summary: str, gate: _Gate) -> StepScore:
         limit = self.context_characters
         if self.prompt == "naive":
-            found = [_read_number(await self._ask(naive_messages(trajectory, index, limit), limiter))]
+            found = [_read_number(await self._ask(naive_messages(trajectory, index, limit), gate))]
         else:
             prompts = {role: role_messages(trajectory, index, role, summary, limit) for role in ROLES}
-            answers = await _all([partial(self._ask, messages, limiter) for messages in prompts.values()])
+            answers = await _all([partial(self._ask, messages, gate) for messages in prompts.values()])
             found = [_read_conclusion(answer, role) for role, answer in zip(prompts, answers, strict=True)]
         values = [judgement.value for judgement in found if judgement.value is not None]
         return StepScore(
@@ -140,26 +148,35 @@ class JudgeScorer:
             usage=sum((judgement.cost.usage for judgement in found), start=TokenUsage()),
         )
 
-    async def _ask(self, messages: list[Message], limiter: anyio.Semaphore) -> _Answer:
+    async def _ask(self, messages: list[Message], gate: _Gate) -> _Answer:
         """Answer from the cache or, within budget and time, from the model; raises ModelError."""
         key = _digest(self.model, messages)
-        async with limiter:
+        async with gate.limiter:
+            if gate.refusal is not None:
+                raise gate.refusal
             if (known := self.cache.get(key)) is not None:
                 self.spending.cached += 1
                 return _Answer(known, 0, TokenUsage())
-            if self.spending.calls >= self.max_calls:
-                raise BudgetExceededError(f"The judge's budget of {self.max_calls} calls is spent; raise `max_calls`.")
-            self.spending.calls += 1
-            budget = Budget(timeout_s=self.timeout_s, max_calls=1)
-            context = MeteredContext(messages=(), client=self.client, model=self.model, budget=budget)
-            reply = await context.ask(messages, temperature=0.0, max_tokens=self.max_tokens)
+            try:
+                reply = await self._call(messages)
+            except ModelError as error:
+                gate.refusal = error
+                raise
             self.spending.usage = self.spending.usage + reply.token_usage
             self.cache[key] = reply.content
             return _Answer(reply.content, 1, reply.token_usage)
 
+    async def _call(self, messages: list[Message]) -> ModelResponse:
+        if self.spending.calls >= self.max_calls:
+            raise BudgetExceededError(f"The judge's budget of {self.max_calls} calls is spent; raise `max_calls`.")
+        self.spending.calls += 1
+        budget = Budget(timeout_s=self.timeout_s, max_calls=1)
+        context = MeteredContext(messages=(), client=self.client, model=self.model, budget=budget)
+        return await context.ask(messages, temperature=0.0, max_tokens=self.max_tokens)
+
 
 async def _all(questions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
-    """Await all, in order of the questions; the first ModelError cancels the rest and is raised as it is."""
+    """Await all and return the answers in order; the first ModelError is raised as it is, when all are at rest."""
     answers: dict[int, T] = {}
     refused: list[ModelError] = []
 
@@ -168,7 +185,6 @@ async def _all(questions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
             answers[index] = await questions[index]()
         except ModelError as error:
             refused.append(error)
-            group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
         for index in range(len(questions)):
@@ -179,7 +195,7 @@ async def _all(questions: Sequence[Callable[[], Awaitable[T]]]) -> list[T]:
 
 
 def _read_number(answer: _Answer) -> _Judgement:
-    value = parse_number(answer.text.strip().strip("*`").rstrip("."))
+    value = parse_number(answer.text.strip().lstrip("*`").rstrip("*`."))
     if value is None:
         value, _ = parse_confidence(answer.text)
     return _Judgement(value, "", answer)

@@ -7,6 +7,7 @@ The run is hostile text: it is quoted between marks that carry a digest of the q
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 
 from grampus_uq.attribution.trajectory import Trajectory
 from grampus_uq.records import Message
@@ -96,23 +97,33 @@ def _task(trajectory: Trajectory, limit: int) -> str:
 
 
 def _run(trajectory: Trajectory, index: int | None, limit: int) -> str:
-    """All steps, each clipped to its share; when even that is too much, those nearest to the step under review."""
-    share = max(200, limit // len(trajectory))
-    lines = [
-        f"Step {i} ({_clipped(step.speaker, 80)}): {_clipped(step.text, share)}"
-        for i, step in enumerate(trajectory.steps)
-    ]
-    centre = len(lines) - 1 if index is None else index
-    kept: set[int] = set()
-    room = limit
-    for i in sorted(range(len(lines)), key=lambda i: (abs(i - centre), i)):
-        room -= len(lines[i]) + 1
-        if room < 0 and kept:
+    """Quote the run, each step clipped to its share; when that is too much, the steps nearest to the one asked for."""
+    length = len(trajectory)
+    share = max(200, limit // length)
+    centre = length - 1 if index is None else index
+    first = last = centre
+    lines = deque([_line(trajectory, centre, share)])
+    room = limit - len(lines[0])
+    while first > 0 or last < length - 1:
+        backward = first > 0 and (last == length - 1 or centre - first <= last - centre)
+        line = _line(trajectory, first - 1 if backward else last + 1, share)
+        room -= len(line) + 1
+        if room < 0:
             break
-        kept.add(i)
-    shown = "\n".join(lines[i] for i in sorted(kept))
-    left_out = "" if len(kept) == len(lines) else f" ({len(lines) - len(kept)} distant steps left out)"
-    return f"The run, {len(lines)} steps from step 0{left_out}:\n{_quoted(shown)}"
+        if backward:
+            first -= 1
+            lines.appendleft(line)
+        else:
+            last += 1
+            lines.append(line)
+    left_out = "" if len(lines) == length else f" ({length - len(lines)} distant steps left out)"
+    quoted = _quoted("\n".join(lines))
+    return f"The run, {length} steps from step 0{left_out}:\n{quoted}"
+
+
+def _line(trajectory: Trajectory, index: int, share: int) -> str:
+    step = trajectory.steps[index]
+    return f"Step {index} ({_clipped(step.speaker, 80)}): {_clipped(step.text, share)}"
 
 
 def _quoted(text: str) -> str:

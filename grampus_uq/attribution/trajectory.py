@@ -71,9 +71,9 @@ def uniform_draws(ids: Iterable[str], seed: int, stream: str) -> npt.NDArray[np.
 
     Made by hashing, so that a trajectory keeps its tie draw whatever the order of the rows and in every process.
 
-    >>> a, b = uniform_draws(["run-1", "run-1"], 0, "ties")
-    >>> a == b
-    True
+    >>> a, b, c = uniform_draws(["run-1", "run-1", "run-2"], 0, "ties").tolist()
+    >>> a == b, a == c
+    (True, False)
     """
     keys = (f"{stream}\x00{seed}\x00{name}".encode("utf-8", "surrogatepass") for name in ids)
     heads = [int.from_bytes(hashlib.blake2b(key, digest_size=8).digest()) >> 11 for key in keys]

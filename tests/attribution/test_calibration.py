@@ -1,0 +1,327 @@
+"""From labelled failures to the set of a new one: the promise holds, lazy equals eager, and cheating is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from grampus_uq.attribution import (
+    AttributionMethod,
+    ConstantScorer,
+    Envelope,
+    FunctionScorer,
+    Hierarchical,
+    LabelledTrajectory,
+    LeftFiltration,
+    Plan,
+    RightFiltration,
+    StepFunctionScorer,
+    StepScore,
+    StepScores,
+    SuffixEnvelope,
+    Trajectory,
+    TrajectoryStep,
+    TwoWayFiltration,
+    Vanilla,
+    attribute,
+    attribute_async,
+    calibrate,
+    calibrate_async,
+    fit_and_calibrate,
+    fit_step_scorer,
+    locate,
+    locate_async,
+    part_labelled,
+)
+from grampus_uq.attribution.composition import smallest_calibration
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.aggregation import LogSumExpAggregation, MaxAggregation
+from grampus_uq.stats.ranks import binomial_ceiling
+from tests.attribution.runs import assuming, failures, trajectory
+
+METHODS: list[AttributionMethod] = [
+    Vanilla(),
+    Hierarchical(),
+    RightFiltration(),
+    RightFiltration(aggregation=MaxAggregation(length_penalty=0.1), name="rf max"),
+    LeftFiltration(),
+    LeftFiltration(aggregation=LogSumExpAggregation(), name="lf lse"),
+    TwoWayFiltration(),
+    TwoWayFiltration(when_empty="nothing", name="twf empty"),
+    TwoWayFiltration(when_empty="best", name="twf best"),
+    Envelope(),
+    SuffixEnvelope(),
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: AttributionMethod) -> None:
+    """150 worlds of 9 calibration failures and 4 new ones each, through the public functions only."""
+    scorer = StepFunctionScorer(name="assuming", function=assuming)
+    misses, trials = 0, 0
+    for world in range(150):
+        runs = failures(10, 1000 + world, signal=0.7)
+        calibrated = calibrate(runs[:9], scorer, Plan(method=method, level=0.8, seed=world))
+        found = locate(runs[9].trajectory, calibrated)
+        misses += runs[9].error_steps[0] not in found.set_steps
+        trials += 1
+    assert misses <= binomial_ceiling(trials, 0.2, 0.9999)
+
+
+def test_the_same_failures_in_another_world_of_labels_are_not_covered() -> None:
+    """The sabotage: calibration labels that point one step too early break exchangeability, and it shows."""
+    scorer = StepFunctionScorer(name="assuming", function=assuming)
+    misses = 0
+    for world in range(150):
+        runs = failures(10, 2000 + world)
+        spoiled = [LabelledTrajectory(trajectory=r.trajectory, error_steps=(0,)) for r in runs[:9]]
+        found = locate(runs[9].trajectory, calibrate(spoiled, scorer, Plan(method=RightFiltration(), seed=world)))
+        misses += runs[9].error_steps[0] not in found.set_steps
+    assert misses > binomial_ceiling(150, 0.2, 0.9999)
+
+
+def test_a_good_scorer_leaves_most_of_the_run_out() -> None:
+    scorer = StepFunctionScorer(name="assuming", function=assuming)
+    calibrated = calibrate(failures(79, 1), scorer, Plan(level=0.8))
+    removed = [locate(r.trajectory, calibrated).removal_rate for r in failures(60, 2)]
+    assert np.mean(removed) > 0.5
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m.filtration is not None], ids=lambda m: m.name)
+def test_lazy_and_eager_give_the_same_threshold_and_sets_and_lazy_asks_less(method: AttributionMethod) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def counted(run: Trajectory, index: int) -> float:
+        asked.append((run.trajectory_id, index))
+        return assuming(run, index)
+
+    scorer = StepFunctionScorer(name="counted", function=counted)
+    runs = failures(19, 3)
+    eager = calibrate(runs, scorer, Plan(method=method, lazy=False))
+    asked.clear()
+    lazy = calibrate(runs, scorer, Plan(method=method))
+    assert lazy.threshold == eager.threshold
+    assert lazy.evaluations == len(asked) < eager.evaluations
+    for new in failures(30, 4):
+        length = len(new.trajectory)
+        asked.clear()
+        found = locate(new.trajectory, lazy)
+        assert found.evaluations == len(asked) == min(len(found.set_steps) + 1, length)
+        assert found.set_steps == locate(new.trajectory, eager).set_steps
+        unscored = [step.index for step in found.steps if step.score is None]
+        assert len(unscored) == length - found.evaluations
+
+
+def test_laziness_is_refused_where_it_would_be_wrong() -> None:
+    whole = FunctionScorer(name="whole", function=lambda run: [1.0] * len(run))
+    runs = failures(5, 5)
+    with pytest.raises(ConfigurationError, match="no other step's score"):
+        calibrate(runs, whole, Plan(method=RightFiltration(), lazy=True))
+    with pytest.raises(ConfigurationError, match="filters from one end"):
+        calibrate(runs, StepFunctionScorer(name="s", function=assuming), Plan(method=Envelope(), lazy=True))
+    logit = fit_step_scorer(failures(5, 6))
+    with pytest.raises(ConfigurationError, match="no other step's score"):
+        calibrate(runs, logit, Plan(method=LeftFiltration(), lazy=True))
+
+
+def test_a_run_may_not_be_held_against_a_threshold_that_it_helped_to_set() -> None:
+    runs = failures(5, 7)
+    calibrated = calibrate(runs, ConstantScorer())
+    with pytest.raises(ConfigurationError, match="helped to set"):
+        locate(runs[2].trajectory, calibrated)
+
+
+def test_calibrating_on_the_runs_that_fitted_the_scorer_is_refused() -> None:
+    runs = failures(6, 8)
+    with pytest.raises(ConfigurationError, match="has not seen"):
+        calibrate(runs[3:], fit_step_scorer(runs[:4]))
+
+
+def test_a_repeated_run_is_refused() -> None:
+    runs = failures(3, 9)
+    with pytest.raises(ConfigurationError, match="repeated ids"):
+        calibrate([*runs, runs[0]], ConstantScorer())
+
+
+def test_too_few_failures_give_the_whole_run_and_say_how_many_are_needed() -> None:
+    found = attribute(failures(1, 10)[0].trajectory, failures(3, 11), scorer=ConstantScorer(), plan=Plan(level=0.8))
+    assert found.set_steps == tuple(range(len(found.steps)))
+    assert "3 calibration failures are too few" in found.coverage
+    assert f"at least {smallest_calibration(0.8)}" in found.coverage
+
+
+def test_too_few_failures_cost_a_lazy_scorer_nothing() -> None:
+    asked: list[int] = []
+
+    def expensive(run: Trajectory, index: int) -> float:
+        asked.append(index)
+        return 1.0
+
+    scorer = StepFunctionScorer(name="expensive", function=expensive)
+    calibrated = calibrate(failures(3, 12), scorer, Plan(method=RightFiltration(), level=0.9))
+    asked.clear()
+    found = locate(failures(1, 13)[0].trajectory, calibrated)
+    assert (asked, found.evaluations, found.calls) == ([], 0, 0)
+    assert found.most_suspect is None
+
+
+def test_an_empty_set_is_explained_and_gives_no_place_to_restart() -> None:
+    loud = FunctionScorer(name="loud", function=lambda run: [9.0 if "!" in s.text else 1.0 for s in run.steps])
+    labelled = [
+        LabelledTrajectory(trajectory=trajectory(f"r{i}", ["quiet", "wrong!"]), error_steps=(1,)) for i in range(9)
+    ]
+    found = attribute(trajectory("new", ["quiet", "quiet"]), labelled, scorer=loud, plan=Plan(method=Vanilla()))
+    assert found.set_steps == ()
+    assert found.first_step is None
+    assert found.contiguous
+    assert any("empty" in note for note in found.notes)
+
+
+def test_the_sentence_names_level_rank_size_and_what_breaks_it() -> None:
+    calibrated = calibrate(failures(19, 14), ConstantScorer(), Plan(level=0.9))
+    sentence = locate(failures(1, 15)[0].trajectory, calibrated).coverage
+    for part in ("at least 90%", "rank 18 of 19 + 1: 90.0%", "the decisive error", "exchangeable", "break"):
+        assert part in sentence
+
+
+def test_several_errors_are_promised_by_their_recall() -> None:
+    scorer = StepFunctionScorer(name="assuming", function=assuming)
+    plan = Plan(method=Envelope(), level=0.8, recall=0.5)
+    enough = 0
+    for world in range(150):
+        runs = failures(10, 3000 + world, several=True)
+        found = locate(runs[9].trajectory, calibrate(runs[:9], scorer, replace(plan, seed=world)))
+        held = len(set(found.set_steps) & set(runs[9].error_steps)) / len(runs[9].error_steps)
+        enough += held >= 0.5
+    assert 150 - enough <= binomial_ceiling(150, 0.2, 0.9999)
+    assert "at least 50% of the run's errors" in found.coverage
+
+
+@pytest.mark.parametrize("filtration", [LeftFiltration(), RightFiltration()], ids=lambda m: m.name)
+def test_lazy_recall_is_the_eager_one(filtration: AttributionMethod) -> None:
+    scorer = StepFunctionScorer(name="assuming", function=assuming)
+    runs = failures(25, 16, several=True)
+    for recall in (0.3, 0.5, 1.0):
+        lazy = calibrate(runs, scorer, Plan(method=filtration, recall=recall))
+        eager = calibrate(runs, scorer, Plan(method=filtration, recall=recall, lazy=False))
+        assert lazy.threshold == eager.threshold
+
+
+def test_the_order_of_the_labelled_runs_changes_nothing() -> None:
+    runs = failures(30, 17)
+    one, other = fit_and_calibrate(runs), fit_and_calibrate(runs[::-1])
+    assert other.threshold.value == pytest.approx(one.threshold.value, abs=1e-9)
+    assert set(other.calibrated_on) == set(one.calibrated_on)
+    new = failures(1, 18)[0].trajectory
+    assert locate(new, other).set_steps == locate(new, one).set_steps
+
+
+def test_parts_do_not_overlap_and_waste_no_rank() -> None:
+    runs = failures(63, 19)
+    parts = part_labelled(runs, 0.8)
+    fitting = {r.trajectory.trajectory_id for r in parts.fitting}
+    calibrating = {r.trajectory.trajectory_id for r in parts.calibration}
+    assert not fitting & calibrating
+    assert len(fitting) + len(calibrating) == 63
+    assert (len(calibrating) + 1) * 0.8 == pytest.approx(round((len(calibrating) + 1) * 0.8))
+    assert len(fitting) >= 0.35 * 63
+    for n in range(2, 12):
+        small = part_labelled(runs[:n], 0.8)
+        assert len(small.fitting) >= 1
+        assert len(small.calibration) >= 1
+
+
+@pytest.mark.parametrize("call", [lambda: part_labelled(failures(1, 20), 0.8), lambda: calibrate([], ConstantScorer())])
+def test_no_failures_no_calibration(call: object) -> None:
+    with pytest.raises(ConfigurationError):
+        call()  # type: ignore[operator]  # a list of thunks
+
+
+@pytest.mark.parametrize("change", [{"level": 80.0}, {"level": 1.0}, {"recall": 0.0}, {"recall": 1.1}])
+def test_a_plan_outside_its_domain_is_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigurationError):
+        Plan(**change)  # type: ignore[arg-type]  # floats by name
+
+
+class Awaited:
+    """A scorer that has to be awaited."""
+
+    name = "awaited"
+
+    async def score(self, run: Trajectory, /) -> StepScores:
+        await asyncio.sleep(0)
+        return StepScores(steps=tuple([await self.score_step(run, i) for i in range(len(run))]))
+
+    async def score_step(self, run: Trajectory, index: int, /) -> StepScore:
+        await asyncio.sleep(0)
+        return StepScore(value=assuming(run, index), calls=1)
+
+
+@pytest.mark.parametrize("method", [RightFiltration(), Envelope()], ids=lambda m: m.name)
+def test_an_awaited_scorer_gives_what_a_plain_one_gives(method: AttributionMethod) -> None:
+    runs, new = failures(19, 21), failures(8, 22)
+    plan = Plan(method=method)
+
+    async def main() -> list[tuple[int, ...]]:
+        calibrated = await calibrate_async(runs, Awaited(), plan)
+        return [(await locate_async(r.trajectory, calibrated)).set_steps for r in new]
+
+    plain = calibrate(runs, StepFunctionScorer(name="assuming", function=assuming), plan)
+    assert asyncio.run(main()) == [locate(r.trajectory, plain).set_steps for r in new]
+    both = asyncio.run(attribute_async(new[0].trajectory, runs, scorer=ConstantScorer()))
+    assert both.set_steps == attribute(new[0].trajectory, runs, scorer=ConstantScorer()).set_steps
+
+
+def test_a_scorer_that_must_be_awaited_is_refused_by_the_plain_functions() -> None:
+    with pytest.raises(ConfigurationError, match="calibrate_async"):
+        calibrate(failures(4, 23), Awaited())  # type: ignore[arg-type]  # the mistake that is tested
+
+
+class Wrong:
+    name = "wrong"
+
+    def score(self, run: Trajectory, /) -> StepScores:
+        return [1.0] * len(run)  # type: ignore[return-value]  # the mistake that is tested
+
+
+def test_a_scorer_that_gives_something_else_is_refused_by_name() -> None:
+    with pytest.raises(ConfigurationError, match="wrong: list"):
+        calibrate(failures(4, 24), Wrong())
+    short = FunctionScorer(name="short", function=lambda run: [1.0])
+    with pytest.raises(ConfigurationError, match="short"):
+        calibrate(failures(4, 25), short)
+
+
+def test_a_result_is_plain_json() -> None:
+    calibrated = fit_and_calibrate(failures(30, 26))
+    found = locate(failures(1, 27)[0].trajectory, calibrated)
+    stored = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert stored["set_steps"] == list(found.set_steps)
+    assert stored["first_step"] == found.first_step
+    assert [s["inside"] for s in stored["steps"]] == [i in found.set_steps for i in range(len(found.steps))]
+    whole = attribute(failures(1, 28)[0].trajectory, failures(2, 29), scorer=ConstantScorer())
+    assert json.loads(json.dumps(whole.to_json(), allow_nan=False))["threshold"] is None
+
+
+def test_constant_scores_accuse_no_step() -> None:
+    found = attribute(failures(1, 30)[0].trajectory, failures(19, 31), scorer=ConstantScorer())
+    assert found.most_suspect is None
+    assert any("same score" in line for line in found.why)
+
+
+@pytest.mark.parametrize("errors", [(), (5,), (-1,), (1, 1), (2, 1)])
+def test_labels_that_point_nowhere_are_refused(errors: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="error_steps"):
+        LabelledTrajectory(trajectory=trajectory("x", ["a", "b", "c"]), error_steps=errors)
+
+
+def test_a_trajectory_needs_steps_with_unique_ids() -> None:
+    with pytest.raises(ConfigurationError, match="at least one step"):
+        Trajectory(trajectory_id="x", steps=())
+    twice = TrajectoryStep(step_id="a", speaker="s", text="t")
+    with pytest.raises(ConfigurationError, match="unique ids"):
+        Trajectory(trajectory_id="x", steps=(twice, twice))
