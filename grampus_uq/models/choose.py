@@ -25,9 +25,10 @@ def open_model(
 ) -> LocalModel | OpenAICompatibleModel | LiteLLMModel:
     """Make the client for a model as a command line names it; nothing is loaded or started yet.
 
-    With `api_base` it is the OpenAI-compatible server there, asked for the model `name`. Without, "local" is the embedded
-    model and any other name is litellm's. For a server the key is taken from `GRAMPUS_UQ_API_KEY`; `OPENAI_API_KEY` is
-    used for OpenAI's own address only, so that no other server ever sees it. litellm reads its providers' own variables.
+    With `api_base` it is the OpenAI-compatible server there, asked for the model `name`. Without, "local" is the
+    embedded model and any other name is litellm's. For a server the key is taken from `GRAMPUS_UQ_API_KEY`;
+    `OPENAI_API_KEY` is used for OpenAI's own address only, so that no other server ever sees it. litellm reads its
+    providers' own variables.
 
     >>> open_model("local")
     LocalModel('smollm2-135m-instruct')

@@ -1,0 +1,248 @@
+"""Examine a model: which of its abilities work, which signals they carry, what each costs, what is lost without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import anyio
+
+from grampus_uq.models.openai_compatible import checked_timeout
+from grampus_uq.models.probes import PROBES, Finding, Meter, probe
+from grampus_uq.protocols import ModelClient, Signal
+from grampus_uq.records import Message, ModelResponse, Reading, Role, Step
+from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sense_one
+from grampus_uq.signals.logprobs import TokenEntropy, TokenProbability
+from grampus_uq.signals.p_true import PTrue
+from grampus_uq.signals.semantic_entropy import SemanticEntropy
+from grampus_uq.signals.verbalized import elicit_confidence, parse_confidence
+from grampus_uq.vocabulary import MissingReason, UncertaintySource
+
+__all__ = ["Examination", "SignalCheck", "examine"]
+
+_EASY = "What is the capital of France? Answer in one short sentence."
+_RIGHT, _WRONG = "The capital of France is Paris.", "The capital of France is Lyon."
+# Nobody can know this one, so a confidence that means anything is lower here than on the easy question.
+_IMPOSSIBLE = "Which card am I going to draw from a shuffled deck of 52? Answer in one short sentence."
+
+# A smaller difference between the two answers of the P(True) check is called weak; one pair proves nothing either way.
+_TELLS_APART = 0.1
+
+_LOST = {
+    UncertaintySource.TOKEN_PROBABILITY: "the cheapest signal: it costs no call, and often ranks best",
+    UncertaintySource.TOKEN_ENTROPY: "how sharply the model chose its words; it costs no call",
+    UncertaintySource.P_TRUE: "the model's own check of its answer or its proposed call",
+    UncertaintySource.SEMANTIC_ENTROPY: "whether the model says the same thing when it is asked again",
+    UncertaintySource.VERBALIZED: "the confidence that the model states; it costs a few tokens a step",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalCheck:
+    """Whether one signal works on the model, and what one step of it costs.
+
+    `works` is True when the signal had a value. `weak` says, in words, why the value may carry little ("" when nothing
+    spoke against it). `calls`, tokens and `seconds` are for one step; calls of the agent itself are not counted.
+    """
+
+    source: str
+    works: bool
+    weak: str = ""
+    reason: str | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+    lost_without: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What was found. `answers` is False when the model gave no answer at all; then nothing else was tried."""
+
+    model: str
+    client: str
+    answers: bool
+    abilities: tuple[Finding, ...]
+    signals: tuple[SignalCheck, ...]
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return asdict(self)
+
+
+async def examine(
+    client: ModelClient,
+    *,
+    model: str = "",
+    timeout_s: float = 30.0,
+    tell: Callable[[str], None] = lambda what: None,
+) -> Examination:
+    """Try everything that the signals need on a model, with about 25 short calls.
+
+    Parameters
+    ----------
+    client, model
+        What to examine. The client is used and not closed.
+    timeout_s
+        Deadline of every single probe in seconds, above 0. A model that hangs is reported after one of them.
+    tell
+        Called with the name of each probe before it runs.
+
+    Returns what works, what does not and why; a model that fails is a result. Raises `ConfigurationError` when
+    `timeout_s` cannot be right or the client cannot be used as it was set up.
+    """
+    limit_s = checked_timeout(timeout_s, "examine")
+    meter = Meter(client, model)
+    begun = anyio.current_time()
+    findings: list[Finding] = []
+    for name, run in PROBES.items():
+        tell(name)
+        findings.append(await probe(name, run, meter, limit_s))
+        if name == "answer" and not findings[0].works:
+            break
+    signals = await _signals(meter, limit_s, findings, tell) if findings[0].works else []
+    return Examination(
+        model=model,
+        client=repr(client),
+        answers=findings[0].works,
+        abilities=tuple(findings),
+        signals=tuple(signals),
+        calls=meter.calls,
+        input_tokens=meter.input_tokens,
+        output_tokens=meter.output_tokens,
+        seconds=round(anyio.current_time() - begun, 3),
+    )
+
+
+def _user(text: str) -> tuple[Message, ...]:
+    return (Message(role=Role.USER, content=text),)
+
+
+async def _signals(
+    meter: Meter, limit_s: float, findings: Sequence[Finding], tell: Callable[[str], None]
+) -> list[SignalCheck]:
+    """Take each signal's reading as a monitor would, on an answer whose truth is known."""
+    tell("token signals")
+    plain = await _attempt(meter, limit_s, _user(_EASY), top_logprobs=5, max_tokens=40)
+    checks = _tokens(plain)
+    tell("P(True)")
+    checks.append(await _p_true(meter, limit_s))
+    tell("semantic entropy")
+    varies = all(finding.verdict != "ignored" for finding in findings if finding.name == "temperature")
+    checks.append(await _semantic_entropy(meter, limit_s, varies))
+    tell("stated confidence")
+    checks.append(await _stated(meter, limit_s, plain))
+    return checks
+
+
+def _tokens(plain: _Timed) -> list[SignalCheck]:
+    """The two signals that read the log-probabilities of an answer that the agent asked for anyway: no further cost."""
+    logprobs = None if plain.reply is None else plain.reply.logprobs
+    step = Step(step_id="doctor", kind="llm_call", time_s=0.0, logprobs=logprobs)
+    readings = [read_instant(signal, step) for signal in (TokenProbability(), TokenEntropy())]
+    return [_check(reading.source, {"answer": reading}) for reading in readings]
+
+
+async def _p_true(meter: Meter, limit_s: float) -> SignalCheck:
+    signal = PTrue()
+    readings = {
+        name: await _sense(meter, limit_s, signal, Step(step_id="doctor", kind="llm_call", time_s=0.0, text=text))
+        for name, text in (("right", _RIGHT), ("wrong", _WRONG))
+    }
+    weak = ""
+    right, wrong = readings["right"].value, readings["wrong"].value
+    if right is not None and wrong is not None and right - wrong < _TELLS_APART:
+        weak = "hardly tells a right answer from a wrong one"
+    return _check(signal.source, readings, weak)
+
+
+async def _semantic_entropy(meter: Meter, limit_s: float, varies: bool) -> SignalCheck:
+    signal = SemanticEntropy(max_tokens=40)
+    step = Step(step_id="doctor", kind="llm_call", time_s=0.0, text=_RIGHT)
+    reading = await _sense(meter, limit_s, signal, step)
+    weak = "" if varies else "samples are the same text whatever the question, so they always agree"
+    return _check(signal.source, {"answer": reading}, weak)
+
+
+async def _stated(meter: Meter, limit_s: float, plain: _Timed) -> SignalCheck:
+    """The confidence that the model states beside its answer when it is asked for one: what that adds to the answer."""
+    readings: dict[str, Reading] = {}
+    for name, question in (("easy", _EASY), ("impossible", _IMPOSSIBLE)):
+        asked = await _attempt(meter, limit_s, elicit_confidence(_user(question)), temperature=0.0, max_tokens=120)
+        value, reason = (None, asked.failure) if asked.reply is None else parse_confidence(asked.reply.content)
+        readings[name] = Reading(
+            source=UncertaintySource.VERBALIZED,
+            value=value,
+            reason=reason,
+            input_tokens=max(0, asked.input_tokens - plain.input_tokens),
+            output_tokens=max(0, asked.output_tokens - plain.output_tokens),
+            duration_s=max(0.0, asked.seconds - plain.seconds),
+        )
+    weak = ""
+    easy, impossible = readings["easy"].value, readings["impossible"].value
+    if easy is not None and impossible is not None and easy <= impossible:
+        weak = "states no less confidence on a question that nobody can answer"
+    return _check(UncertaintySource.VERBALIZED, readings, weak)
+
+
+class _Timed(NamedTuple):
+    """An answer and what it cost; without an answer, why."""
+
+    reply: ModelResponse | None
+    failure: MissingReason
+    input_tokens: int
+    output_tokens: int
+    seconds: float
+
+
+async def _attempt(meter: Meter, limit_s: float, messages: Sequence[Message], **options: Any) -> _Timed:
+    """Ask through the driver of the signals, which leaves out what the model refuses and names what goes wrong."""
+    replies: list[ModelResponse] = []
+
+    async def ask(context: MeteredContext) -> Reading:
+        replies.append(await context.ask(messages, **options))
+        return Reading(source="doctor", value=1.0)
+
+    reading = await sense_one("doctor", ask, _context(meter, limit_s))
+    return _Timed(
+        replies[0] if replies else None,
+        MissingReason(reading.reason or MissingReason.MODEL_ERROR),
+        reading.input_tokens,
+        reading.output_tokens,
+        reading.duration_s,
+    )
+
+
+def _context(meter: Meter, limit_s: float) -> MeteredContext:
+    budget = Budget(timeout_s=limit_s, max_calls=8)
+    return MeteredContext(messages=_user(_EASY), client=meter, model=meter.model, budget=budget)
+
+
+async def _sense(meter: Meter, limit_s: float, signal: Signal, step: Step) -> Reading:
+    """One reading as a monitor would take it, bounded by the deadline."""
+    return await sense_one(signal.source, lambda context: signal.sense(step, context), _context(meter, limit_s))
+
+
+def _check(source: str, readings: Mapping[str, Reading], weak: str = "") -> SignalCheck:
+    """What several readings of one signal say together; the costs are those of the dearest step."""
+    taken = list(readings.values())
+    missing = next((reading.reason for reading in taken if reading.value is None), None)
+    return SignalCheck(
+        source=str(source),
+        works=missing is None,
+        weak=weak,
+        reason=missing,
+        values={name: round(reading.value, 4) for name, reading in readings.items() if reading.value is not None},
+        calls=max(reading.calls for reading in taken),
+        input_tokens=max(reading.input_tokens for reading in taken),
+        output_tokens=max(reading.output_tokens for reading in taken),
+        seconds=round(max(reading.duration_s for reading in taken), 3),
+        lost_without=_LOST[UncertaintySource(source)],
+    )
