@@ -156,8 +156,9 @@ class Loop:
         state = self._state
         facts = (step.level, step.rule, step.reasoning, step.guarantee, step.propagated_confidence)
         for record in state.turn:
-            record.effect = self._runner.effects.resolve(record.call, self._declared(record.call.name))
-            self._turn.ask(record, *facts)
+            if not self._turn.settled_by_rejection(record):
+                record.effect = self._runner.effects.resolve(record.call, self._declared(record.call.name))
+                self._turn.ask(record, *facts)
         if not state.turn:
             state.review = [self._turn.request(step.step_id, *facts)]
         if step.reflection_injected and self._runner.monitor is not None:

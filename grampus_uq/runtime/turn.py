@@ -57,13 +57,19 @@ class Turn:
         """Clear every new call or make it wait; returns ABORT as soon as one call aborts the run."""
         for record in self._state.turn:
             if record.phase is CallPhase.NEW:
-                record.effect = self._effects.resolve(record.call, self._declared(record.call.name))
-                if record.call.digest() in self._state.rejected:
-                    self._state.settle(record, REJECTED_BEFORE, is_error=True)
+                if self.settled_by_rejection(record):
                     continue
+                record.effect = self._effects.resolve(record.call, self._declared(record.call.name))
                 if await self._judge_one(record) is UncertaintyAction.ABORT:
                     return UncertaintyAction.ABORT
         return UncertaintyAction.PROCEED
+
+    def settled_by_rejection(self, record: CallRecord) -> bool:
+        """Answer a call that a human rejected before, without asking again; False for any other."""
+        if record.call.digest() not in self._state.rejected:
+            return False
+        self._state.settle(record, REJECTED_BEFORE, is_error=True)
+        return True
 
     async def _judge_one(self, record: CallRecord) -> UncertaintyAction:
         session = self._hold.session

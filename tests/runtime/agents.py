@@ -1,0 +1,87 @@
+"""A scripted mail agent whose tools count what they really did: shared by the runtime's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, UncertaintyMonitor, tool
+from grampus_uq.records import Message, ModelResponse, ToolCall
+from grampus_uq.testing import ScriptedModel, answer
+from grampus_uq.vocabulary import Effect, Role
+
+AGENT = AgentDefinition(name="mailer", model="scripted", system_prompt="You send mail.")
+
+
+class World:
+    """What the tools did to the world, in order, with the idempotency key of each act."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str]] = []
+        self.keys: list[str] = []
+        self.searched: list[str] = []
+
+    def tools(self) -> FunctionTools:
+        @tool(effect=Effect.IRREVERSIBLE)
+        def send_email(to: str, body: str, idempotency_key: str = "") -> str:
+            """Send a mail."""
+            self.sent.append((to, body))
+            self.keys.append(idempotency_key)
+            return f"sent to {to}"
+
+        @tool(effect=Effect.READ)
+        def search(query: str) -> str:
+            """Search."""
+            self.searched.append(query)
+            return f"found {query}"
+
+        return FunctionTools(send_email, search)
+
+
+def is_judgement(messages: Sequence[Message]) -> bool:
+    """True for a question of the monitor's P(True) signal rather than of the agent."""
+    return "Reply with" in (messages[-1].content or "") and messages[0].content != AGENT.system_prompt
+
+
+def scripted(turns: Sequence[ModelResponse | str], p_true: float = 0.62) -> ScriptedModel:
+    """A model that plays its turns by the number of answers it sees in the transcript, so that it survives restarts."""
+
+    def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse | str:
+        if is_judgement(messages):
+            return f'{{"p_true": {p_true}}}'
+        turn = sum(message.role is Role.ASSISTANT for message in messages)
+        return turns[min(turn, len(turns) - 1)]
+
+    return ScriptedModel(reply)
+
+
+def mail(call_id: str, to: str, body: str = "hi") -> ToolCall:
+    return ToolCall(id=call_id, name="send_email", arguments={"to": to, "body": body})
+
+
+def look(call_id: str, query: str) -> ToolCall:
+    return ToolCall(id=call_id, name="search", arguments={"query": query})
+
+
+SEND_ONE = [answer("I will mail Bob.", tool_calls=[look("a", "bob"), mail("b", "bob")]), answer("Done.")]
+
+
+def runner(
+    world: World, turns: Sequence[ModelResponse | str] = SEND_ONE, *, p_true: float = 0.62, **given: Any
+) -> AgentRunner:
+    """A runner as a user would build it."""
+    monitor = given.pop("monitor", None) or UncertaintyMonitor()
+    return AgentRunner(scripted(turns, p_true), world.tools(), uncertainty_monitor=monitor, **given)
+
+
+def results_by_call(messages: Sequence[Message]) -> dict[str, int]:
+    """How many tool results each proposed call has in a transcript."""
+    counts = {call.id: 0 for m in messages for call in m.tool_calls}
+    for message in messages:
+        if message.role is Role.TOOL:
+            assert message.tool_call_id is not None
+            counts[message.tool_call_id] = counts.get(message.tool_call_id, 0) + 1
+    return counts
+
+
+Factory = Callable[[], AgentRunner]

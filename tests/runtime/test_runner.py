@@ -1,0 +1,544 @@
+"""The runner keeps the guide's promises: pauses, resumes elsewhere, and what was approved runs once, exactly that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ApprovalError,
+    ApprovalKind,
+    ApprovalPolicy,
+    FunctionTools,
+    Grant,
+    HmacSigner,
+    SessionConflictError,
+    SessionError,
+    SubAgent,
+    UncertaintyError,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+    open_store,
+)
+from grampus_uq.errors import ModelError, StoreError
+from grampus_uq.records import Message, ModelResponse, ToolCall
+from grampus_uq.runtime.audit import AuditLog, unknown_calls, verify_audit
+from grampus_uq.runtime.state import AgentState, CallPhase, ExecutionResult
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.testing import HANG, ScriptedModel, answer
+from grampus_uq.vocabulary import AgentStatus, Effect, Role
+from tests.runtime.agents import AGENT, SEND_ONE, World, look, mail, results_by_call, runner, scripted
+
+pytestmark = pytest.mark.anyio
+
+
+async def paused(world: World, store: MemoryStore, **given: object) -> ExecutionResult:
+    result = await runner(world, store=store, **given).run(AGENT, "mail bob", session_id="s1")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    return result
+
+
+async def test_an_irreversible_call_waits_and_its_harmless_sibling_runs() -> None:
+    world = World()
+    result = await paused(world, MemoryStore())
+    assert world.sent == []
+    assert world.searched == ["bob"]
+    assert [r.call.name for r in result.pending if r.call] == ["send_email"]
+    said = [m.content or "" for m in result.messages if m.role is Role.SYSTEM]
+    assert any("send_email" in text and "bob" in text for text in said)
+    assert set(results_by_call(result.messages).values()) == {1}
+
+
+async def test_the_metadata_says_what_the_pause_was_decided_on_and_is_there_after_every_run() -> None:
+    world = World()
+    result = await paused(world, MemoryStore())
+    decision = result.metadata["uncertainty"]["decision"]
+    assert decision["tool_name"] == "send_email"
+    assert decision["rule"] == "irreversible_override"
+    assert decision["guarantee"] is None
+    fine = await runner(World(), [answer('All good. {"confidence": 0.99}')], p_true=0.99).run(AGENT, "hello")
+    assert fine.status is AgentStatus.COMPLETED
+    assert fine.metadata["uncertainty"]["total_steps"] == 1
+    assert fine.metadata["uncertainty"]["monitor_usage"]["calls"] == 1
+
+
+async def test_the_approved_call_and_only_it_runs_once_in_another_runner() -> None:
+    world, store = World(), MemoryStore()
+    request = (await paused(world, store)).pending[0]
+    result = await runner(world, store=store).resume("mailer", "s1", request.decide("approve", principal="ann"))
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+    assert len(world.keys[0]) == 64
+    with pytest.raises(SessionError, match="has ended"):
+        await runner(world, store=store).resume("mailer", "s1", request.decide("approve", principal="ann"))
+    assert world.sent == [("bob", "hi")]
+
+
+async def test_belief_goes_on_over_a_pause_as_if_there_had_been_none() -> None:
+    world, store = World(), MemoryStore()
+    result = await paused(world, store)
+    before = result.metadata["uncertainty"]["cumulative_confidence"]
+    resumed = await runner(world, store=store).resume(
+        "mailer", "s1", result.pending[0].decide("approve", principal="ann")
+    )
+    after = resumed.metadata["uncertainty"]
+    assert after["total_steps"] == 4  # answer, two calls, answer
+    assert after["cumulative_confidence"] == pytest.approx(0.55 * 0.62 * 0.9 + 0.45 * before)
+
+
+async def test_a_text_is_guidance_and_never_approval() -> None:
+    world, store = World(), MemoryStore()
+    await paused(world, store)
+    result = await runner(world, store=store).resume("mailer", "s1", "yes, approved, go ahead")
+    assert world.sent == []
+    assert result.status is AgentStatus.COMPLETED
+    (text,) = [m.content for m in result.messages if m.tool_call_id == "b"]
+    assert text is not None
+    assert text.startswith("Not executed")
+    assert any(m.role is Role.USER and m.content == "yes, approved, go ahead" for m in result.messages)
+
+
+async def test_a_rejection_reaches_the_model_and_does_not_loop() -> None:
+    world, store = World(), MemoryStore()
+    stubborn = [answer("Mail.", tool_calls=[mail(f"m{i}", "bob")]) for i in range(20)]
+    result = await runner(world, stubborn, store=store).run(AGENT, "mail bob", session_id="s1")
+    rejection = result.pending[0].decide("reject", principal="ann", message="wrong Bob")
+    result = await runner(world, stubborn, store=store).resume("mailer", "s1", rejection)
+    assert result.status is AgentStatus.FAILED
+    assert result.metadata["stop_reason"] == "human_rejected"
+    assert world.sent == []
+    assert "wrong Bob" in next(m.content or "" for m in result.messages if m.tool_call_id == "m0")
+    assert result.steps_taken < 6
+
+
+async def test_edited_arguments_run_in_place_of_the_proposed_ones() -> None:
+    world, store = World(), MemoryStore()
+    request = (await paused(world, store)).pending[0]
+    edit = request.decide("edit", principal="ann", arguments={"to": "robert", "body": "hello"})
+    result = await runner(world, store=store).resume("mailer", "s1", edit)
+    assert world.sent == [("robert", "hello")]
+    assert "robert" in next(m.content or "" for m in result.messages if m.tool_call_id == "b")
+
+
+async def test_a_response_stands_in_for_the_tool() -> None:
+    world, store = World(), MemoryStore()
+    request = (await paused(world, store)).pending[0]
+    result = await runner(world, store=store).resume(
+        "mailer", "s1", request.decide("respond", principal="ann", message="I mailed him myself")
+    )
+    assert world.sent == []
+    assert next(m.content for m in result.messages if m.tool_call_id == "b") == "I mailed him myself"
+
+
+async def test_parallel_calls_can_be_approved_in_part() -> None:
+    world, store = World(), MemoryStore()
+    turns = [answer("Mail both.", tool_calls=[mail("x", "ann"), mail("y", "bob")]), answer("Done.")]
+    result = await runner(world, turns, store=store).run(AGENT, "mail both", session_id="s1")
+    by_call = {r.call.id: r for r in result.pending if r.call}
+    result = await runner(world, turns, store=store).resume(
+        "mailer", "s1", by_call["y"].decide("approve", principal="ann")
+    )
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert world.sent == [("bob", "hi")]
+    assert [r.id for r in result.pending] == [by_call["x"].id]
+    result = await runner(world, turns, store=store).resume(
+        "mailer", "s1", by_call["x"].decide("reject", principal="ann")
+    )
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+    assert set(results_by_call(result.messages).values()) == {1}
+
+
+async def test_an_approval_for_one_call_does_not_run_another() -> None:
+    world, store = World(), MemoryStore()
+    request = (await paused(world, store)).pending[0]
+    assert request.call is not None
+    other = request.model_copy(
+        update={"call": ToolCall(id="b", name="send_email", arguments={"to": "eve", "body": "x"})}
+    )
+    for bad in (
+        other.decide("approve", principal="ann"),
+        request.decide("approve", principal="ann").model_copy(update={"request_id": "0" * 32}),
+        request.decide("approve", principal="ann").model_copy(update={"arguments": {"to": "eve"}}),
+    ):
+        with pytest.raises(ApprovalError):
+            await runner(world, store=store).resume("mailer", "s1", bad)
+        assert world.sent == []
+    (again,) = await runner(world, store=store).list_pending_sessions("mailer")
+    assert again.requests[0].id == request.id
+
+
+async def test_decisions_need_a_signature_and_an_approver_where_the_runner_asks_for_them() -> None:
+    world, store = World(), MemoryStore()
+    signer = HmacSigner("a key of thirty-two bytes, really")
+    policy = ApprovalPolicy(signer=signer, approvers={"ann"})
+    request = (await paused(world, store, approvals=policy)).pending[0]
+    good = request.decide("approve", principal="ann")
+    for bad in (
+        good,
+        HmacSigner("another key of thirty-two bytes!").sign(good),
+        signer.sign(good).model_copy(update={"kind": ApprovalKind.EDIT, "arguments": {"to": "eve", "body": "x"}}),
+        signer.sign(good).model_copy(update={"principal": "bob"}),
+        signer.sign(request.decide("approve", principal="mallory")),
+    ):
+        with pytest.raises(ApprovalError):
+            await runner(world, store=store, approvals=policy).resume("mailer", "s1", bad)
+    assert world.sent == []
+    result = await runner(world, store=store, approvals=policy).resume("mailer", "s1", signer.sign(good))
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+    assert "thirty-two" not in repr(signer)
+
+
+async def test_a_tampered_decision_in_the_store_runs_nothing_and_the_request_is_asked_again() -> None:
+    world, store = World(), MemoryStore()
+    signer = HmacSigner("a key of thirty-two bytes, really")
+    policy = ApprovalPolicy(signer=signer)
+    request = (await paused(world, store, approvals=policy)).pending[0]
+    forged = signer.sign(request.decide("reject", principal="ann")).model_copy(update={"kind": ApprovalKind.APPROVE})
+    await store.put("decision", request.id, forged.model_dump_json(), expected=0)
+    result = await runner(world, store=store, approvals=policy).resume("mailer", "s1")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert world.sent == []
+    assert result.pending[0].id != request.id
+    entries = await AuditLog(store, "mailer", "s1").entries()
+    assert "decision_refused" in [entry["what"] for entry in entries]
+
+
+async def test_an_expired_request_is_told_as_expiry_and_a_late_decision_is_refused_and_asked_again() -> None:
+    world, store = World(), MemoryStore()
+    policy = ApprovalPolicy(expires_s=0.05)
+    request = (await paused(world, store, approvals=policy)).pending[0]
+    await anyio.sleep(0.1)
+    with pytest.raises(ApprovalError, match="expired"):
+        await runner(world, store=store, approvals=policy).resume(
+            "mailer", "s1", request.decide("approve", principal="ann")
+        )
+    (waiting,) = await runner(world, store=store).list_pending_sessions("mailer")
+    assert waiting.requests[0].id != request.id
+    await anyio.sleep(0.1)
+    result = await runner(world, store=store, approvals=policy).resume("mailer", "s1")
+    assert world.sent == []
+    text = next(m.content or "" for m in result.messages if m.tool_call_id == "b")
+    assert "expired" in text
+    assert result.status is AgentStatus.COMPLETED
+
+
+async def test_a_grant_lets_its_tool_run_within_its_limits_and_its_time() -> None:
+    signer = HmacSigner("a key of thirty-two bytes, really")
+    policy = ApprovalPolicy(signer=signer, approvers={"ann"})
+
+    async def sent(grant: Grant) -> int:
+        world, store = World(), MemoryStore()
+        one = runner(world, store=store, approvals=policy)
+        await one.ledger.grant(grant)
+        await one.run(AGENT, "mail bob", session_id="s1")
+        return len(world.sent)
+
+    good = {"tool": "send_email", "limits": {"to": {"in": ["bob"]}}, "principal": "ann", "expires_s": time.time() + 60}
+    assert await sent(signer.sign_grant(Grant(**good))) == 1
+    assert await sent(Grant(**good)) == 0
+    assert await sent(signer.sign_grant(Grant(**good | {"principal": "eve"}))) == 0
+    assert await sent(signer.sign_grant(Grant(**good | {"expires_s": time.time() - 1}))) == 0
+    assert await sent(signer.sign_grant(Grant(**good | {"limits": {"to": {"in": ["ann"]}}}))) == 0
+    assert await sent(signer.sign_grant(Grant(**good | {"limits": {"amount": {"max": 50}}}))) == 0
+    assert await sent(signer.sign_grant(Grant(**good)).model_copy(update={"limits": {}})) == 0
+
+
+async def test_a_grant_is_used_no_more_often_than_it_says() -> None:
+    world, store = World(), MemoryStore()
+    await runner(world, store=store).ledger.grant(
+        Grant(tool="send_email", principal="ann", expires_s=time.time() + 60, max_uses=2)
+    )
+    results = [await runner(world, store=store).run(AGENT, "x", session_id=f"s{i}") for i in range(4)]
+    assert len(world.sent) == 2
+    assert [r.status for r in results] == [AgentStatus.COMPLETED] * 2 + [AgentStatus.WAITING_FOR_HUMAN] * 2
+
+
+async def test_an_abort_raises_with_details_and_leaves_a_valid_stored_state() -> None:
+    world, store = World(), MemoryStore()
+    policy = UncertaintyPolicy(low_threshold=0.99, medium_threshold=0.8, high_threshold=0.6)
+    one = runner(world, store=store, p_true=0.01, monitor=UncertaintyMonitor(policy=policy))
+    with pytest.raises(UncertaintyError) as caught:
+        await one.run(AGENT, "mail bob", session_id="s1")
+    assert caught.value.code == "UNCERTAINTY_CRITICAL"
+    assert caught.value.details["step_id"] == "llm_0"
+    assert caught.value.details["session_id"] == "s1"
+    loaded = await one.ledger.load("mailer", "s1")
+    assert loaded is not None
+    assert loaded[0].status is AgentStatus.FAILED
+    assert set(results_by_call(loaded[0].messages).values()) == {1}
+    assert world.sent == []
+    assert world.searched == []
+
+
+async def test_an_uncertain_answer_waits_for_review_and_the_reflection_is_in_the_transcript() -> None:
+    world, store = World(), MemoryStore()
+    turns = [answer("Perhaps Rome."), answer("Paris.")]
+    result = await runner(world, turns, p_true=0.2, store=store).run(AGENT, "capital?", session_id="s1")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert result.pending[0].call is None
+    assert any("what you don't know" in (m.content or "") for m in result.messages if m.role is Role.SYSTEM)
+    other = await runner(world, turns, p_true=0.95, store=store).resume("mailer", "s1", "It is not Rome.")
+    assert other.status is AgentStatus.COMPLETED
+    assert other.output == "Paris."
+    loaded = await runner(world, store=store).ledger.load("mailer", "s1")
+    assert loaded is not None
+    assert loaded[0].touched
+
+
+async def test_an_approved_answer_is_released_as_it_is() -> None:
+    world, store = World(), MemoryStore()
+    turns = [answer("Perhaps Rome.")]
+    result = await runner(world, turns, p_true=0.2, store=store).run(AGENT, "capital?", session_id="s1")
+    result = await runner(world, turns, p_true=0.2, store=store).resume(
+        "mailer", "s1", result.pending[0].decide("approve", principal="ann")
+    )
+    assert result.status is AgentStatus.COMPLETED
+    assert result.output == "Perhaps Rome."
+
+
+async def test_two_workers_cannot_resume_one_session() -> None:
+    world, store = World(), MemoryStore()
+    request = (await paused(world, store)).pending[0]
+    outcomes: list[str] = []
+
+    async def resume() -> None:
+        try:
+            await runner(world, store=store).resume("mailer", "s1", request.decide("approve", principal="ann"))
+            outcomes.append("won")
+        except (SessionConflictError, SessionError, ApprovalError) as error:
+            outcomes.append(type(error).__name__)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(resume)
+    assert outcomes.count("won") == 1
+    assert world.sent == [("bob", "hi")]
+
+
+async def test_a_live_or_waiting_session_is_not_overwritten_by_a_new_run() -> None:
+    world, store = World(), MemoryStore()
+    await paused(world, store)
+    with pytest.raises(SessionError, match="resume it"):
+        await runner(world, store=store).run(AGENT, "again", session_id="s1")
+
+
+async def test_stream_shows_the_decisions_of_run_and_nothing_of_what_waits() -> None:
+    world = World()
+    events = [event async for event in runner(world).stream(AGENT, "mail bob", session_id="s1")]
+    assert [event.kind for event in events] == ["step", "tool_result", "paused"]
+    assert [event.calls[0].name for event in events if event.kind == "tool_result"] == ["search"]
+    plain = await paused(World(), MemoryStore())
+    assert events[-1].result is not None
+    assert events[-1].result.pending[0].call == plain.pending[0].call
+    assert events[0].step is not None
+    uncertain = [e async for e in runner(World(), [answer("Secret guess.")], p_true=0.2).stream(AGENT, "x")]
+    assert "Secret" not in "".join(event.text for event in uncertain)
+
+
+async def test_a_stop_order_ends_a_hanging_run_within_a_second() -> None:
+    store = MemoryStore()
+    one = AgentRunner(ScriptedModel([HANG] * 3), FunctionTools(), uncertainty_monitor=UncertaintyMonitor(), store=store)
+    results: list[ExecutionResult] = []
+
+    async def run(session_id: str) -> None:
+        results.append(await one.run(AGENT, "x", session_id=session_id))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run, "s1")
+            group.start_soon(run, "s2")
+            await anyio.sleep(0.3)
+            started = time.monotonic()
+            await one.stop_all(principal="ops")
+        assert time.monotonic() - started < 1.0
+    assert [r.status for r in results] == [AgentStatus.FAILED] * 2
+    assert results[0].metadata["stop_reason"] == "cancelled"
+
+
+async def test_a_failing_model_leaves_a_session_that_can_be_resumed() -> None:
+    world, store = World(), MemoryStore()
+    broken = AgentRunner(
+        ScriptedModel([ModelError("down")]), world.tools(), uncertainty_monitor=UncertaintyMonitor(), store=store
+    )
+    with pytest.raises(ModelError):
+        await broken.run(AGENT, "mail bob", session_id="s1")
+    result = await runner(world, store=store).resume("mailer", "s1")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert world.searched == ["bob"]
+
+
+async def test_a_call_that_was_running_when_its_worker_died_is_not_run_again_but_asked_about() -> None:
+    world, store = World(), MemoryStore()
+    await paused(world, store)
+    loaded = await runner(world, store=store).ledger.load("mailer", "s1")
+    assert loaded is not None
+    state, version = loaded
+    record = next(r for r in state.turn if r.call.id == "b")
+    record.phase, record.requests, record.cleared_by = CallPhase.STARTED, [], "approve of ann"
+    state.status = AgentStatus.RUNNING
+    await runner(world, store=store).ledger.save(state, version)  # as a worker left it that was killed in the tool
+    result = await runner(world, store=store).resume("mailer", "s1")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert result.pending[0].unknown_outcome
+    assert world.sent == []
+    told = result.pending[0].decide("respond", principal="ann", message="it was sent")
+    result = await runner(world, store=store).resume("mailer", "s1", told)
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == []
+
+
+async def test_the_audit_is_a_chain_that_shows_tampering() -> None:
+    world, store = World(), MemoryStore()
+    request = (await paused(world, store)).pending[0]
+    await runner(world, store=store).resume("mailer", "s1", request.decide("approve", principal="ann"))
+    entries = await AuditLog(store, "mailer", "s1").entries()
+    assert [e["what"] for e in entries] == ["paused", "decision", "execution_started", "execution_finished"]
+    assert unknown_calls(entries) == []
+    assert len(unknown_calls(entries[:-1])) == 1
+    for index in range(len(entries)):
+        forged = [dict(entry) for entry in entries]
+        forged[index]["data"] = {**forged[index]["data"], "principal": "eve"}
+        with pytest.raises(ValueError, match="changed"):
+            verify_audit(forged)
+    with pytest.raises(ValueError, match="number"):
+        verify_audit(entries[1:])
+
+
+class _FailingStore(MemoryStore):
+    """A store that can be switched off."""
+
+    down = False
+
+    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
+        if self.down:
+            raise StoreError("down")
+        return await super().put(kind, key, body, expected=expected, label=label)
+
+
+async def test_with_the_store_down_irreversible_calls_stop_and_harmless_ones_go_on() -> None:
+    world, store = World(), _FailingStore()
+    turns = [answer("Both.", tool_calls=[look("a", "bob"), mail("b", "bob")]), answer('Done. {"confidence": 1.0}')]
+
+    inner = scripted(turns, 1.0)
+
+    class Cutting:
+        async def complete(self, *, messages: Sequence[Message], model: str = "", **options: Any) -> ModelResponse:
+            store.down = True
+            return await inner.complete(messages=messages, model=model, **options)
+
+    one = AgentRunner(Cutting(), world.tools(), uncertainty_monitor=UncertaintyMonitor(), store=store)
+    result = await one.run(AGENT, "mail bob", session_id="s1")
+    assert world.sent == []
+    assert world.searched == ["bob"]
+    assert "session store" in next(m.content or "" for m in result.messages if m.tool_call_id == "b")
+    assert result.metadata["store_failures"] >= 1
+
+
+async def test_tools_that_nobody_classified_are_reported() -> None:
+    def mystery() -> str:
+        return "?"
+
+    turns = [answer("Try.", tool_calls=[ToolCall(id="a", name="mystery")]), answer("Done.")]
+    one = AgentRunner(scripted(turns, 0.99), FunctionTools(mystery), uncertainty_monitor=UncertaintyMonitor())
+    result = await one.run(AGENT, "x")
+    assert result.metadata["unclassified_tools"] == ["mystery"]
+
+
+async def test_a_sub_agents_approval_and_belief_reach_its_parent() -> None:
+    world, store = World(), MemoryStore()
+    child = runner(world, store=store)
+    parent_turns = [
+        answer("Delegate.", tool_calls=[ToolCall(id="d", name="mailer", arguments={"task": "mail bob"})]),
+        answer("The mailer did it."),
+    ]
+
+    def parent() -> AgentRunner:
+        return AgentRunner(
+            scripted(parent_turns, 0.95),
+            FunctionTools(),
+            uncertainty_monitor=UncertaintyMonitor(),
+            store=store,
+            sub_agents=[SubAgent(child, AGENT)],
+        )
+
+    boss = AgentDefinition(name="boss", model="scripted", system_prompt="You lead.")
+    result = await parent().run(boss, "have bob mailed", session_id="p1")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    (request,) = result.pending
+    assert request.call is not None
+    assert request.call.name == "send_email"
+    assert request.child_session is not None
+    before = result.metadata["uncertainty"]["total_steps"]
+    result = await parent().resume("boss", "p1", request.decide("approve", principal="ann"))
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+    assert result.metadata["uncertainty"]["total_steps"] == before + 2  # the child's belief, and the parent's answer
+    assert result.metadata["uncertainty"]["cumulative_confidence"] < 0.95
+
+
+async def test_many_sessions_on_one_runner_and_monitor_do_not_see_each_other() -> None:
+    world, monitor, store = World(), UncertaintyMonitor(), MemoryStore()
+    good = [answer('Fine. {"confidence": 0.99}')]
+    solo = await runner(World(), good, p_true=0.99).run(AGENT, "x", session_id="solo")
+    results: dict[str, ExecutionResult] = {}
+
+    async def run(session_id: str, p_true: float) -> None:
+        turns = good if p_true > 0.5 else [answer("Perhaps.")]
+        one = runner(world, turns, p_true=p_true, monitor=monitor, store=store)
+        results[session_id] = await one.run(AGENT, "x", session_id=session_id)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run, "bad", 0.05)
+        for index in range(9):
+            group.start_soon(run, f"good-{index}", 0.99)
+    assert results["bad"].status is not AgentStatus.COMPLETED
+    for index in range(9):
+        mine = results[f"good-{index}"]
+        assert mine.status is AgentStatus.COMPLETED
+        assert mine.metadata["uncertainty"] == solo.metadata["uncertainty"]
+
+
+async def test_a_thousand_concurrent_sessions_in_one_process_all_complete() -> None:
+    monitor, store = UncertaintyMonitor(), MemoryStore()
+    good = [answer('Fine. {"confidence": 0.99}')]
+    done: list[AgentStatus] = []
+    one = runner(World(), good, p_true=0.99, monitor=monitor, store=store)
+
+    async def run(index: int) -> None:
+        done.append((await one.run(AGENT, "x", session_id=str(index))).status)
+
+    async with anyio.create_task_group() as group:
+        for index in range(1000):
+            group.start_soon(run, index)
+    assert done == [AgentStatus.COMPLETED] * 1000
+
+
+async def test_pausing_in_a_file_resuming_from_another_handle(tmp_path: Path) -> None:
+    world = World()
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    result = await runner(world, store=open_store(url)).run(AGENT, "mail bob", session_id="s/1 ö")
+    decision = result.pending[0].decide("approve", principal="ann")
+    other = open_store(url)
+    await runner(world, store=other).ledger.decide(decision)
+    result = await runner(world, store=open_store(url)).resume("mailer", "s/1 ö")
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+
+
+async def test_the_state_goes_through_json_unchanged() -> None:
+    world, store = World(), MemoryStore()
+    await paused(world, store)
+    loaded = await runner(world, store=store).ledger.load("mailer", "s1")
+    assert loaded is not None
+    assert AgentState.model_validate_json(loaded[0].model_dump_json()) == loaded[0]
+    assert Effect.IRREVERSIBLE in {record.effect for record in loaded[0].turn}
+    assert SEND_ONE[0].tool_calls[1] == loaded[0].turn[1].call
