@@ -86,8 +86,8 @@ class UncertaintyPolicy(BaseModel):
         """True when the tool's name contains one of the irreversible names, whatever the case."""
         if not self.irreversible_tool_names:
             return False
-        lowered = name.lower()
-        return any(pattern.lower() in lowered for pattern in self.irreversible_tool_names)
+        folded = name.casefold()
+        return any(pattern.casefold() in folded for pattern in self.irreversible_tool_names)
 
     def decide(
         self, level: UncertaintyLevel, step_type: str, tool_name: str | None = None, *, irreversible: bool | None = None

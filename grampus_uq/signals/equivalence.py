@@ -45,12 +45,13 @@ def lexical_similarity(first: str, second: str) -> float:
     0.0
     """
     first, second = first[:MAX_COMPARED_CHARACTERS], second[:MAX_COMPARED_CHARACTERS]
-    if _numbers(first) != _numbers(second):
+    numbers = _numbers(first)
+    if numbers != _numbers(second):
         return 0.0
     a, b = _words(first), _words(second)
     if _negations(a) != _negations(b):
         return 0.0
-    a, b = a - _ARTICLES, b - _ARTICLES
+    a, b = (a - _ARTICLES).union(numbers), (b - _ARTICLES).union(numbers)
     union = len(a | b)
     if union == 0:
         return 1.0 if first.strip() == second.strip() else 0.0
@@ -58,7 +59,8 @@ def lexical_similarity(first: str, second: str) -> float:
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(word.replace("’", "'") for word in _WORD.findall(text.casefold()))
+    """The words of a text; not its bare numbers, which `_numbers` has in one way of writing."""
+    return frozenset(word.replace("’", "'") for word in _WORD.findall(text.casefold()) if not word.isdecimal())
 
 
 def _negations(words: frozenset[str]) -> int:

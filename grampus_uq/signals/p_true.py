@@ -27,7 +27,7 @@ _TRUE_WORDS = frozenset({"true", "yes"})
 _FALSE_WORDS = frozenset({"false", "no"})
 _FIELD = re.compile(
     r"""(?<=["'])(?:p_true|probability|confidence|confidence_score)["']\s{0,64}:\s{0,64}"""
-    r"""("[^"\n]{0,40}"|[^\s,}\]"']{1,40}(?:\s?%)?)"""
+    r"""("[^"\n]{0,40}"|[^\s,}\]"']{1,40}+(?![^\s,}\]"'])(?:\s?%)?|(?=\S))"""  # whole or not at all
 )
 MIN_TRUE_FALSE_MASS = 0.05
 MAX_JUDGED_CHARACTERS = 20_000

@@ -1,0 +1,176 @@
+"""When two answers mean the same: by words with negations and numbers, by a model's judgement, asked once."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq.errors import ConfigurationError, RateLimitedError
+from grampus_uq.signals.equivalence import (
+    AskedOnce,
+    EntailmentEquivalence,
+    LexicalEquivalence,
+    cluster,
+    lexical_similarity,
+)
+from grampus_uq.testing import ScriptedModel
+from tests.signals.contexts import context
+
+words = st.text("abcdefgh XYZ.,!?'-0123456789", max_size=60)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("The capital is Paris.", "paris is the capital"),
+        ("PARIS!", "paris"),
+        ("It costs 1,000.50 dollars", "it costs 1000.5 dollars"),
+        ("It doesn’t work", "It doesn't work"),
+        ("STRASSE", "Straße"),
+        ("x = 007", "x = 7"),
+        ("minus −5", "minus -5"),
+        ("", "  "),
+    ],
+)
+def test_case_punctuation_articles_and_ways_of_writing_numbers_do_not_count(first, second):
+    assert lexical_similarity(first, second) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Paris is the capital of France", "Paris is not the capital of France"),
+        ("The statement is true", "The statement is false"),
+        ("It works", "It doesn't work"),
+        ("you can delete it", "you cannot delete it"),
+        ("The answer is 5", "The answer is 6"),
+        ("The answer is 5", "The answer is -5"),
+        ("The answer is 1.5", "The answer is 15"),
+        ("It takes 2 of 3", "It takes 3 of 3"),
+        ("10", "100"),
+        ("!!!", "???"),
+        ("Paris", ""),
+    ],
+)
+def test_a_negation_or_another_number_makes_two_answers_differ(first, second):
+    assert lexical_similarity(first, second) == 0.0
+
+
+def test_the_negated_capital_of_the_methods_has_jaccard_86_and_is_not_the_same():
+    """METHODS.md section 2."""
+    yes, no = "paris is the capital of all france", "paris is not the capital of all france"
+    a, b = set(yes.split()), set(no.split())
+    assert len(a & b) / len(a | b) > 0.85
+    assert lexical_similarity(yes, no) == 0.0
+
+
+@given(words, words)
+def test_similarity_is_symmetric_and_in_the_unit_interval(first, second):
+    similarity = lexical_similarity(first, second)
+    assert 0.0 <= similarity <= 1.0
+    assert similarity == lexical_similarity(second, first)
+
+
+@given(st.text())
+def test_every_text_is_the_same_as_itself(text):
+    assert lexical_similarity(text, text) == 1.0
+
+
+@pytest.mark.anyio
+async def test_the_early_stop_asks_for_more_likeness_than_the_clustering():
+    first, second = "alpha beta gamma delta", "alpha beta gamma epsilon zeta"  # Jaccard 3 / 6
+    lexical, unused = LexicalEquivalence(), context(None)
+    assert await lexical.same(first, second, unused)
+    assert not await lexical.same(first, second, unused, strict=True)
+
+
+@pytest.mark.parametrize("given", [{"threshold": 0.0}, {"strict_threshold": 1.1}])
+def test_a_threshold_outside_its_domain_is_refused(given):
+    with pytest.raises(ConfigurationError, match=next(iter(given))):
+        LexicalEquivalence(**given)
+
+
+# -- clustering --
+
+
+@given(st.lists(st.integers(0, 5), max_size=12))
+def test_each_answer_lies_in_exactly_one_cluster_with_its_equals(labels):
+    async def same(first: int, second: int) -> bool:
+        return first == second
+
+    clusters = anyio.run(cluster, labels, same)
+    assert sorted(index for members in clusters for index in members) == list(range(len(labels)))
+    assert [{labels[index] for index in members} for members in clusters] == [{v} for v in dict.fromkeys(labels)]
+
+
+@pytest.mark.anyio
+async def test_the_first_match_wins_where_sameness_is_not_transitive():
+    async def near(first: int, second: int) -> bool:
+        return abs(first - second) <= 1
+
+    assert await cluster([0, 1, 2, 3], near) == [[0, 1], [2, 3]]
+
+
+# -- entailment --
+
+
+def entails(pairs):
+    """A judge that says Yes to the ordered pairs (A, B) given."""
+
+    def judge(messages, _options):
+        text = messages[-1].content
+        premise = text.split("Answer A:\n")[1].split("\n\n")[0]
+        conclusion = text.split("Answer B:\n")[1].split("\n\n")[0]
+        return "Yes." if (premise, conclusion) in pairs else "No"
+
+    return ScriptedModel(judge)
+
+
+@pytest.mark.anyio
+async def test_entailment_must_hold_both_ways_and_the_second_way_is_asked_only_then():
+    both = entails({("It is Paris", "Paris it is, in France"), ("Paris it is, in France", "It is Paris")})
+    assert await EntailmentEquivalence().same("It is Paris", "Paris it is, in France", context(both))
+    assert len(both.calls) == 2
+    one = entails({("Paris, France", "Paris or Rome")})
+    assert not await EntailmentEquivalence().same("Paris, France", "Paris or Rome", context(one))
+    assert len(one.calls) == 2
+    none = entails(set())
+    assert not await EntailmentEquivalence().same("Paris", "Rome", context(none))
+    assert len(none.calls) == 1
+
+
+@pytest.mark.anyio
+async def test_the_judge_is_shown_the_question():
+    model = ScriptedModel("No")
+    await EntailmentEquivalence().same("Paris", "Rome", context(model))
+    assert "What is the capital of France?" in (model.calls[0].messages[0].content or "")
+
+
+@pytest.mark.anyio
+async def test_equal_answers_are_the_same_without_a_call():
+    assert await EntailmentEquivalence().same("Paris.", "PARIS", context(None))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reply", ["", "maybe", "Not really", "I would say yes", "true"])
+def test_a_judgement_that_is_neither_yes_nor_no_counts_as_no(reply, anyio_backend):
+    async def ask():
+        return await EntailmentEquivalence().same("Paris", "Rome", context(ScriptedModel(reply)))
+
+    assert not anyio.run(ask, backend=anyio_backend)
+
+
+@pytest.mark.anyio
+async def test_an_equal_question_is_asked_once_and_a_failure_is_not_remembered():
+    model = ScriptedModel([RateLimitedError("slow down"), "No", "Yes", "Yes"])
+    once, judge = AskedOnce(context(model)), EntailmentEquivalence()
+    with pytest.raises(RateLimitedError):
+        await judge.same("Paris", "Rome", once)
+    for _ in range(3):
+        assert not await judge.same("Paris", "Rome", once, strict=True)
+        assert not await judge.same("Paris", "Rome", once)
+    assert len(model.calls) == 2
+    assert await judge.same("Paris", "Lutetia", once)
+    assert len(model.calls) == 4

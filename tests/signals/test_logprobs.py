@@ -1,0 +1,93 @@
+"""Token streams as confidence: means and entropies against hand-made sums, and what malformed streams give."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import MissingReason, Step, TokenLogprob
+from grampus_uq.signals.logprobs import TokenEntropy, TokenProbability, entropy_confidence, mean_token_probability
+from grampus_uq.testing import top_logprobs
+
+natural = st.floats(-100.0, 0.0)
+alternatives = st.lists(natural, min_size=2, max_size=6)
+
+
+def tokens_of(logprobs, tops=()):
+    tops = list(tops) or [[]] * len(logprobs)
+    return [
+        TokenLogprob(token="t", logprob=logprob, top=tuple((str(i), v) for i, v in enumerate(top)))
+        for logprob, top in zip(logprobs, tops, strict=True)
+    ]
+
+
+def stream(*tokens: TokenLogprob) -> Step:
+    return Step(step_id="s", kind="llm_call", time_s=0.0, text="x", logprobs=tokens)
+
+
+@given(st.lists(natural, min_size=1, max_size=30))
+def test_the_mean_probability_is_the_mean_of_the_chosen_tokens_probabilities(logprobs):
+    expected = math.fsum(math.exp(value) for value in logprobs) / len(logprobs)
+    got = mean_token_probability(tokens_of(logprobs))
+    assert got == pytest.approx(expected, abs=1e-12)
+    assert 0.0 <= got <= 1.0
+
+
+@given(st.lists(alternatives, min_size=1, max_size=8))
+def test_entropy_confidence_is_the_exponential_of_minus_the_mean_entropy_and_in_the_unit_interval(tops):
+    def entropy(values):
+        shares = [math.exp(v - max(values)) for v in values]
+        return -math.fsum(s / sum(shares) * math.log(s / sum(shares)) for s in shares if s)
+
+    got = entropy_confidence(tokens_of([-0.1] * len(tops), tops))
+    assert got == pytest.approx(math.exp(-math.fsum(map(entropy, tops)) / len(tops)), abs=1e-9)
+    assert 0.0 <= got <= 1.0
+
+
+def test_a_fair_coin_has_confidence_one_half():
+    assert entropy_confidence([top_logprobs({"heads": 0.5, "tails": 0.5})]) == pytest.approx(0.5)
+
+
+def test_an_impossible_alternative_does_not_make_a_coin_certain():
+    token = TokenLogprob(token="a", logprob=-0.7, top=(("a", math.log(0.5)), ("b", math.log(0.5)), ("c", -math.inf)))
+    assert entropy_confidence([token]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("bad", [math.nan, 0.01, 5.0, math.inf])
+def test_a_malformed_log_probability_makes_the_reading_missing_and_not_half_true(bad):
+    broken = TokenLogprob(token="t", logprob=bad, top=(("t", bad), ("u", -1.0)))
+    fine = top_logprobs({"a": 0.5, "b": 0.25})
+    step = stream(fine, broken, fine)
+    for signal in (TokenProbability(), TokenEntropy()):
+        assert (signal.read(step).value, signal.read(step).reason) == (None, MissingReason.NO_LOGPROBS)
+
+
+def test_a_rounding_error_above_zero_is_certainty():
+    assert mean_token_probability(tokens_of([1e-6, 0.0])) == 1.0
+
+
+def test_a_token_that_cannot_be_has_probability_zero():
+    assert mean_token_probability(tokens_of([-math.inf])) == 0.0
+
+
+def test_tokens_without_alternatives_do_not_count_in_the_entropy_but_do_in_the_mean():
+    coin, lone = top_logprobs({"heads": 0.5, "tails": 0.5}), TokenLogprob(token="t", logprob=0.0, top=(("t", 0.0),))
+    assert entropy_confidence([coin, lone]) == pytest.approx(0.5)
+    assert entropy_confidence([lone]) is None
+    assert mean_token_probability([coin, lone]) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("logprobs", [None, ()])
+def test_a_step_without_log_probabilities_is_missing_with_that_reason(logprobs):
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, text="x", logprobs=logprobs)
+    for signal, name in ((TokenProbability(), "token_probability"), (TokenEntropy(), "token_entropy")):
+        reading = signal.read(step)
+        assert (reading.source, reading.value, reading.reason) == (name, None, MissingReason.NO_LOGPROBS)
+
+
+def test_alternatives_that_are_all_impossible_are_missing():
+    token = TokenLogprob(token="a", logprob=-1.0, top=(("a", -math.inf), ("b", -math.inf)))
+    assert entropy_confidence([token]) is None

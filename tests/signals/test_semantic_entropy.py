@@ -1,0 +1,193 @@
+"""Semantic entropy: how many samples are drawn, what their agreement says, and what is left when some fail."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from grampus_uq import Message, MissingReason, Role, TokenLogprob, ToolCall
+from grampus_uq.errors import ConfigurationError, ModelError, RateLimitedError
+from grampus_uq.signals.driver import sense_one
+from grampus_uq.signals.equivalence import EntailmentEquivalence
+from grampus_uq.signals.semantic_entropy import SemanticEntropy
+from grampus_uq.testing import HANG, ScriptedModel, answer
+from tests.signals.contexts import context, said
+
+pytestmark = pytest.mark.anyio
+
+
+async def sample(replies, signal=None, **budget):
+    signal = signal or SemanticEntropy()
+    model = replies if isinstance(replies, ScriptedModel) else ScriptedModel(replies)
+    given = context(model, **budget)
+    return await sense_one("semantic_entropy", lambda metered: signal.sense(said("Paris"), metered), given), model
+
+
+async def test_an_agreeing_pair_stops_early_with_full_confidence():
+    reading, model = await sample(["Paris", "paris."])
+    assert (reading.value, reading.samples, reading.early_stopped, reading.calls) == (1.0, 2, True, 2)
+    assert [call.options["temperature"] for call in model.calls] == [0.8, 0.8]
+
+
+async def test_a_disagreeing_pair_extends_to_the_maximum_and_reads_one_minus_the_normalised_entropy():
+    reading, _ = await sample(["Paris", "Rome", "Paris", "Paris", "Rome"])
+    entropy = -(0.6 * math.log(0.6) + 0.4 * math.log(0.4))
+    assert reading.value == pytest.approx(1.0 - entropy / math.log(5))
+    assert (reading.samples, reading.early_stopped, reading.calls) == (5, False, 5)
+
+
+async def test_five_different_answers_have_no_confidence():
+    reading, _ = await sample(["Paris", "Rome", "Oslo", "Bern", "Lima"])
+    assert reading.value == pytest.approx(0.0, abs=1e-12)
+
+
+async def test_the_first_pair_is_drawn_together_and_so_is_the_rest():
+    model = ScriptedModel(["Paris", "Rome", "Paris", "Paris", "Rome"], delay_s=0.01)
+    await sample(model)
+    assert model.most_in_flight == 3
+
+
+async def test_one_failed_sample_is_tolerated_and_prevents_the_early_stop():
+    reading, _ = await sample(["Paris", RateLimitedError("slow down"), "Paris", "Paris", "Paris"])
+    assert (reading.value, reading.samples, reading.early_stopped, reading.calls) == (1.0, 4, False, 5)
+
+
+@pytest.mark.parametrize("failure", [RateLimitedError("slow down"), ModelError("no"), ValueError("x"), 3, None])
+async def test_too_few_samples_are_a_missing_reading_that_names_the_failure(failure):
+    reading, _ = await sample(["Paris", failure, failure, failure, failure])
+    assert (reading.value, reading.reason, reading.samples) == (None, MissingReason.TOO_FEW_SAMPLES, 1)
+    assert reading.detail in {"RateLimitedError", "ModelError"}
+    assert reading.calls == 5
+
+
+async def test_samples_that_hang_past_the_deadline_are_given_up_and_the_others_read():
+    reading, model = await sample(["Paris", "Rome", HANG, "Paris", "Paris"], timeout_s=0.15)
+    assert reading.value is not None
+    assert (reading.samples, reading.calls) == (4, 5)
+    assert (model.cancelled, model.in_flight) == (1, 0)
+
+
+async def test_a_first_pair_that_hangs_leaves_no_time_for_the_rest_and_asks_no_more():
+    reading, model = await sample([HANG, HANG, "Paris", "Paris", "Paris"], timeout_s=0.05)
+    assert (reading.value, reading.reason) == (None, MissingReason.TOO_FEW_SAMPLES)
+    assert reading.detail == "ModelTimeoutError"
+    assert (len(model.calls), reading.calls) == (2, 2)
+
+
+async def test_a_budget_of_calls_bounds_the_samples():
+    reading, model = await sample(["Paris", "Rome", "Paris", "Paris", "Paris"], max_calls=3)
+    assert (reading.samples, len(model.calls)) == (3, 3)
+
+
+async def test_without_a_prompt_there_is_nothing_to_sample_again():
+    reading, model = await sample(["Paris", "Paris"], messages=())
+    assert (reading.value, reading.reason, model.calls) == (None, MissingReason.NOTHING_TO_JUDGE, [])
+
+
+# -- proposed calls --
+
+
+def call(**arguments):
+    return answer(tool_calls=[ToolCall(name=arguments.pop("name", "pay"), arguments=arguments)])
+
+
+LETTER = "Dear customer, your refund was approved and will arrive within the next few days."
+OTHER = "Dear customer, your refund was approved and will arrive within the next three weeks."
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        (call(to="Alice", eur=5), call(eur=5, to="Alice"), True),
+        (call(to="Alice", text=LETTER), call(to="Mallory", text=LETTER), False),
+        (call(to="Alice", eur=5), call(to="Alice", eur=50), False),
+        (call(to="Alice", eur=5), call(to="Alice", eur=5, name="refund"), False),
+        (call(to="Alice", eur=5), call(to="Alice"), False),
+        (call(to="Alice", eur=5, sure=True), call(to="Alice", eur=5, sure=False), False),
+        (call(items=[{"id": "a1"}]), call(items=[{"id": "a2"}]), False),
+        (call(city="New York City"), call(city="New Orleans City"), False),
+        (call(to="Alice", text=LETTER), call(to="Alice", text=OTHER), True),
+        (call(to="Alice"), answer("I pay Alice"), False),
+    ],
+)
+async def test_proposed_calls_agree_only_when_all_but_their_prose_is_equal(first, second, same):
+    reading, _ = await sample([first, second], SemanticEntropy(max_samples=2))
+    assert reading.value == (1.0 if same else pytest.approx(0.0, abs=1e-12))
+
+
+async def test_the_tools_are_offered_again_when_a_step_is_sampled():
+    model = ScriptedModel(call(to="Alice"))
+    given = context(model)
+    given.tools = [{"name": "pay"}]
+    await SemanticEntropy().sense(said("", ToolCall(name="pay")), given)
+    assert model.calls[0].options["tools"] == [{"name": "pay"}]
+
+
+# -- likelihoods --
+
+
+def likely(text, logprob):
+    return answer(text, logprobs=[TokenLogprob(token="t", logprob=logprob)])
+
+
+async def test_likelihoods_weigh_the_answers_where_every_sample_reports_them():
+    signal = SemanticEntropy(min_samples=2, max_samples=3, likelihood_weighted=True)
+    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), likely("Rome", -1.0)], signal)
+    p = 1.0 / (1.0 + 2.0 * math.exp(-1.0))
+    entropy = -(p * math.log(p) + (1 - p) * math.log(1 - p))
+    assert reading.value == pytest.approx(1.0 - entropy / math.log(3))
+
+
+@pytest.mark.parametrize("blind", [answer("Rome"), likely("Rome", -math.inf), likely("Rome", math.nan)])
+async def test_one_sample_without_a_likelihood_falls_back_to_counting(blind):
+    signal = SemanticEntropy(min_samples=2, max_samples=3, likelihood_weighted=True)
+    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), blind], signal)
+    entropy = -(1 / 3 * math.log(1 / 3) + 2 / 3 * math.log(2 / 3))
+    assert reading.value == pytest.approx(1.0 - entropy / math.log(3))
+
+
+# -- judged by a model --
+
+
+def judging(answers, judgement):
+    """A model that draws the answers at temperature .8 and judges entailment at 0."""
+    drawn = iter(answers)
+    return ScriptedModel(lambda _, options: next(drawn) if options["temperature"] > 0.5 else judgement)
+
+
+async def test_a_pair_is_judged_once_for_the_early_stop_and_the_clustering_together():
+    model = judging(["Paris", "Rome", "Paris", "Rome", "Oslo"], "No")
+    reading, _ = await sample(model, SemanticEntropy(equivalence=EntailmentEquivalence()))
+    questions = [c.messages[-1].content for c in model.calls if c.options["temperature"] == 0.0]
+    assert len(questions) == len(set(questions)) == 3  # Paris-Rome, Paris-Oslo, Rome-Oslo; each denied at once
+    assert reading.calls == 8
+    assert reading.samples == 5
+
+
+async def test_a_judge_that_fails_makes_the_reading_missing_with_its_reason_and_its_cost():
+    model = judging(["Paris", "Rome", "Paris", "Rome", "Oslo"], RateLimitedError("slow down"))
+    reading, _ = await sample(model, SemanticEntropy(equivalence=EntailmentEquivalence()))
+    assert (reading.value, reading.reason, reading.calls) == (None, MissingReason.RATE_LIMITED, 3)
+
+
+# -- configuration --
+
+
+@pytest.mark.parametrize("given", [{"min_samples": 1}, {"min_samples": 4, "max_samples": 3}])
+async def test_impossible_numbers_of_samples_are_refused(given):
+    with pytest.raises(ConfigurationError, match="samples"):
+        SemanticEntropy(**given)
+
+
+async def test_an_empty_answer_is_an_answer():
+    reading, _ = await sample([answer(""), answer("")])
+    assert reading.value == 1.0
+    assert (await sample([answer(""), answer("Paris")], SemanticEntropy(max_samples=2)))[0].value == pytest.approx(0.0)
+
+
+async def test_messages_with_unhashable_metadata_are_no_obstacle():
+    messages = (Message(role=Role.USER, content="Where?", metadata={"a": [1]}),)
+    model = judging(["Paris", "Rome"], "No")
+    signal = SemanticEntropy(max_samples=2, equivalence=EntailmentEquivalence())
+    assert (await sample(model, signal, messages=messages))[0].samples == 2

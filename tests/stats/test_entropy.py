@@ -1,0 +1,92 @@
+"""Entropies against scipy, their laws, and what impossible events do to them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+from scipy.special import logsumexp
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.entropy import cluster_confidence, shannon_entropy, top_k_entropy, weighted_cluster_confidence
+
+weights = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=30).filter(lambda values: sum(values) > 1e-6)
+sizes = st.lists(st.integers(1, 50), min_size=1, max_size=20).filter(lambda values: sum(values) >= 2)
+logprobs = st.lists(st.floats(-60.0, 0.0), min_size=1, max_size=20)
+
+
+@given(weights)
+def test_the_entropy_is_scipys(values):
+    assert shannon_entropy(values) == pytest.approx(float(scipy_stats.entropy(values)), rel=1e-9, abs=1e-12)
+
+
+@given(weights)
+def test_the_entropy_lies_between_0_and_the_log_of_the_number_of_weights(values):
+    assert 0.0 <= shannon_entropy(values) <= math.log(len(values)) + 1e-12
+
+
+def test_a_weight_that_vanishes_beside_another_is_no_error():
+    assert shannon_entropy([5e-324, 1e308]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "bad", [[], [0.0], [-1.0, 2.0], [math.nan, 1.0], [math.inf], [math.inf, -math.inf], [1e308] * 9]
+)
+def test_weights_that_are_no_distribution_are_refused(bad):
+    with pytest.raises(ConfigurationError, match="weights"):
+        shannon_entropy(bad)
+
+
+@given(sizes)
+def test_cluster_confidence_is_one_minus_the_normalised_entropy_and_in_the_unit_interval(counts):
+    n = sum(counts)
+    expected = 1.0 - float(scipy_stats.entropy(counts)) / math.log(n)
+    assert cluster_confidence(counts) == pytest.approx(expected, abs=1e-12)
+    assert 0.0 <= cluster_confidence(counts) <= 1.0
+
+
+@given(sizes, st.randoms())
+def test_cluster_confidence_does_not_depend_on_the_order_of_the_clusters(counts, random):
+    shuffled = counts[:]
+    random.shuffle(shuffled)
+    assert cluster_confidence(shuffled) == cluster_confidence(counts)
+
+
+@given(sizes.filter(lambda counts: len(counts) > 1))
+def test_two_clusters_in_one_are_never_less_confident(counts):
+    assert cluster_confidence([counts[0] + counts[1], *counts[2:]]) >= cluster_confidence(counts) - 1e-12
+
+
+def test_fewer_than_two_answers_have_no_confidence():
+    with pytest.raises(ConfigurationError, match="2 answers"):
+        cluster_confidence([1])
+    with pytest.raises(ConfigurationError, match="2 answers"):
+        weighted_cluster_confidence([[-1.0]])
+
+
+@given(sizes, st.floats(-1e3, 0.0))
+def test_equally_likely_answers_weigh_what_they_count(counts, loglikelihood):
+    weighted = weighted_cluster_confidence([[loglikelihood] * count for count in counts])
+    assert weighted == pytest.approx(cluster_confidence(counts), abs=1e-9)
+
+
+def test_likelihoods_far_below_the_range_of_floats_still_weigh():
+    """exp(-5000) is 0 in double precision; their ratio is what counts."""
+    far = weighted_cluster_confidence([[-5000.0], [-5001.0], [-5002.0]])
+    assert far == pytest.approx(weighted_cluster_confidence([[0.0], [-1.0], [-2.0]]))
+
+
+@given(logprobs)
+def test_top_k_entropy_is_scipys_over_the_renormalised_alternatives(values):
+    shares = [math.exp(value - float(logsumexp(values))) for value in values]
+    assert top_k_entropy(values) == pytest.approx(float(scipy_stats.entropy(shares)), abs=1e-9)
+
+
+@given(logprobs, st.integers(1, 5))
+def test_impossible_alternatives_change_no_entropy(values, n):
+    """Some servers report -inf, others -9999: neither may turn doubt into certainty."""
+    assert top_k_entropy([*values, *[-math.inf] * n]) == top_k_entropy(values)
+    assert top_k_entropy([*values, *[-9999.0] * n]) == pytest.approx(top_k_entropy(values), abs=1e-12)

@@ -1,0 +1,117 @@
+"""The three tiers, the irreversible override, and configurations that are refused or warned about."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from grampus_uq import UncertaintyAction as Action
+from grampus_uq import UncertaintyLevel as Level
+from grampus_uq import UncertaintyPolicy
+
+unit = st.floats(0.0, 1.0)
+DEFAULT = UncertaintyPolicy()
+
+
+@pytest.mark.parametrize(
+    ("confidence", "level"),
+    [
+        (1.0, Level.LOW),
+        (0.80, Level.LOW),
+        (math.nextafter(0.80, 0.0), Level.MEDIUM),
+        (0.60, Level.MEDIUM),
+        (math.nextafter(0.60, 0.0), Level.HIGH),
+        (0.40, Level.HIGH),
+        (math.nextafter(0.40, 0.0), Level.CRITICAL),
+        (0.0, Level.CRITICAL),
+    ],
+)
+def test_a_value_on_a_threshold_belongs_to_the_better_level(confidence, level):
+    assert DEFAULT.classify(confidence) is level
+
+
+def test_what_is_no_number_is_critical():
+    assert DEFAULT.classify(math.nan) is Level.CRITICAL
+
+
+@given(unit, unit, st.lists(unit, min_size=3, max_size=3))
+def test_more_confidence_is_never_a_graver_level(first, second, thresholds):
+    low, medium, high = sorted(thresholds, reverse=True)
+    policy = UncertaintyPolicy(low_threshold=low, medium_threshold=medium, high_threshold=high)
+    worse, better = sorted((first, second))
+    assert policy.classify(better).severity <= policy.classify(worse).severity
+
+
+@pytest.mark.parametrize(
+    ("level", "plain", "irreversible"),
+    [
+        (Level.LOW, Action.PROCEED, Action.PROCEED),
+        (Level.MEDIUM, Action.PROCEED_WITH_LOG, Action.PAUSE_FOR_HUMAN),
+        (Level.HIGH, Action.PAUSE_FOR_HUMAN, Action.PAUSE_FOR_HUMAN),
+        (Level.CRITICAL, Action.ABORT, Action.ABORT),
+    ],
+)
+def test_each_level_has_the_guides_action_and_medium_pauses_an_irreversible_tool(level, plain, irreversible):
+    policy = UncertaintyPolicy(irreversible_tool_names=["send_email"])
+    assert policy.decide(level, "tool_call", "search") is plain
+    assert policy.decide(level, "llm_call") is plain
+    assert policy.decide(level, "tool_call", "SEND_EMAIL_to_client") is irreversible
+    assert policy.decide(level, "tool_call", "search", irreversible=True) is irreversible
+    assert policy.decide(level, "tool_call", "send_email", irreversible=False) is plain
+
+
+@given(st.text(min_size=1).filter(str.strip), st.text(), st.text())
+def test_a_name_that_contains_a_pattern_is_irreversible(pattern, before, after):
+    policy = UncertaintyPolicy(irreversible_tool_names=[pattern])
+    assert policy.is_irreversible(before + pattern + after)
+
+
+@given(st.text("abcDEF_ΑΣσ", min_size=1), st.text("xΥ"))
+def test_case_does_not_hide_an_irreversible_tool(pattern, after):
+    """A capital sigma is another small letter at the end of a word than within one."""
+    policy = UncertaintyPolicy(irreversible_tool_names=[pattern.upper()])
+    assert policy.is_irreversible(pattern.lower() + after)
+
+
+def test_without_names_no_tool_is_irreversible():
+    assert not DEFAULT.is_irreversible("delete_everything")
+
+
+@pytest.mark.parametrize("names", ["send_email", [""], ["  "], [3], ["ok", ""]])
+def test_patterns_that_would_match_everything_or_nothing_are_refused(names):
+    with pytest.raises(ValueError, match="irreversible_tool_names"):
+        UncertaintyPolicy(irreversible_tool_names=names)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "much"])
+@pytest.mark.parametrize("field", ["low_threshold", "medium_threshold", "high_threshold", "worst_so_far_floor"])
+def test_a_threshold_outside_the_unit_interval_is_refused(field, value):
+    with pytest.raises(ValidationError, match=field):
+        UncertaintyPolicy(**{field: value})
+
+
+def test_thresholds_out_of_order_warn_and_the_first_tier_that_fits_wins():
+    with pytest.warns(UserWarning, match=r"out of order.*0\.5, 0\.6, 0\.4"):
+        policy = UncertaintyPolicy(low_threshold=0.5)
+    assert policy.classify(0.55) is Level.LOW
+
+
+def test_equal_thresholds_are_in_order():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        UncertaintyPolicy(low_threshold=0.5, medium_threshold=0.5, high_threshold=0.5)
+
+
+def test_an_unknown_field_is_refused_so_that_a_typing_error_is_no_silent_default():
+    with pytest.raises(ValidationError, match="lo_threshold"):
+        UncertaintyPolicy(lo_threshold=0.5)
+
+
+def test_it_is_immutable():
+    with pytest.raises(ValidationError, match="frozen"):
+        DEFAULT.low_threshold = 0.1
