@@ -1,0 +1,63 @@
+"""Opens a file, plain or gzip, and turns whatever is wrong with it into an error that names the place."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from grampus_uq.errors import DataError
+
+__all__ = ["BLOCK_BYTES", "blocks", "text_blocks"]
+
+BLOCK_BYTES: Final = 2**20
+_GZIP: Final = b"\x1f\x8b"
+
+
+def blocks(path: str | os.PathLike[str], *, size: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """Yield the content of a file in blocks of at most `size` bytes, unpacked when it is gzip (whatever its name says).
+
+    Raises DataError when the file cannot be read, or when its compressed stream is truncated or damaged.
+    """
+    name = os.fspath(path)
+    line = 1
+    try:
+        with Path(path).open("rb") as plain:
+            packed = plain.read(2) == _GZIP
+            plain.seek(0)
+            with gzip.GzipFile(fileobj=plain) if packed else plain as stream:
+                while block := stream.read(size):
+                    yield block
+                    line += block.count(b"\n")
+    except EOFError as error:
+        raise DataError("the compressed file is truncated.", path=name, line=line) from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"the compressed file is damaged: {error}.", path=name, line=line) from error
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}.", path=name) from error
+
+
+def text_blocks(path: str | os.PathLike[str], *, size: int = BLOCK_BYTES) -> Iterator[str]:
+    """Yield the text of a file in UTF-8 (a byte order mark is skipped), in blocks.
+
+    Raises DataError with the line of the first byte that is not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="strict")
+    lines = 1
+    held = b""  # the bytes of a character that a block cut in two
+    for block in blocks(path, size=size):
+        try:
+            yield decoder.decode(block)
+        except UnicodeDecodeError as error:
+            line = lines + (held + block)[: error.start].count(b"\n")
+            raise DataError(f"is not UTF-8: {error.reason}.", path=os.fspath(path), line=line) from error
+        held = decoder.getstate()[0]
+        lines += block.count(b"\n")
+    try:
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise DataError(f"is not UTF-8: {error.reason}.", path=os.fspath(path), line=lines) from error

@@ -1,0 +1,98 @@
+"""Result files of tau-bench: one JSON array of runs of a tool-calling agent that serves a simulated customer.
+
+Read are `task_id`, `trial`, `reward` and `traj`. Not read, ever, is `info`: it holds the reference actions and the
+customer's instructions, which a monitor never sees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Final, Literal
+
+from grampus_uq.errors import DataError
+from grampus_uq.importers.chat_messages import chat_messages
+from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
+from grampus_uq.importers.run import ImportedRun
+from grampus_uq.records import Message, Outcome
+from grampus_uq.vocabulary import Role, StopReason
+
+__all__ = ["CLOSING", "TRANSFER", "read_tau_bench"]
+
+CLOSING: Final = "###STOP###"
+"""What the simulated customer says when it is done."""
+TRANSFER: Final = "transfer_to_human_agents"
+"""The tool that ends a run by handing the customer over."""
+
+_MAX_TURNS: Final = 30  # tau-bench's own limit on turns of the agent
+_TOLERANCE: Final = 1e-6  # tau-bench's own: a run succeeded when its reward is 1 within it
+
+
+def read_tau_bench(
+    path: str | os.PathLike[str],
+    *,
+    max_turns: int = _MAX_TURNS,
+    at_max_turns: Literal["unknown", "reward"] = "unknown",
+    on_refused: Callable[[DataError], None] | None = None,
+    max_element_chars: int = MAX_ELEMENT_CHARS,
+) -> Iterator[ImportedRun]:
+    """Yield the runs of a result file, plain or gzip, holding one at a time; `run_id` is `<task_id>-<trial>`.
+
+    A reward of 1 is success, less is failure. A run of `max_turns` turns that neither the customer nor a transfer ended
+    stopped for `max_steps`: its outcome is unknown, although tau-bench gives it the reward 0; with `at_max_turns` set
+    to "reward" it counts as the reward says. A run without messages crashed before it began (`env_terminated`).
+
+    Raises DataError with path, line and field for a file that is no JSON array of runs. A run with a wrong field, or
+    one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
+    """
+    seen: set[str] = set()
+    for element in elements(path, max_element_chars=max_element_chars):
+        try:
+            run = _run(element, max_turns, at_max_turns)
+            if run.run_id in seen:
+                raise element.error("trial", f"task {run.task_id!r:.50}, trial {run.trial} came before.")
+        except DataError as error:
+            if on_refused is None:
+                raise
+            on_refused(error)
+            continue
+        seen.add(run.run_id)
+        yield run
+
+
+def _run(element: Element, max_turns: int, at_max_turns: Literal["unknown", "reward"]) -> ImportedRun:
+    value = element.value
+    task_id, trial, reward = value.get("task_id"), value.get("trial"), value.get("reward")
+    if isinstance(task_id, bool) or not isinstance(task_id, int | str):
+        raise element.error("task_id", f"must be a number or a name. Got {task_id!r:.50}.")
+    if type(trial) is not int or trial < 0:
+        raise element.error("trial", f"must be a number from 0. Got {trial!r:.50}.")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not -_TOLERANCE <= reward <= 1 + _TOLERANCE:
+        raise element.error("reward", f"must be a number in [0, 1]. Got {reward!r:.50}.")
+    if "traj" not in value:
+        raise element.error("traj", "is missing.")
+    messages = chat_messages(value["traj"], "traj", element.error)
+    stop_reason = _stop_reason(messages, max_turns)
+    known = stop_reason is StopReason.CLEAN or (stop_reason is StopReason.MAX_STEPS and at_max_turns == "reward")
+    return ImportedRun(
+        run_id=f"{task_id}-{trial}",
+        path=element.path,
+        line=element.line,
+        messages=messages,
+        outcome=Outcome(success=reward >= 1 - _TOLERANCE if known else None, stop_reason=stop_reason),
+        task_id=str(task_id),
+        trial=trial,
+        reward=float(reward),
+    )
+
+
+def _stop_reason(messages: tuple[Message, ...], max_turns: int) -> StopReason:
+    if not messages:
+        return StopReason.ENV_TERMINATED
+    if sum(message.role is Role.ASSISTANT for message in messages) < max_turns:
+        return StopReason.CLEAN
+    last = messages[-1]
+    ended = (last.role is Role.USER and CLOSING in (last.content or "")) or (
+        last.role is Role.TOOL and any(call.name == TRANSFER for message in messages for call in message.tool_calls)
+    )
+    return StopReason.CLEAN if ended else StopReason.MAX_STEPS
