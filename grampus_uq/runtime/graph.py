@@ -180,9 +180,7 @@ class Graph:
         if len(names) == 1:
             await run(names[0])
         else:
-            async with anyio.create_task_group() as group:
-                for name in names:
-                    group.start_soon(run, name)
+            await _side_by_side(run, names)
         results, checkpoint.done, checkpoint.ready = checkpoint.done, {}, []
         checkpoint.state = _merge(before, [results[name] for name in names])
         remaining = list(names)
@@ -242,6 +240,24 @@ class Graph:
             expected=self._version,
             label=checkpoint.state.status.value,
         )
+
+
+async def _side_by_side(run: Callable[[str], Awaitable[None]], names: list[str]) -> None:
+    """Run for every name at once; the first failure cancels the others and is raised as it is, not in a group."""
+    failures: list[Exception] = []
+
+    async def guarded(name: str, scope: anyio.CancelScope) -> None:
+        try:
+            await run(name)
+        except Exception as error:  # noqa: BLE001 (carried out of the task group and raised below)
+            failures.append(error)
+            scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for name in names:
+            group.start_soon(guarded, name, group.cancel_scope)
+    if failures:
+        raise failures[0]
 
 
 def _merge(before: AgentState, results: list[AgentState]) -> AgentState:

@@ -48,15 +48,16 @@ class Tool:
         self.description = inspect.getdoc(function) or ""
         self._arguments = _argument_model(self.name, function)
         self._takes_key = IDEMPOTENCY in inspect.signature(function).parameters
-
-    def schema(self) -> dict[str, Any]:
-        """The tool in the OpenAI wire form."""
         parameters = self._arguments.model_json_schema()
         parameters.pop("title", None)
-        return {
+        self._schema: dict[str, Any] = {
             "type": "function",
             "function": {"name": self.name, "description": self.description, "parameters": parameters},
         }
+
+    def schema(self) -> dict[str, Any]:
+        """The tool in the OpenAI wire form: made once, not to be changed."""
+        return self._schema
 
     def validate(self, call: ToolCall) -> dict[str, Any]:
         """The arguments as Python values; raises pydantic's ValidationError."""

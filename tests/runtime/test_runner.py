@@ -39,7 +39,7 @@ from tests.runtime.agents import AGENT, SEND_ONE, World, look, mail, results_by_
 pytestmark = pytest.mark.anyio
 
 
-async def paused(world: World, store: MemoryStore, **given: object) -> ExecutionResult:
+async def paused(world: World, store: MemoryStore, **given: Any) -> ExecutionResult:
     result = await runner(world, store=store, **given).run(AGENT, "mail bob", session_id="s1")
     assert result.status is AgentStatus.WAITING_FOR_HUMAN
     return result
