@@ -205,7 +205,7 @@ def replaced(value: Any, path: list[int], new: Any) -> Any:
 
 
 @given(st.lists(st.integers(0, 10), max_size=6), json_values)
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_stands_in_place_of_any_part_the_run_is_read_or_refused_by_name(
     tmp_path: Path, where: list[int], value: Any
 ) -> None:

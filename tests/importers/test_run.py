@@ -1,0 +1,103 @@
+"""An imported run as the steps and events of this package."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from grampus_uq.engine import Profile, SessionState, advance
+from grampus_uq.events import ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.importers import events, read_failure_logs, read_tau_bench, turns
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.recording import RecordingProcessor, runs
+from grampus_uq.records import Reading, Step
+from grampus_uq.vocabulary import UncertaintyAction
+from tests.importers.data import data_file
+from tests.importers.test_failure_logs import log
+from tests.importers.test_failure_logs import read as read_logs
+from tests.importers.test_tau_bench import read, row
+
+
+class Length:
+    """A signal for tests: a long text is a sure one."""
+
+    source = "verbalized"
+
+    def read(self, step: Step) -> Reading:
+        if not step.text:
+            return Reading(source=self.source, value=None, reason="nothing_to_judge")
+        return Reading(source=self.source, value=min(1.0, len(step.text) / 10))
+
+
+def test_a_chat_gives_a_step_a_turn_of_the_agent_and_observations_between(tmp_path: Path) -> None:
+    (run,) = read(tmp_path, row())
+    found = list(turns(run, start_s=100.0))
+    assert [turn.kind for turn in found] == ["user", "llm_call", "tool_result", "llm_call", "user"]
+    steps = [turn for turn in found if isinstance(turn, Step)]
+    assert [(step.step_id, step.time_s, step.text, len(step.tool_calls)) for step in steps] == [
+        ("2", 102.0, "", 1),
+        ("4", 104.0, "Done.", 0),
+    ]
+    assert isinstance(found[2], ObservationEvent)
+    assert (found[2].call_id, found[2].text) == ("call_1", "{}")
+
+
+def test_calls_can_be_steps_of_their_own(tmp_path: Path) -> None:
+    (run,) = read(tmp_path, row())
+    steps = [turn for turn in turns(run, tool_steps=True) if isinstance(turn, Step)]
+    assert [(step.step_id, step.kind, step.tool_name) for step in steps] == [
+        ("2", "llm_call", None),
+        ("2.0", "tool_call", "get_user"),
+        ("4", "llm_call", None),
+    ]
+
+
+def test_in_a_log_every_message_is_a_step_so_that_labels_point_at_steps(tmp_path: Path) -> None:
+    (found,) = read_logs(tmp_path, log())
+    steps = list(turns(found.run))
+    assert [isinstance(step, Step) for step in steps] == [True] * 3
+    assert found.label is not None
+    assert isinstance(steps[found.label.step], Step)
+    assert found.run.n_steps == 3
+
+
+def test_the_events_are_those_of_a_monitor_and_go_into_a_recording(tmp_path: Path) -> None:
+    (run,) = read(tmp_path, row())
+    strict = UncertaintyPolicy(low_threshold=1.0, medium_threshold=0.9, high_threshold=0.8)
+    profile = Profile(policy=strict, advisory=True)
+    with RecordingProcessor(tmp_path / "runs", content="full") as recorder:
+        for event in events(run, profile=profile, signals=[Length()], agent_id="desk", model="m"):
+            recorder.on_event(event)
+    (recorded,) = runs(tmp_path / "runs")
+    assert [type(event) for event in recorded.events] == [
+        SessionStarted,
+        ObservationEvent,
+        StepEvent,
+        ObservationEvent,
+        StepEvent,
+        ObservationEvent,
+        OutcomeEvent,
+    ]
+    assert recorded.outcome == run.outcome
+    assert recorded.start is not None
+    assert recorded.start.advisory
+    state = SessionState(session_id="3-0", agent_id="desk")
+    for step in recorded.steps:
+        state, assessment = advance(profile, state, step.step, step.readings)
+        assert assessment == step.assessment
+    assert recorded.steps[1].assessment.verbalized_confidence == 0.5
+    assert recorded.steps[1].assessment.advisory_action is UncertaintyAction.ABORT
+    assert not recorded.touched
+
+
+def test_every_measured_run_becomes_a_sound_recording(tmp_path: Path) -> None:
+    imported = [
+        *read_tau_bench(data_file("tau_bench", "gpt-4o-airline.json.gz")),
+        *(found.run for found in read_failure_logs(data_file("who_and_when", "algorithm_generated.jsonl.gz"))),
+    ]
+    steps = 0
+    for run in imported:
+        for event in events(run, signals=[Length()]):
+            steps += isinstance(event, StepEvent)
+            json.dumps(getattr(event, "text", ""))
+    assert steps == 2454 + 1099
