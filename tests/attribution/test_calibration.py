@@ -72,6 +72,18 @@ def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: Attribu
     assert misses <= binomial_ceiling(trials, 0.2, 0.9999)
 
 
+def test_ties_are_broken_so_that_coverage_is_not_more_than_promised_either() -> None:
+    """Equal scores tie everybody at the threshold: the draws alone decide, and 20 % of the sets are empty."""
+    plan = Plan(method=Vanilla(), level=0.8)
+    held = 0
+    for world in range(200):
+        runs = failures(10, 4000 + world)
+        calibrated = calibrate(runs[:9], ConstantScorer(), replace(plan, seed=world))
+        held += bool(locate(runs[9].trajectory, calibrated).set_steps)
+    assert 200 - held <= binomial_ceiling(200, 0.2, 0.999)
+    assert held <= binomial_ceiling(200, 0.8, 0.999)
+
+
 def test_the_same_failures_in_another_world_of_labels_are_not_covered() -> None:
     """The sabotage: calibration labels that point one step too early break exchangeability, and it shows."""
     scorer = StepFunctionScorer(name="assuming", function=assuming)

@@ -95,6 +95,21 @@ def test_separable_and_constant_features_give_finite_weights() -> None:
     assert model.probabilities(features[0])[0] > 0.99
 
 
+def test_the_fit_ends_at_the_maximum_on_heavy_tailed_features_with_hardly_any_ridge() -> None:
+    """Where whole Newton steps overshoot: the gradient, computed anew, vanishes in every case."""
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        runs, width = int(rng.integers(3, 30)), int(rng.integers(1, 6))
+        features = [rng.standard_cauchy(size=(int(rng.integers(2, 8)), width)) for _ in range(runs)]
+        errors = [[int(rng.integers(len(v)))] if rng.random() < 0.3 else [int(np.argmax(v[:, 0]))] for v in features]
+        ridge = 10.0 ** rng.uniform(-8, 0)
+        model = fit_conditional_logit(features, errors, ["f"] * width, ridge=ridge)
+        gradient = -ridge * np.array(model.weights)
+        for values, (wrong,) in zip(features, errors, strict=True):
+            gradient += model.standardised(values)[wrong] - model.probabilities(values) @ model.standardised(values)
+        assert np.abs(gradient).max() < 1e-6
+
+
 def test_a_stronger_ridge_gives_smaller_weights() -> None:
     features, errors = synthetic(5)
     norms = [np.linalg.norm(fit_conditional_logit(features, errors, NAMES, ridge=r).weights) for r in (0.1, 30, 1e6)]

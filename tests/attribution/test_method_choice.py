@@ -76,6 +76,16 @@ def test_the_choice_is_the_method_that_removes_most_where_the_errors_lie(place: 
     assert set(choice.chosen_on) == {r.trajectory.trajectory_id for r in runs}
 
 
+def test_removal_rates_predict_each_failure_from_all_the_others() -> None:
+    """At 60 % the third of four others sets the threshold: ceil(5 * .6) = 3. Prefixes are counted by hand."""
+    runs = runs_with_errors_at([0.0, 0.2, 0.4, 0.6, 0.8])
+    scores = [[1.0 + 0.001 * i] * 10 for i in range(5)]  # no ties between runs
+    choice = choose_method(runs, scores, [RightFiltration()], 0.6)
+    # The true prefixes have 1, 3, 5, 7, 9 steps. Without their own, the third smallest is run 3's (7 steps) for the
+    # first three and run 2's (5 steps) for the last two, whose slightly larger scores fit 4 steps under it.
+    assert dict(choice.removal_rates)["rf"] == pytest.approx(np.mean([0.3, 0.3, 0.3, 0.6, 0.6]))
+
+
 def test_a_choice_made_apart_keeps_the_promise() -> None:
     """120 worlds: 6 failures choose, 9 calibrate, one is new."""
     misses = 0
