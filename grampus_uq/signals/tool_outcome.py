@@ -21,7 +21,7 @@ REMEMBERED: Final = 1024
 # Anchored and bounded, so that reading is linear in the text whatever the text is. Tool output is hostile.
 _OPENING = re.compile(
     r"[\s\W]{0,8}(?:"
-    r"(?:tool )?(?:error|exception|failure|fatal)(?:\s{0,2}(?:[:(\[\-–—!]|\d{3}\b|$)"
+    r"(?:tool )?(?:error|exception|failure|fatal)(?:\s{0,2}(?:[:(\[\]\-–—!]|\d{3}\b|$)"
     r"| (?:in|at|while|when|during|executing|calling|running|occurred|code)\b)"
     r"|(?:[a-z_][\w.]{0,79})?(?:error|exception)\s{0,2}[:(\[]"
     r"|failed(?: to\b| with\b|\s{0,2}[:(\[\-–—!]|$)"

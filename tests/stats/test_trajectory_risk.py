@@ -1,0 +1,380 @@
+"""TRACER's step risk, trajectory score, stream and theorems, against definitions written down a second time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.risk_laws import (
+    actor_attribution,
+    breakdown_bound,
+    breakdown_bound_from_score,
+    expected_tail_sum,
+)
+from grampus_uq.stats.tail_mean import tail_count
+from grampus_uq.stats.trajectory_risk import (
+    Composite,
+    StepComponents,
+    TracerParameters,
+    TracerState,
+    TracerStream,
+    extended_step_risk,
+    extended_sum,
+    step_risk,
+    tracer_score,
+    trajectory_score,
+    weighted_components,
+)
+
+risk_lists = st.lists(st.floats(0.0, 1e3), min_size=1, max_size=40)
+tails = st.sampled_from((0.05, 0.1, 0.29, 0.5, 1.0))
+shares = st.sampled_from((0.0, 0.1, 0.5, 1.0))
+
+
+@st.composite
+def risk_pairs(draw: st.DrawFn) -> tuple[list[float], list[float]]:
+    n = draw(st.integers(1, 30))
+    vectors = st.lists(st.floats(0.0, 1e3), min_size=n, max_size=n)
+    return draw(vectors), draw(vectors)
+
+
+@st.composite
+def step_components(draw: st.DrawFn) -> StepComponents:
+    def maybe(highest: float) -> float | None:
+        return draw(st.none() | st.floats(0.0, highest))
+
+    if draw(st.booleans()):
+        return StepComponents(
+            is_agent=True,
+            surprisal=maybe(20.0),
+            repetition=maybe(1.0),
+            agent_gap=maybe(2.0),
+            wording_repetition=maybe(1.0),
+            tool_error=draw(st.none() | st.booleans()),
+            duplicate_call=draw(st.none() | st.booleans()),
+            duplicate_observation=draw(st.none() | st.booleans()),
+        )
+    return StepComponents(is_agent=False, surprisal=maybe(20.0), user_gap=maybe(2.0))
+
+
+@st.composite
+def tracer_parameters(draw: st.DrawFn) -> TracerParameters:
+    weight = st.floats(0.0, 3.0)
+    return TracerParameters(
+        alpha=draw(weight),
+        beta=draw(weight),
+        gamma=draw(weight),
+        event=draw(weight),
+        k=draw(tails),
+        w=draw(shares),
+        composite=draw(st.sampled_from(Composite)),
+    )
+
+
+def rho(risks: Sequence[float], k: float, w: float) -> float:
+    score = trajectory_score(risks, k, w)
+    assert score is not None
+    return score
+
+
+def close(value: float) -> object:
+    return pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+# The laws of a coherent risk (Theorems A.2 and A.4), on r >= 0.
+
+
+@given(risk_pairs(), tails, shares)
+def test_a_run_that_is_riskier_at_every_step_never_scores_lower(
+    pair: tuple[list[float], list[float]], k: float, w: float
+) -> None:
+    low, high = np.minimum(*pair).tolist(), np.maximum(*pair).tolist()
+    assert rho(low, k, w) <= rho(high, k, w) * (1 + 1e-12)
+
+
+@given(risk_lists, st.floats(0.0, 1e3), tails, shares)
+def test_adding_the_same_risk_to_every_step_adds_it_to_the_score(
+    risks: list[float], shift: float, k: float, w: float
+) -> None:
+    assert rho([risk + shift for risk in risks], k, w) == close(rho(risks, k, w) + shift)
+
+
+@given(risk_lists, st.floats(0.0, 1e3), tails, shares)
+def test_scaling_every_risk_scales_the_score(risks: list[float], scale: float, k: float, w: float) -> None:
+    assert rho([risk * scale for risk in risks], k, w) == close(rho(risks, k, w) * scale)
+
+
+@given(risk_pairs(), tails, shares)
+def test_the_score_of_a_sum_is_at_most_the_sum_of_the_scores(
+    pair: tuple[list[float], list[float]], k: float, w: float
+) -> None:
+    first, second = pair
+    together = [a + b for a, b in zip(first, second, strict=True)]
+    assert rho(together, k, w) <= (rho(first, k, w) + rho(second, k, w)) * (1 + 1e-12) + 1e-12
+
+
+@given(risk_pairs(), tails, shares)
+def test_the_score_moves_at_most_as_far_as_the_step_that_moves_most(
+    pair: tuple[list[float], list[float]], k: float, w: float
+) -> None:
+    first, second = pair
+    furthest = max(abs(a - b) for a, b in zip(first, second, strict=True))
+    assert abs(rho(first, k, w) - rho(second, k, w)) <= furthest * (1 + 1e-12) + 1e-9
+
+
+@given(risk_lists, tails, shares)
+def test_the_score_lies_between_mean_and_maximum_and_ignores_order(risks: list[float], k: float, w: float) -> None:
+    score = rho(risks, k, w)
+    assert math.fsum(risks) / len(risks) * (1 - 1e-12) <= score <= max(risks) * (1 + 1e-12)
+    assert rho(risks[::-1], k, w) == score
+
+
+def test_a_harmless_step_can_lower_the_score_so_the_running_maximum_is_kept() -> None:
+    stream = TracerStream(TracerParameters(k=1.0, w=0.0))
+    scores = [stream.update(StepComponents(is_agent=True, agent_gap=gap)).score for gap in (0.9, 0.1)]
+    assert scores == [0.9, 0.5]
+    assert (stream.score, stream.running_max) == (0.5, 0.9)
+
+
+# The composites of a step.
+
+
+@given(step_components(), tracer_parameters())
+def test_the_composites_are_maximum_sum_and_product_of_the_weighted_components(
+    step: StepComponents, parameters: TracerParameters
+) -> None:
+    event = step.tool_error or step.duplicate_call or step.duplicate_observation
+    expected = [
+        step.surprisal or 0.0,
+        parameters.alpha * (step.repetition or 0.0),
+        parameters.beta * (step.agent_gap or 0.0),
+        parameters.gamma * (step.user_gap or 0.0),
+        parameters.event if event else 0.0,
+    ]
+    assert list(weighted_components(step, parameters)) == expected
+    whole = {
+        Composite.MAX: max(expected),
+        Composite.SEPARATE: max(expected),
+        Composite.ADDITIVE: sum(expected),
+        Composite.MULTIPLICATIVE: math.prod(1.0 + part for part in expected) - 1.0,
+    }[parameters.composite]
+    assert step_risk(step, parameters) == pytest.approx(whole, rel=1e-9, abs=1e-12)
+
+
+def test_with_default_parameters_events_are_no_part_of_the_papers_risk() -> None:
+    step = StepComponents(
+        is_agent=True, repetition=0.2, tool_error=True, duplicate_call=True, duplicate_observation=True
+    )
+    assert step_risk(step, TracerParameters()) == 0.2
+    assert step_risk(step, TracerParameters(event=0.7)) == 0.7
+
+
+@given(st.lists(step_components(), min_size=1, max_size=25), tracer_parameters())
+def test_the_separate_variant_sums_the_tails_of_the_components(
+    steps: list[StepComponents], parameters: TracerParameters
+) -> None:
+    parameters = replace(parameters, composite=Composite.SEPARATE)
+    channels = zip(*(weighted_components(step, parameters) for step in steps), strict=True)
+    expected = sum(rho(channel, parameters.k, parameters.w) for channel in channels)
+    assert tracer_score(steps, parameters) == close(expected)
+
+
+def test_a_step_without_any_component_counts_as_a_step_with_risk_zero() -> None:
+    first = StepComponents(is_agent=False)
+    second = StepComponents(is_agent=True, agent_gap=0.8)
+    assert tracer_score([first, second], TracerParameters(k=1.0, w=0.0)) == 0.4
+    assert tracer_score([], TracerParameters()) is None
+
+
+def test_the_extended_risk_is_one_on_an_event_and_the_wording_otherwise() -> None:
+    quiet = StepComponents(is_agent=True, repetition=0.9, wording_repetition=0.3, tool_error=False)
+    assert extended_step_risk(quiet) == 0.3
+    for event in ("tool_error", "duplicate_call", "duplicate_observation"):
+        assert extended_step_risk(StepComponents(is_agent=True, wording_repetition=0.3, **{event: True})) == 1.0
+    assert extended_step_risk(StepComponents(is_agent=False, user_gap=1.9)) == 0.0
+    assert extended_sum([quiet, quiet, StepComponents(is_agent=True, tool_error=True)]) == close(1.6)
+
+
+# The stream.
+
+
+@given(st.lists(step_components(), min_size=1, max_size=30), tracer_parameters())
+def test_the_stream_equals_the_batch_score_on_every_prefix_and_peeks_without_trace(
+    steps: list[StepComponents], parameters: TracerParameters
+) -> None:
+    stream = TracerStream(parameters)
+    highest = 0.0
+    for number, step in enumerate(steps, 1):
+        stream.peek(StepComponents(is_agent=True, agent_gap=2.0))
+        peeked = stream.peek(step)
+        moment = stream.update(step)
+        assert moment == peeked
+        expected = tracer_score(steps[:number], parameters)
+        assert expected is not None
+        highest = max(highest, moment.score)
+        assert moment.score == pytest.approx(expected, rel=1e-12, abs=1e-300)
+        assert (stream.score, stream.running_max, stream.count) == (moment.score, highest, number)
+        assert moment.step_risk == step_risk(step, parameters)
+
+
+@given(
+    st.lists(step_components(), max_size=20),
+    st.lists(step_components(), min_size=1, max_size=20),
+    tracer_parameters(),
+    st.sampled_from((0.001, 0.05)),
+)
+def test_a_bounded_stream_keeps_its_error_and_survives_being_stored(
+    before: list[StepComponents], after: list[StepComponents], parameters: TracerParameters, accuracy: float
+) -> None:
+    adapter = TypeAdapter(TracerState)
+    whole = TracerStream(parameters, before, accuracy=accuracy)
+    restored = TracerStream.restore(parameters, adapter.validate_json(adapter.dump_json(whole.state())))
+    for number, step in enumerate(after, 1):
+        moment = whole.update(step)
+        assert restored.update(step) == moment
+        exact = tracer_score([*before, *after[:number]], parameters)
+        assert exact is not None
+        assert abs(moment.score - exact) <= whole.error + 1e-9 * (1.0 + exact)
+        assert whole.error <= accuracy * exact + 5 * 5e-10 + 1e-9
+
+
+def test_a_state_of_other_parameters_is_refused() -> None:
+    state = TracerStream(TracerParameters(), accuracy=0.01).state()
+    with pytest.raises(ConfigurationError, match="tails with k"):
+        TracerStream.restore(TracerParameters(k=0.5), state)
+    with pytest.raises(ConfigurationError, match="tails with k"):
+        TracerStream.restore(TracerParameters(composite=Composite.SEPARATE), state)
+    with pytest.raises(ConfigurationError, match="running maximum"):
+        TracerStream.restore(TracerParameters(), TracerState(running_max=math.nan, tails=state.tails))
+    with pytest.raises(ConfigurationError, match="recorded_steps"):
+        TracerStream(TracerParameters()).state()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("alpha", -0.1),
+        ("beta", math.nan),
+        ("gamma", math.inf),
+        ("event", -1.0),
+        ("k", 0.0),
+        ("k", 1.5),
+        ("w", -0.1),
+        ("w", 1.1),
+        ("composite", "max"),
+    ],
+)
+def test_parameters_outside_of_their_domain_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{field}' parameter of `TracerParameters`"):
+        TracerParameters(**{field: value})  # type: ignore[arg-type]  # the wrong value is what is tested
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("surprisal", -0.1), ("surprisal", math.nan), ("repetition", 1.01), ("agent_gap", 2.01), ("agent_gap", math.inf)],
+)
+def test_components_outside_of_their_range_are_refused_by_name(field: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{field}' parameter of `StepComponents`"):
+        StepComponents(is_agent=True, **{field: value})  # type: ignore[arg-type]  # a dict has one value type
+
+
+def test_components_that_rounding_pushed_over_the_edge_are_brought_back() -> None:
+    step = StepComponents(is_agent=True, repetition=1.0 + 1e-7, agent_gap=-1e-9)
+    assert (step.repetition, step.agent_gap) == (1.0, 0.0)
+
+
+def test_a_component_of_the_other_actor_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'user_gap'.*None on an agent step"):
+        StepComponents(is_agent=True, user_gap=0.1)
+    for field in ("repetition", "agent_gap", "wording_repetition", "tool_error"):
+        with pytest.raises(ConfigurationError, match=rf"'{field}'.*None on a user step"):
+            StepComponents(is_agent=False, **{field: 0.0})  # type: ignore[arg-type]  # a dict has one value type
+
+
+@pytest.mark.parametrize("w", [-0.1, 1.1, math.nan])
+def test_a_share_outside_of_zero_to_one_is_refused(w: float) -> None:
+    with pytest.raises(ConfigurationError, match="'w' parameter"):
+        trajectory_score([0.1], 0.1, w)
+
+
+# Attribution and the breakdown bound.
+
+
+@given(st.lists(step_components(), min_size=1, max_size=30), tracer_parameters())
+def test_the_actors_scores_bound_the_total_and_each_is_at_most_the_total(
+    steps: list[StepComponents], parameters: TracerParameters
+) -> None:
+    split = actor_attribution(steps, parameters)
+    assert split is not None
+    assert split.total <= (split.agent + split.user) * (1 + 1e-12) + 1e-12
+    assert max(split.agent, split.user) <= split.total * (1 + 1e-12)
+
+
+def test_a_run_of_one_actor_is_all_that_actors_and_steps_of_the_other_still_count() -> None:
+    agent = StepComponents(is_agent=True, agent_gap=0.6)
+    user = StepComponents(is_agent=False, user_gap=0.2)
+    parameters = TracerParameters(k=0.5, w=0.0)
+    split = actor_attribution([agent, user, agent, user], parameters)
+    assert split is not None
+    assert (split.total, split.agent, split.user) == (close(0.6), close(0.6), close(0.2))
+    parameters = TracerParameters(k=1.0, w=0.0)
+    split = actor_attribution([agent, user, agent, user], parameters)
+    assert split is not None
+    assert (split.total, split.agent, split.user) == (close(0.4), close(0.3), close(0.1))
+    assert actor_attribution([], parameters) is None
+
+
+def breakdown_probability(risks: Sequence[float], c: float) -> float:
+    """The exact probability of a critical step when each step's hazard is min(1, c r_t), as A.6 allows at most."""
+    return 1.0 - math.prod(1.0 - min(1.0, c * risk) for risk in risks)
+
+
+@given(
+    st.lists(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=40), min_size=1, max_size=8),
+    st.sampled_from((0.01, 0.1, 1.0)),
+    tails,
+    st.sampled_from((0.0, 0.1, 0.9)),
+)
+def test_the_corrected_bound_holds_whenever_its_assumptions_do(
+    runs: list[list[float]], c: float, k: float, w: float
+) -> None:
+    truth = sum(breakdown_probability(run, c) for run in runs) / len(runs)
+    eta = max(math.fsum(sorted(run)[: len(run) - tail_count(len(run), k)]) for run in runs)
+    expected = expected_tail_sum(runs, k)
+    assert truth <= breakdown_bound(expected, c=c, eta=eta) + 1e-12
+    scaled = sum(tail_count(len(run), k) * rho(run, k, w) for run in runs) / len(runs)
+    assert breakdown_bound(expected, c=c, eta=eta) <= breakdown_bound_from_score(scaled, c=c, eta=eta, w=w) + 1e-12
+
+
+def test_the_printed_form_with_a_mean_length_falls_below_the_truth_where_long_runs_are_the_risky_ones() -> None:
+    short, long = [0.0] * 10, [0.01] * 100 + [0.0] * 900
+    runs, k = [short] * 9 + [long], 0.1
+    truth = sum(breakdown_probability(run, 1.0) for run in runs) / len(runs)
+    mean_count = sum(tail_count(len(run), k) for run in runs) / len(runs)
+    mean_tail = sum(rho(run, k, 0.0) for run in runs) / len(runs)
+    assert mean_count * mean_tail < truth / 5  # what the paper prints, read with expectations
+    assert truth <= breakdown_bound(expected_tail_sum(runs, k), c=1.0, eta=0.0)
+
+
+def test_the_bound_never_exceeds_one_and_refuses_what_is_no_constant() -> None:
+    assert breakdown_bound(50.0, c=1.0, eta=0.0) == 1.0
+    for arguments in ((-0.1, 1.0, 0.0), (0.1, 0.0, 0.0), (0.1, 1.0, -1.0), (math.nan, 1.0, 0.0), (0.1, math.inf, 0.0)):
+        with pytest.raises(ConfigurationError):
+            breakdown_bound(arguments[0], c=arguments[1], eta=arguments[2])
+    with pytest.raises(ConfigurationError, match="'w' parameter"):
+        breakdown_bound_from_score(0.1, c=1.0, eta=0.0, w=1.0)
+    nothing: list[list[list[float]]] = [[], [[]]]
+    for runs in nothing:
+        with pytest.raises(ConfigurationError, match="'runs' parameter"):
+            expected_tail_sum(runs, 0.1)

@@ -1,0 +1,196 @@
+"""The tail mean as a stream is that of a list on every prefix, and its bounded form keeps its stated error."""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.tail_mean import TailMean, tail_count, tail_mean
+from grampus_uq.stats.tail_sketch import TailSketch, TailSketchState
+
+FRACTIONS = ("0.01", "0.05", "0.1", "0.29", "0.3333", "0.5", "0.57", "0.99", "1")
+
+
+def exact_tail_mean(risks: list[float], k: str) -> float:
+    """The definition in exact arithmetic: K from the decimal k, the sum of rationals, rounded once."""
+    count = max(1, math.floor(Fraction(k) * len(risks)))
+    total = Fraction(0)
+    for risk in sorted(risks)[-count:]:
+        total += Fraction(risk)
+    return float(total / count)
+
+
+def random_risk(rng: random.Random, scale: float, kind: int) -> float:
+    """Smooth, tied, often zero, or spread over twelve orders of magnitude."""
+    if kind == 0:
+        return rng.random() * scale
+    if kind == 1:
+        return rng.choice((0.0, 0.25, 0.25, 0.5, 1.0)) * scale
+    if kind == 2:
+        return 0.0 if rng.random() < 0.7 else rng.random() * scale
+    return math.pow(10.0, rng.uniform(-6, 6))
+
+
+def test_streaming_equals_batch_on_more_than_fifty_thousand_random_prefixes() -> None:
+    rng = random.Random(20260101)
+    prefixes = 0
+    for _ in range(560):
+        k = rng.choice(FRACTIONS)
+        kind, scale = rng.randrange(4), 10.0 ** rng.uniform(-6, 6)
+        stream = TailMean(float(k))
+        risks: list[float] = []
+        for _ in range(rng.randrange(20, 171)):
+            risk = random_risk(rng, scale, kind)
+            risks.append(risk)
+            count = max(1, math.floor(Fraction(k) * len(risks)))
+            expected = math.fsum(sorted(risks)[-count:]) / count
+            peeked = stream.peek(risk)
+            assert peeked == stream.update(risk)  # to the last bit: a peek is what the update will say
+            assert peeked == pytest.approx(expected, rel=1e-12, abs=0.0)
+            assert stream.worst == max(risks)
+            prefixes += 1
+    assert prefixes >= 50_000
+
+
+@given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60), st.sampled_from(FRACTIONS))
+def test_batch_and_stream_equal_the_definition_in_exact_arithmetic(risks: list[float], k: str) -> None:
+    expected = exact_tail_mean(risks, k)
+    assert tail_mean(risks, float(k)) == pytest.approx(expected, rel=1e-12, abs=1e-300)
+    assert TailMean(float(k), risks).mean == pytest.approx(expected, rel=1e-12, abs=1e-300)
+
+
+def test_a_small_tail_after_a_huge_one_is_not_lost_to_cancellation() -> None:
+    stream = TailMean(1.0)
+    for risk in (1e100, 1.0, 1e-6):
+        stream.update(risk)
+    assert stream.mean == pytest.approx((1e100 + 1.0) / 3.0, rel=1e-15)
+    rising = [10.0 ** (exponent / 50) for exponent in range(-300, 300)]  # every step throws the tail's smallest out
+    stream = TailMean(0.01)
+    for number, risk in enumerate(rising, 1):
+        count = max(1, number // 100)
+        assert stream.update(risk) == pytest.approx(math.fsum(rising[:number][-count:]) / count, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "count"), [(100, 0.29, 29), (100, 0.57, 57), (10, 0.1, 1), (9, 0.1, 1), (3, 1.0, 3)]
+)
+def test_the_tail_count_is_the_decimal_one_where_binary_rounding_falls_short(n: int, k: float, count: int) -> None:
+    assert tail_count(n, k) == count
+
+
+def test_replaying_the_same_risks_rebuilds_the_stream_to_the_last_bit() -> None:
+    rng = random.Random(3)
+    risks = [random_risk(rng, 1.0, 3) for _ in range(500)]
+    whole = TailMean(0.1, risks)
+    resumed = TailMean(0.1, risks[:250])
+    for risk in risks[250:]:
+        resumed.update(risk)
+    assert (resumed.mean, resumed.worst, resumed.count) == (whole.mean, whole.worst, whole.count)
+
+
+@pytest.mark.parametrize("risk", [math.nan, -1e-9, math.inf, -math.inf, 1e101])
+def test_a_number_that_is_no_risk_is_refused_and_changes_nothing(risk: float) -> None:
+    exact, sketch = TailMean(0.1, [0.5]), TailSketch(0.1, [0.5])
+    for stream in (exact, sketch):
+        with pytest.raises(ConfigurationError, match="'risk' parameter"):
+            stream.update(risk)
+        with pytest.raises(ConfigurationError, match="'risk' parameter"):
+            stream.peek(risk)
+        assert (stream.count, stream.worst) == (1, 0.5)
+    with pytest.raises(ConfigurationError, match="'risk' parameter"):
+        tail_mean([0.1, risk], 0.1)
+
+
+@pytest.mark.parametrize("k", [0.0, -0.1, 1.0000001, 10.0, math.nan])
+def test_a_tail_fraction_outside_of_zero_to_one_is_refused(k: float) -> None:
+    for use in (TailMean, TailSketch, lambda value: tail_mean([0.1], value), lambda value: tail_count(3, value)):
+        with pytest.raises(ConfigurationError, match="'k' parameter"):
+            use(k)
+
+
+def test_a_run_without_steps_has_no_tail_mean() -> None:
+    assert tail_mean([], 0.1) is None
+    assert TailMean(0.1).mean is None
+    assert TailMean(0.1).worst is None
+    assert TailSketch(0.1).mean is None
+    assert TailSketch(0.1).error == 0.0
+
+
+@given(
+    st.lists(
+        st.one_of(st.floats(0.0, 20.0), st.sampled_from((0.0, 1e-10, 1e-9, 0.5, 20.0, 1e6))), min_size=1, max_size=80
+    ),
+    st.sampled_from(FRACTIONS),
+    st.sampled_from((0.0005, 0.005, 0.1)),
+)
+def test_the_bounded_form_is_within_its_stated_error_on_every_prefix(
+    risks: list[float], k: str, accuracy: float
+) -> None:
+    sketch = TailSketch(float(k), accuracy=accuracy)
+    for number, risk in enumerate(risks, 1):
+        peeked = sketch.peek(risk)
+        assert sketch.update(risk) == peeked
+        exact = exact_tail_mean(risks[:number], k)
+        rounding = 1e-12 * exact
+        assert abs(peeked - exact) <= sketch.error + rounding
+        assert sketch.error <= accuracy * exact + 5e-10 + rounding
+        assert sketch.worst == max(risks[:number])
+
+
+def test_the_error_that_the_bounded_form_states_is_not_an_empty_promise() -> None:
+    # It has to be large enough to be needed and small enough to be of use: both break if it were 0 or the mean itself.
+    rng = random.Random(1)
+    risks = [rng.random() for _ in range(3000)]
+    sketch = TailSketch(0.1, risks, accuracy=0.05)
+    assert sketch.mean is not None
+    difference = abs(sketch.mean - exact_tail_mean(risks, "0.1"))
+    assert 0.0 < difference <= sketch.error < 0.05
+
+
+def test_the_bounded_form_does_not_grow_with_the_run() -> None:
+    rng = random.Random(2)
+    sketch = TailSketch(0.1)
+    sizes = []
+    for length in (10_000, 30_000):
+        while sketch.count < length:
+            sketch.update(0.5 + rng.random())
+        sizes.append(len(sketch.state().buckets))
+    assert sizes[0] == sizes[1] <= 112  # ln 3 / ln 1.01 buckets between .5 and 1.5
+
+
+@given(st.lists(st.floats(0.0, 50.0), max_size=40), st.lists(st.floats(0.0, 50.0), max_size=10))
+def test_a_stored_sketch_goes_on_as_if_it_had_not_been_stored(before: list[float], after: list[float]) -> None:
+    adapter = TypeAdapter(TailSketchState)
+    whole = TailSketch(0.29, before)
+    restored = TailSketch.restore(adapter.validate_json(adapter.dump_json(whole.state())))
+    for risk in after:
+        assert restored.update(risk) == whole.update(risk)
+    assert restored.state() == whole.state()
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        ((3, 0, 0.0),),
+        ((-1, 1, 0.0),),
+        ((2000, 1, 5.0), (1999, 1, 4.9)),
+        ((2000, 1, 500.0),),
+        ((2000, 1, math.nan),),
+    ],
+)
+def test_a_stored_sketch_that_no_run_can_reach_is_refused(buckets: tuple[tuple[int, int, float], ...]) -> None:
+    with pytest.raises(ConfigurationError, match="'buckets' parameter"):
+        TailSketch.restore(TailSketchState(k=0.1, accuracy=0.005, worst=1.0, buckets=buckets))
+
+
+def test_a_stored_worst_risk_outside_of_the_highest_bucket_is_refused() -> None:
+    state = TailSketch(0.1, [0.2, 0.4]).state()
+    with pytest.raises(ConfigurationError, match="'worst' parameter"):
+        TailSketch.restore(TailSketchState(k=0.1, accuracy=0.005, worst=0.9, buckets=state.buckets))
