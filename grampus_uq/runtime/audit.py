@@ -84,7 +84,7 @@ def unknown_calls(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     open_calls: dict[str, dict[str, Any]] = {}
     for entry in entries:
         key = str(entry["data"].get("idempotency_key", ""))
-        if entry["what"] == "execution_started":
+        if entry["what"] in ("execution_started", "outcome_unknown"):
             open_calls[key] = dict(entry["data"])
         elif entry["what"] in ("execution_finished", "execution_settled"):
             open_calls.pop(key, None)

@@ -69,7 +69,7 @@ class Loop:
         """Yield what happens until the run ends or waits. Raises UncertaintyError on an abort."""
         unknown = self._turn.recover()
         for record in unknown:
-            await self._hold.note("outcome_unknown", {"tool": record.call.name, "call_id": record.call.id})
+            await self._hold.note("outcome_unknown", self._turn.facts(record))
         while True:
             await self._hold.check_stop()
             if self._state.turn:

@@ -213,7 +213,7 @@ class Turn:
             await self._hold.save()
             for record in cleared:
                 if record.effect is not Effect.READ:
-                    await self._hold.note("execution_started", self._facts(record))
+                    await self._hold.note("execution_started", self.facts(record))
         except StoreError:
             harmless = [r for r in cleared if r.effect in (Effect.READ, Effect.REVERSIBLE) or not self._guarded(r)]
             for record in cleared:
@@ -243,7 +243,7 @@ class Turn:
         if self._hold.session is not None:
             self._hold.session.observe_tool_result(record.call.id, text, is_error=outcome.is_error)
         if record.effect is not Effect.READ:
-            await self._keep(note=("execution_finished", {**self._facts(record), "is_error": outcome.is_error}))
+            await self._keep(note=("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
         return outcome
 
     async def _keep(self, note: tuple[str, dict[str, Any]] | None = None) -> None:
@@ -255,7 +255,8 @@ class Turn:
         except StoreError:
             self._state.metadata["store_failures"] = int(self._state.metadata.get("store_failures", 0)) + 1
 
-    def _facts(self, record: CallRecord) -> dict[str, Any]:
+    def facts(self, record: CallRecord) -> dict[str, Any]:
+        """What the audit says of a call: no arguments, only their digest."""
         return {
             "tool": record.call.name,
             "call_id": record.call.id,

@@ -1,0 +1,105 @@
+"""Paused in one process, approved in a second by the command line, resumed in a third: on each store, for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KEY = "a key of thirty-two bytes, really"
+
+WORKER = """
+import sys, anyio
+from grampus_uq import ApprovalPolicy, HmacSigner, UncertaintyMonitor, open_store
+from tests.runtime.agents import AGENT, World, runner
+
+async def main(what, url, session):
+    world = World()
+    policy = ApprovalPolicy(signer=HmacSigner.from_environment(), approvers={"ann"})
+    one = runner(world, store=open_store(url), monitor=UncertaintyMonitor(), approvals=policy)
+    if what == "run":
+        result = await one.run(AGENT, "mail bob", session_id=session)
+    else:
+        result = await one.resume("mailer", session)
+    print(result.status.value, world.sent, result.metadata["uncertainty"]["total_steps"])
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+def process(*command: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"GRAMPUS_UQ_APPROVAL_KEY": key}
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def worker(what: str, url: str, session: str) -> str:
+    finished = process("-c", WORKER, what, url, session)
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.strip()
+
+
+def cli(*arguments: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
+    return process("-m", "grampus_uq.cli", *arguments, key=key)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'sessions.db'}"
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+def test_pause_approve_by_command_line_and_resume_in_three_processes(url: str) -> None:
+    session = uuid.uuid4().hex
+    assert worker("run", url, session) == "waiting_for_human [] 3"
+    listed = json.loads(cli("approvals", "list", "--store", url, "--json").stdout)
+    (request,) = [item for item in listed if item["session_id"] == session]
+    assert request["call"]["name"] == "send_email"
+    shown = cli("approvals", "show", request["id"][:12], "--store", url)
+    assert '"to": "bob"' in shown.stdout
+    approved = cli("approvals", "approve", request["id"], "--store", url, "--as", "ann", "--json")
+    assert json.loads(approved.stdout)["signed"] is True
+    assert worker("resume", url, session) == "completed [('bob', 'hi')] 4"
+    again = cli("approvals", "approve", request["id"], "--store", url, "--as", "ann")
+    assert again.returncode == 1
+    assert "No request that waits" in again.stderr
+
+
+def test_edits_and_rejections_by_command_line(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'sessions.db'}"
+    for session, arguments, outcome in (
+        ("edited", ("edit", "--arguments", '{"to": "robert", "body": "x"}'), "completed [('robert', 'x')]"),
+        ("rejected", ("reject", "-m", "wrong Bob"), "completed []"),
+    ):
+        worker("run", url, session)
+        (request,) = json.loads(cli("approvals", "list", "--store", url, "--json").stdout)
+        done = cli("approvals", arguments[0], request["id"], *arguments[1:], "--store", url, "--as", "ann")
+        assert done.returncode == 0, done.stderr
+        assert worker("resume", url, session).startswith(outcome)
+
+
+def test_a_decision_with_another_key_runs_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'sessions.db'}"
+    worker("run", url, "s")
+    (request,) = json.loads(cli("approvals", "list", "--store", url, "--json").stdout)
+    forged = cli(
+        "approvals", "approve", request["id"], "--store", url, "--as", "ann", key="some other key, long enough"
+    )
+    assert forged.returncode == 0
+    assert worker("resume", url, "s").startswith("waiting_for_human []")
+
+
+def test_wrong_arguments_are_one_clear_line(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'sessions.db'}"
+    for arguments in (("approve", "nothing"), ("edit", "x", "--arguments", "[1]")):
+        failed = cli("approvals", *arguments, "--store", url)
+        assert failed.returncode == 1
+        assert len(failed.stderr.strip().splitlines()) == 1
