@@ -75,7 +75,7 @@ def label_all(
     for run in runs(paths):
         if on_run is not None:
             on_run(run)
-        known = wanted.pop(run.session_id, None)
+        known = None if run.superseded else wanted.pop(run.session_id, None)
         if known is not None:
             event = _append(run, known, by, when)
             if on_labelled is not None:
@@ -149,7 +149,8 @@ def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
         raise DataError(reason, path=run.path, line=run.line, field="stop_reason")
     outcome = Outcome(success=known.success, stop_reason=stop_reason, labelled_by=by, time_s=time_s, note=known.note)
     event = OutcomeEvent(session_id=run.session_id, agent_id=run.events[0].agent_id, outcome=outcome)
-    if not run.alone:
-        raise DataError("holds several sessions; a label is appended to a file of one session.", path=run.path)
+    if not run.last:
+        reason = f"another session follows {run.session_id!r:.100}; a label is appended, and would be that one's."
+        raise DataError(reason, path=run.path, line=run.line)
     append_line(Path(run.path), encode(event, content="full"))
     return event

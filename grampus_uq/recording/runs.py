@@ -22,16 +22,18 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One recorded session: its events in commit order, and the file and line where it begins.
+    """One recorded run: its events in commit order, and the file and line where it begins.
 
-    `alone` is True when its file holds no other session.
+    A session that was taken up again is one run; a session id that was used again is another run. `last` is True when
+    nothing follows in the file, `superseded` when another run of the same id does.
     """
 
     path: str
     line: int
     session_id: str
     events: tuple[Event, ...]
-    alone: bool = True
+    last: bool = True
+    superseded: bool = False
 
     @cached_property
     def start(self) -> SessionStarted | None:
@@ -40,8 +42,18 @@ class Run:
 
     @cached_property
     def steps(self) -> tuple[StepEvent, ...]:
-        """The steps, in commit order."""
-        return tuple(event for event in self.events if isinstance(event, StepEvent))
+        """The steps that led to the end, in commit order.
+
+        After a session was taken up from an older state, the steps behind that state are told again; those of the
+        first telling are in `events` only.
+        """
+        found: list[StepEvent] = []
+        for event in self.events:
+            if isinstance(event, StepEvent):
+                while found and found[-1].assessment.index >= event.assessment.index:
+                    found.pop()
+                found.append(event)
+        return tuple(found)
 
     @cached_property
     def observations(self) -> tuple[ObservationEvent, ...]:
@@ -68,7 +80,9 @@ class Run:
     @cached_property
     def touched(self) -> bool:
         """True when a human decided something or the monitor really stopped a step: the outcome is then selected."""
-        return bool(self.decisions) or any(step.assessment.action.stops for step in self.steps)
+        return bool(self.decisions) or any(
+            event.assessment.action.stops for event in self.events if isinstance(event, StepEvent)
+        )
 
 
 def recording_files(paths: Paths) -> Iterator[Path]:
@@ -105,32 +119,38 @@ def _runs_of(path: Path, on_torn: Callable[[TornLine], None]) -> Iterator[Run]:
     events: list[Event] = []
     first = 0
     for number, event in chain(read_numbered(path, on_torn=on_torn), ((0, None),)):
-        if events and (event is None or event.session_id != events[0].session_id):
-            alone = event is None and len(seen) == 1
-            session_id = events[0].session_id
-            yield Run(path=os.fspath(path), line=first, session_id=session_id, events=tuple(events), alone=alone)
+        current = events[0].session_id if events else None
+        if event is not None and event.session_id != current:
+            if event.session_id in seen:
+                reason = f"{event.session_id!r:.100} goes on here after another session; keep its lines together."
+                raise DataError(reason, path=os.fspath(path), line=number, field="session_id")
+            seen.add(event.session_id)
+        again = isinstance(event, SessionStarted) and not event.resumed
+        if current is not None and (event is None or again or event.session_id != current):
+            yield Run(
+                path=os.fspath(path),
+                line=first,
+                session_id=current,
+                events=tuple(events),
+                last=event is None,
+                superseded=event is not None and event.session_id == current,
+            )
             events = []
         if event is None:
             return
         if not events:
-            if event.session_id in seen:
-                reason = (
-                    f"{event.session_id!r:.100} goes on here after another session; keep a session's lines together."
-                )
-                raise DataError(reason, path=os.fspath(path), line=number, field="session_id")
-            seen.add(event.session_id)
             first = number
         events.append(event)
 
 
 def find_run(paths: Paths, session_id: str) -> Run:
-    """Return one run by its session id. Raises DataError when there is none, or more than one.
+    """Return one run by its session id, the latest of its file. Raises DataError when there is none, or several files.
 
     A folder that holds a file named after the session is not searched further.
     """
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     own = [path for place in places if (path := Path(place) / file_name(session_id)).is_file()]
-    found = [run for run in runs(own or places) if run.session_id == session_id]
+    found = [run for run in runs(own or places) if run.session_id == session_id and not run.superseded]
     if len(found) != 1:
         where = ", ".join(run.path for run in found)
         reason = f"{len(found)} runs have the session id {session_id!r:.100}" + (f": {where}." if found else ".")

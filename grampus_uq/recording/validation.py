@@ -56,7 +56,8 @@ def validate(paths: Paths) -> Iterator[FileReport]:
 
     Errors: a line that does not decode (damaged, newer, too long), a field that the format does not have, two sessions
     interleaved, a step out of order or twice, an assessment of another step. Warnings: an unfinished line, a recording
-    that lacks its beginning, a session that an earlier file holds too. Raises DataError for a path that does not exist.
+    that lacks its beginning, a session that was taken up from an older state, a session id that was used again or that
+    an earlier file holds too. Raises DataError for a path that does not exist.
     """
     known: set[int] = set()
     for path in recording_files(paths):
@@ -75,6 +76,7 @@ class _Check:
         self._sessions: set[str] = set()
         self._current: str | None = None
         self._index: int | None = None
+        self._resumed = False
 
     def run(self) -> FileReport:
         lines = 0
@@ -109,6 +111,13 @@ class _Check:
                 self._find("error", number, field, "is no field of the format.")
         if event.session_id != self._current:
             self._session(number, event)
+        elif isinstance(event, SessionStarted):
+            if event.resumed:
+                self._resumed = True
+            else:
+                reason = f"the session id {event.session_id!r:.100} is used again: a new run begins here."
+                self._find("warning", number, "session_id", reason)
+                self._index = None
         if isinstance(event, StepEvent):
             self._step(number, event)
 
@@ -131,9 +140,11 @@ class _Check:
         index = event.assessment.index
         expected = 0 if self._index is None else self._index + 1
         if index != expected:
-            lacks = self._index is None and index > 0
+            # A recording may begin in the middle, and a session may be taken up from an older state than its last.
+            told = (self._index is None and index > 0) or (self._resumed and index < expected)
             reason = f"{index} follows {'no step' if self._index is None else self._index}; expected {expected}."
-            self._find("warning" if lacks else "error", number, "assessment.index", reason)
+            self._find("warning" if told else "error", number, "assessment.index", reason)
+        self._resumed = False
         if event.assessment.step_id != event.step.step_id:
             reason = f"{event.assessment.step_id!r:.50} is not the step {event.step.step_id!r:.50}."
             self._find("error", number, "assessment.step_id", reason)

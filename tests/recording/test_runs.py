@@ -61,14 +61,14 @@ def test_runs_come_file_by_file_in_the_order_of_names_at_any_depth(tmp_path: Pat
     found = list(runs(tmp_path))
     assert [run.session_id for run in found] == ["s2", "S1", "s3"]
     assert found[0].events == tuple(session("s2"))
-    assert (found[0].line, found[0].alone, found[0].path) == (1, True, str(tmp_path / "a" / "s2.jsonl"))
+    assert (found[0].line, found[0].last, found[0].path) == (1, True, str(tmp_path / "a" / "s2.jsonl"))
     assert [run.session_id for run in runs([tmp_path / "b", tmp_path / "a" / "s2.jsonl"])] == ["S1", "s3", "s2"]
 
 
 def test_a_file_may_hold_several_sessions_but_not_interleaved(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     path.write_bytes(written(*session("s1"), *session("s2")))
-    assert [(run.session_id, run.line, run.alone) for run in runs(path)] == [("s1", 1, False), ("s2", 9, False)]
+    assert [(run.session_id, run.line, run.last) for run in runs(path)] == [("s1", 1, False), ("s2", 9, True)]
     with path.open("ab") as stream:
         stream.write(encode(outcome(True)))
     with pytest.raises(DataError, match="goes on here after another session") as caught:
@@ -122,6 +122,34 @@ def test_a_run_that_a_human_or_the_monitor_touched_says_so_and_an_advisory_one_d
         path.write_bytes(written(started(), *events))
         summary = summarise(next(runs(path)))
         assert (summary.touched, summary.pauses) == (touched, pauses)
+
+
+def test_a_session_id_that_is_used_again_is_another_run_and_labels_go_to_the_latest(tmp_path: Path) -> None:
+    record(tmp_path, "s1", steps=3, success=True)
+    record(tmp_path, "s1", steps=2, success=None)
+    found = list(runs(tmp_path))
+    assert [(len(run.steps), run.superseded, run.last) for run in found] == [(3, True, False), (2, False, True)]
+    assert find_run(tmp_path, "s1").line == 9
+    label_all(tmp_path, [Label(session_id="s1", success=False)], by="ana")
+    assert [run.outcome and run.outcome.success for run in runs(tmp_path)] == [True, False]
+    assert findings(tmp_path) == [("warning", 9, "session_id")]
+
+
+def test_a_session_taken_up_from_an_older_state_is_one_run_of_the_steps_that_led_to_its_end(tmp_path: Path) -> None:
+    resumed = dataclasses.replace(started(), resumed=True)
+    told: list[Event] = [
+        step_event(0),
+        step_event(1),
+        step_event(2),
+        resumed,
+        step_event(1, value=0.5),
+        step_event(2, value=0.75),
+    ]
+    (tmp_path / "s1.jsonl").write_bytes(written(started(), *told))
+    (run,) = runs(tmp_path)
+    assert [step.assessment.propagated_confidence for step in run.steps] == [0.25, 0.5, 0.75]
+    assert len(run.events) == 7
+    assert findings(tmp_path) == [("warning", 6, "assessment.index")]
 
 
 def test_a_summary_says_when_how_long_how_sure_and_how_it_ended(tmp_path: Path) -> None:
@@ -184,8 +212,10 @@ def test_labels_refuse_an_unknown_session_a_nameless_labeller_and_a_file_of_seve
         label(tmp_path, Label(session_id="s1", success=True), by="ana")
     both = tmp_path / "both.jsonl"
     both.write_bytes(written(*session("x"), *session("y")))
-    with pytest.raises(DataError, match="several sessions"):
-        label(both, Label(session_id="y", success=True), by="ana")
+    with pytest.raises(DataError, match="another session follows 'x'"):
+        label(both, Label(session_id="x", success=True), by="ana")
+    label(both, Label(session_id="y", success=False), by="ana")
+    assert [run.outcome and run.outcome.success for run in runs(both)] == [True, False]
 
 
 def test_many_labels_go_in_one_pass_and_the_runs_not_found_are_named(tmp_path: Path) -> None:
