@@ -39,6 +39,7 @@ from grampus_uq.attribution.conditional_logit import (
     fit_step_scorer,
 )
 from grampus_uq.attribution.features import cheap_features
+from grampus_uq.attribution.from_logs import read_labelled_failures, trajectory_from_run
 from grampus_uq.attribution.from_recording import RecordedTrajectory, trajectory_from_events
 from grampus_uq.attribution.judge import JudgeScorer, JudgeSpending
 from grampus_uq.attribution.method_choice import (
@@ -126,7 +127,9 @@ __all__ = [
     "locate",
     "locate_async",
     "part_labelled",
+    "read_labelled_failures",
     "record_features",
     "trajectory_from_events",
+    "trajectory_from_run",
     "with_chosen_method",
 ]

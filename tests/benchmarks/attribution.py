@@ -11,8 +11,6 @@ of the labelled half and calibrate on the rest, so that nothing serves twice. Ro
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import re
 import sys
 import time
@@ -35,13 +33,13 @@ from grampus_uq.attribution import (
     MonitorRecordScorer,
     RightFiltration,
     SuffixEnvelope,
-    Trajectory,
-    TrajectoryStep,
     TwoWayFiltration,
     Vanilla,
     cheap_features,
     fit_conditional_logit,
 )
+from grampus_uq.attribution.from_logs import read_labelled_failures
+from grampus_uq.errors import DataError
 from grampus_uq.stats.aggregation import RaggedBatch, ragged
 from grampus_uq.stats.conformal import conformal_threshold, conformity_at, prediction_sets, whole_rank_size
 from grampus_uq.stats.entry_thresholds import EntryThresholds, right_filtration_entry
@@ -75,38 +73,9 @@ def read_runs(path: Path) -> Runs:
         if len(found) != 1:
             sys.exit(f"{path}: expected one file of runs in a folder `who_and_when`, found {len(found)}")
         path = found[0]
-    labelled, left_out = [], 0
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            if line.strip():
-                row = json.loads(line)
-                item = _run(row, str(number))
-                labelled += [item] if item else []
-                left_out += item is None
-    return Runs(dataset=path.name.split(".")[0], labelled=labelled, left_out=left_out)
-
-
-def _run(row: dict[str, Any], name: str) -> LabelledTrajectory | None:
-    steps = tuple(_step(entry, str(place)) for place, entry in enumerate(row["history"]))
-    label = str(row.get("mistake_step", "")).strip()
-    if not steps or not re.fullmatch(r"\d+", label) or int(label) >= len(steps):
-        return None
-    trajectory = Trajectory(trajectory_id=name, steps=steps, task=row.get("question") or "")
-    return LabelledTrajectory(trajectory=trajectory, error_steps=(int(label),))
-
-
-def _step(entry: dict[str, Any], step_id: str) -> TrajectoryStep:
-    speaker = entry.get("name") or entry.get("role") or "unknown"
-    text = entry.get("content") or ""
-    text = text if isinstance(text, str) else json.dumps(text)
-    exit_code = re.match(r"\s*exitcode: (-?\d+)", text)
-    return TrajectoryStep(
-        step_id=step_id,
-        speaker=speaker,
-        text=text,
-        observation=exit_code is not None or re.search(r"terminal|executor", speaker, re.IGNORECASE) is not None,
-        tool_failed=None if exit_code is None else exit_code[1] != "0",
-    )
+    left_out: list[DataError] = []
+    labelled = read_labelled_failures(path, on_left_out=left_out.append)
+    return Runs(dataset=path.name.split(".")[0], labelled=labelled, left_out=len(left_out))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
