@@ -1,0 +1,35 @@
+"""The page on recordings names every field that a line can have, and every word that a field can be."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from grampus_uq.events import DecisionEvent, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records import Outcome, Reading, Step, StepUncertainty, TokenLogprob, ToolCall
+from grampus_uq.vocabulary import Effect, StopReason, UncertaintyAction, UncertaintyLevel
+
+PAGE = (Path(__file__).parents[2] / "docs" / "recordings.md").read_text(encoding="utf-8")
+NAMED = set(re.findall(r"`([^`\s]+)`", PAGE.partition("## The format, version 1")[2]))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [SessionStarted, StepEvent, ObservationEvent, DecisionEvent, OutcomeEvent, Step, Reading, TokenLogprob, Outcome],
+    ids=lambda record: record.__name__,
+)
+def test_every_field_of_a_record_is_documented(record: type) -> None:
+    assert {field.name for field in dataclasses.fields(record)} - NAMED == set()
+
+
+@pytest.mark.parametrize("model", [ToolCall, StepUncertainty], ids=lambda model: model.__name__)
+def test_every_field_of_a_model_is_documented(model: type[ToolCall] | type[StepUncertainty]) -> None:
+    assert set(model.model_fields) - NAMED == set()
+
+
+@pytest.mark.parametrize("words", [Effect, StopReason, UncertaintyAction, UncertaintyLevel], ids=lambda e: e.__name__)
+def test_every_word_is_documented(words: type[Effect]) -> None:
+    assert {word.value for word in words} - NAMED == set()
