@@ -110,7 +110,7 @@ class Loop:
         state, session = self._state, self._hold.session
         response = await self._hold.watched(self._ask)
         step_id = f"llm_{state.current_step}"
-        calls = _distinct(response.tool_calls, step_id)
+        calls = _distinct(response.tool_calls, step_id, {c.id for m in state.messages for c in m.tool_calls})
         state.total_token_usage = (state.total_token_usage or TokenUsage()) + response.token_usage
         prompt = list(state.messages)
         assessment, action = None, UncertaintyAction.PROCEED
@@ -271,9 +271,9 @@ class Loop:
             self._state.metadata["store_failures"] = int(failures) + 1
 
 
-def _distinct(calls: tuple[ToolCall, ...], step_id: str) -> list[ToolCall]:
-    """The calls with ids that are there and distinct: a transcript needs exactly one result for each."""
-    seen: set[str] = set()
+def _distinct(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> list[ToolCall]:
+    """The calls with ids that are new to the transcript: it needs exactly one result for each."""
+    seen = set(taken)
     distinct = []
     for index, call in enumerate(calls):
         if not call.id or call.id in seen:
