@@ -101,7 +101,7 @@ class SensingPlan:
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
             speculative=speculative,
             budget=budget or Budget(),
-            budgets=dict(budgets or {}),
+            budgets=_slow_budget(slow, judged=equivalence is not None, given=budget) | dict(budgets or {}),
         )
 
     @property
@@ -185,3 +185,11 @@ class SensingPlan:
         return MeteredContext(
             messages=given.messages, client=given.client, model=given.model, tools=given.tools, budget=budget
         )
+
+
+def _slow_budget(slow: SemanticEntropy | None, *, judged: bool, given: Budget | None) -> dict[str, Budget]:
+    """Where no budget was given, the calls that the slow path needs: n samples, and both ways of each pair to judge."""
+    if slow is None or given is not None:
+        return {}
+    n = slow.max_samples
+    return {slow.source: Budget(max_calls=max(Budget().max_calls, n * n if judged else n))}

@@ -1,0 +1,384 @@
+"""The pure step: what readings make of a state, what missing ones leave, which rule stops, what an answer covers."""
+
+from __future__ import annotations
+
+import copy
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import (
+    Effect,
+    MissingReason,
+    Profile,
+    Reading,
+    SessionState,
+    Step,
+    StepUncertainty,
+    ToolCall,
+    UncertaintyAction,
+    UncertaintyEstimator,
+    UncertaintyLevel,
+    UncertaintyPolicy,
+    UncertaintySource,
+    advance,
+)
+from grampus_uq.engine import acknowledge, judge_call
+from grampus_uq.policy import UncertaintyPolicy as Policy
+
+Action, Level, Source = UncertaintyAction, UncertaintyLevel, UncertaintySource
+START = SessionState(session_id="s")
+UNBIASED = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0)
+PLAIN = Profile(estimator=UNBIASED)
+IRREVERSIBLE = Profile(estimator=UNBIASED, policy=Policy(irreversible_tool_names=["send"]))
+unit = st.floats(0.0, 1.0)
+
+sources = st.sampled_from(["verbalized", "p_true", "token_probability", "token_entropy", "semantic_entropy", "mine"])
+readings = st.lists(
+    st.builds(Reading, source=sources, value=unit, calls=st.integers(0, 3), samples=st.integers(0, 5))
+    | st.builds(
+        Reading,
+        source=sources,
+        value=st.none(),
+        reason=st.sampled_from(MissingReason),
+        calls=st.integers(0, 3),
+        cost_usd=st.none() | st.just(0.5),
+    ),
+    max_size=6,
+)
+calls = st.builds(ToolCall, name=st.sampled_from(["search", "send_email"]), arguments=st.just({"to": "Alice"}))
+steps = st.builds(
+    Step,
+    step_id=st.text(max_size=5),
+    kind=st.sampled_from(["llm_call", "tool_call", "decision", "memory_read", "plan"]),
+    time_s=st.floats(0.0, 4e9),
+    tool_calls=st.lists(calls, max_size=1).map(tuple),
+    effect=st.none() | st.sampled_from(Effect),
+    input_tokens=st.integers(0, 9),
+)
+profiles = st.builds(
+    Profile,
+    policy=st.builds(
+        Policy,
+        irreversible_tool_names=st.just(["send"]) | st.just([]),
+        on_missing_evidence=st.sampled_from(Action),
+        worst_so_far_floor=st.none() | unit,
+        inject_reflection_on_high=st.booleans(),
+    ),
+    estimator=st.builds(UncertaintyEstimator, extra_weights=st.just({}) | st.just({"mine": 1.0})),
+    advisory=st.booleans(),
+)
+
+
+def model(value, *, state=START, profile=PLAIN, **given):
+    """A step of the model with one stated confidence, or none."""
+    found = [] if value is None else [Reading(source="verbalized", value=value)]
+    return advance(profile, state, Step(step_id="m", kind="llm_call", time_s=0.0, **given), found)
+
+
+def tool(state, name="send_email", *, profile=IRREVERSIBLE, effect=None):
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(ToolCall(name=name),), effect=effect)
+    return advance(profile, state, step, ())[1]
+
+
+def believing(confidence, **given):
+    """A state after a model's step that left this belief."""
+    level = PLAIN.policy.classify(confidence)
+    known = {"has_reading": True, "turn_read": True, "worst": confidence, "cumulative": confidence, "level": level}
+    return SessionState(session_id="s", n_steps=1, **(known | given))
+
+
+# -- laws over any run --
+
+
+@given(profiles, st.lists(st.tuples(steps, readings, st.booleans()), max_size=8))
+def test_what_is_built_without_checks_equals_what_validation_builds_and_survives_json(profile, run):
+    state = START
+    for step, found, answered in run:
+        state, assessment = advance(profile, state, step, found)
+        validated = StepUncertainty.model_validate(assessment.model_dump())
+        assert validated == assessment
+        assert validated.model_fields_set == assessment.model_fields_set
+        assert StepUncertainty.model_validate_json(assessment.model_dump_json()) == assessment
+        assert repr(validated) == repr(assessment)
+        assert copy.deepcopy(assessment) == assessment.model_copy() == assessment
+        for name in StepUncertainty.model_fields:
+            assert type(getattr(validated, name)) is type(getattr(assessment, name)), name
+        if answered:
+            state = acknowledge(state, state.level)
+
+
+def test_a_changed_copy_leaves_the_fields_that_all_assessments_share_alone():
+    model(0.5)[1].model_copy(update={"step_id": "other"}).model_fields_set.clear()
+    assert model(0.5)[1].model_fields_set == set(StepUncertainty.model_fields)
+
+
+@given(profiles, st.lists(st.tuples(steps, readings), min_size=1, max_size=8))
+def test_every_number_stays_in_its_range_and_the_inputs_stay_as_they_were(profile, run):
+    state = START
+    for n, (step, found) in enumerate(run):
+        before, given = copy.deepcopy(state), list(found)
+        after, assessment = advance(profile, state, step, found)
+        assert (state, found) == (before, given)
+        assert assessment.index == n == state.n_steps
+        for value in (assessment.fused_confidence, assessment.propagated_confidence, after.cumulative):
+            assert 0.0 <= value <= 1.0
+        assert after.n_steps == n + 1
+        assert after.n_high - state.n_high == (assessment.level in {Level.HIGH, Level.CRITICAL})
+        assert after.has_reading or assessment.level is not Level.LOW
+        assert after.monitor_calls - state.monitor_calls == sum(reading.calls for reading in found)
+        assert after.agent_tokens - state.agent_tokens == step.input_tokens
+        assert assessment.timestamp == datetime.fromtimestamp(step.time_s, UTC)
+        assert (assessment.guarantee, assessment.p_success, assessment.log_e_value) == (None, None, None)
+        state = after
+
+
+@given(profiles, st.lists(st.tuples(steps, readings), max_size=6), calls, st.none() | st.sampled_from(Effect))
+def test_what_is_said_of_a_call_beforehand_is_what_is_decided_when_it_comes(profile, run, call, effect):
+    state = START
+    for step, found in run:
+        state, _ = advance(profile, state, step, found)
+    verdict = judge_call(profile, state, call.name, effect)
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(call,), effect=effect)
+    _, assessment = advance(profile, state, step, ())
+    assert (verdict.action, verdict.level, verdict.rule) == (assessment.action, assessment.level, assessment.rule)
+
+
+@given(profiles, st.lists(st.tuples(steps, readings), max_size=6))
+def test_advisory_stops_nothing_and_records_what_would_have_been_done(profile, run):
+    acting = profile.model_copy(update={"advisory": False})
+    silent = profile.model_copy(update={"advisory": True})
+    one = other = START
+    for step, found in run:
+        one, real = advance(acting, one, step, found)
+        other, advised = advance(silent, other, step, found)
+        assert one == other
+        assert advised.advisory_action is real.action
+        assert advised.action is (Action.PROCEED_WITH_LOG if real.action.stops else real.action)
+        assert not advised.action.stops
+        assert not (advised.reflection_injected and real.action.stops)
+        assert advised.rule == real.rule
+
+
+# -- missing readings --
+
+
+@given(unit.filter(lambda p: p > 0.0))
+def test_a_step_without_a_reading_leaves_the_belief_where_it_was_and_is_marked(confidence):
+    state = believing(confidence)
+    after, assessment = model(None, state=state)
+    assert after.cumulative == confidence == assessment.propagated_confidence
+    assert assessment.missing_reason == "no reading on this step"
+    assert not after.turn_read
+    assert after.has_reading
+
+
+def test_a_missing_reading_is_no_evidence_for_or_against():
+    missing = [Reading(source="p_true", value=None, reason=MissingReason.TIMEOUT, calls=1)]
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+    stated = [Reading(source="verbalized", value=0.7)]
+    with_it, without_it = advance(PLAIN, START, step, stated + missing)[1], advance(PLAIN, START, step, stated)[1]
+    assert with_it.fused_confidence == without_it.fused_confidence == 0.7
+    assert with_it.missing_reason == "p_true: timeout"
+    assert Source.P_TRUE not in with_it.sources
+
+
+@pytest.mark.parametrize(("calls_made", "shown"), [(0, -1.0), (1, 0.5)])
+def test_a_p_true_that_asked_nothing_was_not_run_and_one_that_failed_shows_the_guides_half(calls_made, shown):
+    reading = Reading(source="p_true", value=None, reason=MissingReason.OVERHEAD_CAP, calls=calls_made)
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+    assert advance(PLAIN, START, step, [reading])[1].p_true_confidence == shown
+    assert model(0.5)[1].p_true_confidence == -1.0
+
+
+def test_until_the_first_reading_the_level_is_medium_and_irreversible_calls_pause():
+    state, assessment = model(None)
+    assert (assessment.level, assessment.action) == (Level.MEDIUM, Action.PROCEED_WITH_LOG)
+    assert tool(START).action is tool(state).action is Action.PAUSE_FOR_HUMAN
+    assert tool(START, "search").action is Action.PROCEED_WITH_LOG
+    assert tool(model(1.0)[0]).action is Action.PROCEED
+
+
+@pytest.mark.parametrize(
+    ("option", "action"),
+    [
+        (Action.PAUSE_FOR_HUMAN, Action.PAUSE_FOR_HUMAN),
+        (Action.ABORT, Action.ABORT),
+        (Action.PROCEED_WITH_LOG, Action.PROCEED_WITH_LOG),
+        (Action.PROCEED, Action.PROCEED),
+    ],
+)
+def test_missing_evidence_on_the_proposing_turn_does_what_the_policy_names_to_irreversible_calls(option, action):
+    policy = Policy(irreversible_tool_names=["send"], on_missing_evidence=option)
+    profile = Profile(estimator=UNBIASED, policy=policy)
+    state, _ = model(1.0)
+    blind, _ = model(None, state=state)
+    decided = tool(blind, profile=profile)
+    assert decided.action is action
+    assert (decided.rule == "missing_evidence") is (action is not Action.PROCEED)
+    assert tool(blind, "search", profile=profile).action is Action.PROCEED
+    read_again, _ = model(1.0, state=blind)
+    assert tool(read_again, profile=profile).action is Action.PROCEED
+
+
+def test_a_tool_step_without_a_reading_does_not_take_the_evidence_of_its_turn_away():
+    state, _ = model(1.0)
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(ToolCall(name="search"),))
+    after, _ = advance(IRREVERSIBLE, state, step, ())
+    assert tool(after).action is Action.PROCEED
+
+
+def test_missing_evidence_never_softens_what_the_tier_decided():
+    profile = Profile(policy=Policy(irreversible_tool_names=["send"], on_missing_evidence=Action.PROCEED))
+    blind = believing(0.5, turn_read=False)
+    assert tool(blind, profile=profile).action is Action.PAUSE_FOR_HUMAN
+    assert tool(believing(0.1, turn_read=False), profile=profile).action is Action.ABORT
+
+
+# -- irreversible calls --
+
+
+@pytest.mark.parametrize(
+    ("confidence", "action", "rule"),
+    [
+        (0.9, Action.PROCEED, "tier"),
+        (0.72, Action.PAUSE_FOR_HUMAN, "irreversible_override"),
+        (0.5, Action.PAUSE_FOR_HUMAN, "tier"),
+        (0.1, Action.ABORT, "tier"),
+    ],
+)
+def test_an_irreversible_call_proceeds_at_low_only(confidence, action, rule):
+    decided = tool(believing(confidence), "send_email_to_client")
+    assert (decided.action, decided.rule) == (action, rule)
+    assert (Source.IRREVERSIBLE_TOOL in decided.sources) is (rule == "irreversible_override")
+
+
+@pytest.mark.parametrize(
+    ("effect", "action"),
+    [
+        (Effect.IRREVERSIBLE, Action.PAUSE_FOR_HUMAN),
+        (Effect.READ, Action.PROCEED_WITH_LOG),
+        (Effect.UNKNOWN, Action.PROCEED_WITH_LOG),
+        (None, Action.PROCEED_WITH_LOG),
+    ],
+)
+def test_an_effect_raises_the_danger_of_a_harmless_name(effect, action):
+    assert tool(believing(0.7), "search", effect=effect).action is action
+
+
+def test_an_effect_never_lowers_the_danger_of_an_irreversible_name():
+    assert tool(believing(0.7), "send_email", effect=Effect.READ).action is Action.PAUSE_FOR_HUMAN
+
+
+def test_the_worst_step_so_far_holds_irreversible_calls_after_the_belief_recovered():
+    policy = Policy(irreversible_tool_names=["send"], worst_so_far_floor=0.3)
+    profile = Profile(estimator=UNBIASED, policy=policy)
+    state = START
+    for value in (0.2, 1.0, 1.0, 1.0, 1.0):
+        state, _ = model(value, state=state, profile=profile)
+    assert profile.policy.classify(state.cumulative) is Level.LOW
+    held = tool(state, profile=profile)
+    assert (held.action, held.rule) == (Action.PAUSE_FOR_HUMAN, "worst_so_far")
+    assert "0.20" in held.reasoning
+    assert Source.WORST_SO_FAR in held.sources
+    assert tool(state, "search", profile=profile).action is Action.PROCEED
+    assert tool(state).action is Action.PROCEED  # without the floor
+
+
+# -- acknowledgement --
+
+
+def low(state, value=0.1):
+    return model(value, state=state)
+
+
+def test_an_answered_alarm_does_not_ask_again_until_the_belief_recovered():
+    state, first = low(believing(0.6))
+    assert (first.level, first.action) == (Level.CRITICAL, Action.ABORT)
+    state = acknowledge(state, state.level)
+    state, again = low(state)
+    assert (again.action, again.rule) == (Action.PROCEED_WITH_LOG, "acknowledged")
+    while state.level in {Level.HIGH, Level.CRITICAL}:
+        state, recovering = model(1.0, state=state)
+        assert not recovering.action.stops
+    assert state.acknowledged is None
+    state, fresh = low(state, 0.0)
+    assert fresh.action.stops
+
+
+def test_an_answer_to_high_does_not_cover_critical():
+    state = acknowledge(believing(0.5), Level.HIGH)
+    state, still = low(state, 0.5)
+    assert (still.level, still.action) == (Level.HIGH, Action.PROCEED_WITH_LOG)
+    _, worse = low(state, 0.0)
+    assert (worse.level, worse.action) == (Level.CRITICAL, Action.ABORT)
+
+
+def test_an_answer_to_critical_covers_high():
+    state = acknowledge(believing(0.3), Level.CRITICAL)
+    _, better = low(state, 0.5)
+    assert (better.level, better.action) == (Level.HIGH, Action.PROCEED_WITH_LOG)
+
+
+def test_an_answer_never_covers_an_irreversible_call():
+    state = acknowledge(believing(0.5), Level.HIGH)
+    assert tool(state).action is Action.PAUSE_FOR_HUMAN
+    assert tool(state, "search").action is Action.PROCEED_WITH_LOG
+
+
+# -- fusion, reflection, sources --
+
+
+def test_the_semantic_confidence_only_ever_lowers_the_fused_one():
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+
+    def fused(semantic):
+        found = [Reading(source="verbalized", value=0.6), Reading(source="semantic_entropy", value=semantic)]
+        return advance(PLAIN, START, step, found)[1].fused_confidence
+
+    assert (fused(0.2), fused(0.9)) == (0.2, 0.6)
+    alone = advance(PLAIN, START, step, [Reading(source="semantic_entropy", value=0.3)])[1]
+    assert (alone.fused_confidence, alone.semantic_confidence) == (0.3, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "inject", "reflects"),
+    [(0.5, True, True), (0.5, False, False), (0.1, True, False), (0.7, True, False)],
+)
+def test_a_reflection_is_injected_on_a_high_step_of_the_model_alone(confidence, inject, reflects):
+    profile = Profile(estimator=UNBIASED, policy=UncertaintyPolicy(inject_reflection_on_high=inject))
+    assert model(confidence, state=believing(confidence), profile=profile)[1].reflection_injected is reflects
+    assert not tool(believing(confidence), "search", profile=profile).reflection_injected
+
+
+def test_sources_name_what_the_belief_came_from():
+    step = Step(step_id="m", kind="llm_call", time_s=0.0)
+    found = [
+        Reading(source="verbalized", value=0.9),
+        Reading(source="token_entropy", value=0.9),
+        Reading(source="mine", value=0.9),
+        Reading(source="p_true", value=None, reason="timeout"),
+    ]
+    assert advance(PLAIN, START, step, found)[1].sources == (
+        Source.VERBALIZED,
+        Source.TOKEN_ENTROPY,
+        Source.PROPAGATED,
+    )
+
+
+def test_every_action_but_proceeding_has_a_reason():
+    assert model(1.0)[1].reasoning == ""
+    assert model(0.5)[1].reasoning == "confidence 0.72 is MEDIUM"
+    assert tool(believing(0.72)).reasoning == "irreversible call at confidence 0.72"
+    assert tool(believing(0.9, turn_read=False)).reasoning == "irreversible call without any reading"
+
+
+def test_a_round_confidence_on_a_threshold_stays_on_its_side():
+    """0.4 * 0.6 / 0.4 is not 0.6 in floating point."""
+    for threshold, level in ((0.8, Level.LOW), (0.6, Level.MEDIUM), (0.4, Level.HIGH)):
+        state = believing(threshold)
+        for _ in range(50):
+            state, assessment = model(threshold, state=state)
+            assert assessment.level is level

@@ -1,0 +1,240 @@
+"""The sensing plan: which signals run, in which order, with how many calls, and what is left when none may be asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from grampus_uq import (
+    Budget,
+    Message,
+    MissingReason,
+    Profile,
+    Reading,
+    Role,
+    Step,
+    UncertaintyEstimator,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
+from grampus_uq.errors import ConfigurationError, RateLimitedError
+from grampus_uq.sensing import SensingPlan, StepInput
+from grampus_uq.signals.equivalence import EntailmentEquivalence
+from grampus_uq.testing import HANG, ScriptedModel, answer
+
+PROMPT = (Message(role=Role.USER, content="What is the capital of France?"),)
+SAMPLING = UncertaintyPolicy(enable_semantic_sampling=True)
+
+
+def step(text="Confidence: 70%"):
+    return Step(step_id="s", kind="llm_call", time_s=0.0, text=text)
+
+
+def names(plan):
+    return {signal.source for signal in (*plan.instant, *plan.fast)} | ({plan.slow.source} if plan.slow else set())
+
+
+async def sense(model, *, text="Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, **given):
+    profile = Profile(policy=policy, estimator=estimator or UncertaintyEstimator())
+    plan = SensingPlan.of(profile, **given)
+    seen = plan.read(step(text))
+    found = StepInput(messages=PROMPT, client=model, model="m", over_cap=over_cap)
+    return {reading.source: reading for reading in [*seen, *await plan.ask(profile, step(text), seen, found)]}
+
+
+def talking(judgement, samples=("Paris",) * 5, delay_s=0.0):
+    """A model that judges at temperature 0 and draws the samples at .8."""
+    drawn = iter(samples)
+
+    def reply(_, options):
+        return next(drawn) if options["temperature"] == 0.8 else judgement
+
+    return ScriptedModel(reply, delay_s=delay_s)
+
+
+# -- which signals run --
+
+
+@pytest.mark.parametrize("policy_allows", [True, False])
+@pytest.mark.parametrize("estimator_allows", [True, False])
+def test_a_signal_runs_only_if_policy_and_estimator_both_allow_it(policy_allows, estimator_allows):
+    policy = UncertaintyPolicy(enable_p_true=policy_allows, enable_semantic_sampling=policy_allows)
+    estimator = UncertaintyEstimator(enable_p_true=estimator_allows, enable_semantic_sampling=estimator_allows)
+    found = names(SensingPlan.of(Profile(policy=policy, estimator=estimator)))
+    assert ("p_true" in found) is (policy_allows and estimator_allows)
+    assert ("semantic_entropy" in found) is (policy_allows and estimator_allows)
+    assert found >= {"verbalized", "token_probability", "token_entropy"}
+
+
+def test_without_a_word_about_it_p_true_runs_and_sampling_does_not():
+    assert names(SensingPlan.of(Profile())) == {"verbalized", "token_probability", "token_entropy", "p_true"}
+
+
+def test_a_plan_that_asks_nobody_says_so():
+    assert SensingPlan.of(Profile()).asks
+    assert not SensingPlan.of(Profile(policy=UncertaintyPolicy(enable_p_true=False))).asks
+
+
+class Instant:
+    source = "length"
+
+    def read(self, step):
+        return Reading(source=self.source, value=min(1.0, len(step.text) / 100))
+
+
+class Asking:
+    source = "asking"
+
+    async def sense(self, step, context):
+        return Reading(source=self.source, value=float((await context.ask(PROMPT, temperature=0.0)).content))
+
+
+@pytest.mark.anyio
+async def test_signals_of_ones_own_are_read_beside_the_others():
+    found = await sense(talking("0.25"), extra=[Instant(), Asking()])
+    assert found["length"].value == 0.15
+    assert found["asking"].value == 0.25
+    assert found["p_true"].value == 0.25
+
+
+@pytest.mark.parametrize("extra", [[Instant(), Instant()], [type("V", (Instant,), {"source": "p_true"})()]])
+def test_two_signals_of_one_name_are_refused(extra):
+    with pytest.raises(ConfigurationError, match="distinct names"):
+        SensingPlan.of(Profile(), extra=extra)
+
+
+def test_what_is_no_signal_is_refused():
+    with pytest.raises(ConfigurationError, match="read"):
+        UncertaintyMonitor(signals=[object()])
+
+
+# -- the slow path --
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("judgement", "samples"),
+    [("0.70", 2), ("0.95", 0), ("0.0", 0), ("perhaps", 2)],
+)
+async def test_the_slow_path_runs_within_the_trigger_zone_only(judgement, samples):
+    """Fusions of .7 * .75 with P(True) times .9: .588, .723, .21; and .525 when P(True) is missing."""
+    model = talking(judgement)
+    found = await sense(model)
+    assert sum(call.options["temperature"] == 0.8 for call in model.calls) == samples
+    assert ("semantic_entropy" in found) is (samples > 0)
+
+
+@pytest.mark.anyio
+async def test_the_slow_path_runs_when_nothing_else_could_be_read():
+    found = await sense(talking("perhaps"), text="Paris.")
+    assert found["semantic_entropy"].value == 1.0
+    assert found["verbalized"].value is None
+    assert found["p_true"].reason == MissingReason.PARSE_ERROR
+
+
+@pytest.mark.anyio
+async def test_in_speculative_mode_the_first_pair_is_drawn_beside_p_true():
+    model = talking("0.70", delay_s=0.01)
+    found = await sense(model, speculative=True)
+    assert model.most_in_flight == 3
+    assert found["semantic_entropy"].value == 1.0
+    assert found["semantic_entropy"].calls == 2
+    plain = talking("0.70", delay_s=0.01)
+    await sense(plain)
+    assert plain.most_in_flight == 2
+
+
+@pytest.mark.anyio
+async def test_a_speculative_pair_that_was_not_needed_is_paid_for_and_not_read():
+    found = await sense(talking("0.95"), speculative=True)
+    unused = found["semantic_entropy"]
+    assert (unused.value, unused.reason, unused.calls) == (None, MissingReason.NOT_NEEDED, 2)
+    assert unused.input_tokens == 20
+
+
+@pytest.mark.anyio
+async def test_a_speculative_pair_that_disagrees_is_extended():
+    found = await sense(talking("0.70", ["Paris", "Rome", "Paris", "Paris", "Rome"]), speculative=True)
+    assert (found["semantic_entropy"].samples, found["semantic_entropy"].calls) == (5, 5)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("failure", [RateLimitedError("slow down"), ValueError("x"), None, HANG])
+async def test_a_speculative_pair_that_fails_takes_nothing_else_along(failure):
+    model = talking("0.70", [failure] * 5)
+    found = await sense(model, speculative=True, budgets={"semantic_entropy": Budget(timeout_s=0.05)})
+    assert found["p_true"].value == 0.7
+    assert found["semantic_entropy"].reason == MissingReason.TOO_FEW_SAMPLES
+    assert model.in_flight == 0
+
+
+@pytest.mark.anyio
+async def test_the_slow_path_has_its_own_clock_after_a_slow_fast_path():
+    model = talking("0.70", delay_s=0.06)
+    found = await sense(model, budget=Budget(timeout_s=0.1))
+    assert found["p_true"].value == 0.7
+    assert found["semantic_entropy"].value == 1.0
+
+
+# -- budgets --
+
+
+@pytest.mark.anyio
+async def test_one_budget_bounds_every_signal_and_a_budget_by_name_one_of_them():
+    model = talking("0.70", ["Paris", "Rome", "Paris", "Paris", "Paris"])
+    found = await sense(model, budget=Budget(max_calls=1), budgets={"semantic_entropy": Budget(max_calls=3)})
+    assert found["p_true"].calls == 1
+    assert found["semantic_entropy"].samples == 3
+
+
+@pytest.mark.anyio
+async def test_without_a_budget_all_samples_and_all_judgements_fit():
+    estimator = UncertaintyEstimator(max_samples=12)
+    cities = [f"city {letter}" for letter in "abcdefghijkl"]
+    found = await sense(talking("0.70", cities), estimator=estimator)
+    assert found["semantic_entropy"].samples == 12
+    judged = talking("No", cities)
+    found = await sense(judged, text="Paris.", estimator=estimator, equivalence=EntailmentEquivalence())
+    assert found["semantic_entropy"].value == pytest.approx(0.0, abs=1e-12)
+    assert found["semantic_entropy"].calls == 12 + 12 * 11 // 2
+
+
+# -- when none may be asked --
+
+
+@pytest.mark.anyio
+async def test_over_its_cap_the_monitor_asks_nobody_and_says_why():
+    model = ScriptedModel([])
+    found = await sense(model, over_cap=True)
+    assert model.calls == []
+    assert found["verbalized"].value == 0.7
+    assert [found[name].reason for name in ("p_true", "semantic_entropy")] == [MissingReason.OVERHEAD_CAP] * 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("text", "value"), [("Confidence: 70%", 0.7), ("Paris.", None)])
+async def test_a_confidence_that_is_stated_is_read_also_where_repairs_may_not_be_asked_for(text, value):
+    capped = (await sense(ScriptedModel([]), over_cap=True, repairs=2, text=text))["verbalized"]
+    assert capped.value == value
+    assert capped.reason == (None if value else MissingReason.OVERHEAD_CAP)
+    session = UncertaintyMonitor(repairs=2).session("s")
+    assessment, _ = await session.observe_llm_response(text, "a")
+    assert assessment.verbalized_confidence == (value or 0.5)
+    assert session.state.has_reading is (value is not None)
+
+
+@pytest.mark.anyio
+async def test_repairs_and_p_true_are_asked_side_by_side():
+    model = ScriptedModel(lambda messages, _: "0.9" if len(messages) == 3 else "0.8", delay_s=0.01)
+    found = await sense(model, text="Paris.", repairs=1)
+    assert (found["verbalized"].value, found["verbalized"].calls) == (0.9, 1)
+    assert found["p_true"].value == 0.8
+    assert model.most_in_flight == 2
+
+
+@pytest.mark.anyio
+async def test_a_model_that_refuses_logprobs_and_temperature_serves_every_signal():
+    replies = {3: "0.6", 2: "0.7", 1: "Paris"}
+    model = ScriptedModel(lambda messages, _: answer(replies[len(messages)]), refuse=["logprobs", "temperature"])
+    found = await sense(model, text="Paris.", repairs=1)
+    assert (found["verbalized"].value, found["p_true"].value) == (0.6, 0.7)
+    assert found["semantic_entropy"].value == 1.0
