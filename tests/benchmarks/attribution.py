@@ -1,11 +1,12 @@
 """How precisely failures are attributed: coverage and removal rate over random splits, step scorers, rollbacks, speed.
 
-    python -m tests.benchmarks.attribution FILE [--splits 1000] [--seed 0] [--json]
+    python -m tests.benchmarks.attribution FILE [--splits 1000] [--seed 0] [--judge MODEL] [--json]
 
 FILE holds failed multi-agent runs as JSON lines (`history`, `mistake_step`), plain or gzipped; a folder is searched for
 them. Every split parts the runs into a labelled and a test half; methods that need a fitted scorer fit it on about 35 %
-of the labelled half and calibrate on the rest, so that nothing serves twice. Rows come in four kinds, told apart by
-`table`: sets, step_scores, rollback, speed.
+of the labelled half and calibrate on the rest, so that nothing serves twice. With --judge a model scores every step too
+(it has to follow instructions: the embedded one gives no number). Rows come in four kinds, told apart by `table`: sets,
+step_scores, rollback (an empty set restarts at the best-scored step), speed.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.progress import Progress
 
 from grampus_uq.attribution import (
     AttributionMethod,
     ConstantScorer,
     Envelope,
     Hierarchical,
+    JudgeScorer,
     LabelledTrajectory,
     LeftFiltration,
     MonitorRecord,
@@ -40,6 +45,7 @@ from grampus_uq.attribution import (
 )
 from grampus_uq.attribution.from_logs import read_labelled_failures
 from grampus_uq.errors import DataError
+from grampus_uq.models import open_model
 from grampus_uq.stats.aggregation import RaggedBatch, ragged
 from grampus_uq.stats.conformal import conformal_threshold, conformity_at, prediction_sets, whole_rank_size
 from grampus_uq.stats.entry_thresholds import EntryThresholds, right_filtration_entry
@@ -137,6 +143,13 @@ def record_scorer(runs: Runs) -> MonitorRecordScorer:
             risk={"repetition": values[:, names.index("repetition")]},
         )
     return MonitorRecordScorer(records=records)
+
+
+async def judge_scores(runs: Runs, judge: JudgeScorer) -> list[list[float]]:
+    """Let a model judge every step of every run, one run after the other."""
+    with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        tracked = progress.track(runs.labelled, description="judging")
+        return [(await judge.score(item.trajectory)).values for item in tracked]
 
 
 def set_rows(
@@ -296,6 +309,11 @@ POSITION_ONLY: list[tuple[str, AttributionMethod]] = [
     ("constant_lf", LeftFiltration()),
     ("constant_twf", TwoWayFiltration(when_empty="nothing")),
 ]
+JUDGED: list[tuple[str, AttributionMethod]] = [
+    ("judge_vcp", Vanilla()),
+    ("judge_rf", RightFiltration()),
+    ("judge_envelope", Envelope()),
+]
 RECORDED: list[tuple[str, AttributionMethod]] = [("record_rf", RightFiltration()), ("record_envelope", Envelope())]
 
 
@@ -304,6 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("file", type=Path, help="JSON lines of failed runs, or a folder that holds them")
     parser.add_argument("--splits", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--judge", metavar="MODEL", help="also let this model judge every step")
+    parser.add_argument("--judge-base", metavar="URL", help="address of an OpenAI-compatible server that has it")
+    parser.add_argument("--judge-context", type=int, default=24_000, help="characters of the run in a prompt")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     runs = read_runs(options.file)
@@ -317,11 +338,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "monitor_record", [record.score(r.trajectory).values for r in runs.labelled], runs, labelled, test, False
     )
     fitted = score_fitted(runs, labelled, test)
+    judged: list[Scored] = []
+    if options.judge:
+        judge = JudgeScorer(
+            client=open_model(options.judge, api_base=options.judge_base),
+            model="" if options.judge == "local" else options.judge,
+            context_characters=options.judge_context,
+            max_calls=1_000_000,
+        )
+        scores = anyio.run(judge_scores, runs, judge)
+        judged = [score_once("judge", scores, runs, labelled, test, True)]
     rows = [
         *set_rows(runs.dataset, fitted, FITTED, options.seed),
         *set_rows(runs.dataset, position, POSITION_ONLY, options.seed),
         *set_rows(runs.dataset, recorded, RECORDED, options.seed),
-        *(step_score_row(runs.dataset, scored) for scored in (position, recorded, fitted)),
+        *(row for scored in judged for row in set_rows(runs.dataset, scored, JUDGED, options.seed)),
+        *(step_score_row(runs.dataset, scored) for scored in (position, recorded, fitted, *judged)),
         *rollback_rows(runs.dataset, fitted, options.seed),
         speed_row(),
     ]
