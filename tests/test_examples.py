@@ -1,0 +1,40 @@
+"""Every example runs as its first lines say, with a scripted model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def example(name: str, *arguments: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, f"examples/{name}", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def test_the_refund_agent_pauses_before_money_moves_and_pays_once_when_approved() -> None:
+    shown = example("refund_agent.py")
+    assert shown.splitlines()[0].startswith("waiting_for_human")
+    assert 'refund({"amount_eur":40.0,"order_id":"A-17"})' in shown
+    assert "completed: Your 40 EUR are on their way." in shown
+    assert "refunds made: [40.0]" in shown
+
+
+def test_the_refund_agent_pays_nothing_when_rejected() -> None:
+    assert "refunds made: []" in example("refund_agent.py", "--decision", "reject")
+
+
+def test_with_a_store_the_refund_agent_stops_at_the_pause(tmp_path: Path) -> None:
+    shown = example("refund_agent.py", "--store", f"sqlite:///{tmp_path / 'refunds.db'}")
+    assert shown.startswith("waiting_for_human")
+    assert "completed" not in shown
