@@ -1,9 +1,9 @@
-"""A refund agent with one irreversible tool: it looks an order up, pauses before money moves, and goes on when approved.
+"""A refund agent with an irreversible tool: it looks an order up, pauses before money moves, goes on when approved.
 
 python examples/refund_agent.py                                   # a scripted model, no network
 python examples/refund_agent.py --model gpt-4o-mini               # any litellm model that can call tools
 python examples/refund_agent.py --model NAME --api-base URL       # any OpenAI-compatible server
-python examples/refund_agent.py --store sqlite:///refunds.db      # stop at the pause; decide with `grampus-uq approvals`
+    python examples/refund_agent.py --store sqlite:///refunds.db      # stop at the pause; then `grampus-uq approvals`
 """
 
 from __future__ import annotations
