@@ -161,4 +161,4 @@ class StepFunctionScorer:
         return StepScores(steps=tuple(self.score_step(trajectory, index) for index in range(len(trajectory))))
 
     def score_step(self, trajectory: Trajectory, index: int, /) -> StepScore:
-        return StepScore(value=float(self.function(trajectory, index)), calls=1)
+        return StepScore(value=float(self.function(trajectory, index)))

@@ -153,13 +153,20 @@ async def judge_scores(runs: Runs, judge: JudgeScorer) -> list[list[float]]:
 
 
 def set_rows(
-    dataset: str, scored: Scored, methods: Sequence[tuple[str, AttributionMethod]], seed: int
-) -> Iterator[Any]:
+    dataset: str,
+    scored: Scored,
+    methods: Sequence[tuple[str, AttributionMethod]],
+    seed: int,
+    *,
+    ties_broken: bool = True,
+) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(seed)
     for name, method in methods:
         entry = method.entry(scored.batch, rng.random(len(scored.true_step)))
         draws = rng.random((len(scored.calibration), len(scored.true_step)) if scored.lazy else len(scored.true_step))
-        result = evaluate_splits(entry, scored.true_step, scored.calibration, scored.test, LEVELS, draws)
+        result = evaluate_splits(
+            entry, scored.true_step, scored.calibration, scored.test, LEVELS, draws if ties_broken else None
+        )
         lazy = scored.lazy and method.filtration is not None
         length = scored.batch.lengths[scored.test].mean()
         for column, level in enumerate(LEVELS):
@@ -309,6 +316,11 @@ POSITION_ONLY: list[tuple[str, AttributionMethod]] = [
     ("constant_lf", LeftFiltration()),
     ("constant_twf", TwoWayFiltration(when_empty="nothing")),
 ]
+PAPER: list[tuple[str, AttributionMethod]] = [  # as printed: g(x) = inf, and nothing breaks the ties that it makes
+    ("lf_paper", LeftFiltration(infinite_boundary=True)),
+    ("rf_paper", RightFiltration(infinite_boundary=True)),
+    ("twf_paper", TwoWayFiltration(infinite_boundary=True, when_empty="nothing")),
+]
 JUDGED: list[tuple[str, AttributionMethod]] = [
     ("judge_vcp", Vanilla()),
     ("judge_rf", RightFiltration()),
@@ -350,6 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         judged = [score_once("judge", scores, runs, labelled, test, True)]
     rows = [
         *set_rows(runs.dataset, fitted, FITTED, options.seed),
+        *set_rows(runs.dataset, fitted, PAPER, options.seed, ties_broken=False),
         *set_rows(runs.dataset, position, POSITION_ONLY, options.seed),
         *set_rows(runs.dataset, recorded, RECORDED, options.seed),
         *(row for scored in judged for row in set_rows(runs.dataset, scored, JUDGED, options.seed)),
