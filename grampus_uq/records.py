@@ -7,6 +7,7 @@ number is `None` with a reason beside it; no record accepts NaN or infinity.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -226,7 +227,8 @@ class Reading:
 
 def _as_float(source: str, value: object) -> float:
     if isinstance(value, SupportsFloat) and not type(value).__name__.startswith("bool"):  # numpy's bool is no subclass
-        return float(value)
+        with contextlib.suppress(TypeError):  # an array of several numbers
+            return float(value)
     raise ValueError(f"A reading of {source!r} must be a number or None. Got {value!r:.200}.")
 
 
