@@ -1,0 +1,168 @@
+"""Puts one run of the demo together: questions, model, monitor, recording, spans, and the tool that publishes."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shlex
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import anyio
+import anyio.to_thread
+
+from grampus_uq.demo.question_file import read_questions
+from grampus_uq.demo.questions import Question, all_questions, draw
+from grampus_uq.demo.run import Answered, Attended, ReadingsOfAnswers, attend, demo_policy
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.monitor import UncertaintyMonitor
+from grampus_uq.protocols import ModelClient
+from grampus_uq.recording import Content, RecordingProcessor
+from grampus_uq.signals.driver import Budget
+from grampus_uq.telemetry.tracer import GrampusTracer
+
+__all__ = ["DEFAULT_N", "PUBLISHED", "DemoPlan", "completing", "plan_demo", "run_demo"]
+
+DEFAULT_N: Final = 60
+PUBLISHED: Final = "published.txt"
+# Generous, because the embedded model may share two cores with whatever else this machine does.
+_SIGNAL_TIMEOUT_S: Final = 90.0
+_FLUSH_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoPlan:
+    """What will be run: the drawn questions, out of how many, and the folder that the run is kept in."""
+
+    questions: tuple[Question, ...]
+    out_of: int
+    seed: int
+    model: str
+    run_id: str
+    folder: Path
+    content: Content
+    monitor: UncertaintyMonitor
+    readings: ReadingsOfAnswers
+    recording: RecordingProcessor
+    tracer: GrampusTracer | None
+    parallel: int
+    max_tokens: int
+
+    @property
+    def next_command(self) -> str:
+        """What shows the recorded runs."""
+        return f"grampus-uq runs list {shlex.quote(str(self.folder))}"
+
+
+def plan_demo(
+    *,
+    model: str,
+    n: int | None = None,
+    seed: int = 0,
+    questions_file: str | None = None,
+    runs_folder: str = "runs",
+    content: Content | None = None,
+    otlp_endpoint: str | None = None,
+    parallel: int = 4,
+    max_tokens: int = 24,
+    advisory: bool = False,
+) -> DemoPlan:
+    """Draw the questions and wire the monitor; the run's own folder is made under `runs_folder`, nothing is asked yet.
+
+    `n` defaults to 60, or to every question of a shorter file. `content` says how much text the recording keeps: by
+    default all of it for the demo's own questions, and keyed hashes for the user's.
+
+    Raises DataError for a wrong questions file or a folder that cannot be written, ConfigurationError for a number that
+    cannot be right.
+    """
+    if parallel < 1:
+        raise ConfigurationError.of("parallel", "plan_demo", "at least 1", parallel)
+    if max_tokens < 1:
+        raise ConfigurationError.of("max_tokens", "plan_demo", "at least 1", max_tokens)
+    pool = all_questions(seed) if questions_file is None else read_questions(questions_file)
+    chosen = draw(pool, min(DEFAULT_N, len(pool)) if n is None else n, seed)
+    run_id = time.strftime("demo-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+    folder = Path(runs_folder).expanduser() / run_id
+    kept: Content = content or ("full" if questions_file is None else "hashed")
+    try:
+        recording = RecordingProcessor(folder, content=kept)
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror or error}.", path=str(folder)) from error
+    tracer = (
+        None if otlp_endpoint is None else GrampusTracer(service_name="grampus-uq-demo", otlp_endpoint=otlp_endpoint)
+    )
+    readings = ReadingsOfAnswers()
+    return DemoPlan(
+        questions=tuple(chosen),
+        out_of=len(pool),
+        seed=seed,
+        model=model,
+        run_id=run_id,
+        folder=folder,
+        content=kept,
+        monitor=UncertaintyMonitor(
+            policy=demo_policy(),
+            tracer=tracer,
+            budget=Budget(timeout_s=_SIGNAL_TIMEOUT_S),
+            processors=[readings, recording],
+            advisory=advisory,
+        ),
+        readings=readings,
+        recording=recording,
+        tracer=tracer,
+        parallel=parallel,
+        max_tokens=max_tokens,
+    )
+
+
+async def run_demo(plan: DemoPlan, client: ModelClient, on_answered: Callable[[Answered], None]) -> None:
+    """Answer the plan's questions with a model, inside `completing`. Raises as `attend` does."""
+    published = _Publisher(plan.folder / PUBLISHED)
+    work = Attended(
+        client=client,
+        model=plan.model,
+        monitor=plan.monitor,
+        readings=plan.readings,
+        publish=published.publish,
+        run_id=plan.run_id,
+        parallel=plan.parallel,
+        max_tokens=plan.max_tokens,
+        tracer=None if plan.tracer is None else plan.tracer.provider.get_tracer("grampus_uq.demo"),
+    )
+    await attend(work, plan.questions, on_answered)
+
+
+@contextlib.asynccontextmanager
+async def completing(plan: DemoPlan) -> AsyncIterator[None]:
+    """See to it that recording and spans are complete, however the block ends; a run of nothing leaves no folder."""
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(plan.recording.close)
+            if plan.tracer is not None:
+                await anyio.to_thread.run_sync(plan.tracer.force_flush, _FLUSH_S)
+                await anyio.to_thread.run_sync(plan.tracer.shutdown)
+        if not any(plan.folder.glob("*.jsonl")):
+            shutil.rmtree(plan.folder, ignore_errors=True)
+
+
+class _Publisher:
+    """The tool: appends to a file, for anybody to read. Out there it would be a mail, a deletion, a deployment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def publish(self, question: Question, answer: str) -> str:
+        """Write question and answer on one line; returns what the tool says to the agent."""
+        line = "\t".join(" ".join(text.split()) for text in (question.text, answer))
+        try:
+            with self._path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise DataError(f"cannot be written: {error.strerror or error}.", path=str(self._path)) from error
+        return "published"
