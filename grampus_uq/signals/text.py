@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from grampus_uq.events import ObservationEvent
 from grampus_uq.records import Step, TokenLogprob, ToolCall
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "agent_text",
     "is_closing",
     "observation_text",
+    "turn_of_observation",
     "turn_of_step",
 ]
 
@@ -102,3 +104,13 @@ def turn_of_step(step: Step) -> tuple[TurnEvent, ...]:
     if step.kind == "tool_call":
         return tuple(ProposedCall(call=call) for call in step.tool_calls)
     return (AgentTurn(text=step.text, calls=step.tool_calls, logprobs=step.logprobs),)
+
+
+def turn_of_observation(event: ObservationEvent) -> TurnEvent:
+    """Give the turn event of a recorded observation: what a tool answered, or what the user said.
+
+    `is_error` false is also what an executor leaves that does not know, so the text is read then.
+    """
+    if event.kind == "user":
+        return UserTurn(text=event.text)
+    return Observation(text=event.text, call_id=event.call_id or "", is_error=True if event.is_error else None)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,22 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from grampus_uq.events import ObservationEvent
 from grampus_uq.fit.tracer import TracerCrossValidation, cross_validate_tracer
+from grampus_uq.importers.run import ImportedRun, turns
+from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
-from grampus_uq.signals.text import AgentTurn, Observation, UserTurn, is_closing
+from grampus_uq.signals.text import (
+    AgentTurn,
+    Observation,
+    TurnEvent,
+    UserTurn,
+    is_closing,
+    turn_of_observation,
+    turn_of_step,
+)
 from grampus_uq.signals.trajectory import run_components
 from grampus_uq.stats.bootstrap import RowStatistic, bootstrap
 from grampus_uq.stats.ranking import auarc, auroc, auroc_rows
@@ -46,7 +57,6 @@ from grampus_uq.stats.trajectory_risk import (
     extended_step_risk,
 )
 from tests.benchmarks._report import emit
-from tests.benchmarks._tau_bench import TauRun, read_tau_bench
 
 ALPHA = 0.1
 FIXED_STEPS = (5, 10, 20)
@@ -76,21 +86,33 @@ class Scored:
     paths: list[FloatArray]
 
 
+def turn_events(run: ImportedRun) -> Iterator[TurnEvent]:
+    """Give an imported run as the turns that TRACER reads."""
+    for turn in turns(run):
+        if isinstance(turn, ObservationEvent):
+            yield turn_of_observation(turn)
+        else:
+            yield from turn_of_step(turn)
+
+
 def load(path: str, embedder: Embedder, progress: Progress) -> list[Run]:
-    """Read a file and compute the components of all its runs."""
+    """Read a file and compute the components of its runs, the reward being the outcome, also at the limit of turns."""
     runs = []
-    for run in progress.track(read_tau_bench(path), description=f"components of {Path(path).name}"):
-        steps = run_components(run.events, embedder)
-        characters = characters_by_step(run)
-        assert len(steps) == len(characters)
-        runs.append(Run(run.task, run.failed, steps, np.cumsum(characters)))
-    return [run for run in runs if run.steps]
+    imported = list(read_tau_bench(path, at_max_turns="reward", on_refused=lambda error: print(error, file=sys.stderr)))
+    for run in progress.track(imported, description=f"components of {Path(path).name}"):
+        steps = run_components(turn_events(run), embedder)
+        characters = characters_by_step(turn_events(run))
+        if len(steps) != len(characters):
+            raise AssertionError(f"{run.run_id}: {len(steps)} steps, {len(characters)} counted")
+        if steps and run.outcome.success is not None:
+            runs.append(Run(run.task_id or run.run_id, not run.outcome.success, steps, np.cumsum(characters)))
+    return runs
 
 
-def characters_by_step(run: TauRun) -> list[float]:
+def characters_by_step(events: Iterable[TurnEvent]) -> list[float]:
     """Count what agent, tools and user wrote at each step."""
     counts: list[float] = []
-    for event in run.events:
+    for event in events:
         match event:
             case AgentTurn():
                 counts.append(len(event.text) + sum(len(call.canonical()) for call in event.calls))
@@ -176,7 +198,8 @@ def share(flags: FloatArray, among: FloatArray) -> RowStatistic:
     def statistic(counts: FloatArray) -> FloatArray:
         weight = counts @ among
         flagged: FloatArray = counts @ (flags * among)
-        return np.divide(flagged, weight, out=np.full(len(counts), np.nan), where=weight > 0)
+        shares: FloatArray = np.divide(flagged, weight, out=np.full(len(counts), np.nan), where=weight > 0)
+        return shares
 
     return statistic
 

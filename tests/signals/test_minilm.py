@@ -135,8 +135,9 @@ def slow_bert(ids: list[int], tensors: Mapping[str, npt.NDArray[np.float32]]) ->
     weights = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
 
     def normalise(x: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float64]:
-        spread = math.sqrt(float(((x - x.mean()) ** 2).mean()) + CONFIG["layer_norm_eps"])
-        return (x - x.mean()) / spread * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        spread = math.sqrt(float(((x - x.mean()) ** 2).mean()) + float(CONFIG["layer_norm_eps"]))
+        scaled: npt.NDArray[np.float64] = (x - x.mean()) / spread * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+        return scaled
 
     def dense(x: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float64]:
         return np.array([float(row @ x) for row in weights[f"{name}.weight"]]) + weights[f"{name}.bias"]

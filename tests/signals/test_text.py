@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from grampus_uq.events import ObservationEvent
 from grampus_uq.records import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.text import (
     READ_CHARACTERS,
     SENTINELS,
     AgentTurn,
+    Observation,
     ProposedCall,
+    UserTurn,
     agent_text,
     is_closing,
     observation_text,
+    turn_of_observation,
     turn_of_step,
 )
 
@@ -53,3 +57,12 @@ def test_a_recorded_step_becomes_an_agents_turn_or_proposals() -> None:
     assert turn_of_step(message) == (AgentTurn(text="hi", calls=(made,), logprobs=tokens),)
     tool = Step(step_id="2", kind="tool_call", time_s=0.0, text="ignored", tool_calls=(made, made))
     assert turn_of_step(tool) == (ProposedCall(call=made), ProposedCall(call=made))
+
+
+def test_a_recorded_observation_becomes_what_a_tool_or_the_user_said() -> None:
+    def event(**fields: object) -> ObservationEvent:
+        return ObservationEvent(session_id="s", agent_id="a", text="hi", **fields)  # type: ignore[arg-type]  # a dict
+
+    assert turn_of_observation(event(kind="user")) == UserTurn(text="hi")
+    assert turn_of_observation(event(kind="tool_result", call_id="c")) == Observation(text="hi", call_id="c")
+    assert turn_of_observation(event(kind="tool_result", is_error=True)) == Observation(text="hi", is_error=True)

