@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import logging
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from grampus_uq.artifacts import ProfileArtifact, activate, profile_fingerprint
 from grampus_uq.engine import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.estimator import UncertaintyEstimator
@@ -80,7 +82,8 @@ class UncertaintyMonitor:
     `session(id)` gives the handle of one run. The guide's convenience methods (`initialize`, `observe_llm_response`, …)
     act on the session of the current context, so two tasks that share a monitor never see each other.
 
-    Give either a fitted `profile`, or `estimator`, `propagator` and `policy` (each with the guide's defaults). `tracer`
+    Give either a fitted `profile` (or the artifact that holds it, which is checked against each session's model, prompt
+    and tools, and then acts, only advises, or is refused), or `estimator`, `propagator` and `policy` (each with the guide's defaults). `tracer`
     takes a `GrampusTracer`, an OpenTelemetry tracer, or an object with such a `_tracer`. `signals` adds signals of your
     own, `equivalence` says when two sampled answers agree, `repairs` asks again for a stated confidence, `speculative`
     draws the slow path's first samples beside P(True). `budget` bounds every signal, `budgets` one by name;
@@ -94,7 +97,7 @@ class UncertaintyMonitor:
         propagator: UncertaintyPropagator | None = None,
         policy: UncertaintyPolicy | None = None,
         tracer: Any = None,
-        profile: Profile | None = None,
+        profile: Profile | ProfileArtifact | None = None,
         signals: Sequence[Signal | InstantSignal] = (),
         equivalence: Equivalence | None = None,
         repairs: int | None = None,
@@ -118,7 +121,10 @@ class UncertaintyMonitor:
             raise ConfigurationError.of("max_overhead", "UncertaintyMonitor", "at least 0 or None", max_overhead)
         if window < 1:
             raise ConfigurationError.of("window", "UncertaintyMonitor", "at least 1 step", window)
-        if profile is None:
+        self.artifact = profile if isinstance(profile, ProfileArtifact) else None
+        if isinstance(profile, ProfileArtifact):
+            profile = profile.profile
+        elif profile is None:
             profile = Profile(
                 estimator=estimator or UncertaintyEstimator(),
                 propagator=propagator or UncertaintyPropagator(),
@@ -164,8 +170,9 @@ class UncertaintyMonitor:
                 raise ConfigurationError.of(
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
+        profile, standing = self._profile_for(model, prompt_hash, tools_hash)
         session = Session(
-            profile=self.profile,
+            profile=profile,
             plan=self.plan,
             emit=self._outlet.emit if self.processors else None,
             state=state,
@@ -174,20 +181,40 @@ class UncertaintyMonitor:
             recent=recent,
             escalations=escalations,
         )
-        self.emit(
-            SessionStarted(
-                session_id=session_id,
-                agent_id=state.agent_id,
-                time_s=time.time(),
-                resumed=snapshot is not None,
-                model=model,
-                prompt_hash=prompt_hash,
-                tools_hash=tools_hash,
-                advisory=self.profile.advisory,
-                metadata=dict(metadata or {}),
+        if self.processors:
+            self.emit(
+                SessionStarted(
+                    session_id=session_id,
+                    agent_id=state.agent_id,
+                    time_s=time.time(),
+                    resumed=snapshot is not None,
+                    model=model,
+                    prompt_hash=prompt_hash,
+                    tools_hash=tools_hash,
+                    profile_fingerprint=self.fingerprint,
+                    advisory=profile.advisory,
+                    metadata={**standing, **(metadata or {})},
+                )
             )
-        )
         return session
+
+    def _profile_for(
+        self, model: str, prompt_hash: str | None, tools_hash: str | None
+    ) -> tuple[Profile, dict[str, str]]:
+        """The profile that a session runs with; an artifact that does not fit only advises, and the log says why."""
+        if self.artifact is None:
+            return self.profile, {}
+        profile, found = activate(self.artifact, model=model or None, prompt_hash=prompt_hash, tools_hash=tools_hash)
+        if found.status == "advisory":
+            log.warning("the profile only advises: %s", " ".join(found.reasons))
+        if self.profile.advisory and not profile.advisory:
+            profile = self.profile
+        return profile, {"profile_status": found.status}
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the artifact, or of the profile alone, in hex: what recordings name."""
+        return self.artifact.fingerprint if self.artifact is not None else profile_fingerprint(self.profile)
 
     @property
     def processors(self) -> tuple[Processor, ...]:

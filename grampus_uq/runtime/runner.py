@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -10,10 +9,11 @@ from typing import Any
 
 import anyio
 
+from grampus_uq.artifacts import prompt_hash, tools_hash
 from grampus_uq.errors import ApprovalError, ConfigurationError, SessionError, UncertaintyError
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
-from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage, canonical_json
+from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage
 from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalPolicy
 from grampus_uq.runtime.deciding import apply_decisions, apply_expiry, apply_guidance, take_decisions
 from grampus_uq.runtime.effects import ToolEffects
@@ -277,8 +277,8 @@ class AgentRunner:
             state.agent_id,
             snapshot=state.belief,
             model=agent.model,
-            prompt_hash=hashlib.sha256(agent.system_prompt.encode()).hexdigest(),
-            tools_hash=hashlib.sha256(canonical_json(self.schemas()).encode()).hexdigest(),
+            prompt_hash=prompt_hash(agent.system_prompt),
+            tools_hash=tools_hash(self.schemas()),
         )
         self.monitor.bind(session)
         return session
