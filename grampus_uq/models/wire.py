@@ -271,7 +271,7 @@ def _tool_call(call: Any) -> ToolCall:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments, parse_constant=_no_constant) if arguments.strip() else {}
+            arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
             _refuse(f"calls the tool {name!r:.100} with arguments that are not JSON", arguments)
         arguments = mended(arguments)
@@ -281,10 +281,6 @@ def _tool_call(call: Any) -> ToolCall:
         _refuse(f"calls the tool {name!r:.100} with arguments that are not a JSON object", arguments)
     call_id = call.get("id")
     return ToolCall(id=call_id if isinstance(call_id, str) else "", name=name, arguments=arguments)
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _list(value: Any, field: str) -> list[Any]:

@@ -190,19 +190,20 @@ def refusing(*parameters: str, status: int = 400) -> Behaviour:
 
 
 def hanging(request: Request, server: Loopback) -> Reply:
-    """Takes the request and says nothing until the test is over."""
-    server.stop.wait(60)
-    return as_json(chat())
+    """Takes the request and says nothing for 6 s: a client without a deadline would get a good answer after all."""
+    server.stop.wait(6)
+    return as_json(chat("late"))
 
 
 def dripping(request: Request, server: Loopback) -> Reply:
-    """Sends one byte of a good answer every 20 ms: never silent, never done."""
+    """Sends a good answer in small pieces, 6 s long: never silent, and slow to end."""
+    body = json.dumps(chat("late")).encode()
 
     def pieces() -> Iterator[bytes]:
-        for byte in json.dumps(chat("x" * 10_000)).encode():
-            if server.stop.wait(0.02):
+        for start in range(0, len(body), 2):
+            if server.stop.wait(12 / len(body)):
                 return
-            yield bytes([byte])
+            yield body[start : start + 2]
 
     return Reply(body=pieces())
 

@@ -93,6 +93,10 @@ def test_a_damaged_cached_file_is_replaced(shelf: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_damaged_after_it_was_checked_is_noticed(shelf: Path) -> None:
     make_wheel(shelf)
     path = find_model_file(quiet, source=TINY)
+    told: list[str] = []
+    for _ in range(2):
+        find_model_file(lambda stage, done, total: told.append(stage), source=TINY)
+    assert told.count("verify") == 1, "it is read once a process"
     path.write_bytes(b"GGUF" + bytes(TINY.size - 4))
     os.utime(path, ns=(time.time_ns(), time.time_ns() + 10_000_000_000))
     assert find_model_file(quiet, source=TINY).read_bytes() == CONTENT
