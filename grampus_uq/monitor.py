@@ -83,11 +83,12 @@ class UncertaintyMonitor:
     act on the session of the current context, so two tasks that share a monitor never see each other.
 
     Give either a fitted `profile` (or the artifact that holds it, which is checked against each session's model, prompt
-    and tools, and then acts, only advises, or is refused), or `estimator`, `propagator` and `policy` (each with the guide's defaults). `tracer`
-    takes a `GrampusTracer`, an OpenTelemetry tracer, or an object with such a `_tracer`. `signals` adds signals of your
-    own, `equivalence` says when two sampled answers agree, `repairs` asks again for a stated confidence, `speculative`
-    draws the slow path's first samples beside P(True). `budget` bounds every signal, `budgets` one by name;
-    `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory` observes and stops nothing.
+    and tools, and then acts, only advises, or is refused), or `estimator`, `propagator` and `policy` (each with the
+    guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, or an object with such a `_tracer`.
+    `signals` adds signals of your own, `equivalence` says when two sampled answers agree, `repairs` asks again for a
+    stated confidence, `speculative` draws the slow path's first samples beside P(True). `budget` bounds every signal,
+    `budgets` one by name; `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory`
+    observes and stops nothing.
     """
 
     def __init__(
