@@ -51,7 +51,7 @@ def regularized_incomplete_beta(a: float, b: float, x: npt.ArrayLike) -> FloatAr
 
     For whole b and both parameters up to 64 it is the finite sum `x^a sum_{j<b} (a)_j / j! (1-x)^j`, all terms
     positive; otherwise the continued fraction, taken on the side of the mean where it converges fast. Relative error
-    below 1e-11 for parameters from 0.02 to 400, 1e-13 for those of common scores; values below 1e-280 may become 0.
+    below 1e-11 for parameters from 0.02 to 400, 1e-13 for those of common scores; values below 1e-270 may lose digits.
 
     Args:
         a, b: parameters, > 0 and finite.

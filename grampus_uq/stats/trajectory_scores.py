@@ -55,9 +55,10 @@ class ForecastTraces:
     lengths: IntArray
 
     def __post_init__(self) -> None:
-        forecasts, lengths = np.asarray(self.forecasts, dtype=np.float64), np.asarray(self.lengths, dtype=np.int64)
-        if lengths.ndim != 1 or (lengths < 1).any():
-            raise ConfigurationError.of("lengths", "ForecastTraces", "one-dimensional and at least 1", self.lengths)
+        forecasts, given = np.asarray(self.forecasts, dtype=np.float64), np.asarray(self.lengths)
+        if given.ndim != 1 or not ((given >= 1) & (given == np.floor(given))).all():
+            raise ConfigurationError.of("lengths", "ForecastTraces", "whole numbers of at least 1", self.lengths)
+        lengths = given.astype(np.int64)
         if forecasts.shape != (lengths.sum(),):
             rule = f"one number a step, {lengths.sum()} in all"
             raise ConfigurationError.of("forecasts", "ForecastTraces", rule, forecasts.shape)

@@ -8,7 +8,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
@@ -22,6 +22,7 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 500), st.integers(0, 99))
 def test_every_draw_takes_n_units_and_blocks_do_not_change_the_draws(n, draws, cells, seed):
     whole = np.concatenate(list(count_blocks(n, draws, rng(seed))))

@@ -88,6 +88,9 @@ def test_temperature_and_beta_equal_scikit_learns_unpenalised_regressions(seed):
     model.fit(np.column_stack([np.log(p), -np.log1p(-p)]), y, sample_weight=w)
     assert (model.coef_ > 0).all()
     fitted = fit_beta(p, y, weights=w, l2=0.0)
+    inside = DENSE[1:-1]
+    expected = model.predict_proba(np.column_stack([np.log(inside), -np.log1p(-inside)]))[:, 1]
+    assert fitted(inside) == pytest.approx(expected, abs=1e-7)
     assert (fitted.a, fitted.b) == pytest.approx(tuple(model.coef_[0]), abs=1e-7)
     assert fitted.intercept == pytest.approx(model.intercept_[0], abs=1e-7)
 
@@ -139,6 +142,13 @@ def test_a_general_optimiser_finds_no_better_map_than_the_fit(score, seed):
     )
     assert loss([fitted.intercept, fitted.slope]) <= found.fun + 1e-10
     assert (fitted.intercept, fitted.slope) == pytest.approx(tuple(found.x), abs=1e-4)
+
+
+def test_bounded_scores_start_from_the_logistic_fit_because_they_have_lesser_hills():
+    """Climbing from the base rate ends at slope .87 and a worse score; found by search over small samples."""
+    z = np.array([10.0, 1.0, 0.0, -1.0, -2.0, 0.0, -1.0, 3.0])
+    fitted = fit_platt(logistic(z), [1, 0, 0, 1, 0, 1, 1, 1], score=BetaScore(a=2, b=4), l2=0.01)
+    assert fitted.slope == pytest.approx(8.669, abs=0.01)
 
 
 def ragged(seed: int, n: int = 600) -> tuple[ForecastTraces, np.ndarray, list[str]]:

@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -38,6 +38,7 @@ def finite(scores):
     return np.clip(scores, -1e300, 1e300)
 
 
+@settings(max_examples=60)
 @given(both_classes)
 def test_auroc_and_auprc_equal_scikit_learn_on_ties(rows):
     scores, labels = split(rows)
@@ -45,6 +46,7 @@ def test_auroc_and_auprc_equal_scikit_learn_on_ties(rows):
     assert auprc(scores, labels) == pytest.approx(average_precision_score(labels, finite(scores)), abs=1e-12)
 
 
+@settings(max_examples=60)
 @given(both_classes, st.data())
 def test_weighted_auroc_and_auprc_equal_scikit_learn(rows, data):
     scores, labels = split(rows)
@@ -101,6 +103,7 @@ def test_tiny_weights_do_not_underflow_into_an_undefined_area():
     assert auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1], weights=[1e-200] * 4) == pytest.approx(0.875)
 
 
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([0.1, 0.5, 0.9]), st.booleans()), min_size=1, max_size=6))
 def test_aurc_is_the_mean_over_every_order_of_the_tied_trajectories(rows):
     """Brute force: all permutations that sort by confidence, each scored by the definition."""
@@ -133,6 +136,7 @@ def test_a_constant_forecast_has_the_base_rate_row_of_the_paper(successes, n, pr
     assert aurc(constant, correct) == pytest.approx(printed_aurc, abs=5e-4)
 
 
+@settings(max_examples=60)
 @given(both_classes, st.randoms(use_true_random=False))
 def test_row_order_and_increasing_transforms_change_nothing(rows, random):
     scores, labels = split(rows)
@@ -148,6 +152,7 @@ def test_row_order_and_increasing_transforms_change_nothing(rows, random):
         assert metric(ranks, other_labels) == metric(other_scores, other_labels)
 
 
+@settings(max_examples=60)
 @given(both_classes)
 def test_turning_scores_and_labels_around_keeps_the_auroc(rows):
     scores, labels = split(rows)
@@ -155,6 +160,7 @@ def test_turning_scores_and_labels_around_keeps_the_auroc(rows):
     assert auroc(-scores, labels) == pytest.approx(1 - auroc(scores, labels), abs=1e-12)
 
 
+@settings(max_examples=60)
 @given(both_classes, st.integers(0, 2**32 - 1))
 def test_a_row_of_counts_is_the_sample_written_out(rows, seed):
     """What the bootstrap relies on: weighting by counts equals repeating the trajectories."""

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
@@ -69,6 +69,7 @@ def test_the_pac_rank_equals_brute_force_on_the_whole_grid(alpha, delta):
         assert pac_rank(n, float(alpha), float(delta)) == brute_force_pac_rank(n, alpha, delta), n
 
 
+@settings(max_examples=50)
 @given(st.floats(1e-4, 0.9999), st.floats(1e-6, 0.9999))
 def test_a_pac_rank_exists_exactly_from_the_smallest_n_on(alpha, delta):
     least = smallest_n_for_pac(alpha, delta)
@@ -95,6 +96,7 @@ def test_the_smallest_n_that_the_methods_page_states():
     assert smallest_n_for_pac(0.9, 0.99) == 1
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 3000), st.floats(0.01, 0.6), st.floats(0.01, 0.5))
 def test_the_pac_rank_is_never_below_the_quantile_and_grows_with_caution(n, alpha, delta):
     rank = pac_rank(n, alpha, delta)
@@ -106,6 +108,7 @@ def test_the_pac_rank_is_never_below_the_quantile_and_grows_with_caution(n, alph
         assert rank >= math.floor(n * (1 - alpha))
 
 
+@settings(max_examples=50)
 @given(
     st.integers(0, 4000),
     st.one_of(st.sampled_from([0.0, 1.0, 0.5]), st.floats(1e-6, 1 - 1e-6)),
@@ -137,6 +140,7 @@ def test_a_hundred_thousand_trials_keep_thirteen_digits():
     assert np.exp(binomial_log_pmf(100_000, 0.05)).sum() == pytest.approx(1.0, abs=1e-12)
 
 
+@settings(max_examples=50)
 @given(st.integers(1, 2000), st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.95, 0.999]))
 def test_the_clopper_pearson_interval_equals_scipys(n, share, level):
     k = round(share * n)
@@ -155,6 +159,7 @@ def test_the_clopper_pearson_interval_covers_every_p_by_exact_enumeration(p):
     assert 0.9 <= covered < 0.99
 
 
+@settings(max_examples=50)
 @given(st.lists(st.floats(allow_nan=False), max_size=60), st.floats(0.01, 0.99))
 def test_the_conformal_quantile_is_the_sorted_value_at_its_rank_or_infinite(values, alpha):
     rank = conformal_rank(len(values), alpha)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate
 
@@ -78,6 +78,7 @@ def test_sabotage_the_grid_catches_scores_that_are_not_strictly_proper(sabotage)
 
 
 @every_score
+@settings(max_examples=50)
 @given(st.floats(0.001, 0.999), st.floats(0.001, 0.999))
 def test_every_lie_costs_and_more_than_rounding(score, truth, report):
     regret = float(expected_score(score, truth, truth) - expected_score(score, report, truth))
@@ -97,6 +98,7 @@ def test_the_beta_branches_are_the_threshold_integrals(a, b, p):
     assert float(score.failure(np.array(p))) == pytest.approx(-failure, abs=1e-10)
 
 
+@settings(max_examples=50)
 @given(st.floats(0.2, 9), st.floats(0.2, 9))
 def test_the_floors_of_the_beta_family_are_beta_functions(a, b):
     """App. J.2: s(0, 1) = -B(a, b + 1), s(1, 0) = -B(a + 1, b); right answers at the ends cost nothing."""
@@ -106,6 +108,7 @@ def test_the_floors_of_the_beta_family_are_beta_functions(a, b):
     assert score.failure(ends) == pytest.approx([0.0, -beta_function(a + 1, b)], rel=1e-12, abs=1e-300)
 
 
+@settings(max_examples=50)
 @given(st.floats(0, 1))
 def test_beta_one_one_is_half_of_brier(p):
     point, half = np.array(p), BetaScore(a=1, b=1)
@@ -154,6 +157,7 @@ def test_right_and_certain_is_the_best_and_missing_stays_missing(score):
 
 
 @every_schedule
+@settings(max_examples=50)
 @given(st.integers(1, 3000))
 def test_weights_are_positive_and_sum_to_one(schedule, length):
     step = np.arange(1.0, length + 1)

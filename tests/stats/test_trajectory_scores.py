@@ -53,7 +53,7 @@ def by_hand(trace, y, score, schedule, full_length=None):
 
 @every_score
 @every_schedule
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(trace_lists, st.integers(0, 2**32 - 1))
 def test_the_ragged_batch_equals_the_definition_step_by_step(score, schedule, rows, seed):
     rng = np.random.default_rng(seed)
@@ -100,7 +100,7 @@ inner = st.floats(0.01, 0.99)
 
 @every_score
 @every_schedule
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(inner, inner, inner, inner, inner, inner)
 def test_the_truthful_process_is_the_unique_best_report(score, schedule, chance, high, low, first, at_high, at_low):
     """Theorem 4.1 on every two-step process, exactly."""
@@ -214,7 +214,7 @@ def test_the_score_tells_apart_what_rank_metrics_cannot():
 
 @every_score
 @every_schedule
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     st.lists(forecasts, min_size=1, max_size=10), st.lists(st.booleans(), min_size=1, max_size=10), st.integers(0, 9)
 )
@@ -233,6 +233,7 @@ def test_exact_is_the_average_over_continuation_branches(score, schedule, prefix
 
 
 @every_schedule
+@settings(max_examples=40)
 @given(trace_lists, st.integers(0, 2**32 - 1))
 def test_exact_minus_simple_is_the_weighted_log_odds(schedule, rows, seed):
     """Eq. 17."""
@@ -271,7 +272,7 @@ def test_simple_is_not_a_lower_bound_of_the_complete_score():
 
 @every_score
 @every_schedule
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(trace_lists, st.integers(0, 2**32 - 1))
 def test_artificial_censoring_decomposes_exactly(score, schedule, rows, seed):
     rng = np.random.default_rng(seed)
@@ -322,7 +323,7 @@ def test_the_artificial_censoring_sweep_holds_on_real_scores(name):
 
 @every_score
 @every_schedule
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(st.lists(forecasts, min_size=1, max_size=30), st.floats(0, 1), st.integers(0, 20))
 def test_the_stream_equals_the_batch_at_every_prefix(score, schedule, trace, q, unseen):
     state = TpsState()
@@ -368,6 +369,7 @@ def test_a_missing_forecast_skips_its_trajectory_alone():
     assert traces.select(~traces.missing).forecasts.tolist() == [0.5]
 
 
+@settings(max_examples=40)
 @given(st.floats(0.01, 0.99), st.lists(st.integers(1, 40), min_size=2, max_size=60))
 def test_a_constant_stream_ties_whatever_the_lengths(p, lengths):
     """Averages of 0.8 over 3 and over 7 steps differ in the last bit; a rank metric must not read that bit."""
@@ -382,10 +384,11 @@ def test_a_constant_stream_ties_whatever_the_lengths(p, lengths):
 
 
 def test_equal_averages_of_round_numbers_tie():
-    traces = ForecastTraces.of([[0.7, 0.8, 0.9], [0.9, 0.7, 0.8], [0.8]])
+    traces = ForecastTraces.of([[0.3, 0.7, 0.1, 0.6], [0.1, 0.6, 0.3, 0.7]])
     assert len(set(mean_forecast(traces))) == 1
 
 
+@settings(max_examples=40)
 @given(trace_lists)
 def test_the_scalars_are_what_their_names_say(rows):
     traces = ForecastTraces.of(rows)
@@ -397,6 +400,7 @@ def test_the_scalars_are_what_their_names_say(rows):
     assert ((weighted_forecast(traces) >= 0) & (weighted_forecast(traces) <= 1)).all()
 
 
+@settings(max_examples=40)
 @given(trace_lists, st.randoms(use_true_random=False))
 def test_row_order_changes_nothing(rows, random):
     order = list(range(len(rows)))
@@ -427,6 +431,7 @@ def test_no_trajectory_gives_no_score():
         (lambda: ForecastTraces.of([[0.5], []]), "lengths"),
         (lambda: ForecastTraces.of([[0.5, 85.0]]), "divide by 100"),
         (lambda: ForecastTraces(forecasts=np.array([0.1, 0.2]), lengths=np.array([1])), "forecasts"),
+        (lambda: ForecastTraces(forecasts=np.array([0.1, 0.2]), lengths=np.array([2.7])), "whole numbers"),
         (lambda: tps(ForecastTraces.of([[0.5]]), [np.nan]), "tps_exact or tps_simple"),
         (lambda: tps(ForecastTraces.of([[0.5]]), [0.5]), "outcomes"),
         (lambda: tps(ForecastTraces.of([[0.5]]), [1, 1]), "outcomes"),
