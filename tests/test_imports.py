@@ -1,0 +1,95 @@
+"""Importing costs nothing that is not used: no framework, no client, no exporter; and every public name is there."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import grampus_uq
+
+# What must not be loaded before somebody uses it.
+HEAVY = (
+    "litellm",
+    "grpc",
+    "httpx",
+    "openai",
+    "langchain",
+    "langchain_core",
+    "langgraph",
+    "agents",
+    "pydantic_ai",
+    "opentelemetry.sdk",
+    "opentelemetry.exporter",
+    "sklearn",
+    "scipy",
+    "matplotlib",
+    "pyarrow",
+    "xllamacpp",
+    "psycopg",
+    "redis",
+    "numpy",
+    "click",
+    "rich",
+)
+WATCH = """
+    from grampus_uq import Reading, UncertaintyEstimator, UncertaintyMonitor, UncertaintyPolicy, elicit_confidence
+    import anyio
+    policy = UncertaintyPolicy(enable_semantic_sampling=True)
+    session = UncertaintyMonitor(policy=policy).session("s")
+    anyio.run(session.observe_llm_response, "Confidence: 60%", "l")
+    session.would_allow("send_email")
+"""
+
+
+def loaded(program: str) -> list[str]:
+    """The modules that a fresh interpreter holds after a program."""
+    body = f"{textwrap.dedent(program)}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", body], check=True, capture_output=True, text=True, timeout=120)
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("program", ["import grampus_uq", WATCH], ids=["import", "watching a step"])
+def test_neither_importing_nor_watching_loads_what_it_does_not_use(program):
+    found = loaded(program)
+    heavy = [name for name in found if any(name == root or name.startswith(f"{root}.") for root in HEAVY)]
+    assert heavy == []
+
+
+def test_importing_the_package_loads_none_of_its_modules():
+    assert [name for name in loaded("import grampus_uq") if name.startswith("grampus_uq.")] == []
+
+
+def test_the_probe_sees_what_is_loaded():
+    """A test of the test: a program that does load httpx is caught."""
+    assert "httpx" in loaded("import grampus_uq, httpx")
+
+
+@pytest.mark.parametrize("name", grampus_uq.__all__)
+def test_every_public_name_is_there_and_comes_from_where_it_is_said_to(name):
+    home = importlib.import_module(f"grampus_uq.{grampus_uq._HOME[name]}")
+    assert getattr(grampus_uq, name) is getattr(home, name)
+    assert name in dir(grampus_uq)
+
+
+def test_the_public_names_are_sorted_and_listed_alike_everywhere():
+    assert list(grampus_uq.__all__) == sorted(grampus_uq._HOME) == list(grampus_uq._HOME)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'Nonsense'"):
+        _ = grampus_uq.Nonsense
+    with pytest.raises(ImportError):
+        exec("from grampus_uq import Nonsense")
+
+
+def test_the_tracer_is_found_in_the_telemetry_package_too():
+    telemetry = importlib.import_module("grampus_uq.telemetry")
+    assert telemetry.GrampusTracer is grampus_uq.GrampusTracer
+    with pytest.raises(AttributeError, match="Nonsense"):
+        _ = telemetry.Nonsense
