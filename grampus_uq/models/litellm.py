@@ -16,7 +16,6 @@ from grampus_uq.errors import (
     MissingDependencyError,
     ModelError,
     ModelTimeoutError,
-    UnsupportedByModelError,
 )
 from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
 from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, with_what_is_left
@@ -35,7 +34,7 @@ class LiteLLMModel:
     litellm takes seconds to import and binds its connections to the first event loop it sees. So it is imported on the
     first call (or in `warmup`) by a thread with an event loop of its own, which all these models share, and it runs
     there. Its hidden retries are switched off; a call has one deadline. What a model refuses is left out and learnt as
-    in `OpenAICompatibleModel`; litellm's own list of what a model takes is asked first.
+    in `OpenAICompatibleModel`; what litellm's own list says that a model does not take is not even sent.
 
     Two settings are made when this is what imports litellm: it does not fetch its price list from the network
     (`LITELLM_LOCAL_MODEL_COST_MAP`, unless the user set it), and it does not print help texts.
@@ -166,7 +165,6 @@ class LiteLLMModel:
         import openai  # litellm brings it, and all that litellm raises on purpose derives from its base
 
         try:
-            _refuse_unknown(litellm, name, options)
             reply = await litellm.acompletion(
                 model=name,
                 messages=messages,
@@ -219,16 +217,6 @@ def _litellm() -> Any:
     if first:
         litellm.suppress_debug_info = True  # otherwise errors print links to standard output
     return litellm
-
-
-def _refuse_unknown(litellm: Any, name: str, options: CallOptions) -> None:
-    """Refuse here what litellm knows that the model does not take; litellm knows nothing of some providers."""
-    known = litellm.get_supported_openai_params(model=name)
-    if known is None:
-        return
-    for parameter in sorted(options.sent() & {"logprobs", "temperature", "tools", "response_format", "n"}):
-        if parameter not in known:
-            raise UnsupportedByModelError(f"litellm says that {name!r} does not take {parameter}.", parameter=parameter)
 
 
 def _priced(litellm: Any, name: str, response: ModelResponse) -> ModelResponse:

@@ -155,17 +155,31 @@ def test_a_refused_parameter_is_left_out_and_learnt_once(run: Runner, parameter:
 
 
 def test_what_litellm_knows_to_be_missing_is_not_even_sent(run: Runner) -> None:
-    model = LiteLLMModel("anthropic/claude-3-haiku-20240307", api_key=KEY, api_base="http://127.0.0.1:1")
+    reply = {
+        "id": "m1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-3-haiku-20240307",
+        "content": [{"type": "text", "text": "Paris"}],
+        "stop_reason": "end_turn",
+        "usage": {"input_tokens": 12, "output_tokens": 3},
+    }
+    with serving(lambda r, s: as_json(reply)) as server:
+        model = LiteLLMModel("anthropic/claude-3-haiku-20240307", api_key=KEY, api_base=server.api_base)
 
-    async def main() -> None:
-        with pytest.raises(UnsupportedByModelError) as caught:
-            await model.samples(messages=ASK, n=2)
-        assert caught.value.parameter == "n"
-        with pytest.raises(ModelError) as unreachable:
-            await model.complete(messages=ASK, top_logprobs=5, timeout_s=20)
-        assert not isinstance(unreachable.value, UnsupportedByModelError), "logprobs were left out, then it was asked"
+        async def main() -> ModelResponse:
+            with pytest.raises(UnsupportedByModelError) as caught:
+                await model.samples(messages=ASK, n=2)
+            assert caught.value.parameter == "n"
+            return await model.complete(messages=ASK, top_logprobs=5, temperature=0.5)
 
-    run(main)
+        response = run(main)
+        assert (response.content, response.logprobs) == ("Paris", None)
+        assert response.token_usage.total_tokens == 15
+        assert server.hits == 1
+        assert "logprobs" not in server.requests[0].body
+        assert server.requests[0].body["temperature"] == 0.5
+        assert set(model.capabilities().refused) == {"logprobs"}
 
 
 def test_a_rate_limit_is_ours_and_is_not_retried(run: Runner) -> None:
