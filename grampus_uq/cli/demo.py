@@ -40,12 +40,8 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     metavar="FILE",
     help="Your own questions: .jsonl or .csv with the fields question, answer, and if wanted id and topic.",
 )
-@click.option(
-    "--model", default="local", show_default=True, help="Any model that litellm knows; local: the embedded one."
-)
-@click.option(
-    "--api-base", metavar="URL", help="An OpenAI-compatible server, asked for --model (key: GRAMPUS_UQ_API_KEY)."
-)
+@click.option("--model", metavar="NAME", help="Any model that litellm knows.  [default: local, the embedded one]")
+@click.option("--api-base", metavar="URL", help="An OpenAI-compatible server to ask, for --model if that is given.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Limit of an answer.  [default: 24 embedded, else 1024]")
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Questions at a time.")
 @click.option("--advisory", is_flag=True, help="Hold nothing, only record what would have been held.")
@@ -57,21 +53,21 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     help="Text that the recording keeps.  [default: full, and hashed for your own questions]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
-def command(model: str, api_base: str | None, max_tokens: int | None, as_json: bool, **options: Any) -> None:
+def command(model: str | None, api_base: str | None, max_tokens: int | None, as_json: bool, **options: Any) -> None:
     """Let a model answer questions and publish what the monitor allows.
 
     The questions are the capitals of all members of the United Nations, the symbols of all elements, and graded
     arithmetic. Each answer is an agent's run: the model answers, the monitor reads its signals, and publish_answer,
     which cannot be undone, is held or released by the policy. Then the answer key says who was right.
     """
-    embedded = model == "local" and api_base is None
-    limit = max_tokens or (_EMBEDDED_TOKENS if embedded else _OTHER_TOKENS)
-    plan = plan_demo(model=model, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)
+    name = model or ("local" if api_base is None else "")
+    limit = max_tokens or (_EMBEDDED_TOKENS if name == "local" and api_base is None else _OTHER_TOKENS)
+    plan = plan_demo(model=name, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)
     answers: list[Answered] = []
     started = time.monotonic()
     interrupted, failure = False, None
     with _shown(Screen(len(plan.questions))) as screen:
-        client = open_model(model, api_base=api_base, timeout_s=_MODEL_TIMEOUT_S, progress=screen.on_progress)
+        client = open_model(name, api_base=api_base, timeout_s=_MODEL_TIMEOUT_S, progress=screen.on_progress)
 
         def on_answered(answered: Answered) -> None:
             answers.append(answered)

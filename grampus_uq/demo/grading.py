@@ -7,6 +7,7 @@ number exactly. Everything is linear in the length of the answer, of which the f
 
 from __future__ import annotations
 
+import functools
 import re
 import unicodedata
 from collections import Counter
@@ -79,11 +80,9 @@ def normalised(text: str) -> str:
 
 def _claims_words(key: Key, answer: str) -> bool:
     text = f" {normalised(answer)} "
-    subject = normalised(key.subject).removeprefix("the ")
-    if subject:
-        text = re.sub(rf" (of|in|for)(?: the)? {re.escape(subject)}(?= )", r" \1", text)
-    accepted = {normalised(name) for name in key.accepted}
-    rivals = {normalised(name) for name in key.rivals} - accepted
+    accepted = _normalised_all(frozenset(key.accepted))
+    rivals = _normalised_all(key.rivals) - accepted
+    text = _without_echo(text, normalised(key.subject).removeprefix("the "), accepted)
     for name in accepted | rivals:
         if f" {name} " in text:
             text = re.sub(rf" {_DENIAL} {re.escape(name)}(?= )", "", text)
@@ -92,6 +91,21 @@ def _claims_words(key: Key, answer: str) -> bool:
     for name in sorted(accepted, key=len, reverse=True):  # what is inside an accepted name is no rival of it
         text = text.replace(f" {name} ", " ")
     return not any(f" {rival} " in text for rival in rivals)
+
+
+def _without_echo(text: str, subject: str, accepted: frozenset[str]) -> str:
+    """The text without the subject of the question; where that is part of the answer too (Mexico City), with care."""
+    if not subject:
+        return text
+    said = re.escape(subject)
+    if not any(f" {subject} " in f" {name} " for name in accepted):
+        return re.sub(rf" {said}s?(?= )", "", text)
+    return re.sub(rf" (?:(?:of|in|for)(?: the)? {said}|{said}s)(?= )", "", text)
+
+
+@functools.lru_cache(maxsize=256)
+def _normalised_all(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(normalised(name) for name in names)
 
 
 def _claimed_symbols(answer: str, known: set[str] | frozenset[str]) -> set[str]:

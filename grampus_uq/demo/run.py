@@ -134,22 +134,25 @@ async def attend(work: Attended, questions: Sequence[Question], on_answered: Cal
     as cancelled.
     """
     waiting = iter(questions)
-    in_a_row: list[ModelError] = []
+    in_a_row = 0
+    reason_to_end: ModelError | None = None
 
     async def attend_next(most_failures: int) -> bool:
         """Take the next question; False when there is none, or when too many failed."""
-        question = next(waiting, None)
-        if question is None or len(in_a_row) >= most_failures:
+        nonlocal in_a_row, reason_to_end
+        question = next(waiting, None) if reason_to_end is None else None
+        if question is None:
             return False
         try:
             answered = await _attend_one(work, question)
+            in_a_row = 0
         except _NoAnswerError as failure:
-            in_a_row.append(failure.error)
             answered = failure.answered
-        else:
-            in_a_row.clear()
+            in_a_row += 1
+            if in_a_row >= most_failures:
+                reason_to_end = failure.error
         on_answered(answered)
-        return len(in_a_row) < most_failures
+        return reason_to_end is None
 
     async def attend_all() -> None:
         while await attend_next(_FAILURES_IN_A_ROW):
@@ -162,8 +165,8 @@ async def attend(work: Attended, questions: Sequence[Question], on_answered: Cal
                     group.start_soon(attend_all)
         except ExceptionGroup as errors:
             raise _first_of(errors) from None  # as it came: the others ended because of it
-    if in_a_row and (len(in_a_row) >= _FAILURES_IN_A_ROW or len(in_a_row) == len(questions)):
-        raise in_a_row[-1]
+    if reason_to_end is not None:
+        raise reason_to_end
 
 
 def _first_of(error: Exception) -> Exception:
@@ -210,6 +213,8 @@ async def _answer_and_publish(work: Attended, question: Question, session: Sessi
     prompt = [Message(role=Role.USER, content=question.text)]
     reply = await _ask_patiently(work, prompt)
     answer = reply.content.strip()
+    if not answer:
+        raise ModelError(f"The model answered nothing (it may have up to {work.max_tokens} tokens: --max-tokens).")
     assessment, _ = await session.observe_llm_response(
         answer,
         ANSWER_STEP,

@@ -129,7 +129,7 @@ def _report_parts(report: DemoReport, plan: DemoPlan, seconds: float, interrupte
     done = f"{report.answered} of {len(plan.questions)}" if report.answered < len(plan.questions) else report.answered
     right = _share(report.right, report.answered)
     yield Text(
-        f"{printable(plan.model)}: {done} questions answered in {seconds:.0f} s, {right} right "
+        f"{printable(plan.model) or 'The server'}: {done} questions answered in {seconds:.0f} s, {right} right "
         f"(drawn from {plan.out_of}, seed {plan.seed})" + (" - interrupted" if interrupted else ""),
         style="bold",
     )

@@ -1,0 +1,71 @@
+"""Models for the demo's tests: they know some answers, and are as sure as a test wants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from grampus_uq import Message, ModelResponse
+from grampus_uq.demo.questions import Question
+from grampus_uq.demo.run import Attended, ReadingsOfAnswers, demo_policy
+from grampus_uq.engine import Profile
+from grampus_uq.monitor import UncertaintyMonitor
+from grampus_uq.protocols import ModelClient
+from grampus_uq.recording import RecordingProcessor
+from grampus_uq.testing import answer, top_logprobs
+
+SURE, UNSURE = 0.97, 0.3
+
+Reply = Callable[[Sequence[Message], Mapping[str, Any]], ModelResponse]
+
+
+def examinee(questions: Sequence[Question], sureness: Mapping[str, float], *, wrong: Sequence[str] = ()) -> Reply:
+    """A script for `ScriptedModel`: right on every question but `wrong`, with the sureness of the question's id.
+
+    Sureness is the probability of every token of the answer and of "True" when it is asked about itself.
+    """
+    by_text = {question.text: question for question in questions}
+
+    def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
+        asked = messages[-1].content or ""
+        question = by_text.get(asked) or next(one for text, one in by_text.items() if text in asked)
+        sure = sureness[question.id]
+        if asked != question.text:
+            return answer(
+                "True", logprobs=[top_logprobs({"True": sure, "False": 0.99 - sure}, chosen="True")], usage=(40, 1)
+            )
+        said = "I have no idea" if question.id in wrong else question.key.accepted[0]
+        return answer(said, logprobs=[top_logprobs({"x": sure, "y": 0.99 - sure}, chosen="x")] * 2, usage=(20, 2))
+
+    return reply
+
+
+def work_for(
+    client: ModelClient,
+    folder: Path,
+    *,
+    profile: Profile | None = None,
+    parallel: int = 4,
+) -> tuple[Attended, dict[str, str], RecordingProcessor]:
+    """What `attend` needs, what the tool was given (answers by question id), and the recording."""
+    readings, recording = ReadingsOfAnswers(), RecordingProcessor(folder, content="full")
+    published: dict[str, str] = {}
+
+    def publish(question: Question, text: str) -> str:
+        assert question.id not in published, "published twice"
+        published[question.id] = text
+        return "published"
+
+    monitor = UncertaintyMonitor(profile=profile or Profile(policy=demo_policy()), processors=[readings, recording])
+    work = Attended(
+        client=client,
+        model="scripted",
+        monitor=monitor,
+        readings=readings,
+        publish=publish,
+        run_id="demo-1",
+        parallel=parallel,
+        max_tokens=24,
+    )
+    return work, published, recording
