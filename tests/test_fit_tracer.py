@@ -94,10 +94,14 @@ def test_no_setting_on_a_coarse_grid_of_ones_own_is_better_by_much() -> None:
     assert fit.loss <= best + 1e-3
 
 
-def test_the_largest_weight_is_one_and_none_is_negative_whatever_the_runs_are() -> None:
-    for seed in range(5):
-        runs, failed, _ = made_up_runs(np.random.default_rng(seed), 16, signal="none")
-        failed = [True, False, *failed[2:]]
+def test_the_largest_weight_is_one_and_none_is_negative_even_where_risk_is_upside_down() -> None:
+    # Where failures have the lower risk, smaller weights would always lose less: the scale must not be given away.
+    def run(risk: float) -> Run:
+        agent = StepComponents(is_agent=True, repetition=risk / 2, agent_gap=risk)
+        return [agent, StepComponents(is_agent=False, user_gap=risk)]
+
+    runs = [run(risk) for risk in (0.1, 0.2, 0.8, 0.9)]
+    for failed in ([True, True, False, False], [False, False, True, True]):
         parameters = fit_tracer(runs, failed, rng=np.random.default_rng(0)).parameters
         weights = (parameters.alpha, parameters.beta, parameters.gamma)
         assert max(weights) == 1.0

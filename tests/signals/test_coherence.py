@@ -211,7 +211,9 @@ def test_answers_in_any_order_give_the_same_step() -> None:
     answers = [Observation(text=f"answer {name}", call_id=name) for name in ("c1", "c2", "c3")]
     expected = run_components([turn, *answers], HASHING)
     for order in ([2, 0, 1], [1, 2, 0], [2, 1, 0]):
-        assert run_components([turn, *(answers[i] for i in order)], HASHING) == expected
+        turned: list[TurnEvent] = [turn, *(answers[i] for i in order)]
+        assert run_components(turned, HASHING) == expected
+        assert live(turned, store=False)[1][-1].counterpart == "answer c1\nanswer c2\nanswer c3"
 
 
 def test_an_answer_that_comes_after_its_step_changes_no_step_but_is_remembered() -> None:
