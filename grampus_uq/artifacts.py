@@ -49,7 +49,6 @@ ANY: Final = "*"
 _FORMAT: Final = "grampus-uq-profile"
 _MAX_BYTES: Final = 64 * 2**20
 _PACKAGES: Final = ("grampus-uq", "numpy", "pydantic", "scikit-learn", "scipy")
-_TELLING: Final = ("estimator.enable_semantic_sampling",)  # fields in which "left alone" is not "set to the default"
 _strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -186,7 +185,7 @@ def activate(
 
 def profile_fingerprint(profile: Profile) -> str:
     """SHA-256, in hex, of the canonical content of a profile alone: equal for profiles that decide alike."""
-    return _digest(_profile_content(profile))
+    return _digest(profile.model_dump(mode="json"))
 
 
 def prompt_hash(text: str) -> str:
@@ -250,19 +249,12 @@ def load(path: str | os.PathLike[str]) -> ProfileArtifact:
     if fingerprint != _digest(document):
         reason = "does not belong to the content: the file was changed or damaged. Fit it again, or restore it."
         raise DataError(reason, path=name, field="fingerprint")
-    left_alone = document.pop("left_alone", [])
-    if not isinstance(left_alone, list) or not all(place in _TELLING for place in left_alone):
-        raise DataError(f"must be a list of {list(_TELLING)}. Got {left_alone!r:.80}.", path=name, field="left_alone")
     try:
-        artifact = ProfileArtifact.model_validate_json(json.dumps(document), strict=True)
+        return ProfileArtifact.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{first['msg']}. Got {reprlib.repr(first['input'])}.", path=name, field=field) from error
-    for place in left_alone:
-        owner, field = _owner(artifact.profile, place)
-        owner.model_fields_set.discard(field)
-    return artifact
 
 
 def _parse(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
@@ -295,25 +287,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _content(artifact: ProfileArtifact) -> dict[str, Any]:
-    rest = artifact.model_dump(mode="json", exclude={"profile"})
-    return {**_profile_content(artifact.profile), **rest}
-
-
-def _profile_content(profile: Profile) -> dict[str, Any]:
-    """Every value of the profile, defaults included, so that a later release with other defaults decides alike."""
-    left_alone = []
-    for place in _TELLING:
-        owner, field = _owner(profile, place)
-        if field not in owner.model_fields_set:
-            left_alone.append(place)
-    return {"profile": profile.model_dump(mode="json"), "left_alone": left_alone}
-
-
-def _owner(profile: Profile, place: str) -> tuple[BaseModel, str]:
-    parent, _, field = place.partition(".")
-    owner = getattr(profile, parent)
-    assert isinstance(owner, BaseModel)  # noqa: S101 (the places are named in this file)
-    return owner, field
+    """Every value, defaults included, so that a later release with other defaults decides alike."""
+    return artifact.model_dump(mode="json")
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -158,8 +158,6 @@ def at(*places: Any, value: Any = ...) -> Any:
         (at("fitted_for", "prompt_hash", value="abc"), "fitted_for.prompt_hash", "pattern"),
         (at("provenance", "created_at", value="2026-01-01T00:00:00"), "provenance.created_at", "timezone"),
         (at("provenance", "counts", value={"used": -1}), "provenance.counts.used", "greater than or equal to 0"),
-        (at("left_alone", value=["profile.__class__"]), "left_alone", "must be a list"),
-        (at("left_alone", value=5), "left_alone", "must be a list"),
         (at("unheard_of", value=1), "unheard_of", "not permitted"),
     ],
 )
@@ -188,7 +186,7 @@ def test_a_change_by_hand_is_noticed(tmp_path: Path, change: Any) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_refused_or_means_the_same(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "p.json"
     made = artifact()

@@ -94,6 +94,7 @@ def test_any_bytes_give_objects_or_an_error_with_path_and_line(tmp_path: Path, c
         (b'{"a": ' + b"9" * 5000 + b"}", 1, "not JSON"),
         (b'{"a": 1}\n\n{"a": "\xff"}', 3, "not UTF-8"),
         (b'{"a": 1}\n{"a": "\xc3', 2, "not UTF-8"),
+        (b'{"a"\xf0\x9f\x98\x80\xff\n\n', 1, "not UTF-8"),
         (b"[" * 100_000, 1, "nested too deeply"),
         (b"nonsense " * 100, 1, "not JSON"),
     ],

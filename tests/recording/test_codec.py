@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).with_name("golden_v1.jsonl")
 
 
 @given(events)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_event_comes_back_exactly(event: Event) -> None:
     line = encode(event)
     assert line.endswith(b"\n")
@@ -43,7 +43,7 @@ def test_the_order_of_keys_and_spaces_do_not_matter(event: Event, random: Any) -
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8")))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_whatever_the_bytes_a_line_is_an_event_or_a_data_error_with_its_place(line: bytes) -> None:
     with pytest.raises(DataError) as caught:
         decode(line, path="x.jsonl", number=7)
@@ -51,7 +51,7 @@ def test_whatever_the_bytes_a_line_is_an_event_or_a_data_error_with_its_place(li
 
 
 @given(events, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_line_with_one_byte_changed_is_read_or_refused_but_never_crashes(event: Event, data: st.DataObject) -> None:
     line = bytearray(encode(event))
     place = data.draw(st.integers(0, len(line) - 1))

@@ -290,6 +290,21 @@ def test_every_form_holds_the_same_table(tmp_path: Path, form: Any) -> None:
     assert [path.name for path in tmp_path.iterdir() if ".part" in path.name] == []
 
 
+def test_an_export_whose_recordings_break_on_the_way_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
+    record(tmp_path / "runs", "s1")
+    target = tmp_path / "table.csv"
+    target.write_text("old")
+
+    def damage(_: object) -> None:
+        with (tmp_path / "runs" / "s1.jsonl").open("ab") as stream:
+            stream.write(b"damage\n")
+
+    with pytest.raises(DataError, match=r"s1\.jsonl:9"):
+        export(tmp_path / "runs", target, "csv", on_run=damage)
+    assert target.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "table.csv"]
+
+
 def test_an_export_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     record(tmp_path / "runs", "s1")
     with (tmp_path / "runs" / "s1.jsonl").open("ab") as stream:
