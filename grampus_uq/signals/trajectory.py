@@ -103,13 +103,15 @@ class ComponentState:
     """What a session remembers for its components: JSON-able, and bounded however long the run is.
 
     `window`: the latest agent turns, latest last. `after_agent`: the latest complete step was the agent's.
-    `calls` and `observations`: digests of what was there before. `open`: the agent's turn that is not complete.
+    `calls` and `observations`: digests of what was there before. `settled`: digests of the latest calls of complete
+    turns, id and all, by which one that is reported late is recognised. `open`: the agent's turn that is not complete.
     """
 
     window: tuple[AgentText, ...] = ()
     after_agent: bool = False
     calls: tuple[str, ...] = ()
     observations: tuple[str, ...] = ()
+    settled: tuple[str, ...] = ()
     open: OpenTurn | None = None
 
 
@@ -126,10 +128,11 @@ def advance(state: ComponentState, event: TurnEvent, settings: ComponentSettings
     """Take one event of a run.
 
     An agent's turn completes the open one and opens itself. A proposed call joins the open turn, unless it is known
-    there (same id; without ids the same canonical form, or the same name without arguments); after the turn's
-    observations it opens a turn of its own. An observation joins the open turn; one of a call that the turn does not
-    have came too late to change a completed step: it is remembered and nothing else. A user's turn completes the open
-    turn and itself; a closing one is no step. `RunEnd` completes the open turn.
+    there (same id; without ids the same canonical form, or the same name without arguments) or was settled with an
+    earlier turn, as when the user's approval comes in between; after the turn's observations it opens a turn of its
+    own. An observation joins the open turn; one of a call that the turn does not have came too late to change a
+    completed step: it is remembered and nothing else. A user's turn completes the open turn and itself; a closing one
+    is no step. `RunEnd` completes the open turn.
 
     Nothing that a run contains makes it raise; log-probabilities that are none leave the surprisal None.
     """
@@ -202,7 +205,12 @@ def _close(state: ComponentState, settings: ComponentSettings) -> tuple[Componen
         return state, ()
     step = _observed(state, state.open)
     window = (*state.window, _said(state.open))[-settings.window :]
-    return replace(state, window=window, after_agent=True, open=None), (step,)
+    settled = (*state.settled, *(_settled_form(call.id, call.digest) for call in state.open.calls if call.id))
+    return replace(state, window=window, after_agent=True, settled=settled[-MAX_CALLS:], open=None), (step,)
+
+
+def _settled_form(call_id: str, digest: str) -> str:
+    return digest_of(f"{call_id}\n{digest}")
 
 
 def _said(turn: OpenTurn) -> AgentText:
@@ -213,6 +221,8 @@ def _propose(state: ComponentState, call: ToolCall, settings: ComponentSettings)
     turn = state.open
     if turn is not None and _position(turn, call) is not None:
         return _advanced(_with_id(state, turn, call), ())
+    if call.id and _settled_form(call.id[:_NAME_CHARACTERS], digest_of(call.canonical())) in state.settled:
+        return _advanced(state, ())
     if turn is None or turn.observations:
         closed, steps = _close(state, settings)
         return _advanced(_with_call(replace(closed, open=OpenTurn(text="")), call), steps)

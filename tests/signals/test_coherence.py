@@ -263,6 +263,23 @@ def test_the_same_call_twice_in_one_turn_is_a_duplicate_and_one_report_of_it_is_
     assert run_components([once, ProposedCall(call=call("find", "c1", a=1))], HASHING)[0].duplicate_call is False
 
 
+def test_a_call_that_runs_only_after_the_user_approved_it_is_not_counted_again() -> None:
+    made = call("refund", "c1", order=7)
+    events: list[TurnEvent] = [
+        AgentTurn(text="May I?", calls=(made,)),
+        UserTurn(text="Yes"),
+        ProposedCall(call=made),
+        Observation(text="Refunded", call_id="c1"),
+        AgentTurn(text="Done"),
+    ]
+    steps = run_components(events, HASHING)
+    assert [(step.is_agent, step.duplicate_call) for step in steps] == [(True, False), (False, None), (True, None)]
+    other = ProposedCall(
+        call=call("refund", "c1", order=8)
+    )  # an id that is used again for something else is a new call
+    assert len(run_components([*events[:2], other], HASHING)) == 3
+
+
 def test_closing_turns_are_no_steps_and_a_talkative_user_has_one_gap() -> None:
     events: list[TurnEvent] = [
         UserTurn(text="I want a refund"),
