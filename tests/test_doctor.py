@@ -297,8 +297,18 @@ def test_the_command_reports_a_server_that_is_not_there() -> None:
     assert "cannot be reached" in result.output
 
 
-def test_a_models_words_cannot_drive_the_terminal() -> None:
-    with serving(lambda r, s: as_json(chat("\x1b[2J\x07\r\u202eParis"))) as server:
+@pytest.mark.parametrize("place", ["text", "tool", "error"])
+def test_a_models_words_cannot_drive_the_terminal(place: str) -> None:
+    evil = "\x1b[2J\x07\r\u202eParis"
+
+    def behave(request: Request, server: Loopback) -> Reply:
+        if place == "error":
+            return as_json({"error": {"message": evil}}, 400)
+        if place == "tool" and "tools" in request.body:
+            return as_json(chat(None, tool_calls=[{"function": {"name": evil, "arguments": "{}"}}]))
+        return as_json(chat(evil if place == "text" else "Paris"))
+
+    with serving(behave) as server:
         result = invoked("doctor", "tiny", "--api-base", server.api_base)
     assert "Paris" in result.output
     assert not set("\x1b\x07\r\u202e") & set(result.output)

@@ -208,10 +208,11 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:
-    """The text without any of the secrets, on one line, at most 300 characters."""
+    """The text without any of the secrets and without control characters, on one line, at most 300 characters."""
     for secret in sorted((secret for secret in secrets if secret), key=len, reverse=True):
         text = text.replace(secret, "***")
-    return " ".join(text.split())[:300]
+    printable = "".join(char if char.isprintable() else " " for char in text[:2_000])
+    return " ".join(printable.split())[:300]
 
 
 def retry_after(value: str | None, now: datetime | None = None) -> float | None:
