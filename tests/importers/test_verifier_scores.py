@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import random
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
 from grampus_uq.importers import ScoreColumns, ScoreTable, read_scores, stream_scores
 from tests.importers.data import data_file
 
@@ -135,6 +136,14 @@ def test_parquet_gives_what_csv_gives(tmp_path: Path, types: str) -> None:
     np.testing.assert_array_equal(other.starts, plain.starts)
     np.testing.assert_allclose(other.scores, plain.scores, rtol=1e-6 if types == "other" else 0)
     np.testing.assert_array_equal(other.solved, plain.solved)
+
+
+def test_parquet_without_its_package_says_which_extra_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    with pytest.raises(MissingDependencyError, match=r"grampus-uq\[parquet\]"):
+        read_scores(table(tmp_path, b"PAR1", "t.parquet"))
 
 
 def test_wrong_cells_of_parquet_are_named_by_row_and_column(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
 from grampus_uq.events import DecisionEvent, Event, OutcomeEvent
 from grampus_uq.recording import (
     Label,
@@ -274,6 +276,8 @@ def test_a_step_without_evidence_has_no_fused_confidence(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("form", ["jsonl", "csv", "parquet"])
 def test_every_form_holds_the_same_table(tmp_path: Path, form: Any) -> None:
+    if form == "parquet":
+        parquet = pytest.importorskip("pyarrow.parquet", reason="the extra 'parquet' is not installed")
     record(tmp_path / "runs", "s1", "s2")
     rows = list(step_rows(tmp_path / "runs"))
     target = tmp_path / f"table.{form}"
@@ -285,9 +289,18 @@ def test_every_form_holds_the_same_table(tmp_path: Path, form: Any) -> None:
             back = list(csv.DictReader(stream))
         assert back == [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
     else:
-        parquet = pytest.importorskip("pyarrow.parquet", reason="the extra 'parquet' is not installed")
         assert parquet.read_table(target).to_pylist() == rows
     assert [path.name for path in tmp_path.iterdir() if ".part" in path.name] == []
+
+
+def test_parquet_without_its_package_says_which_extra_brings_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "runs", "s1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as if it were not installed
+    with pytest.raises(MissingDependencyError, match=r"grampus-uq\[parquet\]"):
+        export(tmp_path / "runs", tmp_path / "t.parquet", "parquet")
+    assert os.listdir(tmp_path) == ["runs"]
 
 
 def test_an_export_whose_recordings_break_on_the_way_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
