@@ -13,7 +13,6 @@ import click
 from grampus_uq.cli.model_progress import model_progress
 from grampus_uq.models.choose import open_model
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
-from grampus_uq.models.model_file import Progress
 from grampus_uq.models.probes import Finding
 
 __all__ = ["command"]
@@ -46,8 +45,7 @@ def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -
 
     Exit status: 0 when the model answers, 1 when it does not.
     """
-    with model_progress() as progress:
-        found = anyio.run(_examine, model, api_base, timeout_s, progress)
+    found = anyio.run(_examine, model, api_base, timeout_s)
     if as_json:
         click.echo(json.dumps(found.to_json(), ensure_ascii=False))
     else:
@@ -55,8 +53,11 @@ def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -
     sys.exit(0 if found.answers else 1)
 
 
-async def _examine(model: str, api_base: str | None, timeout_s: float, progress: Progress) -> Examination:
-    async with open_model(model, api_base=api_base, timeout_s=timeout_s, progress=progress) as client:
+async def _examine(model: str, api_base: str | None, timeout_s: float) -> Examination:
+    with model_progress() as progress:
+        client = open_model(model, api_base=api_base, timeout_s=timeout_s, progress=progress)
+        await client.warmup()
+    async with client:
         name = "" if api_base is None and model == "local" else model
         return await examine(client, model=name, timeout_s=timeout_s, tell=_tell)
 

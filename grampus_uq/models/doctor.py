@@ -84,7 +84,7 @@ async def examine(
     timeout_s: float = 30.0,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Examination:
-    """Try everything that the signals need on a model, with about 25 short calls.
+    """Try everything that the signals need on a model, with about 20 short calls.
 
     Parameters
     ----------
