@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from rich.live import Live
 from grampus_uq.demo.report import summarise
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.run import Answered
-from grampus_uq.demo.view import Screen, report_view
+from grampus_uq.demo.view import Screen, closing_lines, report_view
 from grampus_uq.demo.wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
 from grampus_uq.errors import ModelError
 from grampus_uq.models import open_model
@@ -64,7 +63,6 @@ def command(model: str | None, api_base: str | None, max_tokens: int | None, as_
     limit = max_tokens or (_EMBEDDED_TOKENS if name == "local" and api_base is None else _OTHER_TOKENS)
     plan = plan_demo(model=name, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)
     answers: list[Answered] = []
-    started = time.monotonic()
     interrupted, failure = False, None
     with _shown(Screen(len(plan.questions))) as screen:
         client = open_model(name, api_base=api_base, timeout_s=_MODEL_TIMEOUT_S, progress=screen.on_progress)
@@ -80,7 +78,7 @@ def command(model: str | None, api_base: str | None, max_tokens: int | None, as_
         except ModelError as error:
             failure = error
     if failure is None or any(one.right is not None for one in answers):
-        _print(plan, answers, time.monotonic() - started, interrupted or failure is not None, as_json)
+        _print(plan, answers, interrupted or failure is not None, as_json)
     if failure is not None:
         raise failure
     if interrupted:
@@ -108,12 +106,14 @@ def _shown(screen: Screen) -> Iterator[Screen]:
         yield screen
 
 
-def _print(plan: DemoPlan, answers: list[Answered], seconds: float, interrupted: bool, as_json: bool) -> None:
+def _print(plan: DemoPlan, answers: list[Answered], interrupted: bool, as_json: bool) -> None:
     report = summarise(answers, plan.monitor.profile)
     if as_json:
-        click.echo(json.dumps(report_json(report, answers, plan, seconds=seconds, interrupted=interrupted)))
+        click.echo(json.dumps(report_json(report, answers, plan, interrupted=interrupted)))
         return
     console = Console(soft_wrap=False)
     if not console.is_terminal:
         console = Console(width=_WIDTH_ELSEWHERE)
-    console.print(report_view(report, plan, seconds=seconds, interrupted=interrupted))
+    console.print(report_view(report, plan, interrupted=interrupted))
+    for line in closing_lines(report, plan):
+        click.echo(line)

@@ -19,11 +19,22 @@ from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc, auroc_rows
 from grampus_uq.vocabulary import UncertaintyAction
 
-__all__ = ["DemoReport", "Group", "SignalWorth", "Spent", "summarise"]
+__all__ = ["FUSED", "NAMES", "DemoReport", "Group", "SignalWorth", "Spent", "summarise"]
 
 FUSED: Final = "fused"
+NAMES: Final = {
+    "verbalized": "stated confidence",
+    "p_true": "P(True)",
+    "token_probability": "token probability",
+    "token_entropy": "token entropy",
+    "semantic_entropy": "semantic entropy",
+    FUSED: "fused confidence",
+}
 _STEP_TYPE: Final = "llm_call"
 _DRAWS: Final = 2_000
+_NO_PROMISE: Final = (
+    "The tiers carry no guarantee: nothing bounds how many right answers they hold or wrong ones they release."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +85,7 @@ class DemoReport:
     """The figures of a run; `remarks` says in words what in them needs explaining."""
 
     asked: int
+    seconds: float
     answered: int
     right: int
     advisory: bool
@@ -90,17 +102,20 @@ def summarise(answers: Sequence[Answered], profile: Profile) -> DemoReport:
     answered = [one for one in answers if one.right is not None]
     groups = _groups(answers)
     published = [one for one in answered if _wanted(one) == "published"]
+    signals = tuple(_signals(answered))
     return DemoReport(
         asked=len(answers),
+        seconds=max((one.started_s + one.duration_s for one in answers), default=0.0)
+        - min((one.started_s for one in answers), default=0.0),
         answered=len(answered),
         right=sum(one.right is True for one in answered),
         advisory=profile.advisory,
         groups=groups,
-        signals=tuple(_signals(answered)),
+        signals=signals,
         agent=_spent_by_agent(answered),
         monitor=_spent_by_monitor(answered),
         let_through=tuple(one for one in published if not one.right),
-        remarks=tuple(_remarks(answered, published, profile)),
+        remarks=(*_remarks(answered, published, profile), *_remarks_on(signals), _NO_PROMISE),
     )
 
 
@@ -194,17 +209,19 @@ def _spent_by_monitor(answered: Sequence[Answered]) -> Spent:
 
 def _remarks(answered: Sequence[Answered], published: Sequence[Answered], profile: Profile) -> Iterator[str]:
     """Say why everything was held or nothing was, what could not happen, and that nothing is promised."""
-    confidences = [one.assessment.propagated_confidence for one in answered if one.assessment is not None]
+    assessments = [one.assessment for one in answered if one.assessment is not None]
+    confidences = [assessment.propagated_confidence for assessment in assessments]
+    fused = [assessment.fused_confidence for assessment in assessments]
     if not confidences:
         return
     policy, weight = profile.policy, profile.propagator.weight(_STEP_TYPE)
     if not published:
         needed = max(0.0, (policy.low_threshold - (1.0 - weight)) / weight)
         yield (
-            f"Everything was held. {TOOL} cannot be undone, so the policy releases it only at LOW: a confidence of "
-            f"{policy.low_threshold:.2f} or more. The highest was {max(confidences):.2f}. After one {_STEP_TYPE} step "
-            f"that takes a fused confidence of {needed:.2f}, and weights, biases and thresholds are the guide's "
-            "defaults, not fitted to this model."
+            f"Everything was held. {TOOL} cannot be undone, so the policy releases it only at LOW, a confidence of "
+            f"{policy.low_threshold:.2f} or more; the highest was {max(confidences):.2f}. From a start at 1, one "
+            f"{_STEP_TYPE} step stays LOW with a fused confidence of {needed:.2f} or more; the highest was "
+            f"{max(fused):.2f}. Weights, biases and thresholds are the guide's defaults, not fitted to this model."
         )
     elif len(published) == len(answered):
         yield (
@@ -216,4 +233,21 @@ def _remarks(answered: Sequence[Answered], published: Sequence[Answered], profil
             f"An abort was out of reach: one {_STEP_TYPE} step (weight {weight:.2f}) cannot take the confidence from 1 "
             f"below {1.0 - weight:.2f}, and an abort needs less than {policy.high_threshold:.2f}."
         )
-    yield "The tiers carry no guarantee: nothing bounds how many right answers they hold or wrong ones they release."
+
+
+def _remarks_on(signals: Sequence[SignalWorth]) -> Iterator[str]:
+    """Say which signals mislead here, and when one of them alone does better than the fusion."""
+    for worth in signals:
+        if worth.high is not None and worth.high < 0.5:
+            name = NAMES.get(worth.source, worth.source)
+            yield f"{name} misleads here: right answers tend to have the lower reading."
+    fused = next((worth for worth in signals if worth.source == FUSED), None)
+    if fused is None or fused.auroc is None:
+        return
+    of_all = [(worth.auroc, worth.source) for worth in signals if worth.auroc is not None and worth.n == fused.n]
+    best, source = max(of_all)
+    if best > fused.auroc:
+        yield (
+            f"{NAMES.get(source, source)} alone orders these answers better (AUROC {best:.2f}) than the guide's fusion "
+            f"of all signals ({fused.auroc:.2f})."
+        )

@@ -13,7 +13,7 @@ __all__ = ["report_json"]
 
 
 def report_json(
-    report: DemoReport, answers: Sequence[Answered], plan: DemoPlan, *, seconds: float, interrupted: bool
+    report: DemoReport, answers: Sequence[Answered], plan: DemoPlan, *, interrupted: bool
 ) -> dict[str, Any]:
     """Write the report as JSON values; answers are in the order of their ids."""
     return {
@@ -24,7 +24,7 @@ def report_json(
         "answered": report.answered,
         "right": report.right,
         "interrupted": interrupted,
-        "seconds": round(seconds, 3),
+        "seconds": round(report.seconds, 3),
         "advisory": report.advisory,
         "groups": [{"decision": group.fate, "n": group.n, "right": group.right} for group in report.groups],
         "signals": [

@@ -61,6 +61,7 @@ class Answered:
 
     `fate` says whether the answer was published, or held (`wanted` is what the policy wanted: with an advisory monitor
     it may be a pause although the answer was published). `right` is the answer key's word, None without an answer.
+    `started_s` is on the monotonic clock.
     """
 
     question: Question
@@ -73,6 +74,7 @@ class Answered:
     assessment: StepUncertainty | None = None
     readings: tuple[Reading, ...] = ()
     usage: TokenUsage = field(default_factory=TokenUsage)
+    started_s: float = 0.0
     duration_s: float = 0.0
     error: str = ""
 
@@ -186,7 +188,7 @@ class _NoAnswerError(Exception):
 
 async def _attend_one(work: Attended, question: Question) -> Answered:
     session_id = f"{work.run_id}-{question.id}"
-    started = time.perf_counter()
+    started = time.monotonic()
     with _span(work.tracer, session_id):
         session = work.monitor.session(
             session_id, AGENT, model=work.model, metadata={"question": question.id, "topic": question.topic}
@@ -200,7 +202,8 @@ async def _attend_one(work: Attended, question: Question) -> Answered:
                 session_id=session_id,
                 fate="unanswered",
                 error=str(error),
-                duration_s=time.perf_counter() - started,
+                started_s=started,
+                duration_s=time.monotonic() - started,
             )
             raise _NoAnswerError(answered, error) from error
         except anyio.get_cancelled_exc_class():
@@ -244,7 +247,8 @@ async def _answer_and_publish(work: Attended, question: Question, session: Sessi
         assessment=assessment,
         readings=work.readings.take(session.session_id),
         usage=reply.token_usage,
-        duration_s=time.perf_counter() - started,
+        started_s=started,
+        duration_s=time.monotonic() - started,
     )
 
 

@@ -11,11 +11,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grampus_uq.demo.report import FUSED, DemoReport, SignalWorth, Spent
+from grampus_uq.demo.report import FUSED, NAMES, DemoReport, SignalWorth, Spent
 from grampus_uq.demo.run import Answered
 from grampus_uq.demo.wiring import PUBLISHED, DemoPlan
 
-__all__ = ["Screen", "printable", "report_view"]
+__all__ = ["Screen", "closing_lines", "printable", "report_view"]
 
 _ROWS: Final = 12
 _STAGES: Final = {
@@ -30,14 +30,6 @@ _FATES: Final = {
     "unanswered": ("no answer", "dim"),
 }
 _ADVISED: Final = {"published": "let pass", "paused": "would pause", "aborted": "would abort"}
-_NAMES: Final = {
-    "verbalized": "stated confidence",
-    "p_true": "P(True)",
-    "token_probability": "token probability",
-    "token_entropy": "token entropy",
-    "semantic_entropy": "semantic entropy",
-    FUSED: "fused confidence",
-}
 
 
 def printable(text: str) -> str:
@@ -120,16 +112,23 @@ def answers_view(answers: Sequence[Answered]) -> Table:
     return table
 
 
-def report_view(report: DemoReport, plan: DemoPlan, *, seconds: float, interrupted: bool) -> Stack:
-    """The whole report, ending with the next command."""
-    return Stack(*_report_parts(report, plan, seconds, interrupted))
+def report_view(report: DemoReport, plan: DemoPlan, *, interrupted: bool) -> Stack:
+    """The figures, and in words what in them needs explaining."""
+    return Stack(*_report_parts(report, plan, interrupted))
 
 
-def _report_parts(report: DemoReport, plan: DemoPlan, seconds: float, interrupted: bool) -> Iterator[RenderableType]:
+def closing_lines(report: DemoReport, plan: DemoPlan) -> list[str]:
+    """Where the recording lies and what to do next: plain lines that no table wraps, to be copied."""
+    published = any(group.n for group in report.groups if group.fate == "published")
+    where = f"Recording: {plan.folder}" + (f" (published answers in {PUBLISHED})" if published else "")
+    return [where, f"Next:      {plan.next_command}"]
+
+
+def _report_parts(report: DemoReport, plan: DemoPlan, interrupted: bool) -> Iterator[RenderableType]:
     done = f"{report.answered} of {len(plan.questions)}" if report.answered < len(plan.questions) else report.answered
     right = _share(report.right, report.answered)
     yield Text(
-        f"{printable(plan.model) or 'The server'}: {done} questions answered in {seconds:.0f} s, {right} right "
+        f"{printable(plan.model) or 'The server'}: {done} questions answered in {report.seconds:.0f} s, {right} right "
         f"(drawn from {plan.out_of}, seed {plan.seed})" + (" - interrupted" if interrupted else ""),
         style="bold",
     )
@@ -148,9 +147,6 @@ def _report_parts(report: DemoReport, plan: DemoPlan, seconds: float, interrupte
     for name, failures in plan.monitor.processor_failures.items():
         yield Text(f"{name} failed {failures} times: what it keeps is not complete.", style="red")
     yield Text()
-    published = any(group.n for group in report.groups if group.fate == "published")
-    yield Text(f"Recording: {plan.folder}" + (f" (published answers in {PUBLISHED})" if published else ""))
-    yield Text(f"Next:      {plan.next_command}")
 
 
 def _groups_view(report: DemoReport) -> Table:
@@ -175,7 +171,7 @@ def _signals_view(signals: Sequence[SignalWorth]) -> Table:
     for worth in signals:
         interval = "-" if worth.low is None or worth.high is None else f"{worth.low:.2f} to {worth.high:.2f}"
         table.add_row(
-            Text(_NAMES.get(worth.source, worth.source), "bold" if worth.source == FUSED else ""),
+            Text(NAMES.get(worth.source, worth.source), "bold" if worth.source == FUSED else ""),
             str(worth.n),
             _number(worth.auroc),
             interval,
