@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats import json_reading as read
 from grampus_uq.stats.eprocess_scorers import LOGIT_LIMIT, FeatureScorer, Memory, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import Threshold, exceeds, exceeds_many, tie_uniform
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where, run_maximum
@@ -231,20 +232,15 @@ def state_from_json(detector: Detector, data: Any) -> DetectorState:
     Raises:
         ConfigurationError: a key missing or unknown, a number that is none, the memory of another detector.
     """
-    if not isinstance(data, dict) or set(data) != set(DetectorState._fields):
-        raise ConfigurationError.of("data", "DetectorState", f"a mapping with the keys {DetectorState._fields}", data)
-    try:
-        step, tie = int(data["step"]), float(data["tie"])
-        log_m, log_peak = (None if data[key] is None else float(data[key]) for key in ("log_m", "log_peak"))
-        memory = tuple(tuple(float(x) for x in part) for part in data["memory"])
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError.of("data", "DetectorState", "made of numbers", data) from error
+    fields = read.mapping(data, "state", set(DetectorState._fields))
+    step, tie = read.whole(fields["step"], "step"), read.number(fields["tie"], "tie")
+    log_m, log_peak = (read.maybe_number(fields[name], name) for name in ("log_m", "log_peak"))
+    memory = read.items(fields["memory"], "memory", read.numbers)
     fresh = detector.scorer.start()
     flexible = isinstance(detector.scorer, PaperScorer)
     fits = len(memory) == len(fresh) and (flexible or all(len(a) == len(b) for a, b in zip(memory, fresh, strict=True)))
-    known = [x for x in (log_m, log_peak, *(x for part in memory for x in part)) if x is not None]
-    if not fits or not all(map(math.isfinite, known)):
-        raise ConfigurationError.of("memory", "DetectorState", "finite and of the detector's own shape", data["memory"])
+    if not fits:
+        raise ConfigurationError.of("memory", "DetectorState", "of the detector's own shape", fields["memory"])
     if step < 0 or not 0.0 < tie < 1.0 or (log_m is None) != (log_peak is None):
         raise ConfigurationError.of("data", "DetectorState", "a state that `update` can reach", data)
     return DetectorState(step, log_m, log_peak, tie, memory)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats import json_reading as read
 from grampus_uq.stats.ranks import conformal_rank, pac_rank, smallest_n_for_pac
 
 FloatArray = npt.NDArray[np.float64]
@@ -270,12 +271,11 @@ def successes_needed(mode: Mode, alpha: float, delta: float | None = None) -> in
 
 def threshold_to_json(threshold: Threshold) -> dict[str, Any]:
     """Return a JSON-able mapping; the infinities of `log_value` become the words "inf" and "-inf"."""
-    value = threshold.log_value
     return {
         "mode": threshold.mode.value,
         "alpha": threshold.alpha,
         "delta": threshold.delta,
-        "log_value": value if math.isfinite(value) else str(value),
+        "log_value": read.written(threshold.log_value),
         "tie": threshold.tie,
         "runs": threshold.runs,
         "rank": threshold.rank,
@@ -286,23 +286,21 @@ def threshold_to_json(threshold: Threshold) -> dict[str, Any]:
 
 def threshold_from_json(data: Any) -> Threshold:
     """Read what `threshold_to_json` wrote, with the full checks of the constructor."""
-    fields = {"mode", "alpha", "delta", "log_value", "tie", "runs", "rank", "guarantee", "shortage"}
-    if not isinstance(data, dict) or set(data) != fields:
-        raise ConfigurationError.of("data", "Threshold", f"a mapping with the keys {sorted(fields)}", data)
-    try:
-        return Threshold(
-            mode=Mode(data["mode"]),
-            alpha=float(data["alpha"]),
-            delta=None if data["delta"] is None else float(data["delta"]),
-            log_value=float(data["log_value"]),
-            tie=float(data["tie"]),
-            runs=int(data["runs"]),
-            rank=None if data["rank"] is None else int(data["rank"]),
-            guarantee=str(data["guarantee"]),
-            shortage=str(data["shortage"]),
-        )
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError.of("data", "Threshold", "readable numbers and words", data) from error
+    keys = {"mode", "alpha", "delta", "log_value", "tie", "runs", "rank", "guarantee", "shortage"}
+    fields = read.mapping(data, "threshold", keys)
+    if fields["mode"] not in list(Mode):
+        raise ConfigurationError.of("mode", "Threshold", f"one of {[mode.value for mode in Mode]}", fields["mode"])
+    return Threshold(
+        mode=Mode(fields["mode"]),
+        alpha=read.number(fields["alpha"], "alpha"),
+        delta=read.maybe_number(fields["delta"], "delta"),
+        log_value=read.extended(fields["log_value"], "log_value"),
+        tie=read.number(fields["tie"], "tie"),
+        runs=read.whole(fields["runs"], "runs"),
+        rank=None if fields["rank"] is None else read.whole(fields["rank"], "rank"),
+        guarantee=read.text(fields["guarantee"], "guarantee"),
+        shortage=read.text(fields["shortage"], "shortage"),
+    )
 
 
 def _at_rank(

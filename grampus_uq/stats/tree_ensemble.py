@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats import json_reading as read
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
@@ -121,12 +122,15 @@ def to_json(trees: TreeEnsemble) -> dict[str, Any]:
     return {"baseline": trees.baseline, **{name: list(getattr(trees, name)) for name in columns}}
 
 
-def from_json(data: dict[str, Any]) -> TreeEnsemble:
+def from_json(data: Any) -> TreeEnsemble:
     """Read what `to_json` wrote, with the full checks of the constructor."""
-    columns = ("roots", "feature", "threshold", "left", "right", "value")
-    missing = [name for name in ("baseline", *columns) if name not in data]
-    if missing or set(data) - {"baseline", *columns}:
-        raise ConfigurationError.of("data", "TreeEnsemble", f"complete: lacks {missing}", sorted(data))
-    whole = {"roots", "feature", "left", "right"}
-    read = {name: tuple((int if name in whole else float)(item) for item in data[name]) for name in columns}
-    return TreeEnsemble(baseline=float(data["baseline"]), **read)  # type: ignore[arg-type]  # kinds follow the names
+    fields = read.mapping(data, "trees", {"baseline", "roots", "feature", "threshold", "left", "right", "value"})
+    return TreeEnsemble(
+        baseline=read.number(fields["baseline"], "baseline"),
+        roots=read.wholes(fields["roots"], "roots"),
+        feature=read.wholes(fields["feature"], "feature"),
+        threshold=read.numbers(fields["threshold"], "threshold"),
+        left=read.wholes(fields["left"], "left"),
+        right=read.wholes(fields["right"], "right"),
+        value=read.numbers(fields["value"], "value"),
+    )

@@ -1,0 +1,93 @@
+"""How many successful runs set the threshold, decided from counts alone: never from what the runs look like.
+
+All failures and the successes that are left fit the statistic; the threshold set serves nothing else. With few
+successes the order statistic is coarse, so the share held out moves within [1/2, 7/10] to where it wastes least.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from grampus_uq.fit.detector_runs import DetectorRuns
+from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
+from grampus_uq.stats.ranks import conformal_rank, pac_rank
+
+LEAST_TO_CHOOSE = 20
+"""With fewer fitting runs of a class nothing is learned and nothing chosen: the running minimum, untrained, is used."""
+
+_FINE = 2000  # beyond this many successes half of them is fine enough, and looking for better takes time
+_NEAR_BEST = 0.97  # a threshold set this near the best realised rate is large enough; more successes are left to fit on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """Which runs do what: disjoint indices, ascending.
+
+    Attributes:
+        fit: runs that fit and choose the statistic; empty when it is untrained.
+        threshold: successful runs that set the thresholds and do nothing else.
+        spare: failures without use, because the statistic is untrained.
+    """
+
+    fit: tuple[int, ...]
+    threshold: tuple[int, ...]
+    spare: tuple[int, ...]
+
+
+def realised_rate(n: int, alpha: float, delta: float | None) -> float:
+    """Expected false-alarm rate of a threshold set by n runs: (n + 1 - rank)/(n + 1); 0 where it is +infinity.
+
+    >>> realised_rate(59, 0.1, 0.1), round(realised_rate(78, 0.1, 0.1), 4), realised_rate(10, 0.1, 0.1)
+    (0.05, 0.0633, 0.0)
+    """
+    rank = conformal_rank(n, alpha) if delta is None else pac_rank(n, alpha, delta)
+    return 0.0 if rank is None else (n + 1 - rank) / (n + 1)
+
+
+def threshold_size(successes: int, failures: int, alpha: float, delta: float | None) -> int:
+    """How many of the successes set the threshold; all of them when too few would be left to learn from.
+
+    >>> threshold_size(118, 104, 0.1, 0.1), threshold_size(1000, 200, 0.1, 0.1), threshold_size(40, 30, 0.1, 0.1)
+    (78, 501, 40)
+    """
+    if failures < LEAST_TO_CHOOSE:
+        return successes
+    half, most = (successes + 1) // 2, math.floor(0.7 * successes)
+    if successes > _FINE:
+        return half
+    rates = {n: realised_rate(n, alpha, delta) for n in range(half, most + 1)}
+    best = max(rates.values(), default=0.0)
+    if best == 0.0:
+        size = successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta)
+    else:
+        size = next(n for n, rate in rates.items() if rate >= _NEAR_BEST * best)
+    return size if successes - size >= LEAST_TO_CHOOSE else successes
+
+
+def split(runs: DetectorRuns, alpha: float, delta: float | None, rng: np.random.Generator) -> Split:
+    """Draw the threshold set at random among the successes of labelled runs."""
+    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
+    good, bad = np.flatnonzero(runs.success), np.flatnonzero(~runs.success)
+    size = threshold_size(len(good), len(bad), alpha, delta)
+    drawn = rng.permutation(good)
+    threshold, rest = drawn[:size], drawn[size:]
+    fits = len(rest) > 0
+    return Split(
+        fit=tuple(np.sort(np.concatenate([bad, rest])).tolist()) if fits else (),
+        threshold=tuple(np.sort(threshold).tolist()),
+        spare=() if fits else tuple(bad.tolist()),
+    )
+
+
+def successes_to_label(successes: int, alpha: float, delta: float | None) -> int:
+    """How many more successful runs have to be labelled before a fit for this level has a finite threshold.
+
+    A fit gives the threshold set what its level needs before it learns anything, so the count of successes decides.
+
+    >>> successes_to_label(30, 0.05, 0.1), successes_to_label(60, 0.05, 0.1)
+    (15, 0)
+    """
+    return max(0, successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta) - successes)
