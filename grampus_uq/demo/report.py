@@ -32,6 +32,7 @@ NAMES: Final = {
 }
 _STEP_TYPE: Final = "llm_call"
 _DRAWS: Final = 2_000
+_LEAST_OF_EACH: Final = 5
 _NO_PROMISE: Final = (
     "The tiers carry no guarantee: nothing bounds how many right answers they hold or wrong ones they release."
 )
@@ -51,8 +52,9 @@ class SignalWorth:
     """How well one signal tells right answers from wrong ones.
 
     `auroc` is the probability that a right answer has the higher reading, ties counting half: 1 is best, 0.5 is
-    chance; `low` and `high` are its 95 % percentile interval over resampled questions. None when no answer, or only
-    right or only wrong ones, have a reading. `n` counts the answers with a reading, `missing` those without, by reason.
+    chance. None when no answer, or only right or only wrong ones, have a reading. `low` and `high` are its 95 %
+    percentile interval over resampled questions, None with fewer than five right or five wrong ones: resampling so few
+    says nothing. `n` counts the answers with a reading, `missing` those without, by reason.
     """
 
     source: str
@@ -168,7 +170,7 @@ def _worth(
     right = np.array([known for _, known in pairs], dtype=np.float64)
     area = auroc(scores, right) if len(pairs) else None
     low = high = None
-    if area is not None:
+    if min(right.sum(), len(right) - right.sum()) >= _LEAST_OF_EACH:
         # The seed is fixed so that the same recordings always give the same interval.
         interval = bootstrap(
             lambda weights: auroc_rows(scores, right, weights), len(pairs), rng=np.random.default_rng(0), draws=_DRAWS
@@ -246,7 +248,7 @@ def _remarks_on(signals: Sequence[SignalWorth]) -> Iterator[str]:
         return
     of_all = [(worth.auroc, worth.source) for worth in signals if worth.auroc is not None and worth.n == fused.n]
     best, source = max(of_all)
-    if best > fused.auroc:
+    if best > fused.auroc and fused.low is not None:
         yield (
             f"{NAMES.get(source, source)} alone orders these answers better (AUROC {best:.2f}) than the guide's fusion "
             f"of all signals ({fused.auroc:.2f})."

@@ -97,9 +97,9 @@ def answers_view(answers: Sequence[Answered]) -> Table:
     table.add_column("key")
     for name in ("tokens", "P(True)", "samples", "confidence"):
         table.add_column(name, justify="right")
-    table.add_column("decision")
+    table.add_column("decision", no_wrap=True)
     for one in answers:
-        words, style = _FATES[one.fate]
+        style = _FATES[one.fate][1]
         confidence = None if one.assessment is None else one.assessment.propagated_confidence
         table.add_row(
             Text(printable(one.question.text.partition("?")[0]) + "?"),
@@ -107,7 +107,7 @@ def answers_view(answers: Sequence[Answered]) -> Table:
             {True: Text("right", "green"), False: Text("wrong", "red"), None: Text("-")}[one.right],
             *(_number(_value(one, source)) for source in ("token_probability", "p_true", "semantic_entropy")),
             _number(confidence),
-            Text(words, style),
+            Text(one.fate, style),
         )
     return table
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from grampus_uq import Profile, Reading, StepUncertainty, TokenUsage, UncertaintyAction
 from grampus_uq.demo.questions import all_questions, draw
-from grampus_uq.demo.report import FUSED, DemoReport, summarise
+from grampus_uq.demo.report import FUSED, DemoReport, SignalWorth, summarise
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.run import Answered, Fate, attend, demo_policy
 from grampus_uq.demo.view import Screen, closing_lines, printable, report_view
@@ -105,7 +105,7 @@ def test_groups_signals_and_costs_add_up(cases: list[tuple[bool, float | None, F
         if worth.source == "p_true":
             wins = [(a > b) + 0.5 * (a == b) for a, yes in pairs if yes for b, no in pairs if not no]
             assert worth.auroc == (pytest.approx(np.mean(wins)) if wins else None)
-            assert (worth.low is None) == (worth.auroc is None)
+        assert worth.low is None or worth.auroc is not None
 
 
 def test_a_figure_that_is_not_defined_is_none() -> None:
@@ -115,6 +115,21 @@ def test_a_figure_that_is_not_defined_is_none() -> None:
     empty = summarise([], PROFILE)
     assert empty.answered == empty.right == empty.asked == 0
     assert [worth.auroc for worth in empty.signals] == [None]
+
+
+def test_an_interval_needs_five_answers_of_each_kind_and_holds_the_figure() -> None:
+    def worth(right: int) -> SignalWorth:
+        answers = [answered(i, right=i < right, fused=((i * 7) % 10) / 10) for i in range(20)]
+        return summarise(answers, PROFILE).signals[-1]
+
+    assert worth(4).auroc is not None
+    assert (worth(4).low, worth(4).high, worth(16).low) == (None, None, None)
+    for n in (5, 10, 15):
+        low, area, high = worth(n).low, worth(n).auroc, worth(n).high
+        assert low is not None
+        assert high is not None
+        assert area is not None
+        assert 0.0 <= low < area < high <= 1.0
 
 
 def test_an_answer_without_any_reading_has_no_fused_confidence() -> None:
