@@ -18,10 +18,12 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.state import CallPhase, CallRecord
 from grampus_uq.vocabulary import Role
 
-__all__ = ["apply_decisions", "apply_expiry", "apply_guidance", "take_decisions"]
+__all__ = ["ROLLBACK", "apply_decisions", "apply_expiry", "apply_guidance", "take_decisions"]
 
 NOT_EXECUTED = "Not executed: instead of deciding, a human gave guidance (see below)."
 EXPIRED = "Not executed: the approval expired before anybody decided. Do not assume that it was refused or granted."
+ROLLBACK = "rollback"
+"""Rule of the request that a rollback over executed calls makes: only a decision answers it."""
 _MAX_REJECTED = 256
 
 
@@ -89,6 +91,7 @@ async def apply_decisions(hold: Hold, decided: Sequence[tuple[ApprovalRequest, A
                 step_id=request.step_id,
                 call=call,
                 message=decision.message,
+                acknowledges=request.rule != ROLLBACK,
             )
         await hold.note(
             "decision",
@@ -100,7 +103,9 @@ async def apply_decisions(hold: Hold, decided: Sequence[tuple[ApprovalRequest, A
                 "signed": decision.signature is not None,
             },
         )
-        if record is None:
+        if record is None and request.rule == ROLLBACK:
+            _after_rollback(hold, decision)
+        elif record is None:
             _review(hold, decision)
         else:
             await _decide_call(hold, record, request, decision)
@@ -138,6 +143,19 @@ def _review(hold: Hold, decision: ApprovalDecision) -> None:
     state.messages.append(Message(role=Role.USER, content=said))
 
 
+def _after_rollback(hold: Hold, decision: ApprovalDecision) -> None:
+    """The answer to what a rollback asked: go on with the calls as they are, or as the human settled them, or end."""
+    state = hold.state
+    state.review = []
+    if decision.kind is ApprovalKind.REJECT:
+        state.metadata["rollback_refused_by"] = decision.principal
+        return
+    for call in state.discarded:
+        call.settled = True
+    if decision.message:
+        state.messages.append(Message(role=Role.USER, content=decision.message))
+
+
 async def apply_guidance(hold: Hold, text: str) -> None:
     """A text is guidance, never approval: what waits is not executed, and the model goes on with the text."""
     state = hold.state
@@ -149,7 +167,7 @@ async def apply_guidance(hold: Hold, text: str) -> None:
             if any(request.unknown_outcome for request in record.requests):
                 continue  # guidance cannot say what became of a call: that needs a decision
             state.settle(record, NOT_EXECUTED, is_error=True)
-    state.review = []
+    state.review = [request for request in state.review if request.rule == ROLLBACK]  # that needs a decision too
     state.output = ""
     state.touched = True
     state.messages.append(Message(role=Role.USER, content=text))
@@ -166,7 +184,7 @@ async def apply_expiry(hold: Hold) -> None:
             await hold.note("approval_expired", {"requests": [r.id for r in record.requests]})
             state.touched = True
             state.settle(record, EXPIRED, is_error=True)
-    if any(request.expired() for request in state.review):
+    if any(request.expired() and request.rule != ROLLBACK for request in state.review):
         await hold.note("approval_expired", {"requests": [r.id for r in state.review]})
         state.review = []
         state.output = ""

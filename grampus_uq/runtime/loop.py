@@ -20,6 +20,8 @@ from grampus_uq.records import (
     ToolResult,
 )
 from grampus_uq.runtime.approvals import ApprovalRequest
+from grampus_uq.runtime.checkpoints import write_checkpoint
+from grampus_uq.runtime.deciding import ROLLBACK
 from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.state import CallPhase, CallRecord, ExecutionResult
 from grampus_uq.runtime.tools import call_executor
@@ -72,6 +74,9 @@ class Loop:
             await self._hold.note("outcome_unknown", self._turn.facts(record))
         while True:
             await self._hold.check_stop()
+            if "rollback_refused_by" in self._state.metadata:
+                yield await self._fail(StopReason.HUMAN_REJECTED, "A human refused to go on after the rollback.")
+                return
             if self._state.turn:
                 async for event in self._work_turn():
                     yield event
@@ -95,6 +100,8 @@ class Loop:
                 reason = f"No answer within {self._agent.max_iterations} steps."
                 yield await self._fail(StopReason.MAX_STEPS, reason)
                 return
+            if self._runner.checkpoints:
+                await self._checkpoint()
             yield await self._model_step()
 
     def _answered(self) -> bool:
@@ -201,7 +208,9 @@ class Loop:
         requests = state.pending()
         waiting = ", ".join(request.call.canonical()[:500] for request in requests if request.call is not None)
         reasons = "; ".join(dict.fromkeys(request.reason for request in requests if request.reason))
-        what = f"Waiting: {waiting}." if waiting else "The answer waits for review."
+        rolled_back = any(request.rule == ROLLBACK for request in requests)
+        answer = "Nothing goes on before." if rolled_back else "The answer waits for review."
+        what = f"Waiting: {waiting}." if waiting else answer
         text = f"Paused for a human ({reasons}). {what}"
         if not any(m.role is Role.SYSTEM and m.content == text for m in state.messages[-3:]):
             state.messages.append(Message(role=Role.SYSTEM, content=text))
@@ -261,6 +270,16 @@ class Loop:
                 "guarantee": step.guarantee if step else None,
             },
         )
+
+    async def _checkpoint(self) -> None:
+        """Keep the state before this step of the model; without the store the run goes on, and cannot return here."""
+        if self._hold.session is not None:
+            self._state.belief = self._hold.session.snapshot()
+        try:
+            await write_checkpoint(self._runner.ledger.store, self._state)
+        except StoreError:
+            failures = self._state.metadata.get("store_failures", 0)
+            self._state.metadata["store_failures"] = int(failures) + 1
 
     async def _save(self) -> None:
         """Checkpoint. When the store is down the run goes on in memory: only pauses and guarded calls insist on it."""

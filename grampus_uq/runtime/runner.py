@@ -37,7 +37,8 @@ class AgentRunner:
     `store` keeps sessions; without one they live in this process only. `approvals` says who may decide and how
     decisions are signed. `effects` says what tools do to the world. `sub_agents` are agents that the model may call as
     tools. A worker that dies is replaced once its lease of `lease_s` has run out; `logprobs` asks the model for token
-    log-probabilities where it has them; `elicit_confidence` asks it to state a confidence.
+    log-probabilities where it has them; `elicit_confidence` asks it to state a confidence. `checkpoints` keeps the
+    state before every step of the model, so that a run can be rolled back (`grampus_uq.runtime.rollback`).
 
     What is promised about executing a call: it is written to the store before the tool runs and its result after; no
     worker of this package starts it twice by itself. A call that was running when its process died is not run again
@@ -58,6 +59,7 @@ class AgentRunner:
         lease_s: float = 30.0,
         logprobs: bool = True,
         elicit_confidence: bool = False,
+        checkpoints: bool = False,
     ) -> None:
         if not lease_s > 0.0:
             raise ConfigurationError.of("lease_s", "AgentRunner", "above 0 seconds", lease_s)
@@ -70,6 +72,7 @@ class AgentRunner:
         self.sub_agents = {agent.name: agent for agent in sub_agents}
         self.logprobs = logprobs
         self.elicit_confidence = elicit_confidence
+        self.checkpoints = checkpoints
         self._lease_s = lease_s
         self._worker = uuid.uuid4().hex
         self._stops = StopOrders(self.ledger)
@@ -111,9 +114,7 @@ class AgentRunner:
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=user_input)]
-        hold = await Hold.take(
-            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
-        )
+        hold = await self.take(state, version)
         async for event in self._drive(hold, agent_def):
             yield event
 
@@ -153,9 +154,7 @@ class AgentRunner:
         if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         agent = agent_def or AgentDefinition.model_validate(state.definition)
-        hold = await Hold.take(
-            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
-        )
+        hold = await self.take(state, version)
         hold.session = self._session(state, agent)
         try:
             await self._answer(hold, human_response)
@@ -227,6 +226,12 @@ class AgentRunner:
         await self.ledger.stop(principal=principal)
 
     # -- parts that the loop uses ---------------------------------------------------------------------------------
+
+    async def take(self, state: AgentState, version: int) -> Hold:
+        """Claim a session in this state for this worker; raises SessionConflictError when somebody else was first."""
+        return await Hold.take(
+            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
+        )
 
     def result(self, hold: Hold) -> ExecutionResult:
         """What the run came to so far."""

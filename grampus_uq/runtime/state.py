@@ -15,7 +15,16 @@ from grampus_uq.records import Message, TokenUsage, ToolCall, canonical_json
 from grampus_uq.runtime.approvals import ApprovalRequest
 from grampus_uq.vocabulary import AgentStatus, Effect, Role
 
-__all__ = ["AgentState", "CallPhase", "CallRecord", "ExecutionResult", "PendingSession", "read_state"]
+__all__ = [
+    "AgentState",
+    "CallPhase",
+    "CallRecord",
+    "ExecutedCall",
+    "ExecutionResult",
+    "PendingSession",
+    "Segment",
+    "read_state",
+]
 
 STATE_VERSION = 1
 PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
@@ -52,8 +61,47 @@ class CallRecord(BaseModel):
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+class Segment(BaseModel):
+    """Which branch of a session holds the steps from `from_step` on, and the run id that its calls carry."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    branch: int
+    run_id: str
+    from_step: int
+
+
+class ExecutedCall(BaseModel):
+    """A call that took effect, or may have, in a part of a run that was then discarded.
+
+    `finished`: its result came back; False leaves open whether it took effect. `irreversible`: nobody said that it can
+    be undone (or the policy names it). `arguments_known` is False when the transcript no longer holds what really ran.
+    `compensation` says what made up for it, `compensation_started` that this was tried; `settled`: nobody has to be
+    asked about it any more.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    call: ToolCall
+    step_id: str
+    effect: Effect
+    irreversible: bool
+    digest: str
+    idempotency_key: str
+    finished: bool
+    is_error: bool = False
+    arguments_known: bool = True
+    compensation_started: bool = False
+    compensation: str | None = None
+    settled: bool = False
+
+
 class AgentState(BaseModel):
-    """One run as it is stored and as graph nodes pass it on; mutable, owned by whoever runs it."""
+    """One run as it is stored and as graph nodes pass it on; mutable, owned by whoever runs it.
+
+    After a rollback `lineage` says which branches the steps come from, and `discarded` which calls other branches
+    executed.
+    """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=False)
 
@@ -80,11 +128,19 @@ class AgentState(BaseModel):
     claimed_s: float = 0.0
     created_s: float = Field(default_factory=time.time)
     active_s: float = 0.0
+    branch: int = 0
+    lineage: list[Segment] = Field(default_factory=list)
+    discarded: list[ExecutedCall] = Field(default_factory=list)
 
     def pending(self) -> list[ApprovalRequest]:
         """Everything that waits for a decision now."""
         waiting = [request for record in self.turn if record.phase is CallPhase.WAITING for request in record.requests]
         return [*self.review, *waiting]
+
+    def already_executed(self, call: ToolCall) -> bool:
+        """True for a call that cannot be undone and that a discarded branch executed with just these arguments."""
+        digest = call.digest()
+        return any(done.irreversible and done.digest == digest for done in self.discarded)
 
     def settle(self, record: CallRecord, text: str, *, is_error: bool = False) -> None:
         """Give a call its one result in the transcript, in place of its placeholder."""

@@ -27,6 +27,11 @@ __all__ = ["Turn"]
 Execute = Callable[[CallRecord, str], Awaitable[ToolResult | list[ApprovalRequest]]]
 
 STORE_DOWN = "Not executed: the session store cannot be reached, and this call must not run without a record."
+REPEATED = (
+    "An attempt that was rolled back already executed exactly this call, and it cannot be undone: running it again "
+    "does it twice."
+)
+CHANGED = "(A human changed the arguments to"
 REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
 
 
@@ -73,10 +78,17 @@ class Turn:
 
     async def _judge_one(self, record: CallRecord) -> UncertaintyAction:
         session = self._hold.session
+        repeated = self._state.already_executed(record.call)
+        if session is None and repeated:
+            self.ask(record, UncertaintyLevel.HIGH, "repeat_after_rollback", REPEATED, None, None)
+            return UncertaintyAction.PAUSE_FOR_HUMAN
         if session is None:
             record.phase, record.cleared_by = CallPhase.CLEARED, "unmonitored"
             return UncertaintyAction.PROCEED
         step, action = await session.observe_tool_call(record.call, record.step_id, effect=record.effect)
+        if repeated and action is not UncertaintyAction.ABORT:
+            self.ask(record, step.level, "repeat_after_rollback", REPEATED, None, step.propagated_confidence)
+            return UncertaintyAction.PAUSE_FOR_HUMAN
         if action is UncertaintyAction.PAUSE_FOR_HUMAN:
             if step.level in (UncertaintyLevel.LOW, UncertaintyLevel.MEDIUM) and await self._granted(record):
                 return UncertaintyAction.PROCEED
@@ -237,7 +249,7 @@ class Turn:
             return None
         text = outcome.text()
         if record.call.arguments != record.proposed.arguments:
-            text = f"(A human changed the arguments to {record.call.canonical()}.)\n{text}"
+            text = f"{CHANGED} {record.call.canonical()}.)\n{text}"
         self._state.settle(record, text, is_error=outcome.is_error)
         self._state.tool_calls_made += 1
         if self._hold.session is not None:
@@ -258,6 +270,8 @@ class Turn:
     def facts(self, record: CallRecord) -> dict[str, Any]:
         """What the audit says of a call: no arguments, only their digest."""
         return {
+            "run_id": self._state.run_id,
+            "step_id": record.step_id,
             "tool": record.call.name,
             "call_id": record.call.id,
             "digest": record.call.digest(),

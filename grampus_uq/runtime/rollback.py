@@ -1,0 +1,361 @@
+"""Takes a run back to before a step and goes on from there as a new branch; what was done meanwhile is never hidden.
+
+    result = await rollback(runner, "agent", "session", 3, note="the price list was out of date")
+    result = await recover(runner, "agent", "session", attribution, failure="the invoice is wrong")
+
+A rollback takes back the transcript and the belief, not the world. Calls of the discarded part that cannot be undone
+are listed; a hook of the user's makes up for them, or the session waits for a human, and only an `ApprovalDecision`
+lets it go on: approve (the effects stand), respond (the message says what was done about them), reject (the run ends).
+When the new branch proposes exactly such a call again, it waits, whatever the policy and the grants say.
+
+Everything is in the store before it is acted on, so that another process can go on at any point: the discarded branch
+is kept first, then one compare-and-set puts the new branch in its place, with its open question already in it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
+from grampus_uq.records import AgentDefinition, Message, TokenUsage
+from grampus_uq.runtime.approvals import ApprovalRequest
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix
+from grampus_uq.runtime.deciding import ROLLBACK
+from grampus_uq.runtime.discarded import executed_calls
+from grampus_uq.runtime.runner import AgentRunner
+from grampus_uq.runtime.state import AgentState, ExecutedCall, ExecutionResult, Segment, read_state
+from grampus_uq.runtime.suspects import SuspectSet, restart_step, what_failed
+from grampus_uq.vocabulary import AgentStatus, Role, UncertaintyLevel
+
+__all__ = ["Branch", "Compensate", "branches", "recover", "rollback"]
+
+Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
+"""Makes up for calls; gives for each what was done about it, or None where nothing was. Called once for each call."""
+
+BRANCH = "branch"
+MAX_NOTE = 4_000
+_MAX_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A discarded branch as it was kept: why it ended, before which step the next one began, and its whole state."""
+
+    number: int
+    to_step: int
+    note: str
+    kept_s: float
+    state: AgentState
+
+
+async def rollback(
+    runner: AgentRunner,
+    agent_id: str,
+    session_id: str,
+    to_step: int,
+    *,
+    note: str | None = None,
+    compensate: Compensate | None = None,
+    agent_def: AgentDefinition | None = None,
+) -> ExecutionResult:
+    """Take a session back to before a step of the model, and run on from there as a new branch.
+
+    Args:
+        runner: built with `checkpoints=True`, over the session's store; so was the one that ran the session.
+        agent_id: of the session.
+        session_id: of a session that ended, waits, or whose worker died.
+        to_step: first step of the model to discard, from 0 (0 restarts).
+        note: what the model is told went wrong; the first 4000 characters count.
+        compensate: makes up for the calls that the discarded part executed (all that do more than read). Called once,
+            after the question to the human was stored; what it leaves open, or does not live to report, is asked.
+        agent_def: as in `AgentRunner.resume`.
+
+    Returns:
+        The result of the new branch: a pause when a human has to say what becomes of executed calls. Its
+        `metadata["rollback"]` lists them. Tokens, time and tool calls are those of the discarded part too: they were
+        spent.
+
+    Raises:
+        ConfigurationError: a step that the run never made. SessionError: no such session, or no checkpoint.
+        SessionConflictError: somebody runs the session. StoreError, DataError: the store or the audit is broken.
+    """
+    old, version = await _at_rest(runner, agent_id, session_id)
+    if not 0 <= to_step < old.current_step:
+        rule = f"a step that the run made, from 0 to {old.current_step - 1}"
+        raise ConfigurationError.of("to_step", "rollback", rule, to_step)
+    restored = await read_checkpoint(runner.ledger.store, old, to_step)
+    audit = AuditLog(runner.ledger.store, agent_id, session_id)
+    policy = None if runner.monitor is None else runner.monitor.profile.policy
+    done = executed_calls(
+        await audit.entries(), old, to_step, named_irreversible=None if policy is None else policy.is_irreversible
+    )
+    told = (note or "")[:MAX_NOTE]
+    new = _branched(old, restored, to_step, done)
+    open_calls = _unsettled(new)
+    hooked = [] if compensate is None else [c for c in new.discarded if not c.settled and not c.compensation_started]
+    if open_calls or hooked:
+        new.review = [_question(new, open_calls or hooked, step_id=f"llm_{to_step}")]
+        new.status = AgentStatus.WAITING_FOR_HUMAN
+    else:
+        for call in new.discarded:
+            call.settled = True
+    _tell(new, told)
+    await _keep(runner, old, to_step, told)
+    await audit.append("rollback", _facts(new, to_step, old.branch, done))
+    if compensate is not None and hooked:
+        await _make_up(runner, new, version, hooked, compensate, told)
+    else:
+        await runner.ledger.save(new, version)
+    return await runner.resume(agent_id, session_id, agent_def=agent_def)
+
+
+async def recover(
+    runner: AgentRunner,
+    agent_id: str,
+    session_id: str,
+    prediction_set: SuspectSet,
+    *,
+    failure: str | None = None,
+    from_start: bool = False,
+    compensate: Compensate | None = None,
+    agent_def: AgentDefinition | None = None,
+) -> ExecutionResult:
+    """Take a failed session back to before the first step of its prediction set, tell the model, and run on.
+
+    Guarantee: none on success. The set holds the decisive error with its stated probability, and then so does the
+    discarded part; whether the new branch does better is the model's matter.
+
+    Args:
+        runner: as in `rollback`.
+        agent_id: of the session.
+        session_id: of the session.
+        prediction_set: an `Attribution` of this session, with step ids of its recording or its transcript.
+        failure: how the run failed, for the model.
+        from_start: accept a set that begins at step 0 without reaching the run's end (a prefix family): going back to
+            its first step is a restart from scratch.
+        compensate: as in `rollback`.
+        agent_def: as in `AgentRunner.resume`.
+
+    Returns:
+        As `rollback`.
+
+    Raises:
+        ConfigurationError: an empty set, a prefix, a set of another run, or steps that the run does not have;
+            otherwise as `rollback`.
+    """
+    old, _ = await _at_rest(runner, agent_id, session_id)
+    to_step = await restart_step(runner.ledger.store, old, prediction_set, from_start=from_start)
+    note = what_failed(prediction_set, failure, limit=MAX_NOTE)
+    return await rollback(runner, agent_id, session_id, to_step, note=note, compensate=compensate, agent_def=agent_def)
+
+
+async def branches(runner: AgentRunner, agent_id: str, session_id: str) -> list[Branch]:
+    """The discarded branches of a session, the oldest first; raises SessionError when there is no such session."""
+    loaded = await runner.ledger.load(agent_id, session_id)
+    if loaded is None:
+        raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
+    found = []
+    for document in await runner.ledger.store.scan(BRANCH, prefix=run_prefix(loaded[0])):
+        content = json.loads(document.body)
+        state = read_state(json.dumps(content["state"]))
+        if state.branch != loaded[0].branch:  # else a rollback died before it took place
+            found.append(
+                Branch(
+                    number=state.branch,
+                    to_step=int(content["to_step"]),
+                    note=str(content["note"]),
+                    kept_s=float(content["kept_s"]),
+                    state=state,
+                )
+            )
+    return found
+
+
+async def _at_rest(runner: AgentRunner, agent_id: str, session_id: str) -> tuple[AgentState, int]:
+    """The stored session, unless somebody runs it."""
+    loaded = await runner.ledger.load(agent_id, session_id)
+    if loaded is None:
+        raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
+    state, _ = loaded
+    left = state.lease_until_s - time.time()
+    if state.status is AgentStatus.RUNNING and left > 0.0:
+        raise SessionConflictError(
+            f"Session {session_id!r:.80} is running; stop it first, or wait {left:.1f} s if its worker died."
+        )
+    return loaded
+
+
+def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[ExecutedCall]) -> AgentState:
+    """The state before the step, with what must not be forgotten of the branch that it replaces."""
+    fresh = AgentState(agent_id=old.agent_id, session_id=old.session_id)  # for its run id: calls get other keys
+    segments = [segment for segment in lineage_of(old) if segment.from_step < to_step]
+    if not segments:  # the first names the run whose checkpoints and branches belong together
+        segments = [lineage_of(old)[0].model_copy()]
+    segments.append(Segment(branch=old.branch + 1, run_id=fresh.run_id, from_step=to_step))
+    return restored.model_copy(
+        update={
+            "session_id": old.session_id,
+            "run_id": fresh.run_id,
+            "branch": old.branch + 1,
+            "lineage": segments,
+            "status": AgentStatus.IDLE,
+            "definition": old.definition,
+            "turn": [],
+            "review": [],
+            "output": "",
+            "rejected": list(dict.fromkeys([*restored.rejected, *old.rejected])),
+            "touched": True,
+            "total_token_usage": old.total_token_usage or TokenUsage(),
+            "tool_calls_made": old.tool_calls_made,
+            "active_s": old.active_s,
+            "worker": None,
+            "lease_until_s": 0.0,
+            "discarded": [*(call.model_copy() for call in old.discarded), *done],
+            "metadata": {
+                **restored.metadata,
+                "rollback": {
+                    "branch": old.branch + 1,
+                    "from_branch": old.branch,
+                    "to_step": to_step,
+                    "executed": [call.model_dump(mode="json") for call in done],
+                },
+            },
+        }
+    )
+
+
+def _unsettled(state: AgentState) -> list[ExecutedCall]:
+    """The calls that cannot be undone, and that nobody has made up for or accepted."""
+    return [call for call in state.discarded if call.irreversible and not call.settled and call.compensation is None]
+
+
+def _tell(state: AgentState, note: str) -> None:
+    """Say to the model, at the end of what stands, that a first attempt failed and what of it is real."""
+    lines = [
+        "An earlier attempt from this point on failed and was discarded; nothing that it said stands.",
+        note,
+    ]
+    stands = [call for call in state.discarded if call.compensation is None]
+    made_up = [call for call in state.discarded if call.compensation is not None]
+    if stands:
+        lines.append("These calls took effect, or may have, and were not undone. Do not repeat them without need:")
+        lines += _listed(stands)
+    if made_up:
+        lines.append("These calls took effect and were made up for:")
+        lines += _listed(made_up)
+    lines.append("Go on from here, and do it differently.")
+    state.messages.append(
+        Message(role=Role.USER, content="\n".join(line for line in lines if line), metadata={"rollback": state.branch})
+    )
+
+
+def _listed(calls: Sequence[ExecutedCall]) -> list[str]:
+    lines = []
+    for call in calls[:_MAX_LISTED]:
+        what = call.call.canonical() if call.arguments_known else f"{call.call.name}(arguments not known)"
+        unknown = "" if call.finished else " (outcome unknown)"
+        made_up = f": {call.compensation[:300]}" if call.compensation else ""
+        lines.append(f"- {what[:300]}{unknown}{made_up}")
+    if len(calls) > _MAX_LISTED:
+        lines.append(f"- and {len(calls) - _MAX_LISTED} more")
+    return lines
+
+
+def _question(state: AgentState, calls: Sequence[ExecutedCall], *, step_id: str) -> ApprovalRequest:
+    """What a human is asked: it names the calls, and it does not expire into an answer."""
+    lines = "; ".join(line.removeprefix("- ") for line in _listed(calls))
+    return ApprovalRequest(
+        agent_id=state.agent_id,
+        session_id=state.session_id,
+        step_id=step_id,
+        level=UncertaintyLevel.HIGH,
+        rule=ROLLBACK,
+        reason=f"The run was rolled back to before {step_id}, but these calls already took effect, or may have: "
+        f"{lines}. Approve to go on with them as they are, respond with what was done about them, or reject to end.",
+    )
+
+
+async def _keep(runner: AgentRunner, old: AgentState, to_step: int, note: str) -> None:
+    """Store the branch that is about to be discarded; a second attempt at the same rollback writes it again."""
+    body = json.dumps(
+        {"v": 1, "to_step": to_step, "note": note, "kept_s": time.time(), "state": old.model_dump(mode="json")}
+    )
+    key = f"{run_prefix(old)}{old.branch:04d}"
+    found = await runner.ledger.store.get(BRANCH, key)
+    await runner.ledger.store.put(
+        BRANCH, key, body, expected=0 if found is None else found.version, label=old.status.value
+    )
+
+
+def _facts(new: AgentState, to_step: int, from_branch: int, done: list[ExecutedCall]) -> dict[str, JsonValue]:
+    return {
+        "to_step": to_step,
+        "from_branch": from_branch,
+        "branch": new.branch,
+        "run_id": new.run_id,
+        "executed": [
+            {"tool": c.call.name, "digest": c.digest, "effect": c.effect.value, "idempotency_key": c.idempotency_key}
+            for c in done
+        ],
+    }
+
+
+async def _make_up(
+    runner: AgentRunner,
+    new: AgentState,
+    version: int,
+    calls: Sequence[ExecutedCall],
+    compensate: Compensate,
+    note: str,
+) -> None:
+    """Store that the hook is called, call it, and store what it did; its question stands until then, and if it dies."""
+    for call in calls:
+        call.compensation_started = True
+    hold = await runner.take(new, version)
+    try:
+        await hold.note("compensation_started", {"calls": [call.idempotency_key for call in calls]})
+        why = await _compensated(lambda: hold.watched(lambda: compensate(calls)), calls)
+        made_up = [call.idempotency_key for call in calls if call.compensation is not None]
+        await hold.note("compensation_finished", {"made_up_for": list(made_up), "error": why})
+        new.messages.pop()
+        left = _unsettled(new)
+        _tell(new, note)
+        new.metadata["rollback"]["executed"] = [call.model_dump(mode="json") for call in calls]
+        if left or why is not None:
+            asked = _question(new, left or calls, step_id=new.review[0].step_id)
+            new.review = [asked.model_copy(update={"reason": f"{asked.reason} {why or ''}".strip()})]
+        else:
+            new.review = []
+            for call in calls:
+                call.settled = True
+        new.status = AgentStatus.WAITING_FOR_HUMAN if new.review else AgentStatus.IDLE
+        await hold.save()
+    except BaseException:
+        new.status = AgentStatus.WAITING_FOR_HUMAN
+        await hold.release()
+        raise
+
+
+async def _compensated(
+    work: Callable[[], Awaitable[Sequence[str | None] | None]], calls: Sequence[ExecutedCall]
+) -> str | None:
+    """Call the hook and note on each call what was done about it; returns what went wrong."""
+    try:
+        results = await work()
+    except (SessionError, StoreError):
+        raise
+    except Exception as error:  # noqa: BLE001 (a failing hook is a question to a human, with its error)
+        return f"Making up for them failed: {type(error).__name__}: {error}"[:500]
+    if results is None:
+        return None
+    if isinstance(results, str) or len(results) != len(calls):
+        return f"Making up for them reported on {len(results)} calls instead of {len(calls)}: none is taken as done."
+    for call, result in zip(calls, results, strict=True):
+        call.compensation = None if result is None else str(result)[:2_000]
+    return None

@@ -1,0 +1,519 @@
+"""A run goes back to before its error and on as a new branch; what it did to the world is asked about, not repeated."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ApprovalPolicy,
+    ConfigurationError,
+    FunctionTools,
+    Grant,
+    HmacSigner,
+    SessionConflictError,
+    SessionError,
+    UncertaintyMonitor,
+    open_store,
+    tool,
+)
+from grampus_uq.attribution import (
+    Plan,
+    StepFunctionScorer,
+    SuffixEnvelope,
+    calibrate,
+    locate,
+    trajectory_from_run,
+)
+from grampus_uq.attribution.result import Attribution
+from grampus_uq.errors import ApprovalError, StoreError
+from grampus_uq.records import Message, ModelResponse, ToolCall
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.checkpoints import checkpoints_of
+from grampus_uq.runtime.rollback import branches, recover, rollback
+from grampus_uq.runtime.state import ExecutedCall, ExecutionResult
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.suspects import run_of
+from grampus_uq.testing import ScriptedModel, answer
+from grampus_uq.vocabulary import AgentStatus, Effect, Role
+from tests.attribution.runs import assuming, failures
+
+pytestmark = pytest.mark.anyio
+
+AGENT = AgentDefinition(name="clerk", model="scripted", system_prompt="You add up prices.")
+PRICES = [3, 5, 7, 9]
+WRONG = 2
+PAY = ToolCall(id="pay", name="pay", arguments={"amount": 10})
+
+
+class Shop:
+    """What was looked up, and what was really paid."""
+
+    def __init__(self) -> None:
+        self.looked: list[int] = []
+        self.paid: list[int] = []
+        self.keys: list[str] = []
+
+    def tools(self) -> FunctionTools:
+        @tool(effect=Effect.READ)
+        def price(item: int) -> str:
+            self.looked.append(item)
+            return f"item {item} costs {PRICES[item]}"
+
+        @tool(effect=Effect.IRREVERSIBLE)
+        def pay(amount: int, idempotency_key: str = "") -> str:
+            self.paid.append(amount)
+            self.keys.append(idempotency_key)
+            return f"paid {amount}"
+
+        @tool(effect=Effect.REVERSIBLE)
+        def reserve(item: int) -> str:
+            return f"reserved {item}"
+
+        return FunctionTools(price, pay, reserve)
+
+
+def told(messages: Sequence[Message]) -> bool:
+    return any("rollback" in message.metadata for message in messages)
+
+
+def clerk(acts: Mapping[int, ToolCall] | None = None, *, acts_again: bool = False) -> ScriptedModel:
+    """Looks up four prices, one a step, and gets the third wrong by assuming it, unless it was told that this failed.
+
+    `acts` are further calls by step; the new branch makes them too with `acts_again`.
+    """
+
+    def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse | str:
+        if messages[0].content != AGENT.system_prompt:
+            return '{"p_true": 0.97}'
+        step = sum(message.role is Role.ASSISTANT for message in messages)
+        if step == len(PRICES):
+            errs = any("assume" in (m.content or "") for m in messages if m.role is Role.ASSISTANT)
+            return f"total {sum(PRICES) + errs}"
+        errs = step == WRONG and not told(messages)
+        calls = [ToolCall(id=f"c{step}", name="price", arguments={"item": step})]
+        if acts and step in acts and (acts_again or not told(messages)):
+            calls.append(acts[step])
+        return answer(f"I assume that item {step} costs 8" if errs else f"I looked up {step}", tool_calls=calls)
+
+    return ScriptedModel(reply)
+
+
+def runner(shop: Shop, store: SessionStore, model: ScriptedModel | None = None, **given: Any) -> AgentRunner:
+    given.setdefault("checkpoints", True)
+    return AgentRunner(model or clerk(), shop.tools(), store=store, **given)
+
+
+def failed(result: ExecutionResult) -> bool:
+    return result.output != f"total {sum(PRICES)}"
+
+
+CALIBRATED = calibrate(
+    failures(19, 5), StepFunctionScorer(name="assuming", function=assuming), Plan(method=SuffixEnvelope(), level=0.9)
+)
+
+
+async def attributed(one: AgentRunner) -> Attribution:
+    loaded = await one.ledger.load("clerk", "s")
+    assert loaded is not None
+    return locate(trajectory_from_run(run_of(loaded[0])), CALIBRATED)
+
+
+async def paid(shop: Shop, store: SessionStore, model: ScriptedModel, **given: Any) -> AgentRunner:
+    """A finished run that paid at step 2, without a monitor to stop it."""
+    one = runner(shop, store, model, **given)
+    result = await one.run(AGENT, "add up", session_id="s")
+    assert result.status is AgentStatus.COMPLETED and shop.paid == [10]
+    return one
+
+
+# -- end to end -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+async def test_a_run_that_errs_at_a_known_step_fails_is_attributed_rolled_back_and_succeeds(
+    tmp_path: Path, monitored: bool
+) -> None:
+    shop, url = Shop(), f"sqlite:///{tmp_path / 's.db'}"
+    given = {"uncertainty_monitor": UncertaintyMonitor()} if monitored else {}
+    one = runner(shop, open_store(url), **given)
+    assert failed(await one.run(AGENT, "add up", session_id="s"))
+    found = await attributed(one)
+    assert any("assume" in found.steps[i].text for i in found.set_steps)
+    assert len(found.set_steps) < len(found.steps)
+    given = {"uncertainty_monitor": UncertaintyMonitor()} if monitored else {}
+    other = runner(shop, open_store(url), **given)  # another process in all but name
+    result = await recover(other, "clerk", "s", found, failure="the total is wrong")
+    assert not failed(result) and result.status is AgentStatus.COMPLETED
+    assert result.metadata["rollback"]["to_step"] == WRONG
+    assert shop.looked == [0, 1, 2, 3, 2, 3]  # what came before the error was not done again
+    note = next(m.content or "" for m in result.messages if "rollback" in m.metadata)
+    assert "the total is wrong" in note and "I assume that item 2" in note
+    if monitored:
+        assert result.metadata["uncertainty"]["total_steps"] == 9  # belief was taken back too: five steps, four calls
+    (old,) = await branches(other, "clerk", "s")
+    assert (old.number, old.to_step, old.state.output) == (0, WRONG, "total 25")
+    audit = await AuditLog(other.ledger.store, "clerk", "s").entries()
+    assert [entry["data"]["to_step"] for entry in audit if entry["what"] == "rollback"] == [WRONG]
+    await one.ledger.store.aclose()
+    await other.ledger.store.aclose()
+
+
+async def test_without_the_option_no_checkpoint_is_written_and_rolling_back_says_so() -> None:
+    store = MemoryStore()
+    one = runner(Shop(), store, checkpoints=False)
+    await one.run(AGENT, "add up", session_id="s")
+    assert await store.scan("checkpoint") == []
+    with pytest.raises(SessionError, match="checkpoints=True"):
+        await rollback(one, "clerk", "s", 1)
+
+
+async def test_checkpoints_take_space_in_proportion_to_the_run_not_to_its_square() -> None:
+    store = MemoryStore()
+    await runner(Shop(), store).run(AGENT, "x" * 20_000, session_id="s")
+    bodies = [document.body for document in await store.scan("checkpoint")]
+    assert len(bodies) == len(PRICES) + 1
+    assert max(map(len, bodies)) < 20_000
+
+
+async def test_branches_of_branches_go_back_to_steps_of_the_branch_that_made_them() -> None:
+    store, shop = MemoryStore(), Shop()
+    one = runner(shop, store)
+    await one.run(AGENT, "add up", session_id="s")
+    await rollback(one, "clerk", "s", 3, note="first")
+    second = await rollback(one, "clerk", "s", 3, note="second")
+    notes = [m.metadata["rollback"] for m in second.messages if "rollback" in m.metadata]
+    assert notes == [1, 2]  # the state before step 3 of branch 1 holds what branch 1 was told
+    third = await rollback(one, "clerk", "s", 1, note="third")
+    assert [m.metadata["rollback"] for m in third.messages if "rollback" in m.metadata] == [3]
+    assert not failed(third)
+    assert [branch.to_step for branch in await branches(one, "clerk", "s")] == [3, 3, 1]
+    loaded = await one.ledger.load("clerk", "s")
+    assert loaded is not None
+    assert [c.step for c in await checkpoints_of(store, loaded[0])] == [0, 1, 2, 3, 4]
+
+
+async def test_the_first_step_can_be_rolled_back_too_and_spending_is_not_forgotten() -> None:
+    one = runner(Shop(), MemoryStore())
+    first = await one.run(AGENT, "add up", session_id="s")
+    second = await rollback(one, "clerk", "s", 0)
+    assert not failed(second)
+    assert second.token_usage.total_tokens == 2 * first.token_usage.total_tokens
+    assert (await rollback(one, "clerk", "s", 0)).status is AgentStatus.COMPLETED  # and again from the new branch
+
+
+@pytest.mark.parametrize("to_step", [-1, 5, 99])
+async def test_a_step_that_never_was_is_refused(to_step: int) -> None:
+    one = runner(Shop(), MemoryStore())
+    await one.run(AGENT, "add up", session_id="s")
+    with pytest.raises(ConfigurationError, match="from 0 to 4"):
+        await rollback(one, "clerk", "s", to_step)
+
+
+async def test_a_changed_transcript_and_a_running_session_are_refused() -> None:
+    store = MemoryStore()
+    one = runner(Shop(), store)
+    await one.run(AGENT, "add up", session_id="s")
+    loaded = await one.ledger.load("clerk", "s")
+    assert loaded is not None
+    state, version = loaded
+    original = list(state.messages)
+    state.messages[1] = Message(role=Role.USER, content="something else")
+    version = await one.ledger.save(state, version)
+    with pytest.raises(StoreError, match="does not fit"):
+        await rollback(one, "clerk", "s", 2)
+    state.messages, state.status, state.lease_until_s = original, AgentStatus.RUNNING, time.time() + 30
+    await one.ledger.save(state, version)
+    with pytest.raises(SessionConflictError, match="is running"):
+        await rollback(one, "clerk", "s", 2)
+
+
+async def test_sets_that_a_rollback_cannot_use_are_refused() -> None:
+    one = runner(Shop(), MemoryStore())
+    await one.run(AGENT, "add up", session_id="s")
+    prefix = replace(await attributed(one), set_steps=(0, 1, 2, 3))  # what right filtration gives
+    with pytest.raises(ConfigurationError, match="restart from scratch"):
+        await recover(one, "clerk", "s", prefix)
+    with pytest.raises(ConfigurationError, match="empty"):
+        await recover(one, "clerk", "s", replace(prefix, set_steps=()))
+    with pytest.raises(ConfigurationError, match="over steps of this run"):
+        elsewhere = replace(prefix.steps[0], step_id="99")
+        await recover(one, "clerk", "s", replace(prefix, steps=(*prefix.steps[:-1], elsewhere), set_steps=(9,)))
+    await recover(one, "clerk", "s", prefix, from_start=True)
+    with pytest.raises(ConfigurationError, match="branch 1"):  # a set over the discarded branch
+        await recover(one, "clerk", "s", prefix, from_start=True)
+
+
+# -- what cannot be undone --------------------------------------------------------------------------------------------
+
+
+async def test_a_run_with_an_executed_irreversible_call_stops_for_a_human_and_only_a_decision_lets_it_go_on() -> None:
+    shop, store = Shop(), MemoryStore()
+    one = await paid(shop, store, clerk({2: PAY}))
+    result = await recover(one, "clerk", "s", await attributed(one))
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    (request,) = result.pending
+    assert 'pay({"amount":10})' in request.reason
+    assert result.metadata["rollback"]["executed"][0]["call"]["arguments"] == {"amount": 10}
+    assert [s.session_id for s in await one.list_pending_sessions()] == ["s"]
+    for _ in range(2):  # neither guidance nor waiting is a decision
+        assert (await one.resume("clerk", "s", "just go on")).status is AgentStatus.WAITING_FOR_HUMAN
+        assert (await one.resume("clerk", "s")).status is AgentStatus.WAITING_FOR_HUMAN
+    done = await one.resume("clerk", "s", request.decide("respond", principal="ann", message="I refunded the 10."))
+    assert done.status is AgentStatus.COMPLETED and not failed(done)
+    assert any(m.content == "I refunded the 10." for m in done.messages)
+    assert shop.paid == [10]
+
+
+async def test_a_rejected_rollback_ends_the_run_and_another_rollback_asks_again() -> None:
+    shop = Shop()
+    one = await paid(shop, MemoryStore(), clerk({2: PAY}))
+    (request,) = (await rollback(one, "clerk", "s", 2)).pending
+    result = await one.resume("clerk", "s", request.decide("reject", principal="ann"))
+    assert result.status is AgentStatus.FAILED
+    again = await rollback(one, "clerk", "s", 1)
+    assert again.status is AgentStatus.WAITING_FOR_HUMAN and "pay" in again.pending[0].reason
+    other = await rollback(one, "clerk", "s", 0)  # nor does rolling back while it waits get round the question
+    assert other.status is AgentStatus.WAITING_FOR_HUMAN and "pay" in other.pending[0].reason
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+async def test_the_same_irreversible_call_waits_in_the_new_branch_even_with_a_grant(monitored: bool) -> None:
+    shop, store = Shop(), MemoryStore()
+    given: dict[str, Any] = {"uncertainty_monitor": UncertaintyMonitor()} if monitored else {}
+    one = runner(shop, store, clerk({2: PAY}, acts_again=True), **given)
+    await one.ledger.grant(Grant(tool="pay", principal="ann", expires_s=time.time() + 60))
+    await one.run(AGENT, "add up", session_id="s")
+    assert shop.paid == [10]
+    (request,) = (await rollback(one, "clerk", "s", 2)).pending
+    result = await one.resume("clerk", "s", request.decide("approve", principal="ann"))
+    (repeat,) = result.pending
+    assert (repeat.rule, repeat.call and repeat.call.name) == ("repeat_after_rollback", "pay")
+    assert shop.paid == [10]
+    done = await one.resume("clerk", "s", repeat.decide("approve", principal="ann"))
+    assert done.status is AgentStatus.COMPLETED
+    assert shop.paid == [10, 10]  # a human said so
+    assert len(set(shop.keys)) == 2  # and the service behind the tool can tell the two
+
+
+async def test_with_other_arguments_it_is_another_call() -> None:
+    shop = Shop()
+    one = await paid(shop, MemoryStore(), clerk({2: PAY}))
+    (request,) = (await rollback(one, "clerk", "s", 2)).pending
+    other = clerk({2: PAY.model_copy(update={"arguments": {"amount": 11}})}, acts_again=True)
+    one.model_client = other
+    await one.resume("clerk", "s", request.decide("approve", principal="ann"))
+    assert shop.paid == [10, 11]
+
+
+async def test_irreversible_calls_before_the_step_are_none_of_a_rollbacks_business() -> None:
+    shop = Shop()
+    one = await paid(shop, MemoryStore(), clerk({1: PAY}))
+    result = await rollback(one, "clerk", "s", 2)
+    assert result.status is AgentStatus.COMPLETED and shop.paid == [10]
+    assert result.metadata["rollback"]["executed"] == []
+
+
+async def test_reversible_calls_are_told_to_the_model_and_stop_nothing() -> None:
+    reserve = ToolCall(id="r", name="reserve", arguments={"item": 2})
+    one = runner(Shop(), MemoryStore(), clerk({2: reserve}))
+    await one.run(AGENT, "add up", session_id="s")
+    result = await rollback(one, "clerk", "s", 2)
+    assert result.status is AgentStatus.COMPLETED
+    assert 'reserve({"item":2})' in next(m.content or "" for m in result.messages if "rollback" in m.metadata)
+
+
+async def test_an_edited_call_is_listed_with_the_arguments_that_really_ran() -> None:
+    shop = Shop()
+    monitor = UncertaintyMonitor()
+    one = runner(shop, MemoryStore(), clerk({2: PAY}), uncertainty_monitor=monitor)
+    (request,) = (await one.run(AGENT, "add up", session_id="s")).pending
+    await one.resume("clerk", "s", request.decide("edit", principal="ann", arguments={"amount": 4}))
+    assert shop.paid == [4]
+    result = await rollback(one, "clerk", "s", 2)
+    (call,) = result.metadata["rollback"]["executed"]
+    assert call["call"]["arguments"] == {"amount": 4} and call["arguments_known"]
+
+
+async def test_a_hook_makes_up_for_calls_once_and_the_run_goes_on() -> None:
+    shop, seen = Shop(), list[ExecutedCall]()
+    one = await paid(shop, MemoryStore(), clerk({2: PAY}))
+
+    async def refund(calls: Sequence[ExecutedCall]) -> list[str]:
+        loaded = await one.ledger.load("clerk", "s")  # the question is stored before the hook acts
+        assert loaded is not None and loaded[0].pending()
+        seen.extend(calls)
+        return ["refunded 10" for _ in calls]
+
+    result = await rollback(one, "clerk", "s", 2, compensate=refund)
+    assert result.status is AgentStatus.COMPLETED and not failed(result)
+    assert [call.call.name for call in seen] == ["pay"]
+    assert result.metadata["rollback"]["executed"][0]["compensation"] == "refunded 10"
+    assert any("refunded 10" in (m.content or "") for m in result.messages)
+    await rollback(one, "clerk", "s", 1, compensate=refund)
+    assert len(seen) == 1
+
+
+async def nothing(calls: Sequence[ExecutedCall]) -> None:
+    return None
+
+
+async def too_few(calls: Sequence[ExecutedCall]) -> list[str]:
+    return []
+
+
+async def broken(calls: Sequence[ExecutedCall]) -> list[str]:
+    raise RuntimeError("the bank is closed")
+
+
+@pytest.mark.parametrize(("hook", "said"), [(nothing, "pay"), (too_few, "0 calls"), (broken, "the bank is closed")])
+async def test_what_a_hook_leaves_open_a_human_is_asked(hook: Any, said: str) -> None:
+    one = await paid(Shop(), MemoryStore(), clerk({2: PAY}))
+    result = await rollback(one, "clerk", "s", 2, compensate=hook)
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert said in result.pending[0].reason
+    again = await rollback(one, "clerk", "s", 1, compensate=hook)  # tried once: it is not called for them again
+    assert "the bank is closed" not in again.pending[0].reason
+
+
+async def test_an_unsigned_decision_lets_nothing_go_on() -> None:
+    signer = HmacSigner("a key of sixteen bytes or more")
+    one = await paid(Shop(), MemoryStore(), clerk({2: PAY}), approvals=ApprovalPolicy(signer=signer, expires_s=60))
+    (request,) = (await rollback(one, "clerk", "s", 2)).pending
+    decision = request.decide("approve", principal="ann")
+    with pytest.raises(ApprovalError, match="not signed"):
+        await one.resume("clerk", "s", decision)
+    assert (await one.resume("clerk", "s", signer.sign(decision))).status is AgentStatus.COMPLETED
+
+
+# -- another process goes on ------------------------------------------------------------------------------------------
+
+
+class DyingStore:
+    """Delegates to a store, and fails from the chosen write on, as a process that dies there would."""
+
+    def __init__(self, inner: SessionStore, at: int) -> None:
+        self._inner, self._left = inner, at
+
+    def _alive(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise StoreError("dead")
+
+    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
+        self._alive()
+        return await self._inner.put(kind, key, body, expected=expected, label=label)
+
+    async def append(self, log: str, body: str, *, expected: int) -> None:
+        self._alive()
+        await self._inner.append(log, body, expected=expected)
+
+    async def get(self, kind: str, key: str) -> Any:
+        return await self._inner.get(kind, key)
+
+    async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> Any:
+        return await self._inner.scan(kind, label=label, prefix=prefix)
+
+    async def read(self, log: str, *, start: int = 0) -> list[str]:
+        return await self._inner.read(log, start=start)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("at", range(8))
+async def test_wherever_the_worker_dies_nothing_is_lost_and_the_human_is_asked_all_the_same(
+    at: int, hooked: bool
+) -> None:
+    shop, store = Shop(), MemoryStore()
+    await paid(shop, store, clerk({2: PAY}))
+    refunds = []
+
+    async def refund(calls: Sequence[ExecutedCall]) -> list[str]:
+        refunds.append(len(calls))
+        return ["refunded" for _ in calls]
+
+    hook = refund if hooked else None
+    dying = runner(shop, DyingStore(store, at), clerk({2: PAY}), lease_s=0.02)
+    try:
+        await rollback(dying, "clerk", "s", 2, compensate=hook)
+    except StoreError:
+        pass
+    await anyio.sleep(0.03)  # the lease of the dead
+    one = runner(shop, store, clerk({2: PAY}))
+    loaded = await one.ledger.load("clerk", "s")
+    assert loaded is not None
+    if loaded[0].branch == 0:  # the rollback never took place: do it now
+        assert loaded[0].status is AgentStatus.COMPLETED and refunds == []
+        assert await branches(one, "clerk", "s") == []
+        result = await rollback(one, "clerk", "s", 2, compensate=hook)
+    elif loaded[0].status is AgentStatus.COMPLETED:
+        return  # it had got to the end
+    else:
+        result = await one.resume("clerk", "s")
+    if result.status is AgentStatus.WAITING_FOR_HUMAN:
+        (request,) = result.pending
+        result = await one.resume("clerk", "s", request.decide("approve", principal="ann"))
+    else:
+        assert hooked
+    assert result.status is AgentStatus.COMPLETED and not failed(result)
+    assert len(refunds) <= 1 and shop.paid == [10]
+    assert [branch.number for branch in await branches(one, "clerk", "s")] == [0]
+
+
+PHASE = """
+import sys, anyio
+from grampus_uq import open_store
+from grampus_uq.runtime.rollback import recover
+from tests.runtime.test_rollback import AGENT, PAY, Shop, attributed, clerk, runner
+
+async def main(what, url):
+    shop = Shop()
+    one = runner(shop, open_store(url), clerk({2: PAY}))
+    if what == "run":
+        result = await one.run(AGENT, "add up", session_id="s")
+    elif what == "recover":
+        result = await recover(one, "clerk", "s", await attributed(one))
+    else:
+        (request,) = (await one.list_pending_sessions())[0].requests
+        result = await one.resume("clerk", "s", request.decide("approve", principal="ann"))
+    print(result.status.value, result.output, shop.looked, shop.paid)
+    await one.ledger.store.aclose()
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_each_phase_in_a_process_of_its_own_changes_nothing(tmp_path: Path) -> None:
+    url, root = f"sqlite:///{tmp_path / 's.db'}", Path(__file__).parents[2]
+
+    def phase(what: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", PHASE, what, url],
+            cwd=root,
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert phase("run") == "completed total 25 [0, 1, 2, 3] [10]"
+    assert phase("recover") == "waiting_for_human  [] []"
+    assert phase("decide") == "completed total 24 [2, 3] []"
