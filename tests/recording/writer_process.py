@@ -1,6 +1,6 @@
 """A process that forks recording children, and kills them when told to: hundreds of them cost one import.
 
-`kill FOLDER SESSION KIND LIVES SEED` kills -9 a child LIVES times, each after a random moment, and prints a JSON line a
+`kill FOLDER SESSION KIND LIVES SEED` kills -9 a child LIVES times, each at a random moment, and prints a JSON line a
 life: who wrote, and how many `on_event` (and `sync`) had returned. With the kind `beside` another child, -1, goes
 on writing to the same session all the while. `together FOLDER SESSION KIND WRITERS COUNT` lets WRITERS children write
 at once.
@@ -81,11 +81,16 @@ def main() -> None:
         rng = random.Random(int(second))
         survivor = start(folder, session, kind, -1, -1, [10, 1_000]) if kind == "beside" else None
         for life in range(int(first)):
-            child, telling = start(folder, session, kind, life, -1, [10, 10, 1_000, 1_000, 1_000, 6_000_000])
-            time.sleep(rng.uniform(0.0, 0.04))
+            child, telling = start(
+                folder, session, kind, life, -1, [10, 1_000, 1_000, 1_000, 1_000, 1_000, 1_000, 2_500_000]
+            )
+            heard = b""
+            for _ in range(rng.randint(0, 5)):  # however slow the machine is, something was written before the kill
+                heard = os.read(telling, 16)
+            time.sleep(rng.uniform(0.0, 0.01))
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            print(json.dumps({"writer": str(life), "written": drain(telling)}), flush=True)
+            print(json.dumps({"writer": str(life), "written": max(int(heard or b"0"), drain(telling))}), flush=True)
         if survivor is not None:
             os.kill(survivor[0], signal.SIGKILL)
             os.waitpid(survivor[0], 0)
