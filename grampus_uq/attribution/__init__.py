@@ -39,6 +39,7 @@ from grampus_uq.attribution.conditional_logit import (
     fit_step_scorer,
 )
 from grampus_uq.attribution.features import cheap_features
+from grampus_uq.attribution.from_injection import label_run
 from grampus_uq.attribution.from_logs import read_labelled_failures, trajectory_from_run
 from grampus_uq.attribution.from_recording import RecordedTrajectory, trajectory_from_events
 from grampus_uq.attribution.judge import JudgeScorer, JudgeSpending
@@ -124,6 +125,7 @@ __all__ = [
     "fit_and_calibrate",
     "fit_conditional_logit",
     "fit_step_scorer",
+    "label_run",
     "locate",
     "locate_async",
     "part_labelled",
