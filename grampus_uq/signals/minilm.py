@@ -83,6 +83,9 @@ class MiniLM:
 
     Agrees with sentence-transformers to 1e-5. Texts are computed one by one, so that a text has the same vector in
     whatever company; put a `CachedEmbedder` around it. Safe for threads.
+
+    The products are small: give the linear algebra library one thread (`OPENBLAS_NUM_THREADS=1` before NumPy is
+    imported). On a busy machine more threads wait for one another, and a text has been seen to take ten times as long.
     """
 
     __slots__ = ("_embeddings", "_layers", "_norm", "_shape", "_tokens", "_wordpiece")

@@ -16,6 +16,11 @@ events.
 
 from __future__ import annotations
 
+import os
+
+# Read when NumPy is imported: the products of MiniLM are small, and on a busy machine threads wait for one another.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -473,7 +473,12 @@ def compared_texts() -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_real_model_agrees_with_sentence_transformers_to_1e_5(tmp_path: Path) -> None:
+def test_the_real_model_agrees_with_sentence_transformers_to_1e_5() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # gone at once: pytest would keep gigabytes
+        assert_agreement(Path(folder))
+
+
+def assert_agreement(tmp_path: Path) -> None:
     environment, files = tmp_path / "venv", tmp_path / "files"
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     python = str(environment / "bin" / "python")
