@@ -52,7 +52,7 @@ _NAME_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSettings:
-    """The constants of the components, with METHODS defaults where the paper prints none.
+    """The constants of the components; the paper prints none of them.
 
     `window`: earlier agent turns that repetition compares with, 1 to 100. `sentinels`: what closes a run in a user's
     message. `pi_0` in (0, 1) and `eps` >= 0: see `stats.surprisal.content_surprisal`.
