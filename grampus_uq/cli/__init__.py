@@ -15,8 +15,10 @@ __all__ = ["main"]
 # Name of the command -> module under grampus_uq.cli; the module's attribute `command` is the click command.
 _COMMANDS = {
     "approvals": "approvals",
+    "attribute": "attribute",
     "demo": "demo",
     "doctor": "doctor",
+    "evaluate": "evaluate",
     "runs": "runs",
     "stop": "stop",
 }

@@ -1,0 +1,166 @@
+"""`grampus-uq evaluate`: how good the confidence streams of recorded runs are, as a table, JSON or an HTML report."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from grampus_uq.errors import DataError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from grampus_uq.engine import Profile
+    from grampus_uq.evaluate import Censoring, Evaluation, ForecastRuns
+
+__all__ = ["command"]
+
+_TABLES = (".csv", ".csv.gz", ".parquet", ".pq")
+_COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
+
+
+@click.command(name="evaluate", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
+@click.option("--profile", metavar="FILE", help="Judge by this fitted profile: the recorded readings go through it.")
+@click.option(
+    "--censoring",
+    type=click.Choice(["none", "simple", "exact"]),
+    default="none",
+    show_default=True,
+    help="Runs at their step budget: left out, scored as failures, or scored with their chance of success.",
+)
+@click.option(
+    "--continuation",
+    metavar="FILE.csv",
+    help="Columns session_id, q: chances of success of censored runs, for --censoring exact. Others are estimated.",
+)
+@click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with plots (extra: report).")
+def command(
+    paths: tuple[str, ...],
+    profile: str | None,
+    censoring: str,
+    continuation: str | None,
+    draws: int,
+    seed: int,
+    as_json: bool,
+    output: str | None,
+) -> None:
+    """Score every confidence stream of labelled runs by the Trajectory Proper Score.
+
+    RUNS are recordings or folders of them, or one table of step-wise verifier scores (CSV, gzipped CSV or Parquet).
+    """
+    import numpy as np
+
+    from grampus_uq.evaluate import evaluate
+
+    if continuation is not None and censoring != "exact":
+        raise click.UsageError("--continuation belongs to --censoring exact.")
+    runs = _read(paths, profile)
+    how = _censoring(runs, censoring, continuation)
+    found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws)
+    if output is not None:
+        _write(found, output, ", ".join(Path(path).name or path for path in paths))
+    if as_json:
+        click.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=False))
+        return
+    _print(found)
+    if output is not None:
+        click.echo(f"The report is in {output}.")
+
+
+def _read(paths: Sequence[str], profile: str | None) -> ForecastRuns:
+    from grampus_uq.cli.runs import _progress
+    from grampus_uq.evaluate import read_recordings, read_table
+
+    if any(path.lower().endswith(_TABLES) and not Path(path).is_dir() for path in paths):
+        if len(paths) > 1:
+            raise click.UsageError("Give one table, or recordings.")
+        if profile is not None:
+            raise click.UsageError("A table of scores holds no readings that a profile could judge.")
+        return read_table(paths[0])
+    with _progress("Reading runs") as advance:
+        return read_recordings(paths, profile=_profile(profile), on_run=advance)
+
+
+def _profile(path: str | None) -> Profile | None:
+    if path is None:
+        return None
+    from grampus_uq.artifacts import load
+
+    return load(path).profile
+
+
+def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
+    """Measured chances first; for the other censored runs those of a model that sees no forecast."""
+    from grampus_uq.evaluate import Censoring
+    from grampus_uq.evaluate.continuation_model import plug_in
+
+    if mode != "exact" or not runs.censored.any():
+        return Censoring(mode=mode)  # type: ignore[arg-type]  # click's Choice has checked it
+    measured = _chances(path, set(runs.ids)) if path is not None else {}
+    return Censoring(mode="exact", q=dict(plug_in(runs).q) | measured)
+
+
+def _chances(path: str, known: set[str]) -> dict[str, float]:
+    """Read session_id and q; every row is checked."""
+    found: dict[str, float] = {}
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv.DictReader(stream, strict=True)
+            for column in ("session_id", "q"):
+                if column not in (rows.fieldnames or ()):
+                    raise DataError("the column is missing from the header.", path=path, line=1, field=column)
+            for row in rows:
+                name, value = row["session_id"], row["q"]
+                if name in found or name not in known:
+                    what = "comes twice" if name in found else "is no run that may be scored"
+                    raise DataError(f"{name!r:.100} {what}.", path=path, line=rows.line_num, field="session_id")
+                found[name] = _chance(value, path, rows.line_num)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot be read: {error!s:.200}.", path=path) from error
+    return found
+
+
+def _chance(text: str | None, path: str, line: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise DataError(f"must be a probability in [0, 1]. Got {text!r:.50}.", path=path, line=line, field="q")
+    return value
+
+
+def _write(found: Evaluation, output: str, title: str) -> None:
+    from grampus_uq.evaluate.html_report import write_report
+
+    try:
+        write_report(found, output, title=title)
+    except MissingDependencyError:
+        raise
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror}.", path=output) from error
+
+
+def _print(found: Evaluation) -> None:
+    from grampus_uq.cli.runs import _print_table
+
+    for row in found.audit:
+        click.echo(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
+    for line in found.assumptions:
+        click.echo(line)
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    _print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
+
+
+def _shown(row: Any) -> list[Any]:
+    scalar = "" if row.scalar == "front-weighted mean" else f": {row.scalar}"
+    name = row.stream + (", recalibrated" if row.calibrated else "") + scalar
+    return [name, row.runs, row.missing, row.tps_log, row.tps_brier, row.auroc, row.aurc, row.t_ece, row.t_brier]

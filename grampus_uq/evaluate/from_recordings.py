@@ -1,0 +1,208 @@
+"""Recordings as forecast streams: every reading by its source, the fused and propagated confidence, and p_success.
+
+A step is a step of the model: a tool call is the consequence of one and has no forecast of its own. What was stated
+after several readings of one source is the last of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from grampus_uq.engine import Profile
+from grampus_uq.errors import DataError
+from grampus_uq.evaluate.forecast_runs import ForecastRuns, Use, stop_rows
+from grampus_uq.events import ObservationEvent, StepEvent
+from grampus_uq.recording.runs import Paths, Run, runs
+from grampus_uq.records import StepUncertainty
+from grampus_uq.replay import ReplayedStep, replay
+from grampus_uq.stats.trajectory_scores import ForecastTraces
+from grampus_uq.vocabulary import StopReason
+
+__all__ = ["FEATURES", "read_recordings"]
+
+FEATURES = ("log steps so far", "share of tool calls", "share of failed results", "log agent tokens a step")
+"""Facts of a prefix that no confidence stream enters: what `continuation.plug_in` predicts from."""
+
+NO_READING = "no reading on this step"  # what the engine says where the guide's 0.5 stands for nothing
+_DERIVED = frozenset({"fused", "propagated", "p_success"})
+_Trace = dict[str, list[float]]
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was read so far."""
+
+    ids: list[str] = field(default_factory=list)
+    outcomes: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    traces: list[_Trace] = field(default_factory=list)
+    features: list[list[float]] = field(default_factory=list)
+    audit: list[tuple[str, Use, str, bool | None]] = field(default_factory=list)
+
+
+def read_recordings(
+    paths: Paths, *, profile: Profile | None = None, on_run: Callable[[Run], None] | None = None
+) -> ForecastRuns:
+    """Read every run under files and folders.
+
+    Args:
+        paths: recordings, or folders of them.
+        profile: what the runs are to be judged by; the recorded readings go through it again (`replay`), so that
+            `fused`, `propagated` and `p_success` are what it would have concluded. None: as they were recorded.
+        on_run: called with each run, for a progress line.
+
+    Returns:
+        The runs that may be scored, and the audit of all.
+
+    Raises:
+        DataError: a damaged recording, steps that do not follow each other, or one session id in two places.
+    """
+    found = _Found()
+    where: dict[str, str] = {}
+    for run in runs(paths):
+        use, why, stop, success = _judge(run)
+        found.audit.append((stop, use, why, success))
+        if use != "left out":
+            if run.session_id in where:
+                reason = f"the session {run.session_id!r:.100} is also in {where[run.session_id]}: is a file copied?"
+                raise DataError(reason, path=run.path, line=run.line, field="session_id")
+            where[run.session_id] = run.path
+            found.ids.append(run.session_id)
+            found.outcomes.append(float("nan") if use == "censored" or success is None else float(success))
+            _take(found, run, profile)
+        if on_run is not None:
+            on_run(run)
+    return _assembled(found)
+
+
+def _judge(run: Run) -> tuple[Use, str, str, bool | None]:
+    """Use, why, stop reason, and outcome of one run."""
+    outcome = run.outcome
+    stop = outcome.stop_reason.value if outcome else "unfinished"
+    success = outcome.success if outcome else None
+    if run.superseded:
+        return "left out", "its session id was used again", stop, success
+    if not any(_is_forecast(event) for event in run.steps):
+        return "left out", "no step of the model", stop, success
+    if outcome is None:
+        return "left out", "no outcome recorded", stop, success
+    if outcome.stop_reason.informative:
+        return "left out", "informative stop", stop, success
+    if run.touched:
+        return "left out", "a human decided or the monitor stopped a step", stop, success
+    if outcome.stop_reason is StopReason.MAX_STEPS:
+        if success is not None and outcome.labelled_by is not None:
+            return "scored", "reached its budget; labelled by hand", stop, success
+        return "censored", "reached its budget: administrative censoring", stop, None
+    if success is None:
+        return "left out", "not labelled", stop, success
+    return "scored", "outcome observed", stop, success
+
+
+def _is_forecast(event: StepEvent) -> bool:
+    return event.step.kind != "tool_call"
+
+
+def _take(found: _Found, run: Run, profile: Profile | None) -> None:
+    """Add the streams and the prefix facts of one run."""
+    again: Iterator[StepUncertainty] | None = None
+    if profile is not None:
+        again = iter(_concluded(run, profile))
+    trace: _Trace = {}
+    facts = _PrefixFacts()
+    length, read = 0, False
+    kept = {id(event) for event in run.steps}
+    for event in run.events:
+        if isinstance(event, StepEvent) and id(event) not in kept:
+            continue
+        facts.see(event)
+        if isinstance(event, StepEvent):
+            assessment = event.assessment if again is None else next(again)
+            read = read or any(reading.value is not None for reading in event.readings)
+            if _is_forecast(event):
+                for name, value in _forecasts(event, assessment, read=read).items():
+                    trace.setdefault(name, [float("nan")] * length).append(value)
+                length += 1
+                for values in trace.values():
+                    if len(values) < length:
+                        values.append(float("nan"))
+                found.features.append(facts.row())
+    found.lengths.append(length)
+    found.traces.append(trace)
+
+
+def _concluded(run: Run, profile: Profile) -> list[StepUncertainty]:
+    """What a profile concludes from each step that counts (`Run.steps`)."""
+    by_event = {id(step.event): step.assessment for step in _replayed(run, profile)}
+    return [by_event[id(event)] for event in run.steps]
+
+
+def _replayed(run: Run, profile: Profile) -> Iterator[ReplayedStep]:
+    try:
+        yield from replay(run.events, profile)
+    except DataError as error:
+        raise DataError(error.reason, path=os.fspath(run.path), line=run.line, field=error.field) from error
+
+
+def _forecasts(event: StepEvent, assessment: StepUncertainty, *, read: bool) -> dict[str, float]:
+    """What each stream says at this step; `read` is False while the run had no reading at all."""
+    found: dict[str, float] = {}
+    for reading in event.readings:
+        if reading.value is not None:
+            found[f"reading {reading.source}" if reading.source in _DERIVED else str(reading.source)] = reading.value
+    if not (assessment.missing_reason or "").endswith(NO_READING):
+        found["fused"] = assessment.fused_confidence
+    if read:  # before, it is where every run begins, and no forecast
+        found["propagated"] = assessment.propagated_confidence
+    if assessment.p_success is not None:
+        found["p_success"] = assessment.p_success
+    return found
+
+
+class _PrefixFacts:
+    """Counts over a prefix."""
+
+    __slots__ = ("calls", "failed", "results", "steps", "tokens")
+
+    def __init__(self) -> None:
+        self.steps = self.calls = self.results = self.failed = self.tokens = 0
+
+    def see(self, event: object) -> None:
+        """Take one event in."""
+        if isinstance(event, StepEvent):
+            self.steps += 1
+            self.calls += len(event.step.tool_calls) if _is_forecast(event) else 0
+            self.tokens += event.step.input_tokens + event.step.output_tokens
+        elif isinstance(event, ObservationEvent) and event.kind == "tool_result":
+            self.results += 1
+            self.failed += event.is_error
+
+    def row(self) -> list[float]:
+        """The facts, in the order of `FEATURES`."""
+        steps = max(self.steps, 1)
+        failed = self.failed / self.results if self.results else 0.0
+        return [float(np.log(steps)), self.calls / steps, failed, float(np.log1p(self.tokens / steps))]
+
+
+def _assembled(found: _Found) -> ForecastRuns:
+    lengths = np.array(found.lengths, dtype=np.int64)
+    names = sorted({name for trace in found.traces for name in trace})
+    streams = {}
+    for name in names:
+        rows = [
+            trace.get(name) or [float("nan")] * length
+            for trace, length in zip(found.traces, found.lengths, strict=True)
+        ]
+        flat = np.array([value for row in rows for value in row], dtype=np.float64)
+        streams[name] = ForecastTraces(forecasts=flat, lengths=lengths)
+    return ForecastRuns(
+        ids=tuple(found.ids),
+        outcomes=np.array(found.outcomes, dtype=np.float64),
+        streams=streams,
+        features=np.array(found.features, dtype=np.float64).reshape(len(found.features), len(FEATURES)),
+        audit=stop_rows(found.audit),
+    )
