@@ -35,7 +35,8 @@ class TailSketch:
         |mean - TM_k| <= error <= accuracy * TM_k + 1e-9 / 2        (rounding apart, about 1e-16 a step)
 
     The worst risk is exact. Memory does not grow with the run: at accuracy .005 there are at most 2,400 buckets for
-    risks in [1e-9, 20], and a run occupies those it has met. An update costs O(buckets of the tail), tens of microseconds at worst.
+    risks in [1e-9, 20], and a run occupies those it has met. An update costs O(buckets of the tail), tens of
+    microseconds at worst.
 
     >>> sketch = TailSketch(0.5, values=[0.5, 0.1, 0.9, 0.7])
     >>> abs(sketch.mean - 0.8) <= sketch.error + 1e-12, sketch.error <= 0.005 * 0.8
