@@ -1,0 +1,233 @@
+"""`grampus-uq attribute`: which steps of a failed run hold the decisive error, with what probability, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import click
+
+from grampus_uq.attribution import (
+    Attribution,
+    AttributionMethod,
+    CalibratedAttribution,
+    Envelope,
+    Hierarchical,
+    LabelledTrajectory,
+    LeftFiltration,
+    Plan,
+    RightFiltration,
+    SuffixEnvelope,
+    Trajectory,
+    TwoWayFiltration,
+    Vanilla,
+    advise,
+    attribution_html,
+    fit_and_calibrate,
+    locate,
+    read_labelled_failures,
+    trajectory_from_events,
+    trajectory_from_run,
+)
+from grampus_uq.errors import DataError
+from grampus_uq.events import ObservationEvent, StepEvent
+from grampus_uq.importers import read_failure_logs
+from grampus_uq.recording import Run, runs
+
+__all__ = ["command"]
+
+_METHODS: Final[dict[str, AttributionMethod]] = {
+    method.name: method
+    for method in (
+        Envelope(),
+        SuffixEnvelope(),
+        LeftFiltration(),
+        RightFiltration(),
+        TwoWayFiltration(),
+        Vanilla(),
+        Hierarchical(),
+    )
+}
+_RECORDING: Final = b'{"v":'
+_NOTE: Final = re.compile(r"\berror at (\S+)", re.IGNORECASE)
+_SHOWN: Final = 600
+_HASHED: Final = re.compile(r"hmac:[0-9a-f]{8,64}:\d+")
+
+
+@click.command()
+@click.argument("failed", type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--calibration",
+    required=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="LABELLED",
+    help="Failures whose errors are known; some fit the step scorer, the rest calibrate.",
+)
+@click.option("--level", type=float, default=0.8, show_default=True, help="Wanted coverage, in (0, 1).")
+@click.option("--method", type=click.Choice(list(_METHODS)), default="envelope", show_default=True)
+@click.option("--run", "run_id", default=None, help="Only this run of FAILED.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the parts and of tie draws.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="REPORT.html", help="Draw one run."
+)
+def command(
+    failed: Path,
+    calibration: Path,
+    level: float,
+    method: str,
+    run_id: str | None,
+    seed: int,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Find the steps of a failed run that hold its decisive error with a stated probability.
+
+    FAILED and LABELLED are logs of failed runs (JSON lines or an array; `history`, `mistake_step`) or recordings (files
+    or folders) made with content="full". A recording is labelled by `grampus-uq runs label SESSION failure --note
+    "error at STEP"`. Logs of LABELLED that cannot calibrate, and runs that FAILED holds too, are left out and named.
+    """
+    trajectories = [run for run in _failed(failed) if run_id in (None, run.trajectory_id)]
+    if not trajectories:
+        raise DataError("holds no failed run" + (f" {run_id!r:.80}." if run_id else "."), path=str(failed))
+    if output is not None and len(trajectories) > 1:
+        raise click.UsageError(f"FAILED holds {len(trajectories)} runs: say with --run which one to draw.")
+    left_out: list[str] = []
+    same = {run.trajectory_id for run in trajectories}
+    labelled = []
+    for item in _labelled(calibration, left_out.append):
+        if item.trajectory.trajectory_id in same:
+            left_out.append(f"{calibration}: run {item.trajectory.trajectory_id!r:.80} is one of the failed ones.")
+        else:
+            labelled.append(item)
+    calibrated = fit_and_calibrate(labelled, Plan(method=_METHODS[method], level=level, seed=seed))
+    found = [locate(run, calibrated) for run in trajectories]
+    if output is not None:
+        page = attribution_html(found[0], positions=calibrated.positions)
+        try:
+            output.write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"cannot be written: {error.strerror}.", path=str(output)) from error
+    if as_json:
+        click.echo(json.dumps(_as_json(found, calibrated, left_out)))
+        return
+    for place in left_out:
+        click.echo(f"left out: {_plain(place)}", err=True)
+    for attribution in found:
+        _show(attribution)
+    positions = calibrated.positions
+    click.echo(f"\nThe {positions.trajectories} calibration failures: {advise(positions).why}")
+    if output is not None:
+        click.echo(f"Drawn in {output}.")
+
+
+def _failed(path: Path) -> Iterator[Trajectory]:
+    """The runs of FAILED, labelled or not; a label is not looked at."""
+    if not _is_recording(path):
+        for log in read_failure_logs(path):
+            yield trajectory_from_run(log.run)
+        return
+    for run in runs(path):
+        if run.superseded or (run.outcome is not None and run.outcome.success):
+            continue
+        yield _recorded(run)
+
+
+def _labelled(path: Path, tell: Callable[[str], None]) -> list[LabelledTrajectory]:
+    if not _is_recording(path):
+        return read_labelled_failures(path, on_left_out=lambda error: tell(str(error)))
+    labelled = []
+    for run in runs(path):
+        if run.superseded:
+            continue
+        try:
+            labelled.append(_labelled_recording(run))
+        except DataError as error:
+            tell(str(error))
+    return labelled
+
+
+def _labelled_recording(run: Run) -> LabelledTrajectory:
+    outcome = run.outcome
+    if outcome is None or outcome.success is not False:
+        raise DataError(f"run {run.session_id!r:.80} is not labelled a failure.", path=run.path, line=run.line)
+    note = _NOTE.search(outcome.note or "")
+    if note is None:
+        hint = 'has no step in its label; say --note "error at STEP".'
+        raise DataError(f"run {run.session_id!r:.80} {hint}", path=run.path, line=run.line, field="outcome.note")
+    trajectory = _recorded(run)
+    places = [step.step_id for step in trajectory.steps]
+    if note[1] not in places:
+        raise DataError(
+            f"run {run.session_id!r:.80} has no step {note[1]!r:.80}; its steps are {', '.join(places)[:300]}.",
+            path=run.path,
+            line=run.line,
+            field="outcome.note",
+        )
+    return LabelledTrajectory(trajectory=trajectory, error_steps=(places.index(note[1]),))
+
+
+def _recorded(run: Run) -> Trajectory:
+    """A recorded run, if its text was kept: without it every text feature would be the hash's."""
+    told = [event for event in run.events if isinstance(event, StepEvent | ObservationEvent)]
+    if not told:
+        raise DataError(f"run {run.session_id!r:.80} has no step.", path=run.path, line=run.line)
+    texts = [event.step.judged_text() if isinstance(event, StepEvent) else event.text for event in told]
+    if all(not text.strip() or _HASHED.search(text) for text in texts):
+        reason = f'run {run.session_id!r:.80} was recorded without its text; attribution needs content="full".'
+        raise DataError(reason, path=run.path, line=run.line, field="step.text")
+    return trajectory_from_events(run.events).trajectory
+
+
+def _is_recording(path: Path) -> bool:
+    if path.is_dir():
+        return True
+    with path.open("rb") as stream:
+        head = stream.read(4096).lstrip()
+    return head.startswith(_RECORDING) and b'"type"' in head
+
+
+def _show(found: Attribution) -> None:
+    click.echo(f"run {_plain(found.trajectory_id)}: {found.method} at {found.level:.0%}, {_spans(found)}")
+    for index in found.set_steps:
+        step = found.steps[index]
+        click.echo(f"\n  step {index} [{_plain(step.step_id)}] {_plain(step.speaker)}")
+        text = _plain(step.text)
+        more = len(text) - _SHOWN
+        click.echo(f"    {text[:_SHOWN]}{f'… ({more} more characters)' if more > 0 else ''}")
+        if step.why:
+            click.echo(f"    against it: {_plain(step.why)}")
+    click.echo("")
+    for sentence in (*found.why, *found.notes, found.coverage):
+        click.echo(_plain(sentence))
+
+
+def _spans(found: Attribution) -> str:
+    inside = found.set_steps
+    if not inside:
+        return "no step"
+    if found.contiguous and len(inside) > 1:
+        return f"steps {inside[0]} to {inside[-1]} of 0 to {len(found.steps) - 1}"
+    return f"step{'s' if len(inside) > 1 else ''} {', '.join(map(str, inside))} of 0 to {len(found.steps) - 1}"
+
+
+def _as_json(found: list[Attribution], calibrated: CalibratedAttribution, left_out: list[str]) -> dict[str, object]:
+    positions = calibrated.positions
+    return {
+        "calibration": {
+            "failures": positions.trajectories,
+            "fitted_on": len(getattr(calibrated.scorer, "fitted_on", ())),
+            "left_out": left_out,
+            "error_positions": list(positions.counts),
+            "advice": advise(positions).why,
+        },
+        "attributions": [attribution.to_json() for attribution in found],
+    }
+
+
+def _plain(value: object) -> str:
+    """A text on one line without control characters: an agent's words are hostile, and terminals obey some of them."""
+    return "".join(char if char.isprintable() else " " for char in str(value)).strip()
