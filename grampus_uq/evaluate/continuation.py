@@ -95,7 +95,11 @@ class RolloutFile:
                 setting = found["setting"]
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError("is no kept rollout.", path=os.fspath(self._path), line=number) from error
-            if type(run_id) is not str or type(rollout) is not int or success not in (True, False, None):
+            if (
+                type(run_id) is not str
+                or type(rollout) is not int
+                or (success is not None and type(success) is not bool)
+            ):
                 raise DataError("is no kept rollout.", path=os.fspath(self._path), line=number)
             if setting == self._setting:
                 self._known[run_id, rollout] = success
