@@ -6,20 +6,34 @@ fuse -> propagate -> classify -> decide. Nothing here waits, asks, logs or remem
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, alarm_step, guarantee_of, rearm, rings
 from grampus_uq.errors import DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import UncertaintyPropagator
-from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, utc
+from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder, utc
+from grampus_uq.stats.eprocess import Detector
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
 
-__all__ = ["Profile", "SessionState", "acknowledge", "advance", "judge_call", "state_from_json", "state_to_json"]
+__all__ = [
+    "Profile",
+    "SessionState",
+    "acknowledge",
+    "advance",
+    "answer_alarm",
+    "judge_call",
+    "rearm_alarm",
+    "state_from_json",
+    "state_to_json",
+]
 
 
 Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
@@ -38,6 +52,8 @@ class Profile(BaseModel):
     estimator: UncertaintyEstimator = Field(default_factory=UncertaintyEstimator)
     propagator: UncertaintyPropagator = Field(default_factory=UncertaintyPropagator)
     advisory: bool = False
+    detector: DetectorField | None = None
+    """A fitted detector: its alarm then decides pauses, with its guarantee, and the tiers stop nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +79,12 @@ class SessionState:
     monitor_tokens: Count = 0
     monitor_cost_usd: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     agent_tokens: Count = 0
+    alarm: AlarmState | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
 
+_new_state = builder(SessionState)
 _STATE = TypeAdapter(SessionState)
 
 
@@ -85,6 +103,20 @@ def state_from_json(text: str | bytes) -> SessionState:
         raise DataError(f"not a session state: {first['msg']}", field=field) from error
 
 
+def answer_alarm(profile: Profile, state: SessionState) -> SessionState:
+    """A human answered the detector's alarm, if it rings: it asks no more until it is re-armed."""
+    if profile.detector is None or state.alarm is None or not rings(profile.detector, state.alarm):
+        return state
+    return replace(state, alarm=acknowledge_alarm(state.alarm))
+
+
+def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
+    """Start the detector's evidence anew; what rings from here on carries no guarantee."""
+    if profile.detector is None or state.alarm is None:
+        return state
+    return replace(state, alarm=rearm(profile.detector, state.alarm, state.session_id))
+
+
 def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:
     """A human answered for this level: it, and lesser ones, ask no more until the belief has been MEDIUM or better."""
     return replace(state, acknowledged=level)
@@ -99,34 +131,41 @@ def advance(
     session the level is at least MEDIUM. Missing readings (`value` None) are no evidence, for or against.
     """
     seen = _tally(readings)
-    values = seen.values
-    fused = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), seen.semantic)
-    before = state.cumulative
-    propagated = before if fused is None else profile.propagator.propagate(fused, step.kind, before)
+    kind, before, policy = step.kind, state.cumulative, profile.policy
+    fused = profile.estimator.fuse_readings(seen.values)
+    if seen.semantic is not None:
+        fused = profile.estimator.pessimistic(fused, seen.semantic)
+    propagated = before if fused is None else profile.propagator.propagate(fused, kind, before)
     has_reading = state.has_reading or fused is not None
-    level = _level(profile.policy, propagated, has_reading)
-    is_call = step.kind == "tool_call"
+    level = _level(policy, propagated, has_reading)
+    is_call = kind == "tool_call"
     turn_read = state.turn_read if is_call and fused is None else fused is not None
     worst = state.worst if fused is None or (state.worst is not None and state.worst <= fused) else fused
-    high = level in _HIGH
+    high = level in _GRAVE
     acknowledged = state.acknowledged if high else None  # the belief recovered: the alarm is armed again
-    decision = _decide(
-        profile.policy,
-        level,
-        propagated,
-        step.kind,
-        irreversible=is_call and _is_irreversible(profile.policy, step.tool_name, step.effect),
-        evidence=has_reading and turn_read,
-        worst=worst,
-        acknowledged=acknowledged,
+    tool_name = step.tool_name if is_call else None
+    alarm, log_m = state.alarm, None
+    if profile.detector is not None:
+        if not is_call:
+            scores = {**seen.values, "semantic_entropy": seen.semantic, "fused": fused}
+            scores["propagated"] = None if fused is None else propagated
+            alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, scores)
+        irreversible = is_call and _is_irreversible(policy, tool_name, step.effect)
+        evidence = has_reading and turn_read
+        decision = _decide_by_alarm(profile, alarm, level, propagated, irreversible, evidence=evidence, worst=worst)
+    elif is_call and _is_irreversible(policy, tool_name, step.effect):
+        decision = _decide_irreversible(policy, level, propagated, evidence=has_reading and turn_read, worst=worst)
+    else:
+        decision = _decide(policy, level, propagated, kind, acknowledged)
+    assessment = _assess(
+        profile, state.n_steps, step, tool_name, seen, fused, propagated, level, decision, alarm, log_m
     )
-    assessment = _assess(profile, state.n_steps, step, seen, fused, propagated, level, decision)
-    new_state = SessionState(
+    new_state = _new_state(
         session_id=state.session_id,
         agent_id=state.agent_id,
         n_steps=state.n_steps + 1,
         n_high=state.n_high + high,
-        cumulative=profile.propagator.update_cumulative(propagated, before, step.kind),
+        cumulative=profile.propagator.update_cumulative(propagated, before, kind),
         level=level,
         has_reading=has_reading,
         turn_read=turn_read,
@@ -137,26 +176,32 @@ def advance(
         monitor_tokens=state.monitor_tokens + seen.tokens,
         monitor_cost_usd=state.monitor_cost_usd + seen.cost_usd,
         agent_tokens=state.agent_tokens + step.input_tokens + step.output_tokens,
+        alarm=alarm,
     )
     return new_state, assessment
 
 
-_HIGH = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
+# A member of an enum takes a while to look up by its name, and these are looked up at every step.
+_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
+_GRAVE = frozenset({_HIGH, _CRITICAL})
+_PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
+_IRREVERSIBLE = Effect.IRREVERSIBLE
+_PROPAGATED = UncertaintySource.PROPAGATED
+_WORDS = {level: level.value.upper() for level in UncertaintyLevel}
 
 
 class _Tally:
     """One pass over a step's readings: what they say, why some say nothing, and what they cost."""
 
-    __slots__ = ("calls", "cost_usd", "missing", "p_true_failed", "samples", "semantic", "sources", "tokens", "values")
+    semantic: float | None = None
+    p_true_failed = False
+    calls = tokens = samples = 0
+    cost_usd = 0.0
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
         self.sources: list[UncertaintySource] = []
         self.missing: list[str] = []
-        self.semantic: float | None = None
-        self.p_true_failed = False
-        self.calls = self.tokens = self.samples = 0
-        self.cost_usd = 0.0
 
 
 def _tally(readings: Sequence[Reading]) -> _Tally:
@@ -164,7 +209,7 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
     for reading in readings:
         source, value = reading.source, reading.value
         if value is None:
-            tally.missing.append(f"{source}: {reading.reason}")
+            tally.missing.append(_missing(source, reading.reason))
             if source == "p_true" and reading.calls:
                 tally.p_true_failed = True
         else:
@@ -183,80 +228,127 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
     return tally
 
 
+@functools.lru_cache(maxsize=256)
+def _missing(source: str, reason: str | None) -> str:
+    return f"{source}: {reason}"
+
+
 def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Effect | None = None) -> Verdict:
     """What a step that proposes this call would be told now; changes nothing. Equal to what `advance` then decides."""
-    level = _level(profile.policy, state.cumulative, state.has_reading)
-    action, rule, reason = _decide(
-        profile.policy,
-        level,
-        state.cumulative,
-        "tool_call",
-        irreversible=_is_irreversible(profile.policy, tool_name, effect),
-        evidence=state.has_reading and state.turn_read,
-        worst=state.worst,
-        acknowledged=state.acknowledged if level in _HIGH else None,
-    )
+    policy, confidence = profile.policy, state.cumulative
+    level = _level(policy, confidence, state.has_reading)
+    guarantee = None
+    evidence = state.has_reading and state.turn_read
+    if profile.detector is not None:
+        irreversible = _is_irreversible(policy, tool_name, effect)
+        action, rule, reason = _decide_by_alarm(
+            profile, state.alarm, level, confidence, irreversible, evidence=evidence, worst=state.worst
+        )
+        if rule == "detector" and state.alarm is not None:
+            guarantee = guarantee_of(profile.detector, state.alarm)
+    elif _is_irreversible(policy, tool_name, effect):
+        action, rule, reason = _decide_irreversible(policy, level, confidence, evidence=evidence, worst=state.worst)
+    else:
+        acknowledged = state.acknowledged if level in _GRAVE else None
+        action, rule, reason = _decide(policy, level, confidence, "tool_call", acknowledged)
     if profile.advisory and action.stops:
-        action, reason = UncertaintyAction.PROCEED_WITH_LOG, f"advisory only; would be {action.value}: {reason}"
-    return Verdict(action=action, level=level, rule=rule, reason=reason)
+        action, reason = _LOG, f"advisory only; would be {action.value}: {reason}"
+    return Verdict(action=action, level=level, rule=rule, reason=reason, guarantee=guarantee)
 
 
 def _level(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
     level = policy.classify(propagated)
-    return UncertaintyLevel.MEDIUM if level is UncertaintyLevel.LOW and not has_reading else level
+    return _MEDIUM if level is _LOW and not has_reading else level
 
 
 def _is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Effect | None) -> bool:
     """The effect says so, or the guide's substring rule does: either may raise the danger, neither lowers it."""
-    return effect is Effect.IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
+    return effect is _IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
+
+
+_Decision = tuple[UncertaintyAction, str, str]  # action, rule, reason
 
 
 def _decide(
     policy: UncertaintyPolicy,
     level: UncertaintyLevel,
-    propagated: float,
+    confidence: float,
     kind: str,
-    *,
-    irreversible: bool,
-    evidence: bool,
-    worst: float | None,
     acknowledged: UncertaintyLevel | None,
-) -> tuple[UncertaintyAction, str, str]:
-    """Action, rule and reason: the gravest of what the rules say. No rule here carries a statistical guarantee."""
-    action = policy.decide(level, kind, irreversible=irreversible)
-    rule = "tier"
-    reason = ""
-    if irreversible:
-        if level is UncertaintyLevel.MEDIUM:
-            rule, reason = "irreversible_override", f"irreversible call at confidence {propagated:.2f}"
-        if not evidence and _graver(policy.on_missing_evidence, action):
-            action, rule, reason = (
-                policy.on_missing_evidence,
-                "missing_evidence",
-                "irreversible call without any reading",
-            )
-        floor = policy.worst_so_far_floor
-        if floor is not None and worst is not None and worst < floor and not action.stops:
-            action, rule = UncertaintyAction.PAUSE_FOR_HUMAN, "worst_so_far"
-            reason = f"irreversible call after a step at confidence {worst:.2f}"
-    elif action.stops and acknowledged is not None and acknowledged.severity >= level.severity:
-        action, rule = UncertaintyAction.PROCEED_WITH_LOG, "acknowledged"
-    if not reason and action is not UncertaintyAction.PROCEED:
-        reason = f"confidence {propagated:.2f} is {level.value.upper()}"
+) -> _Decision:
+    """What the tier says of a step that is no irreversible call. It carries no statistical guarantee."""
+    action = policy.decide(level, kind, irreversible=False)
+    if action is _PROCEED:
+        return action, "tier", ""
+    reason = f"confidence {confidence:.2f} is {_WORDS[level]}"
+    if acknowledged is not None and action.stops and acknowledged.severity >= level.severity:
+        return _LOG, "acknowledged", reason
+    return action, "tier", reason
+
+
+def _decide_irreversible(
+    policy: UncertaintyPolicy, level: UncertaintyLevel, confidence: float, *, evidence: bool, worst: float | None
+) -> _Decision:
+    """The gravest of what the rules say of an irreversible call; what a human acknowledged never covers it.
+
+    No rule here carries a statistical guarantee.
+    """
+    action = policy.decide(level, "tool_call", irreversible=True)
+    rule, reason = "tier", "" if action is _PROCEED else f"confidence {confidence:.2f} is {_WORDS[level]}"
+    if level is _MEDIUM:
+        rule, reason = "irreversible_override", f"irreversible call at confidence {confidence:.2f}"
+    if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
+        action = policy.on_missing_evidence
+        rule, reason = "missing_evidence", "irreversible call without any reading"
+    floor = policy.worst_so_far_floor
+    if floor is not None and worst is not None and worst < floor and not action.stops:
+        action, rule = _PAUSE, "worst_so_far"
+        reason = f"irreversible call after a step at confidence {worst:.2f}"
     return action, rule, reason
 
 
-_GRAVITY = {action: rank for rank, action in enumerate(UncertaintyAction)}
+def _decide_by_alarm(
+    profile: Profile,
+    alarm: AlarmState | None,
+    level: UncertaintyLevel,
+    confidence: float,
+    irreversible: bool,
+    *,
+    evidence: bool,
+    worst: float | None,
+) -> _Decision:
+    """With a fitted detector: its alarm decides, inside its one budget; the tiers only say how loud the log is.
+
+    Beside it stand only the rules that the policy names for irreversible calls (no evidence at all, the worst so far):
+    they are outside the budget, and carry no guarantee.
+    """
+    policy, detector = profile.policy, profile.detector
+    action, rule, reason = _PROCEED, "tier", ""
+    if level is not _LOW:
+        action, reason = _LOG, f"confidence {confidence:.2f} is {_WORDS[level]}"
+    if detector is not None and alarm is not None and rings(detector, alarm):
+        evidence_now, limit = alarm.evidence.log_peak, detector.threshold.log_value
+        action, rule = policy.on_alarm, "detector"
+        reason = f"log evidence of failure {evidence_now:.2f} exceeds {limit:.2f}"
+    if irreversible:
+        if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
+            action, rule = policy.on_missing_evidence, "missing_evidence"
+            reason = "irreversible call without any reading"
+        floor = policy.worst_so_far_floor
+        if floor is not None and worst is not None and worst < floor and not action.stops:
+            action, rule = _PAUSE, "worst_so_far"
+            reason = f"irreversible call after a step at confidence {worst:.2f}"
+    return action, rule, reason
 
 
-def _graver(first: UncertaintyAction, second: UncertaintyAction) -> bool:
-    return _GRAVITY[first] > _GRAVITY[second]
+_GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
 
 
 _RULE_SOURCES = {
     "irreversible_override": UncertaintySource.IRREVERSIBLE_TOOL,
     "missing_evidence": UncertaintySource.MISSING_EVIDENCE,
     "worst_so_far": UncertaintySource.WORST_SO_FAR,
+    "detector": UncertaintySource.DETECTOR,
 }
 
 
@@ -264,55 +356,67 @@ def _assess(
     profile: Profile,
     index: int,
     step: Step,
+    tool_name: str | None,
     seen: _Tally,
     fused: float | None,
     propagated: float,
     level: UncertaintyLevel,
-    decision: tuple[UncertaintyAction, str, str],
+    decision: _Decision,
+    alarm: AlarmState | None,
+    log_m: float | None,
 ) -> StepUncertainty:
     action, rule, reason = decision
-    seen.sources.append(UncertaintySource.PROPAGATED)
+    values, sources, missing = seen.values, seen.sources, seen.missing
+    sources.append(_PROPAGATED)
     if rule in _RULE_SOURCES:
-        seen.sources.append(_RULE_SOURCES[rule])
+        sources.append(_RULE_SOURCES[rule])
     if fused is None:
-        seen.missing.append("no reading on this step")
-    held = profile.advisory and action.stops
-    reflects = (
-        action is UncertaintyAction.PAUSE_FOR_HUMAN
-        and level is UncertaintyLevel.HIGH
-        and step.kind != "tool_call"
-        and profile.policy.inject_reflection_on_high
-    )
-    values = seen.values
-    fields = {
-        "step_id": step.step_id,
-        "step_type": step.kind,
-        "index": index,
-        "verbalized_confidence": values.get("verbalized", 0.5),
-        "p_true_confidence": values.get("p_true", 0.5 if seen.p_true_failed else -1.0),
-        "token_probability": values.get("token_probability"),
-        "token_entropy": values.get("token_entropy"),
-        "semantic_confidence": seen.semantic,
-        "fused_confidence": 0.5 if fused is None else fused,
-        "propagated_confidence": propagated,
-        "p_success": None,
-        "trajectory_risk": None,
-        "level": level,
-        "sources": tuple(seen.sources),
-        "action": UncertaintyAction.PROCEED_WITH_LOG if held else action,
-        "rule": rule,
-        "guarantee": None,
-        "reflection_injected": reflects and not held,
-        "reasoning": reason,
-        "samples_used": seen.samples,
-        "missing_reason": "; ".join(seen.missing) if seen.missing else None,
-        "tool_name": step.tool_name,
-        "effect": step.effect,
-        "log_e_value": None,
-        "advisory_action": action if profile.advisory else None,
-        "timestamp": utc(step.time_s),
-    }
+        missing.append("no reading on this step")
+    fields = _DEFAULTS.copy()  # cheaper than to write all of them down, and most stay what they are
+    fields["step_id"] = step.step_id
+    fields["step_type"] = step.kind
+    fields["index"] = index
+    fields["verbalized_confidence"] = values.get("verbalized", 0.5)
+    fields["p_true_confidence"] = values.get("p_true", 0.5 if seen.p_true_failed else -1.0)
+    fields["token_probability"] = values.get("token_probability")
+    fields["token_entropy"] = values.get("token_entropy")
+    fields["semantic_confidence"] = seen.semantic
+    fields["fused_confidence"] = 0.5 if fused is None else fused
+    fields["propagated_confidence"] = propagated
+    fields["level"] = level
+    fields["sources"] = tuple(sources)
+    fields["action"] = action
+    fields["rule"] = rule
+    fields["reasoning"] = reason
+    fields["samples_used"] = seen.samples
+    fields["timestamp"] = utc(step.time_s)
+    if missing:
+        fields["missing_reason"] = "; ".join(missing)
+    fields["tool_name"] = tool_name
+    fields["effect"] = step.effect
+    if action is _PAUSE and level is _HIGH and step.kind != "tool_call":
+        fields["reflection_injected"] = profile.policy.inject_reflection_on_high and not profile.advisory
+    if profile.detector is not None:
+        _describe_alarm(fields, profile.detector, alarm, log_m, rule)
+    if profile.advisory:
+        fields["advisory_action"] = action
+        if action.stops:
+            fields["action"] = _LOG
     return StepUncertainty.trusted(fields)
 
 
+def _describe_alarm(
+    fields: dict[str, Any], detector: Detector, alarm: AlarmState | None, log_m: float | None, rule: str
+) -> None:
+    """What record and span say of the detector: evidence, threshold, level, mode and, on its alarm, the promise."""
+    threshold = detector.threshold
+    fields["log_e_value"] = log_m
+    fields["log_threshold"] = threshold.log_value if math.isfinite(threshold.log_value) else None
+    fields["alpha"] = threshold.alpha
+    fields["alarm_mode"] = threshold.mode.value
+    if rule == "detector" and alarm is not None:
+        fields["guarantee"] = guarantee_of(detector, alarm)
+
+
+_DEFAULTS = {name: field.default for name, field in StepUncertainty.model_fields.items()}
 _SOURCES = {source.value: source for source in UncertaintySource}

@@ -50,6 +50,8 @@ class DecisionEvent:
     call_digest: str | None = None
     message: str | None = None
     acknowledged: UncertaintyLevel | None = None
+    alarm_answered: bool = False
+    alarm_rearmed: bool = False
     time_s: float = 0.0
 
 

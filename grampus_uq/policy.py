@@ -14,6 +14,15 @@ __all__ = ["UncertaintyPolicy"]
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
+# A member of an enum takes a while to look up by its name, and these are looked up at every step.
+_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
+_ACTIONS = {
+    _LOW: UncertaintyAction.PROCEED,
+    _MEDIUM: UncertaintyAction.PROCEED_WITH_LOG,
+    _HIGH: UncertaintyAction.PAUSE_FOR_HUMAN,
+    _CRITICAL: UncertaintyAction.ABORT,
+}
+
 
 class UncertaintyPolicy(BaseModel):
     """Maps a propagated confidence to a level, and a level to an action.
@@ -75,12 +84,12 @@ class UncertaintyPolicy(BaseModel):
     def classify(self, confidence: float) -> UncertaintyLevel:
         """Level of a propagated confidence; a value on a threshold belongs to the better level."""
         if confidence >= self.low_threshold:
-            return UncertaintyLevel.LOW
+            return _LOW
         if confidence >= self.medium_threshold:
-            return UncertaintyLevel.MEDIUM
+            return _MEDIUM
         if confidence >= self.high_threshold:
-            return UncertaintyLevel.HIGH
-        return UncertaintyLevel.CRITICAL  # NaN lands here too: it never reads as safe
+            return _HIGH
+        return _CRITICAL  # NaN lands here too: it never reads as safe
 
     def is_irreversible(self, name: str) -> bool:
         """True when the tool's name contains one of the irreversible names, whatever the case."""
@@ -93,12 +102,8 @@ class UncertaintyPolicy(BaseModel):
         self, level: UncertaintyLevel, step_type: str, tool_name: str | None = None, *, irreversible: bool | None = None
     ) -> UncertaintyAction:
         """Action for a level; `irreversible` overrides what the tool's name says."""
-        if level is UncertaintyLevel.LOW:
-            return UncertaintyAction.PROCEED
-        if level is UncertaintyLevel.HIGH:
-            return UncertaintyAction.PAUSE_FOR_HUMAN
-        if level is UncertaintyLevel.CRITICAL:
-            return UncertaintyAction.ABORT
+        if level is not _MEDIUM:
+            return _ACTIONS[level]
         if irreversible is None:
             irreversible = tool_name is not None and self.is_irreversible(tool_name)
-        return UncertaintyAction.PAUSE_FOR_HUMAN if irreversible else UncertaintyAction.PROCEED_WITH_LOG
+        return UncertaintyAction.PAUSE_FOR_HUMAN if irreversible else _ACTIONS[level]

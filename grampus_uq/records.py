@@ -8,12 +8,14 @@ number is `None` with a reason beside it; no record accepts NaN or infinity.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, SupportsFloat
+from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -48,9 +50,13 @@ __all__ = [
     "UncertaintyLevel",
     "UncertaintySource",
     "Verdict",
+    "builder",
     "canonical_json",
     "utc",
 ]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 _frozen = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
@@ -220,7 +226,7 @@ class Reading:
                 raise ValueError(f"A missing reading of {self.source!r} needs a reason.")
         else:
             if type(self.value) is not float:
-                _set(self, "value", _as_float(self.source, self.value))
+                object.__setattr__(self, "value", _as_float(self.source, self.value))
             if not 0.0 <= self.value <= 1.0:  # also refuses NaN
                 raise ValueError(f"A reading of {self.source!r} must be in [0, 1] or None. Got {self.value!r}.")
 
@@ -266,6 +272,9 @@ class StepUncertainty(BaseModel):
     tool_name: str | None = None
     effect: Effect | None = None
     log_e_value: float | None = None
+    log_threshold: float | None = None
+    alpha: float | None = None
+    alarm_mode: str | None = None
     advisory_action: UncertaintyAction | None = None
     timestamp: datetime
 
@@ -273,17 +282,22 @@ class StepUncertainty(BaseModel):
     def trusted(cls, values: dict[str, Any]) -> StepUncertainty:
         """Build from values that the engine computed: every field given, of the right type, finite; nothing is checked.
 
-        Validation costs more than the rest of a step. A test holds that the result equals the validated one.
+        Validation costs more than the rest of a step. A test holds that the result equals the validated one. All that
+        are built so share one set of "fields that were set", which nobody may change.
         """
-        built = cls.__new__(cls)
-        _set(built, "__dict__", values)
-        _set(built, "__pydantic_fields_set__", _ALL_STEP_FIELDS)
-        _set(built, "__pydantic_extra__", None)
-        _set(built, "__pydantic_private__", None)
+        built = object.__new__(cls)
+        _set_values(built, values)
+        _set_fields_set(built, _ALL_STEP_FIELDS)
+        _set_extra(built, None)
+        _set_private(built, None)
         return built
 
 
-_set = object.__setattr__
+# The four slots that make up a pydantic model, written directly: half the time of `object.__setattr__`.
+_set_values, _set_fields_set, _set_extra, _set_private = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 _ALL_STEP_FIELDS = set(StepUncertainty.model_fields)
 
 
@@ -358,3 +372,30 @@ class AgentDefinition(BaseModel):
 def utc(time_s: float) -> datetime:
     """Seconds since 1970 as an aware UTC time."""
     return datetime.fromtimestamp(time_s, UTC)
+
+
+def builder(cls: Callable[P, T]) -> Callable[P, T]:
+    """Return a function that builds a frozen, slotted, keyword-only dataclass as its constructor does, only quicker.
+
+    The constructor of a frozen dataclass stores each field through `object.__setattr__`. Here they are stored plainly,
+    in an instance of a subclass that has the same layout and is not frozen, which is then made an instance of `cls`: a
+    tenth of the time, for the few values that every step builds.
+
+    >>> builder(Verdict)(action=UncertaintyAction.ABORT, level=UncertaintyLevel.HIGH, rule="r", reason="").allowed
+    False
+    """
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls!r} is not a dataclass.")
+    thawed = {"__slots__": (), "__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+    scope: dict[str, Any] = {"cls": cls, "new": object.__new__, "draft": type(cls.__name__, (cls,), thawed)}
+    parameters, lines = [], ["built = new(draft)"]
+    for field in dataclasses.fields(cls):
+        if field.default_factory is not dataclasses.MISSING:
+            raise TypeError(f"{cls!r} has a default that is made anew for each instance.")
+        scope[f"_{field.name}"] = field.default
+        parameters.append(field.name if field.default is dataclasses.MISSING else f"{field.name}=_{field.name}")
+        lines.append(f"built.{field.name} = {field.name}")
+    lines += ["built.__class__ = cls", *["built.__post_init__()"] * hasattr(cls, "__post_init__"), "return built"]
+    exec(f"def build(*, {', '.join(parameters)}):\n    " + "\n    ".join(lines), scope)  # noqa: S102 (our own field names)
+    build: Callable[P, T] = scope["build"]
+    return build

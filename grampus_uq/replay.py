@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from grampus_uq.engine import Profile, SessionState, acknowledge, advance
+from grampus_uq.engine import Profile, SessionState, acknowledge, advance, answer_alarm, rearm_alarm
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, SessionStarted, StepEvent
 from grampus_uq.recording.reader import read_numbered
@@ -75,12 +75,19 @@ class _Runs:
         if isinstance(event, SessionStarted):
             self._start(event)
         elif isinstance(event, DecisionEvent):
-            if event.acknowledged is not None:
+            if event.acknowledged is not None or event.alarm_answered or event.alarm_rearmed:
                 states = self._of(event)
-                states[-1] = acknowledge(states[-1], event.acknowledged)
+                states[-1] = self._answered(states[-1], event)
         elif isinstance(event, StepEvent):
             return self._advance(event)
         return None
+
+    def _answered(self, state: SessionState, event: DecisionEvent) -> SessionState:
+        if event.alarm_answered:
+            state = answer_alarm(self._profile, state)
+        if event.alarm_rearmed:
+            state = rearm_alarm(self._profile, state)
+        return state if event.acknowledged is None else acknowledge(state, event.acknowledged)
 
     def _start(self, event: SessionStarted) -> None:
         if not event.resumed:

@@ -19,7 +19,7 @@ from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
 from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sense_all, sense_one
 from grampus_uq.signals.equivalence import Equivalence
-from grampus_uq.signals.logprobs import TokenEntropy, TokenProbability
+from grampus_uq.signals.logprobs import NO_STREAMS, TokenEntropy, TokenProbability
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
@@ -44,6 +44,8 @@ class SensingPlan:
     """Which signals a monitor runs; immutable, shared by all its sessions."""
 
     instant: tuple[InstantSignal, ...]
+    streams: tuple[InstantSignal, ...]
+    """Those that read a step's log-probabilities: what they say of a step without any is known beforehand."""
     fast: tuple[Signal, ...]
     slow: SemanticEntropy | None
     unasked: tuple[InstantSignal, ...] = ()
@@ -70,10 +72,11 @@ class SensingPlan:
         ConfigurationError when two signals share a name, or a signal has neither `read` nor `sense`.
         """
         estimator, policy = profile.estimator, profile.policy
-        instant: list[InstantSignal] = [TokenProbability(), TokenEntropy()]
+        instant: list[InstantSignal] = []
+        streams: list[InstantSignal] = [TokenProbability(), TokenEntropy()]
         fast: list[Signal] = []
         if repairs is None:
-            instant.insert(0, VerbalizedConfidence())
+            instant.append(VerbalizedConfidence())
         else:
             fast.append(ElicitedConfidence(repairs=repairs))
         if policy.enable_p_true and estimator.enable_p_true:
@@ -90,12 +93,13 @@ class SensingPlan:
         slow = None
         if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
             slow = estimator.semantic_signal(equivalence)
-        names = [s.source for s in instant] + [s.source for s in fast] + ([slow.source] if slow else [])
+        names = [s.source for s in instant + streams] + [s.source for s in fast] + ([slow.source] if slow else [])
         twice = {str(name) for name in names if names.count(name) > 1}
         if twice:
             raise ConfigurationError.of("signals", "UncertaintyMonitor", "of distinct names", sorted(twice))
         return cls(
             instant=tuple(instant),
+            streams=tuple(streams),
             fast=tuple(fast),
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
@@ -111,7 +115,12 @@ class SensingPlan:
 
     def read(self, step: Step) -> list[Reading]:
         """The readings that need no model and no waiting."""
-        return [read_instant(signal, step) for signal in self.instant]
+        readings = [read_instant(signal, step) for signal in self.instant]
+        if step.logprobs is None:
+            readings += NO_STREAMS
+        else:
+            readings += [read_instant(signal, step) for signal in self.streams]
+        return readings
 
     def read_unasked(self, step: Step) -> list[Reading]:
         """What the asking signals read when there is no model to ask: those that can read by themselves."""

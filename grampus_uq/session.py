@@ -16,7 +16,9 @@ from grampus_uq.engine import (
     SessionState,
     acknowledge,
     advance,
+    answer_alarm,
     judge_call,
+    rearm_alarm,
     state_from_json,
     state_to_json,
 )
@@ -34,6 +36,7 @@ from grampus_uq.records import (
     TokenUsage,
     ToolCall,
     Verdict,
+    builder,
 )
 from grampus_uq.sensing import SensingPlan, StepInput
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
@@ -41,6 +44,8 @@ from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 __all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
 
 SNAPSHOT_VERSION = 1
+_new_step = builder(Step)
+_new_step_event = builder(StepEvent)
 
 
 class Session:
@@ -114,8 +119,8 @@ class Session:
         when the caller is cancelled while sensing.
         """
         started_ns = time.time_ns()
-        stated = [_external(name, value) for name, value in external.items()] if external else ()
-        step = Step(
+        own = [_external(name, value) for name, value in external.items()] if external else ()
+        step = _new_step(
             step_id=step_id,
             kind=step_type,
             time_s=started_ns / 1e9,
@@ -127,7 +132,8 @@ class Session:
         )
         readings = self._plan.read(step)
         if model_client is None:
-            readings += self._plan.read_unasked(step)
+            if self._plan.unasked:
+                readings += self._plan.read_unasked(step)
         elif self._plan.asks:
             given = StepInput(
                 messages=prompt_messages,
@@ -137,7 +143,7 @@ class Session:
                 over_cap=self._over_cap(step),
             )
             readings += await self._plan.ask(self._profile, step, readings, given)
-        readings += stated
+        readings += own
         assessment = self.commit(step, readings, started_ns=started_ns)
         return assessment, assessment.action
 
@@ -151,7 +157,7 @@ class Session:
         """
         started_ns = time.time_ns()
         call = tool_name if isinstance(tool_name, ToolCall) else ToolCall(name=tool_name)
-        step = Step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
+        step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
         assessment = self.commit(step, (), started_ns=started_ns)
         return assessment, assessment.action
 
@@ -186,7 +192,7 @@ class Session:
             if self._emit is not None:
                 ended_ns = time.time_ns()
                 self._emit(
-                    StepEvent(
+                    _new_step_event(
                         session_id=self._state.session_id,
                         agent_id=self._state.agent_id,
                         step=step,
@@ -233,8 +239,11 @@ class Session:
         """
         with self._lock:
             level = self._state.level if self._state.level.severity >= UncertaintyLevel.HIGH.severity else None
-            if acknowledges and level is not None:
-                self._state = acknowledge(self._state, level)
+            before = self._state
+            if acknowledges:
+                self._state = answer_alarm(self._profile, self._state)
+                if level is not None:
+                    self._state = acknowledge(self._state, level)
             if self._emit is not None:
                 self._emit(
                     DecisionEvent(
@@ -247,6 +256,26 @@ class Session:
                         call_digest=call.digest() if call else None,
                         message=message,
                         acknowledged=level if acknowledges else None,
+                        alarm_answered=self._state.alarm is not before.alarm,
+                        time_s=time.time(),
+                    )
+                )
+
+    def rearm(self, *, principal: str) -> None:
+        """Let the detector ring again after its alarm was answered: from now on without a guarantee.
+
+        The promise is on a run's first alarm; a second one is beyond what alpha pays for, and says so.
+        """
+        with self._lock:
+            self._state = rearm_alarm(self._profile, self._state)
+            if self._emit is not None:
+                self._emit(
+                    DecisionEvent(
+                        session_id=self.session_id,
+                        agent_id=self.agent_id,
+                        decision="rearm",
+                        principal=principal,
+                        alarm_rearmed=True,
                         time_s=time.time(),
                     )
                 )

@@ -64,7 +64,10 @@ class UncertaintyAction(StrEnum):
     @property
     def stops(self) -> bool:
         """True for the two actions after which the agent does not go on by itself."""
-        return self is UncertaintyAction.PAUSE_FOR_HUMAN or self is UncertaintyAction.ABORT
+        return self in _STOPPING
+
+
+_STOPPING = frozenset({UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT})
 
 
 class Effect(StrEnum):

@@ -51,10 +51,11 @@ class SpanEmitter:
         )
         semantic = None
         for reading in event.readings:
-            if reading.source == "semantic_entropy" and reading.calls:
+            if reading.calls and reading.source == "semantic_entropy":
                 semantic = reading
-        wanted = event.assessment.advisory_action or event.assessment.action
-        escalates = wanted.stops or event.assessment.level in (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
+        assessment = event.assessment
+        wanted = assessment.advisory_action or assessment.action
+        escalates = wanted.stops or assessment.level in _GRAVE
         ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
         if semantic is not None or escalates:
             context = trace.set_span_in_context(estimate)
@@ -86,6 +87,10 @@ def _decision_start_ns(event: StepEvent, ended_ns: int) -> int:
     return max(event.started_ns, min(ended_ns, max(ends, default=event.started_ns)))
 
 
+_GRAVE = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
+_PLAIN: dict[str, str] = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}
+
+
 def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
     """The guide's keys, the ids, and `missing_reason` beside the numbers that are no evidence."""
     step = event.assessment
@@ -98,8 +103,8 @@ def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
         "p_true_confidence": step.p_true_confidence,
         "fused_confidence": step.fused_confidence,
         "propagated_confidence": step.propagated_confidence,
-        "level": step.level.value,
-        "action": step.action.value,
+        "level": _PLAIN[step.level],
+        "action": _PLAIN[step.action],
         "p_true_ran": step.p_true_confidence != -1.0,
         "samples_used": step.samples_used,
         "rule": step.rule,
@@ -108,14 +113,23 @@ def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
         attributes["missing_reason"] = step.missing_reason
     if step.tool_name is not None:
         attributes["gen_ai.tool.name"] = step.tool_name
-    optional = {
-        "token_probability": step.token_probability,
-        "token_entropy": step.token_entropy,
-        "semantic_confidence": step.semantic_confidence,
-        "p_success": step.p_success,
-        "uncertainty.trajectory_risk": step.trajectory_risk,
-    }
-    attributes.update((key, value) for key, value in optional.items() if value is not None)
+    if step.token_probability is not None:
+        attributes["token_probability"] = step.token_probability
+    if step.token_entropy is not None:
+        attributes["token_entropy"] = step.token_entropy
+    if step.semantic_confidence is not None:
+        attributes["semantic_confidence"] = step.semantic_confidence
+    if step.alarm_mode is not None:
+        attributes["uncertainty.alarm_mode"] = step.alarm_mode
+        for name, number in (("log_e_value", step.log_e_value), ("log_threshold", step.log_threshold)):
+            if number is not None:
+                attributes[f"uncertainty.{name}"] = number
+        if step.alpha is not None:
+            attributes["uncertainty.alpha"] = step.alpha
+    if step.p_success is not None:
+        attributes["p_success"] = step.p_success
+    if step.trajectory_risk is not None:
+        attributes["uncertainty.trajectory_risk"] = step.trajectory_risk
     return attributes
 
 

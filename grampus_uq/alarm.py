@@ -1,0 +1,76 @@
+"""The one detector of a session, live: what it sees, whether its alarm rings, what a human's answer does to it.
+
+The alarm latches: once the evidence has passed the threshold it rings until somebody answers. Answering acknowledges
+it: it asks no more. The promise of the threshold covers the *first* alarm of a run; re-arming starts the evidence anew,
+and whatever rings after that carries no guarantee, because alpha was spent on the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, PlainSerializer
+
+from grampus_uq.stats import eprocess
+from grampus_uq.stats.eprocess import Detector, DetectorState
+from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
+
+__all__ = ["AlarmState", "DetectorField", "acknowledge_alarm", "alarm_step", "guarantee_of", "rearm", "rings"]
+
+AFTER_REARMING = "no guarantee: alpha was spent on this run's first alarm, before it was re-armed"
+
+
+def _read(value: Any) -> Any:
+    return value if isinstance(value, Detector) else detector_from_json(value)
+
+
+DetectorField = Annotated[Detector, BeforeValidator(_read), PlainSerializer(detector_to_json, when_used="always")]
+"""A detector as a field of a pydantic model: JSON values outside, a checked `Detector` inside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmState:
+    """What a session keeps of its detector: the evidence, whether a human answered, how often it was re-armed."""
+
+    evidence: DetectorState
+    answered: bool = False
+    rearmed: int = 0
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def alarm_step(
+    detector: Detector, state: AlarmState | None, session_id: str, scores: Mapping[str, float | None]
+) -> tuple[AlarmState, float | None]:
+    """Take one step of the model: the new state and log M_t.
+
+    log M_t: higher is more evidence of failure; None before any score. `scores` holds the streams by name, each in
+    [0, 1]; one that is absent or None is missing. Steps count whether or not they have a score; tool steps are not
+    steps of the model and are not passed.
+    """
+    if state is None:
+        state = AlarmState(evidence=eprocess.start(detector, session_id))
+    evidence, log_m = eprocess.update(detector, state.evidence, [scores.get(name) for name in detector.streams])
+    return AlarmState(evidence=evidence, answered=state.answered, rearmed=state.rearmed), log_m
+
+
+def rings(detector: Detector, state: AlarmState | None) -> bool:
+    """True while the alarm has been raised and nobody answered it."""
+    return state is not None and not state.answered and eprocess.alarms(state.evidence, detector.threshold)
+
+
+def guarantee_of(detector: Detector, state: AlarmState) -> str:
+    """The sentence of the promise that an alarm carries now."""
+    return detector.threshold.guarantee if state.rearmed == 0 else AFTER_REARMING
+
+
+def acknowledge_alarm(state: AlarmState) -> AlarmState:
+    """A human answered: the alarm asks no more until it is re-armed."""
+    return replace(state, answered=True)
+
+
+def rearm(detector: Detector, state: AlarmState, session_id: str) -> AlarmState:
+    """Start the evidence anew; what rings from here on carries no guarantee."""
+    return AlarmState(evidence=eprocess.start(detector, session_id), rearmed=state.rearmed + 1)
