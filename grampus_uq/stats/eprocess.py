@@ -165,7 +165,13 @@ def update(
     Raises:
         ConfigurationError: an infinite score, one outside [0, 1] where probabilities are due, a wrong number of them.
     """
-    values = [score] if score is None or isinstance(score, (int, float)) else list(score)
+    values: list[float | None]
+    if score is None or type(score) is float:
+        values = [score]
+    elif isinstance(score, (Sequence, np.ndarray)):
+        values = [None if x is None else float(x) for x in score]
+    else:
+        values = [float(score)]
     if len(values) != len(detector.streams):
         raise ConfigurationError.of("score", "update", f"one for each of the streams {detector.streams}", score)
     seen = False

@@ -68,6 +68,11 @@ class Split:
     seed: int
 
     @property
+    def wished(self) -> float:
+        """The level that a detector is fitted for: .1, or the middle one asked for; the others are listed beside it."""
+        return 0.1 if 0.1 in self.alphas else sorted(self.alphas)[len(self.alphas) // 2]
+
+    @property
     def rng(self) -> np.random.Generator:
         """A fresh stream of random numbers, the same for every rule."""
         return np.random.default_rng([self.seed, 1])
@@ -125,7 +130,7 @@ def _fit_paper(split: Split, *, fit_share: float) -> Detector:
     return fit_paper(
         split.calibration,
         rng=split.rng,
-        alpha=split.alphas[0],
+        alpha=split.wished,
         delta=split.delta,
         levels=split.alphas,
         fit_share=fit_share,
@@ -148,7 +153,7 @@ def _fit_ours(split: Split, *, sees_last: bool) -> Detector:
     return fit_detector(
         split.calibration,
         rng=split.rng,
-        alpha=split.alphas[0],
+        alpha=split.wished,
         delta=split.delta,
         levels=split.alphas,
         sees_last=sees_last,

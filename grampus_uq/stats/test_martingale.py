@@ -1,0 +1,192 @@
+"""Watching the guarantee itself: a conformal test martingale over finished runs, in bounded memory.
+
+Every finished run is ranked against the calibration runs *and all runs before it*; if all of them are exchangeable,
+the ranks are independent uniform numbers, and a gambler who bets against that cannot grow rich:
+
+    S_n = S_(n-1) * mean over accounts of f_i(p_n),    P(S ever reaches 1/level) <= level   (Ville)
+
+so a rich gambler means that the calibration no longer describes the runs. Ranked against the fixed calibration set
+alone the ranks depend on each other, and long histories alarm falsely almost surely.
+
+The bag of past runs is kept as counts in bins whose edges are calibration runs drawn at random and then left out of
+the bag; binning is a function of each run alone, so the ranks (randomised within a bin) stay exactly uniform.
+
+(The name of this file is the name of the method, "test martingale"; it holds no tests.)
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats import json_reading as read
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.intp]
+
+JUMP_RATES = (1e-3, 1e-2, 1e-1)
+"""Shares of the capital that are dealt out anew at every run: slow for small changes, fast for late and large ones."""
+
+_EDGES = 31
+_LINEAR = (-1.0, 1.0)  # f(p) = 1 + e (2p - 1): e = -1 wins when runs look stranger than before, 1 when less strange
+_TAILS = (0.05, 0.2)  # f(p) = 2 for p <= a, less above: wins when the strangest ranks become twice as frequent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchState:
+    """All that the watch remembers: bounded however many runs it has seen.
+
+    Attributes:
+        edges: ascending; a statistic above an edge belongs to a higher bin.
+        counts: runs in the bag, by bin.
+        shares: how the capital is spread over the accounts, jump rate by jump rate; sums to 1.
+        log_capital: natural log of S_n; 0 at the start.
+        log_peak: its maximum so far, what an alarm looks at.
+        runs: how many finished runs were watched.
+    """
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    shares: tuple[float, ...]
+    log_capital: float = 0.0
+    log_peak: float = 0.0
+    runs: int = 0
+
+    def __post_init__(self) -> None:
+        if list(self.edges) != sorted(self.edges) or len(self.counts) != len(self.edges) + 1:
+            raise ConfigurationError.of("edges", "WatchState", "ascending, one fewer than counts", self.edges)
+        if any(math.isnan(edge) for edge in self.edges) or min(self.counts) < 0 or self.runs < 0:
+            raise ConfigurationError.of("counts", "WatchState", "not negative", self.counts)
+        if len(self.shares) != len(JUMP_RATES) * ACCOUNTS or min(self.shares) < 0.0:
+            raise ConfigurationError.of("shares", "WatchState", "one a jump rate and account", self.shares)
+        if not abs(sum(self.shares) - 1.0) < 1e-6 or not self.log_capital <= self.log_peak < math.inf:
+            raise ConfigurationError.of("shares", "WatchState", "a division of one capital", sum(self.shares))
+
+
+ACCOUNTS = 1 + len(_LINEAR) + len(_TAILS)
+"""The first account never bets: it keeps capital safe until there is something to win."""
+
+
+def watch_start(peaks: Sequence[float], rng: np.random.Generator) -> WatchState:
+    """Begin a watch with calibration runs in the bag.
+
+    Args:
+        peaks: their statistics (`Detector.null_peaks`, or `capped` peaks of all kinds of runs for the variant without
+            labels), of runs that served neither fit nor choice of the statistic. May be empty: then only changes after
+            the beginning are seen.
+        rng: draws which of them become edges (at most 31, at most a third).
+
+    Raises:
+        ConfigurationError: a NaN.
+    """
+    values = np.asarray(peaks, dtype=np.float64)
+    if values.ndim != 1 or np.isnan(values).any():
+        raise ConfigurationError.of("peaks", "watch_start", "one-dimensional and free of NaN", peaks)
+    order = rng.permutation(len(values))
+    size = min(_EDGES, len(values) // 3)
+    edges = tuple(sorted(values[order[:size]].tolist()))
+    bins = [bisect_left(edges, value) for value in values[order[size:]].tolist()]
+    accounts = len(JUMP_RATES) * ACCOUNTS
+    return WatchState(
+        edges=edges,
+        counts=tuple(np.bincount(bins, minlength=size + 1).tolist()) if bins else (0,) * (size + 1),
+        shares=(1.0 / accounts,) * accounts,
+    )
+
+
+def watch_update(state: WatchState, peak: float, draw: float) -> tuple[WatchState, float]:
+    """Take one finished run: rank it against the bag, bet, put it into the bag.
+
+    Guarantee: if calibration runs and watched runs are exchangeable, `P(exp(log_peak) ever >= 1/level) <= level`, at
+    whichever time it is looked at. Late labels may come in any order that does not depend on the statistics; runs
+    without a label are simply not taken. What breaks it: watching only runs that a monitor let through against
+    calibration runs that it did not filter (use `capped`, or leave alarmed runs out on both sides).
+
+    Args:
+        peak: the run's statistic; larger is stranger; -inf for a run without readings.
+        draw: its own uniform number in [0, 1] (`tie_uniform`), independent of the statistic.
+
+    Returns:
+        The new state, and the rank p in [0, 1] that was bet on: small when the run is stranger than those before it.
+
+    Raises:
+        ConfigurationError: a NaN peak or a draw outside [0, 1].
+    """
+    if math.isnan(peak) or not 0.0 <= draw <= 1.0:
+        raise ConfigurationError.of("peak", "watch_update", "a number, with a draw in [0, 1]", (peak, draw))
+    place = bisect_left(state.edges, peak)
+    above, same, bag = sum(state.counts[place + 1 :]), state.counts[place], sum(state.counts)
+    p = (above + draw * (same + 1)) / (bag + 1)
+    shares, growth = bet(np.array(state.shares), np.array(p))
+    log_capital = state.log_capital + math.log(float(growth))
+    counts = list(state.counts)
+    counts[place] += 1
+    fresh = WatchState(
+        edges=state.edges,
+        counts=tuple(counts),
+        shares=tuple(shares.tolist()),
+        log_capital=log_capital,
+        log_peak=max(state.log_peak, log_capital),
+        runs=state.runs + 1,
+    )
+    return fresh, p
+
+
+def watch_alarms(state: WatchState, level: float) -> bool:
+    """Say whether the watch has ever been rich enough at this level, in (0, 1); it latches."""
+    if not 0.0 < level < 1.0:
+        raise ConfigurationError.of("level", "watch_alarms", "in (0, 1)", level)
+    return state.log_peak >= -math.log(level)
+
+
+def capped(log_peak: float, log_threshold: float) -> float:
+    """Statistic that an alarm does not change: what a run would have done after its alarm is not known.
+
+    For the watch without labels, on all runs, calibration runs capped alike.
+
+    >>> capped(3.0, 2.0), capped(1.0, 2.0)
+    (2.0, 1.0)
+    """
+    return min(log_peak, log_threshold)
+
+
+def bet(shares: FloatArray, p: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Bet the capital on ranks, deal it out anew, and return the new shares and the factor by which it grew.
+
+    Works on many watches at once: `shares` has shape (..., jump rates * accounts), p the leading shape.
+    """
+    x = np.asarray(p)[..., None]
+    linear = [1.0 + e * (2.0 * x - 1.0) for e in _LINEAR]
+    tails = [np.where(x <= a, 2.0, (1.0 - 2.0 * a) / (1.0 - a)) for a in _TAILS]
+    factors = np.concatenate([np.ones_like(x), *linear, *tails], axis=-1)
+    split = shares.reshape(*shares.shape[:-1], len(JUMP_RATES), ACCOUNTS) * factors[..., None, :]
+    growth = split.sum(axis=(-2, -1))
+    split /= growth[..., None, None]
+    rates = np.array(JUMP_RATES)[:, None]
+    dealt = (1.0 - rates) * split + rates * split.mean(axis=-1, keepdims=True)
+    return dealt.reshape(shares.shape), growth
+
+
+def watch_to_json(state: WatchState) -> dict[str, Any]:
+    """Return a JSON-able mapping, about 1 kB; `watch_from_json` gives back an equal state."""
+    return {**asdict(state), "edges": [read.written(edge) for edge in state.edges]}
+
+
+def watch_from_json(data: Any) -> WatchState:
+    """Read what `watch_to_json` wrote, with the full checks of the constructor."""
+    fields = read.mapping(data, "watch", {"edges", "counts", "shares", "log_capital", "log_peak", "runs"})
+    return WatchState(
+        edges=read.items(fields["edges"], "edges", read.extended),
+        counts=read.wholes(fields["counts"], "counts"),
+        shares=read.numbers(fields["shares"], "shares"),
+        log_capital=read.number(fields["log_capital"], "log_capital"),
+        log_peak=read.number(fields["log_peak"], "log_peak"),
+        runs=read.whole(fields["runs"], "runs"),
+    )
