@@ -39,7 +39,7 @@ from grampus_uq.records import (
     builder,
 )
 from grampus_uq.sensing import SensingPlan, StepInput
-from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+from grampus_uq.vocabulary import STOPPING, Effect, UncertaintyAction, UncertaintyLevel
 
 __all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
 
@@ -187,7 +187,7 @@ class Session:
             self._state, assessment = advance(self._profile, self._state, step, readings)
             self._recent.append(assessment)
             wanted = assessment.advisory_action or assessment.action
-            if wanted.stops:
+            if wanted in STOPPING:
                 self._escalations.append(_escalation(assessment))
             if self._emit is not None:
                 ended_ns = time.time_ns()

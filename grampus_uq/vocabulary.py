@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "STOPPING",
     "AgentStatus",
     "Effect",
     "MissingReason",
@@ -64,10 +65,11 @@ class UncertaintyAction(StrEnum):
     @property
     def stops(self) -> bool:
         """True for the two actions after which the agent does not go on by itself."""
-        return self in _STOPPING
+        return self in STOPPING
 
 
-_STOPPING = frozenset({UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT})
+STOPPING = frozenset({UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT})
+"""The two actions after which the agent does not go on by itself."""
 
 
 class Effect(StrEnum):

@@ -32,7 +32,6 @@ HEAVY = (
     "xllamacpp",
     "psycopg",
     "redis",
-    "numpy",
     "click",
     "rich",
 )

@@ -30,7 +30,8 @@ def step(text="Confidence: 70%"):
 
 
 def names(plan):
-    return {signal.source for signal in (*plan.instant, *plan.fast)} | ({plan.slow.source} if plan.slow else set())
+    slow = () if plan.slow is None else (plan.slow,)
+    return {signal.source for signal in (*plan.instant, *plan.streams, *plan.fast, *slow)}
 
 
 async def sense(model, *, text="Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, **given):
@@ -66,7 +67,9 @@ def test_a_signal_runs_only_if_policy_and_estimator_both_allow_it(policy_allows,
 
 
 def test_without_a_word_about_it_p_true_runs_and_sampling_does_not():
-    assert names(SensingPlan.of(Profile())) == {"verbalized", "token_probability", "token_entropy", "p_true"}
+    found = names(SensingPlan.of(Profile()))
+    assert found >= {"verbalized", "token_probability", "token_entropy", "p_true"}
+    assert "semantic_entropy" not in found
 
 
 def test_a_plan_that_asks_nobody_says_so():

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from grampus_uq.records import Reading, Step, TokenLogprob
 from grampus_uq.stats.entropy import top_k_entropy
 from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
-__all__ = ["TokenEntropy", "TokenProbability", "entropy_confidence", "mean_token_probability"]
+__all__ = ["NO_STREAMS", "TokenEntropy", "TokenProbability", "entropy_confidence", "mean_token_probability"]
 
 
 def mean_token_probability(tokens: Sequence[TokenLogprob]) -> float | None:
@@ -57,7 +58,7 @@ class TokenProbability:
     def read(self, step: Step) -> Reading:
         """Average over the step's own tokens."""
         if step.logprobs is None:
-            return _NO_PROBABILITY
+            return NO_STREAMS[0]
         return _reading(self.source, mean_token_probability(step.logprobs))
 
 
@@ -70,7 +71,7 @@ class TokenEntropy:
     def read(self, step: Step) -> Reading:
         """Average over the step's own tokens that report alternatives."""
         if step.logprobs is None:
-            return _NO_ENTROPY
+            return NO_STREAMS[1]
         return _reading(self.source, entropy_confidence(step.logprobs))
 
 
@@ -78,5 +79,5 @@ def _reading(source: str, value: float | None) -> Reading:
     return Reading(source=source, value=value, reason=None if value is not None else MissingReason.NO_LOGPROBS)
 
 
-_NO_PROBABILITY = _reading(TokenProbability.source, None)
-_NO_ENTROPY = _reading(TokenEntropy.source, None)
+NO_STREAMS: Final = (_reading(TokenProbability.source, None), _reading(TokenEntropy.source, None))
+"""What both signals say of a step without log-probabilities."""

@@ -14,7 +14,7 @@ from opentelemetry.util.types import AttributeValue
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import Event, StepEvent
 from grampus_uq.records import Reading
-from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
+from grampus_uq.vocabulary import STOPPING, UncertaintyAction, UncertaintyLevel
 
 __all__ = ["SpanEmitter", "resolve_tracer"]
 
@@ -55,7 +55,7 @@ class SpanEmitter:
                 semantic = reading
         assessment = event.assessment
         wanted = assessment.advisory_action or assessment.action
-        escalates = wanted.stops or assessment.level in _GRAVE
+        escalates = wanted in STOPPING or assessment.level in _GRAVE
         ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
         if semantic is not None or escalates:
             context = trace.set_span_in_context(estimate)
