@@ -15,10 +15,12 @@ __all__ = ["main"]
 # Name of the command -> module under grampus_uq.cli; the module's attribute `command` is the click command.
 _COMMANDS = {
     "approvals": "approvals",
+    "backtest": "backtest",
     "attribute": "attribute",
     "demo": "demo",
     "doctor": "doctor",
     "evaluate": "evaluate",
+    "fit": "fit",
     "runs": "runs",
     "stop": "stop",
 }

@@ -1,0 +1,107 @@
+"""`grampus-uq fit`: labelled runs in, a profile out whose one alarm has a stated false-alarm rate."""
+
+from __future__ import annotations
+
+import json
+
+import click
+import numpy as np
+
+from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
+from grampus_uq.engine import Profile
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.fit.detector import DetectorFit, fit_budget, fit_detector
+from grampus_uq.fit.streams import TABLES, read_detector_runs
+from grampus_uq.recording.runs import recording_files, runs
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True)
+@click.option("-o", "--output", default="profile.json", show_default=True, help="Where the profile is written.")
+@click.option("--false-alarms", "alpha", default=0.1, show_default=True, help="Allowed share of good runs ever paused.")
+@click.option(
+    "--assurance", default=0.9, show_default=True, help="Probability that calibration was not unlucky; 0: mean."
+)
+@click.option("--budget", type=float, default=None, help="Without labels: pause at most this share of all runs.")
+@click.option("--stream", "streams", multiple=True, help="Score streams; fused by default. May be given several times.")
+@click.option("--seed", default=0, show_default=True, help="Draws the splits.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    paths: tuple[str, ...],
+    output: str,
+    alpha: float,
+    assurance: float,
+    budget: float | None,
+    streams: tuple[str, ...],
+    seed: int,
+    as_json: bool,
+) -> None:
+    """Fit a detector on PATHS: folders of labelled recordings, or one table of verifier scores.
+
+    Runs that a human or the monitor touched, or that hit the limit of steps, have no outcome of their own: they are
+    left out and counted. With --budget no label is needed, and the promise is on the share of all runs that are paused.
+    """
+    if not 0.0 <= assurance < 1.0:
+        raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", assurance, "0.9 leaves a 10 % chance")
+    table = paths[0].endswith(TABLES)
+    chosen = streams or (("external",) if table else ("fused",))
+    data = read_detector_runs(paths, chosen, labelled=budget is None)
+    rng = np.random.default_rng(seed)
+    if budget is not None:
+        fit = fit_budget(data, rng=rng, share=budget)
+    else:
+        fit = fit_detector(data, rng=rng, alpha=alpha, delta=None if assurance == 0.0 else 1.0 - assurance)
+    files = [] if table else list(recording_files(list(paths)))
+    artifact = ProfileArtifact(
+        profile=Profile(detector=fit.detector),
+        fitted_for=FittedFor() if table else _fitted_for(paths),
+        guarantees=(fit.detector.threshold.guarantee,),
+        provenance=Provenance(
+            counts=dict(fit.report.counts),
+            inputs=tuple(InputFile.of(path) for path in (paths if table else files[:1000])),
+            splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)},
+            seed=seed,
+        ),
+    )
+    fingerprint = save(artifact, output)
+    _print(fit, output, fingerprint, as_json)
+
+
+def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
+    """What the runs have in common; what differs between them, or was not recorded, is not known."""
+    starts = [run.start for run in runs(list(paths)) if run.start is not None]
+    models = {start.model for start in starts}
+    prompts = {start.prompt_hash for start in starts}
+    tools = {start.tools_hash for start in starts}
+    return FittedFor(
+        model=(models.pop() or None) if len(models) == 1 else None,
+        prompt_hash=prompts.pop() if len(prompts) == 1 else None,
+        tools_hash=tools.pop() if len(tools) == 1 else None,
+    )
+
+
+def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool) -> None:
+    threshold, report = fit.detector.threshold, fit.report
+    if as_json:
+        shown = {
+            "profile": output,
+            "fingerprint": fingerprint,
+            "statistic": report.member,
+            "counts": dict(report.counts),
+            "alpha": threshold.alpha,
+            "mode": threshold.mode.value,
+            "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
+            "guarantee": threshold.guarantee,
+            "shortage": threshold.shortage,
+        }
+        click.echo(json.dumps(shown))
+        return
+    click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in report.counts.items() if n)}")
+    click.echo(f"statistic  {report.member} ({report.reason})")
+    click.echo(f"promise    {threshold.guarantee}")
+    if threshold.shortage:
+        click.echo(f"SHORTAGE   {threshold.shortage}")
+    click.echo(f"written    {output} ({fingerprint[:12]})")
+    click.echo(f"next       grampus-uq backtest {output} OTHER_RUNS")

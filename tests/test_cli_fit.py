@@ -1,0 +1,108 @@
+"""From recordings to a deployed profile by two commands: fit, backtest; and the profile drives a monitor."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq import Outcome, Reading, Step, StopReason, UncertaintyMonitor
+from grampus_uq.artifacts import load
+from grampus_uq.cli import _group
+from grampus_uq.errors import GrampusError
+from grampus_uq.fit.streams import read_detector_runs, step_scores
+from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording.runs import runs
+
+pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+
+HASH = "0" * 64
+
+
+def record(folder: Path, rng: np.random.Generator, n: int, *, prefix: str = "r") -> None:
+    """Advisory recordings of an agent: two in three runs succeed; failing ones drift down; every tenth was censored."""
+    with RecordingProcessor(folder) as recorder:
+        monitor = UncertaintyMonitor(processors=[recorder], advisory=True)
+        for number in range(n):
+            success = number % 3 != 0
+            session = monitor.session(f"{prefix}{number}", "agent", model="m", prompt_hash=HASH, tools_hash=HASH)
+            for index in range(12):
+                level = 0.9 if success or index < 4 else 0.9 - 0.07 * (index - 3)
+                value = float(np.clip(rng.normal(level, 0.08), 0.0, 1.0))
+                step = Step(step_id=f"s{index}", kind="llm_call", time_s=float(index))
+                session.commit(step, [Reading(source="verbalized", value=value)])
+                session.commit(Step(step_id=f"t{index}", kind="tool_call", time_s=float(index)), [])
+            reason = StopReason.MAX_STEPS if number % 10 == 9 else StopReason.CLEAN
+            known = None if reason is StopReason.MAX_STEPS else success
+            session.finish(Outcome(success=known, stop_reason=reason, time_s=1.0))
+
+
+def cli(*arguments: str) -> Any:
+    finished = CliRunner().invoke(_group, list(arguments))
+    if finished.exception is not None and not isinstance(finished.exception, SystemExit):
+        raise finished.exception
+    return finished
+
+
+def test_fit_and_backtest_from_recordings_and_the_profile_pauses_a_live_run(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    record(tmp_path / "a", rng, 240)
+    record(tmp_path / "b", rng, 150, prefix="other")
+    profile = tmp_path / "profile.json"
+    fitted = json.loads(cli("fit", str(tmp_path / "a"), "-o", str(profile), "--json").stdout)
+    assert fitted["counts"]["max_steps"] == 24
+    assert fitted["counts"]["success"] + fitted["counts"]["failure"] == 216
+    assert "at most 10 %" in fitted["guarantee"]
+    tested = json.loads(cli("backtest", str(profile), str(tmp_path / "b"), "--json").stdout)
+    assert tested["files_used_in_the_fit"] == 0
+    (deployed,) = [row for row in tested["rows"] if row["deployed"]]
+    assert deployed["false_alarm_low"] <= 0.1
+    assert deployed["power"] > 0.5
+    again = json.loads(cli("backtest", str(profile), str(tmp_path / "a"), "--json").stdout)
+    assert again["files_used_in_the_fit"] == 240
+    assert "CAUTION" in cli("backtest", str(profile), str(tmp_path / "a")).stderr
+
+    artifact = load(profile)
+    assert artifact.fitted_for.model == "m"
+    session = UncertaintyMonitor(profile=artifact).session("live", model="m", prompt_hash=HASH, tools_hash=HASH)
+    for index in range(12):
+        step = Step(step_id=f"s{index}", kind="llm_call", time_s=float(index))
+        seen = session.commit(step, [Reading(source="verbalized", value=0.9 if index < 4 else 0.2)])
+    assert seen.action.value == "pause_for_human"
+    assert seen.guarantee == fitted["guarantee"]
+
+
+def test_an_interruption_budget_needs_no_label(tmp_path: Path) -> None:
+    record(tmp_path / "a", np.random.default_rng(4), 120)
+    fitted = json.loads(
+        cli("fit", str(tmp_path / "a"), "-o", str(tmp_path / "p.json"), "--budget", "0.1", "--json").stdout
+    )
+    assert fitted["mode"] == "budget"
+    tested = cli("backtest", str(tmp_path / "p.json"), str(tmp_path / "a"), "--unlabelled", "--json")
+    rows = json.loads(tested.stdout)["rows"]
+    assert all(row["power"] is None for row in rows)
+    (deployed,) = [row for row in rows if row["deployed"]]
+    assert 5.0 <= deployed["pauses_per_100"] <= 15.0
+
+
+def test_the_scores_that_are_fitted_on_are_those_that_the_live_detector_is_fed(tmp_path: Path) -> None:
+    record(tmp_path / "a", np.random.default_rng(5), 3)
+    for run in runs([tmp_path / "a"]):
+        rows = step_scores(run.steps, ["fused", "propagated", "verbalized"])
+        steps = [event for event in run.steps if event.step.kind != "tool_call"]
+        assert [row[0] for row in rows] == [event.assessment.fused_confidence for event in steps]
+        assert [row[2] for row in rows] == [event.readings[0].value for event in steps]
+    data = read_detector_runs([str(tmp_path / "a")], ["fused"])
+    assert data.lengths.tolist() == [12] * len(data)
+
+
+def test_what_cannot_be_fitted_says_so(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(GrampusError, match="at least one step"):
+        cli("fit", str(tmp_path / "empty"))
+    with pytest.raises(GrampusError, match="in \\[0, 1\\)"):
+        cli("fit", str(tmp_path / "empty"), "--assurance", "90")
