@@ -21,6 +21,7 @@ from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import UncertaintyPropagator
 from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder, utc
 from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
 
 __all__ = [
@@ -54,6 +55,8 @@ class Profile(BaseModel):
     advisory: bool = False
     detector: DetectorField | None = None
     """A fitted detector: its alarm then decides pauses, with its guarantee, and the tiers stop nothing."""
+    calibration: LogisticFusion | None = None
+    """A fitted fusion of readings: `p_success` is then set on steps with one of them. It decides nothing by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,10 @@ def advance(
     assessment = _assess(
         profile, state.n_steps, step, tool_name, seen, fused, propagated, level, decision, alarm, log_m
     )
+    if profile.calibration is not None:
+        streams = {**seen.values, "semantic_entropy": seen.semantic, "fused": fused}
+        streams["propagated"] = None if fused is None else propagated
+        assessment = _with_chance(assessment, profile.calibration(streams))
     new_state = _new_state(
         session_id=state.session_id,
         agent_id=state.agent_id,
@@ -403,6 +410,10 @@ def _assess(
         if action.stops:
             fields["action"] = _LOG
     return StepUncertainty.trusted(fields)
+
+
+def _with_chance(assessment: StepUncertainty, p_success: float | None) -> StepUncertainty:
+    return StepUncertainty.trusted({**assessment.__dict__, "p_success": p_success})
 
 
 def _describe_alarm(

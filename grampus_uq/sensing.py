@@ -17,6 +17,7 @@ from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.signals.action_span import ActionEntropy, ActionProbability
 from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sense_all, sense_one
 from grampus_uq.signals.equivalence import Equivalence
 from grampus_uq.signals.logprobs import NO_STREAMS, TokenEntropy, TokenProbability
@@ -73,7 +74,7 @@ class SensingPlan:
         """
         estimator, policy = profile.estimator, profile.policy
         instant: list[InstantSignal] = []
-        streams: list[InstantSignal] = [TokenProbability(), TokenEntropy()]
+        streams: list[InstantSignal] = [TokenProbability(), TokenEntropy(), ActionProbability(), ActionEntropy()]
         fast: list[Signal] = []
         if repairs is None:
             instant.append(VerbalizedConfidence())
@@ -115,7 +116,9 @@ class SensingPlan:
 
     def read(self, step: Step) -> list[Reading]:
         """The readings that need no model and no waiting."""
-        readings = [read_instant(signal, step) for signal in self.instant]
+        readings = []
+        for signal in self.instant:
+            readings.append(read_instant(signal, step))  # noqa: PERF401 (before Python 3.12 a comprehension is a call)
         if step.logprobs is None:
             readings += NO_STREAMS
         else:

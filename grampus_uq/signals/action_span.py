@@ -1,0 +1,142 @@
+"""Confidence from the tokens of the committed action alone: what the model does, without what it says about it.
+
+The same two readings as of the whole completion (`logprobs`), on the tokens that write the proposed calls. Where a call
+stands in the text is found from its name; models write calls as a JSON object or as name(arguments). A step without a
+call commits its text, and the action is the whole completion. Services that report no log-probabilities for the tokens
+of a call leave nothing to read, and the reading is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from grampus_uq.records import Reading, Step, TokenLogprob, ToolCall
+from grampus_uq.signals.logprobs import entropy_confidence, mean_token_probability
+from grampus_uq.vocabulary import MissingReason, UncertaintySource
+
+__all__ = ["ActionEntropy", "ActionProbability", "action_tokens"]
+
+_MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
+_MOST_DEPTH = 8
+_DECODER = json.JSONDecoder()
+_PAIRS = {"(": ")", "{": "}", "[": "]"}
+
+
+def action_tokens(step: Step) -> Sequence[TokenLogprob] | None:
+    """The tokens of a step that write its calls; all of them when it proposes none.
+
+    A token that writes only part of a call counts. None when the step reports no tokens, or when a call is not found
+    in them.
+    """
+    tokens = step.logprobs
+    if tokens is None or not step.tool_calls:
+        return tokens
+    spans = _spans("".join(token.token for token in tokens), step.tool_calls)
+    if spans is None:
+        return None
+    found, start = [], 0
+    for token in tokens:
+        end = start + len(token.token)
+        if any(start < stop and begin < end for begin, stop in spans):
+            found.append(token)
+        start = end
+    return found
+
+
+class ActionProbability:
+    """Reads the mean chosen-token probability of the committed action."""
+
+    __slots__ = ()
+    source: str = UncertaintySource.ACTION_PROBABILITY
+
+    def read(self, step: Step) -> Reading:
+        """Average over the tokens of the action."""
+        tokens = action_tokens(step)
+        return _reading(self.source, None if tokens is None else mean_token_probability(tokens))
+
+
+class ActionEntropy:
+    """Reads exp(-H) of the mean token entropy of the committed action."""
+
+    __slots__ = ()
+    source: str = UncertaintySource.ACTION_ENTROPY
+
+    def read(self, step: Step) -> Reading:
+        """Average over the tokens of the action that report alternatives."""
+        tokens = action_tokens(step)
+        return _reading(self.source, None if tokens is None else entropy_confidence(tokens))
+
+
+def _reading(source: str, value: float | None) -> Reading:
+    return Reading(source=source, value=value, reason=None if value is not None else MissingReason.NO_LOGPROBS)
+
+
+def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:
+    """Where the calls are written, one behind the other; None when one of them is not found.
+
+    Of several places that could be a call, the last ones are taken: models think aloud before they act.
+    """
+    places = {name: _places(text, name) for name in {call.name for call in calls}}
+    spans: list[tuple[int, int]] = []
+    before = len(text)
+    for call in reversed(calls):
+        span = next((span for span in reversed(places[call.name]) if span[1] <= before), None)
+        if span is None:
+            return None
+        spans.append(span)
+        before = span[0]
+    return spans
+
+
+def _places(text: str, name: str) -> list[tuple[int, int]]:
+    """Everything in a text that could be a call of this tool, in order and without overlap."""
+    found: list[tuple[int, int]] = []
+    at, floor = text.find(name) if name else -1, 0
+    for _ in range(_MOST_MENTIONS):
+        if at < 0:
+            break
+        span = _object_around(text, at, name, floor) or _application(text, at, at + len(name))
+        if span is not None:
+            found.append(span)
+            floor = span[1]
+        at = text.find(name, max(at + len(name), floor))
+    return found
+
+
+def _object_around(text: str, at: int, name: str, floor: int) -> tuple[int, int] | None:
+    """The widest JSON object around a place that holds the name as a value, looked for from the inside out."""
+    best = None
+    start = text.rfind("{", floor, at)
+    for _ in range(_MOST_DEPTH):
+        if start < 0:
+            break
+        try:
+            value, end = _DECODER.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = 0
+        if end > at and name in _names(value):
+            best = (start, end)
+        start = text.rfind("{", floor, start)
+    return best
+
+
+def _names(value: object) -> list[object]:
+    """What a JSON object of a call may hold as its name, one level down included ({"function": {"name": ...}})."""
+    inner = list(value.values()) if isinstance(value, dict) else []
+    return inner + [item for part in inner if isinstance(part, dict) for item in part.values()]
+
+
+def _application(text: str, start: int, end: int) -> tuple[int, int] | None:
+    """name(...) or name{...} up to the bracket that closes it, or to the end of a text that was cut off."""
+    at = end
+    while at < len(text) and text[at] in " \t\r\n\"'`:":
+        at += 1
+    if at >= len(text) or text[at] not in _PAIRS:
+        return None
+    opening, closing, depth = text[at], _PAIRS[text[at]], 0
+    for place in range(at, len(text)):
+        depth += (text[place] == opening) - (text[place] == closing)
+        if depth == 0:
+            return start, place + 1
+    return start, len(text)
