@@ -34,7 +34,7 @@ def replay(
 ) -> Iterator[ReplayedStep]:
     """Yield every step of the events with what the profile concludes from it; sessions may be interleaved.
 
-    With the profile that the run was watched with (`monitor.profile`) every step is `same`, whatever content the
+    With the profile that the run was watched with (`session.profile`) every step is `same`, whatever content the
     recording left out: `advance` reads no text. With another profile it says what that one would have concluded from
     the same readings; signals that were not read then stay unread.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 from datetime import UTC, datetime
 
 import numpy as np
@@ -20,6 +22,7 @@ from grampus_uq import (
     Outcome,
     Reading,
     Role,
+    SessionState,
     Step,
     StepUncertainty,
     StopReason,
@@ -31,7 +34,8 @@ from grampus_uq import (
     UncertaintyLevel,
     Verdict,
 )
-from grampus_uq.records import canonical_json, utc
+from grampus_uq.events import SessionStarted
+from grampus_uq.records import builder, canonical_json, utc
 
 unit = st.floats(0.0, 1.0)
 json_values = st.recursive(
@@ -116,6 +120,49 @@ def test_models_cannot_be_changed_either():
     ):
         with pytest.raises(ValidationError, match="frozen"):
             setattr(model, field, None)
+
+
+# -- values built quickly --
+
+built = [
+    (Reading, {"source": "x", "value": 0.5}),
+    (Reading, {"source": "x", "value": None, "reason": "timeout", "calls": 3, "early_stopped": False}),
+    (Step, {"step_id": "s", "kind": "llm_call", "time_s": 1.5, "tool_calls": (ToolCall(name="f"),)}),
+    (SessionState, {"session_id": "s", "n_steps": 3, "level": UncertaintyLevel.HIGH, "worst": 0.1}),
+    (Verdict, {"action": UncertaintyAction.ABORT, "level": UncertaintyLevel.CRITICAL, "rule": "r", "reason": "x"}),
+]
+
+
+@pytest.mark.parametrize(("cls", "given"), built)
+def test_a_value_that_was_built_quickly_is_the_one_that_its_class_builds(cls, given):
+    quick, plain = builder(cls)(**given), cls(**given)
+    assert type(quick) is cls
+    assert quick == plain
+    assert repr(quick) == repr(plain)
+    assert pickle.loads(pickle.dumps(quick)) == copy.deepcopy(quick) == dataclasses.replace(quick) == plain
+    assert TypeAdapter(cls).dump_json(quick) == TypeAdapter(cls).dump_json(plain)
+
+
+@pytest.mark.parametrize(("cls", "given"), built)
+def test_a_value_that_was_built_quickly_cannot_be_changed(cls, given):
+    quick = builder(cls)(**given)
+    for field in dataclasses.fields(cls):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(quick, field.name, None)
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            delattr(quick, field.name)
+    with pytest.raises((AttributeError, TypeError)):
+        quick.something_new = 1
+    with pytest.raises(TypeError):
+        builder(cls)(**given, something_new=1)
+    with pytest.raises(TypeError):
+        builder(cls)(*given.values())
+
+
+@pytest.mark.parametrize("cls", [SessionStarted, ToolCall, dict, print])
+def test_what_has_no_plain_fields_is_not_built_quickly(cls):
+    with pytest.raises(TypeError):
+        builder(cls)
 
 
 # -- tool calls --
