@@ -21,6 +21,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -209,6 +210,15 @@ def test_the_readme_has_exactly_the_two_set_up_commands() -> None:
         'pip install -e ".[test]" && pytest',
     ]
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("pip install -e") == 2
+
+
+def test_the_rooms_of_the_architecture_page_are_the_layers_that_the_contract_holds() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = project["tool"]["importlinter"]["contracts"][0]
+    layers = [re.findall(r"\w+", layer) for layer in contract["layers"]]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = page.partition("## Rooms")[2].partition("```\n")[2].partition("```")[0].splitlines()
+    assert [re.findall(r"\w+", re.split(r" {3,}", room)[0]) for room in rooms] == layers
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,10 @@ _DENIAL: Final = r"(?:not|isnt|wasnt|never|nor|neither)(?: (?:is|the|a|city|town
 _NUMBER: Final = re.compile(
     r"(?<![\w.,])[-+−]?(?:[0-9]{1,3}(?:[,\u00a0\u202f][0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?![\w%]|[.,][0-9])"
 )
-_SYMBOL: Final = re.compile(r"[^\W_]+")
+_DENIED_BEFORE: Final = re.compile(r"(?:\bnot|n['’]t|\bnever)\s{1,8}\Z", re.IGNORECASE)
+_DENIED_AFTER: Final = re.compile(r"\s{1,8}(?:is|was)(?:\s{1,8}not\b|n['’]t\b)", re.IGNORECASE)
+# Alone: no part of a formula ("As(OH)3"), an isotope ("Pu-24") or an ion ("Na+").
+_SYMBOL: Final = re.compile(r"(?<![\w)\]])(?<!\w[-–])[^\W_]++(?![(\[{+]|[-–−])")
 # Symbols that are also words: they count only where nothing but a symbol can stand.
 _ALSO_WORDS: Final = frozenset({"I", "In", "As", "At", "No", "He", "Be", "Am", "Os", "La", "Mo", "Al", "Ho", "Pa"})
 _BEFORE_SYMBOL: Final = re.compile(r"(?:[\"'“‘`*(\[:=]|->|→|\b(?:is|symbol|by|as))\s*\Z")
@@ -137,12 +140,17 @@ def _decimal(text: str) -> Decimal:
 
 
 def numbers(text: str) -> list[Decimal]:
-    """The numbers that stand in a text by themselves, in order; parts of words, versions and percentages do not.
+    """The numbers that a text states, in order; parts of words, versions, percentages and denied ones it does not.
 
-    >>> [str(number) for number in numbers("x2 is 1,204 or -3.5, not 7%")]
+    >>> [str(number) for number in numbers("x2 is 1,204 or -3.5, not 8 or 7%")]
     ['1204', '-3.5']
     """
-    return [_decimal(match[0]) for match in _NUMBER.finditer(text)]
+    return [_decimal(match[0]) for match in _NUMBER.finditer(text) if not _is_denied(text, match)]
+
+
+def _is_denied(text: str, match: re.Match[str]) -> bool:
+    before = _DENIED_BEFORE.search(text, max(0, match.start() - 16), match.start())
+    return before is not None or _DENIED_AFTER.match(text, match.end()) is not None
 
 
 def _claimed_number(question: str, answer: str) -> Decimal | None:

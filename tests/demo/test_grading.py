@@ -138,6 +138,11 @@ SENTENCES_WITHOUT_A_SYMBOL = [
     "fe",
     "FE",
     "Fe2O3",
+    "Fe(OH)3",
+    "Fe-56",
+    "Na+ or Cl-",
+    "The symbol is As(OH)3.",
+    "The symbol is Br₂.",
     "It depends.",
     "",
 ]
@@ -215,7 +220,12 @@ def test_a_number_is_right_in_every_way_of_writing_it_and_its_neighbours_never_a
         ("42nd", False),
         ("42,5", False),
         ("41 or 42", False),
+        ("It is not 42.", False),
+        ("It isn't 42", False),
+        ("42 is not the sum of 17 and 25.", False),
+        ("It is 42, not 41", True),
         ("17 + 25 = 43, not 42", False),
+        ("17 + 25 = 42, not 43", True),
         ("The answer is 17 + 25.", False),
         ("forty-two", False),
         ("", False),
@@ -234,6 +244,7 @@ def test_a_result_that_stands_in_the_question_too_is_right_when_it_is_said_once_
     assert is_right(key, question, "5 + 0 = 5")
     assert not is_right(key, question, "5 plus 0 is 6")
     assert not is_right(key, question, "You asked for 5 + 0")
+    assert not is_right(sum_key(0), "What is 0 × 9?", "The number 0 is not a valid result of 0 × 9.")
 
 
 @given(st.text(max_size=300))
