@@ -64,7 +64,7 @@ def reliability_plot(stream: ScoredStream, schedule: WeightSchedule, prefix: str
 
 def risk_coverage_plot(streams: Sequence[ScoredStream], schedule: WeightSchedule, prefix: str) -> str:
     """Failure rate among the runs that are kept, from the most confident on; one curve a recalibrated stream."""
-    with _figure(prefix) as (axes, svg):
+    with _figure(prefix, legend_lines=len(streams)) as (axes, svg):
         for index, stream in enumerate(streams):
             traces = stream.platt if stream.platt is not None else stream.raw
             if stream.complete.any():
@@ -80,7 +80,7 @@ def risk_coverage_plot(streams: Sequence[ScoredStream], schedule: WeightSchedule
                     label=printable(stream.name),
                 )
         _unit(axes, "coverage: share of runs kept", "failure rate among them")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False, ncols=2, fontsize=8)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False, fontsize=8)
     return svg[0]
 
 
@@ -121,7 +121,7 @@ def _unit(axes: Any, x: str, y: str) -> None:
 
 
 @contextmanager
-def _figure(prefix: str) -> Iterator[tuple[Any, list[str]]]:
+def _figure(prefix: str, legend_lines: int = 0) -> Iterator[tuple[Any, list[str]]]:
     """Axes to draw on, and a list that holds the SVG afterwards; `prefix` keeps the ids of several plots apart."""
     try:
         import matplotlib as mpl
@@ -130,7 +130,7 @@ def _figure(prefix: str) -> Iterator[tuple[Any, list[str]]]:
         raise MissingDependencyError.of("matplotlib", "report", "The HTML report") from error
     svg: list[str] = []
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        figure = Figure(figsize=(4.2, 3.2 + 0.18 * legend_lines), layout="constrained")
         yield figure.subplots(), svg
         stream = io.StringIO()
         figure.savefig(stream, format="svg", metadata={"Date": None}, transparent=True)
