@@ -104,7 +104,17 @@ def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
     if mode != "exact" or not runs.censored.any():
         return Censoring(mode=mode)  # type: ignore[arg-type]  # click's Choice has checked it
     measured = _chances(path, set(runs.ids)) if path is not None else {}
-    return Censoring(mode="exact", q=dict(plug_in(runs).q) | measured)
+    model = plug_in(runs)
+    guessed = sum(name not in measured for name in model.q)
+    notes = [f"q: {len(model.q) - guessed} measured ones, {guessed} from a model of facts that no forecast enters."]
+    if guessed and (model.brier is None or model.brier_of_base is None):
+        notes.append("No run went on long enough to fit that model: its q is the success rate.")
+    elif guessed:
+        notes.append(
+            f"On runs that it did not see the model's Brier loss is {model.brier:.4f}, the success rate's "
+            f"{model.brier_of_base:.4f}: where the first is not clearly lower, q knows nothing but the rate."
+        )
+    return Censoring(mode="exact", q=dict(model.q) | measured, notes=tuple(notes))
 
 
 def _chances(path: str, known: set[str]) -> dict[str, float]:

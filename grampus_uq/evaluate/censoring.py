@@ -45,10 +45,14 @@ ASSUMPTIONS: Mapping[CensoringMode, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Censoring:
-    """How censored runs are scored. q, by run id, is read for `exact` only; a censored run without one is left out."""
+    """How censored runs are scored. q, by run id, is read for `exact` only; a censored run without one is left out.
+
+    notes: sentences on where q comes from, printed beside the assumptions.
+    """
 
     mode: CensoringMode = "none"
     q: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.mode not in ASSUMPTIONS:

@@ -87,7 +87,7 @@ def evaluate(
         raise DataError(f"nothing can be scored ({ends}). Label runs with: grampus-uq runs label.")
     return Evaluation(
         audit=runs.audit,
-        assumptions=ASSUMPTIONS[how.mode],
+        assumptions=(*ASSUMPTIONS[how.mode], *how.notes),
         warnings=tuple(_warnings(runs, streams, how)),
         censoring=how.mode,
         censored_runs=int(runs.censored.sum()),

@@ -30,6 +30,15 @@ def run(*arguments: object):
     return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
+@pytest.fixture(scope="module")
+def text(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    target = tmp_path_factory.mktemp("report")
+    got = run(folder, "--censoring", "exact", "-o", target / "r.html", "--draws", 20)
+    assert got.exit_code == 0, got.output
+    assert list(target.iterdir()) == [target / "r.html"]
+    return (target / "r.html").read_text(encoding="utf-8")
+
+
 class Page(HTMLParser):
     """Collects ids and addresses, and checks that tags close."""
 
@@ -55,10 +64,7 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_report_is_one_file_that_loads_nothing_and_runs_nothing(folder: Path, tmp_path: Path) -> None:
-    got = run(folder, "-o", tmp_path / "r.html", "--draws", 20)
-    assert got.exit_code == 0, got.output
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+def test_the_report_is_one_file_that_loads_nothing_and_runs_nothing(text: str) -> None:
     page = Page()
     page.feed(text)
     assert page.open == []
@@ -68,7 +74,6 @@ def test_the_report_is_one_file_that_loads_nothing_and_runs_nothing(folder: Path
     assert "@import" not in text
     assert not re.search(r"url\((?!#)", text)
     assert 'name="viewport"' in text
-    assert list(tmp_path.iterdir()) == [tmp_path / "r.html"]
 
 
 def test_no_word_of_the_model_or_the_user_and_no_control_character_is_in_the_report(
@@ -81,9 +86,7 @@ def test_no_word_of_the_model_or_the_user_and_no_control_character_is_in_the_rep
     assert "a&lt;script&gt;" in text
 
 
-def test_the_report_shows_every_stream_assumption_stop_and_panel(folder: Path, tmp_path: Path) -> None:
-    run(folder, "--censoring", "exact", "-o", tmp_path / "r.html", "--draws", 20)
-    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+def test_the_report_shows_every_stream_assumption_stop_and_panel(text: str) -> None:
     for shown in ("max_steps", "theorem 4.3", "verbalized, recalibrated", "base rate", "fused: min", "0.1 + 0.8 p"):
         assert shown in text
     assert text.count("<svg") == 1 + 2 * 4  # risk-coverage; reliability and traces of four streams
@@ -100,9 +103,11 @@ def test_json_and_the_table_hold_the_same_numbers(folder: Path) -> None:
 
 def test_the_same_seed_gives_the_same_json_and_plots_do_not_depend_on_the_clock(folder: Path, tmp_path: Path) -> None:
     assert run(folder, "--json", "--draws", 20).stdout == run(folder, "--json", "--draws", 20).stdout
+    rows = "".join(f"r{i},1,{(i % 10) / 10},{int(i % 3 == 0)}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text("uq_problem_idx,num_steps,judge_probability,solved\n" + rows)
     pages = []
     for name in ("a.html", "b.html"):
-        run(folder, "-o", tmp_path / name, "--draws", 20)
+        run(tmp_path / "t.csv", "-o", tmp_path / name, "--draws", 20)
         pages.append(re.sub(r"Made [^<]*", "", (tmp_path / name).read_text(encoding="utf-8")))
     assert pages[0] == pages[1]
 
@@ -113,6 +118,9 @@ def test_measured_chances_come_from_a_file_and_change_the_score(folder: Path, tm
     plain = json.loads(run(folder, "--censoring", "exact", "--json", "--draws", 20).stdout)
     given = json.loads(run(folder, "--censoring", "exact", "--continuation", q, "--json", "--draws", 20).stdout)
     assert plain["table"][0]["tps_log"] != given["table"][0]["tps_log"]
+    assert any("q: 0 measured ones, 8 from a model" in line for line in plain["assumptions"])
+    assert any("Brier loss is" in line for line in plain["assumptions"])
+    assert any("q: 8 measured ones, 0 from a model" in line for line in given["assumptions"])
 
 
 @pytest.mark.parametrize(
