@@ -75,6 +75,7 @@ from grampus_uq.attribution.scorers import (
     StepScorer,
     StepScores,
 )
+from grampus_uq.attribution.stored import calibration_from_json, calibration_to_json
 from grampus_uq.attribution.trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
 
 __all__ = [
@@ -119,6 +120,8 @@ __all__ = [
     "attribution_html",
     "calibrate",
     "calibrate_async",
+    "calibration_from_json",
+    "calibration_to_json",
     "cheap_features",
     "choose_method",
     "error_positions",

@@ -34,6 +34,7 @@ from grampus_uq.stats.envelope import envelope_entry, suffix_envelope_entry
 from grampus_uq.stats.lazy_sets import Filtration
 
 __all__ = [
+    "METHODS",
     "AttributionMethod",
     "Envelope",
     "Hierarchical",
@@ -179,3 +180,18 @@ class SuffixEnvelope:
     def entry(self, batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
         """See `suffix_envelope_entry`."""
         return suffix_envelope_entry(batch)
+
+
+METHODS: dict[str, AttributionMethod] = {
+    method.name: method
+    for method in (
+        Envelope(),
+        SuffixEnvelope(),
+        LeftFiltration(),
+        RightFiltration(),
+        TwoWayFiltration(),
+        Vanilla(),
+        Hierarchical(),
+    )
+}
+"""Every method as it comes, by its name."""

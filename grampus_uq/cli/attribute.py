@@ -12,18 +12,10 @@ import click
 
 from grampus_uq.attribution import (
     Attribution,
-    AttributionMethod,
     CalibratedAttribution,
-    Envelope,
-    Hierarchical,
     LabelledTrajectory,
-    LeftFiltration,
     Plan,
-    RightFiltration,
-    SuffixEnvelope,
     Trajectory,
-    TwoWayFiltration,
-    Vanilla,
     advise,
     attribution_html,
     fit_and_calibrate,
@@ -32,6 +24,7 @@ from grampus_uq.attribution import (
     trajectory_from_events,
     trajectory_from_run,
 )
+from grampus_uq.attribution.methods import METHODS
 from grampus_uq.errors import DataError
 from grampus_uq.events import ObservationEvent, StepEvent
 from grampus_uq.importers import read_failure_logs
@@ -39,18 +32,6 @@ from grampus_uq.recording import Run, runs
 
 __all__ = ["command"]
 
-_METHODS: Final[dict[str, AttributionMethod]] = {
-    method.name: method
-    for method in (
-        Envelope(),
-        SuffixEnvelope(),
-        LeftFiltration(),
-        RightFiltration(),
-        TwoWayFiltration(),
-        Vanilla(),
-        Hierarchical(),
-    )
-}
 _RECORDING: Final = b'{"v":'
 _NOTE: Final = re.compile(r"\berror at (\S+)", re.IGNORECASE)
 _SHOWN: Final = 600
@@ -67,7 +48,7 @@ _HASHED: Final = re.compile(r"hmac:[0-9a-f]{8,64}:\d+")
     help="Failures whose errors are known; some fit the step scorer, the rest calibrate.",
 )
 @click.option("--level", type=float, default=0.8, show_default=True, help="Wanted coverage, in (0, 1).")
-@click.option("--method", type=click.Choice(list(_METHODS)), default="envelope", show_default=True)
+@click.option("--method", type=click.Choice(list(METHODS)), default="envelope", show_default=True)
 @click.option("--run", "run_id", default=None, help="Only this run of FAILED.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the parts and of tie draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -103,7 +84,7 @@ def command(
             left_out.append(f"{calibration}: run {item.trajectory.trajectory_id!r:.80} is one of the failed ones.")
         else:
             labelled.append(item)
-    calibrated = fit_and_calibrate(labelled, Plan(method=_METHODS[method], level=level, seed=seed))
+    calibrated = fit_and_calibrate(labelled, Plan(method=METHODS[method], level=level, seed=seed))
     found = [locate(run, calibrated) for run in trajectories]
     if output is not None:
         page = attribution_html(found[0], positions=calibrated.positions)
