@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -254,6 +255,7 @@ FAILURES = {
     "rate_limited": RateLimitedError("slow down"),
     "nonsense": object(),
     "hangs": HANG,
+    "cancels_itself": asyncio.CancelledError(),
 }
 
 
@@ -264,19 +266,16 @@ FAILURES = {
 async def test_a_client_that_fails_at_one_signal_leaves_the_others_and_the_run(signal, speculative, failure):
     def reply(messages, options):
         asked = messages[-1].content
-        where = (
-            "semantic_entropy"
-            if options.get("temperature") == 0.8
-            else "p_true"
-            if "Proposed" in asked
-            else "verbalized"
-        )
+        where = "p_true" if "Proposed" in asked else "verbalized"
+        if options.get("temperature") == 0.8:
+            where = "semantic_entropy"
         if where == signal:
             return FAILURES[failure]
         return {"verbalized": "0.7", "p_true": "0.65", "semantic_entropy": "Paris"}[where]
 
     captured, model = Captured(), ScriptedModel(reply)
-    monitor = watch(speculative=speculative, repairs=1, budget=Budget(timeout_s=0.1), processors=[captured])
+    budgets = {signal: Budget(timeout_s=0.1)}
+    monitor = watch(speculative=speculative, repairs=1, budgets=budgets, processors=[captured])
     session = monitor.session("s")
     assessment, _ = await session.observe_llm_response("Paris.", "a", prompt_messages=PROMPT, model_client=model)
     readings = {reading.source: reading for reading in captured.events[-1].readings}
@@ -287,6 +286,7 @@ async def test_a_client_that_fails_at_one_signal_leaves_the_others_and_the_run(s
         "rate_limited": MissingReason.RATE_LIMITED,
         "nonsense": MissingReason.MODEL_ERROR,
         "hangs": MissingReason.TIMEOUT,
+        "cancels_itself": MissingReason.MODEL_ERROR,
     }
     assert failed.reason == (MissingReason.TOO_FEW_SAMPLES if signal == "semantic_entropy" else reasons[failure])
     assert f"{signal}: {failed.reason}" in assessment.missing_reason

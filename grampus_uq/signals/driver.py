@@ -138,7 +138,7 @@ def _cancelled_from_outside() -> bool:
     a lost leader) does. Passing that on would end an agent that nobody cancelled, and a task group would swallow it.
     """
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
-        return True  # not asyncio: nobody but the event loop itself can raise its cancellation
+        return False  # on another loop asyncio's exception cancels nobody
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
