@@ -52,6 +52,11 @@ if TYPE_CHECKING:
     from grampus_uq.runtime.graph import Graph as Graph
     from grampus_uq.runtime.graph import human_node as human_node
     from grampus_uq.runtime.graph import uncertainty_guard_node as uncertainty_guard_node
+    from grampus_uq.runtime.inject import inject as inject
+    from grampus_uq.runtime.rollback import Branch as Branch
+    from grampus_uq.runtime.rollback import branches as branches
+    from grampus_uq.runtime.rollback import recover as recover
+    from grampus_uq.runtime.rollback import rollback as rollback
     from grampus_uq.runtime.runner import AgentRunner as AgentRunner
     from grampus_uq.runtime.state import AgentState as AgentState
     from grampus_uq.runtime.state import ExecutionResult as ExecutionResult
@@ -87,6 +92,7 @@ _HOME = {
     "ApprovalKind": "runtime.approvals",
     "ApprovalPolicy": "runtime.approvals",
     "ApprovalRequest": "runtime.approvals",
+    "Branch": "runtime.rollback",
     "Budget": "signals.driver",
     "ConfigurationError": "errors",
     "DataError": "errors",
@@ -137,9 +143,13 @@ _HOME = {
     "UnsupportedByModelError": "errors",
     "Verdict": "records",
     "advance": "engine",
+    "branches": "runtime.rollback",
     "elicit_confidence": "signals.verbalized",
     "human_node": "runtime.graph",
+    "inject": "runtime.inject",
     "open_store": "runtime.store",
+    "recover": "runtime.rollback",
+    "rollback": "runtime.rollback",
     "tool": "runtime.tools",
     "uncertainty_guard_node": "runtime.graph",
 }
@@ -155,6 +165,7 @@ __all__ = [
     "ApprovalKind",
     "ApprovalPolicy",
     "ApprovalRequest",
+    "Branch",
     "Budget",
     "ConfigurationError",
     "DataError",
@@ -205,9 +216,13 @@ __all__ = [
     "UnsupportedByModelError",
     "Verdict",
     "advance",
+    "branches",
     "elicit_confidence",
     "human_node",
+    "inject",
     "open_store",
+    "recover",
+    "rollback",
     "tool",
     "uncertainty_guard_node",
 ]
