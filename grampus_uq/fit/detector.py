@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.detector_bank import bank, fit_members, untrained
+from grampus_uq.fit.detector_bank import Member, bank, fit_members, untrained
 from grampus_uq.fit.detector_choice import Costs, Estimate, choose, estimates, out_of_fold
 from grampus_uq.fit.detector_paper import fit_paper_scorer
 from grampus_uq.fit.detector_runs import DetectorRuns
@@ -94,6 +94,7 @@ def fit_detector(
     alpha: float = 0.1,
     delta: float | None = 0.1,
     levels: Sequence[float] = LEVELS,
+    members: Sequence[str] | None = None,
     costs: Costs | None = None,
     sees_last: bool = False,
 ) -> DetectorFit:
@@ -111,6 +112,8 @@ def fit_detector(
             ignored: the level is chosen.
         delta: allowed probability of an unlucky calibration, in (0, 1); None deploys the conformal threshold.
         levels: further levels to list.
+        members: names of the statistics to choose from (`detector_bank.bank`); all of them by default. Without the
+            boosted ones a live step takes a few microseconds whatever is chosen.
         costs: choose statistic and level by expected cost instead of by power.
         sees_last: use the flag "this is the last step". More power, but alarms at the end save no cost, and whoever
             calls `update` has to know which step is the last: a mode of its own.
@@ -126,8 +129,9 @@ def fit_detector(
         way_out = "pass outcomes to detector_runs, or use fit_budget, which needs none"
         raise ConfigurationError.of("runs", "fit_detector", "labelled", None, way_out)
     _check_levels(alpha, delta, levels)
+    candidates = _members(runs, members)
     parts = split(runs, alpha, delta, rng)
-    scorer, reason, judged = _statistic(runs, parts, rng, costs, delta, levels, sees_last)
+    scorer, reason, judged = _statistic(runs, parts, rng, candidates, costs, delta, levels, sees_last)
     chosen = judged[scorer.name].alpha if scorer.name in judged else None
     deployed = alpha if chosen is None else chosen
     detector = _calibrated(
@@ -172,7 +176,7 @@ def fit_budget(
     _check_levels(share, None, shares)
     if detector is not None and detector.streams != runs.streams:
         raise ConfigurationError.of("detector", "fit_budget", f"of the streams {runs.streams}", detector.streams)
-    scorer = untrained(runs) if detector is None else detector.scorer
+    scorer = untrained(replace(runs, success=None)) if detector is None else detector.scorer
     salt = rng.bytes(12).hex()
     ties = np.array([tie_uniform(run, salt) for run in runs.ids])
     bare = _bare(runs.streams, scorer, salt)
@@ -266,10 +270,19 @@ def threshold_for(detector: Detector, alpha: float, delta: float | None = None) 
     raise ConfigurationError.of("alpha", "threshold_for", f"one of the fitted levels {listed}", alpha, "fit with it")
 
 
+def _members(runs: DetectorRuns, names: Sequence[str] | None) -> tuple[Member, ...]:
+    members = bank(runs)
+    known = {member.name for member in members}
+    if names is not None and (not names or not set(names) <= known):
+        raise ConfigurationError.of("members", "fit_detector", f"some of {sorted(known)}", names)
+    return tuple(member for member in members if names is None or member.name in names)
+
+
 def _statistic(
     runs: DetectorRuns,
     parts: Split,
     rng: np.random.Generator,
+    members: Sequence[Member],
     costs: Costs | None,
     delta: float | None,
     levels: Sequence[float],
@@ -281,7 +294,6 @@ def _statistic(
     assert runs.success is not None  # noqa: S101 (for the type checker; the caller looked)
     fitting = runs.take(np.array(parts.fit))
     assert fitting.success is not None  # noqa: S101 (as above)
-    members = bank(runs)
     rates = {a: realised_rate(len(parts.threshold), a, delta) for a in levels}
     judged = estimates(
         fitting.blocks,

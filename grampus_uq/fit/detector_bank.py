@@ -264,7 +264,7 @@ def _logistic(x: FloatArray, success: BoolArray, weight: FloatArray | None) -> t
     centre = np.average(x, axis=1, weights=weight)
     spread = np.sqrt(np.average((x - centre[:, None]) ** 2, axis=1, weights=weight))
     spread[spread == 0.0] = 1.0
-    model = LogisticRegression(solver="newton-cholesky", max_iter=1000)
+    model = LogisticRegression(max_iter=1000)
     model.fit(((x - centre[:, None]) / spread[:, None]).T, success, sample_weight=weight)
     weights = model.coef_[0] / spread
     return float(model.intercept_[0] - weights @ centre), tuple(weights.tolist())
