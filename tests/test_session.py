@@ -274,7 +274,7 @@ async def test_a_client_that_fails_at_one_signal_leaves_the_others_and_the_run(s
         return {"verbalized": "0.7", "p_true": "0.65", "semantic_entropy": "Paris"}[where]
 
     captured, model = Captured(), ScriptedModel(reply)
-    budgets = {signal: Budget(timeout_s=0.1)}
+    budgets = {signal: Budget(timeout_s=0.1 if failure == "hangs" else 30.0)}
     monitor = watch(speculative=speculative, repairs=1, budgets=budgets, processors=[captured])
     session = monitor.session("s")
     assessment, _ = await session.observe_llm_response("Paris.", "a", prompt_messages=PROMPT, model_client=model)
