@@ -196,6 +196,21 @@ def test_facts_without_meaning_give_a_loss_no_better_than_the_base_rate():
     assert found.brier == pytest.approx(found.brier_of_base, abs=0.003)
 
 
+def test_the_loss_of_a_model_that_learned_noise_by_heart_is_not_flattered():
+    """Sixty facts without meaning fit forty runs of a half perfectly; judged by the other half they are worthless."""
+    rng = np.random.default_rng(2)
+    runs, _ = prefixes(90, rng, open_runs=10)
+    noise = ForecastRuns(
+        ids=runs.ids,
+        outcomes=runs.outcomes,
+        streams=runs.streams,
+        audit=(),
+        features=np.repeat(rng.normal(size=(90, 60)), 3, axis=0),
+    )
+    found = plug_in(noise, l2=0.01)
+    assert found.brier > found.brier_of_base
+
+
 def test_without_facts_q_is_the_success_rate_and_without_an_outcome_there_is_none():
     runs, _ = prefixes(200, np.random.default_rng(2), open_runs=50)
     bare = ForecastRuns(ids=runs.ids, outcomes=runs.outcomes, streams=runs.streams, audit=())
