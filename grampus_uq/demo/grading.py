@@ -36,7 +36,7 @@ _SYMBOL: Final = re.compile(r"(?<![\w)\]])(?<!\w[-–])[^\W_]++(?![(\[{+]|[-–�
 # Symbols that are also words: they count only where nothing but a symbol can stand.
 _ALSO_WORDS: Final = frozenset({"I", "In", "As", "At", "No", "He", "Be", "Am", "Os", "La", "Mo", "Al", "Ho", "Pa"})
 _BEFORE_SYMBOL: Final = re.compile(r"(?:[\"'“‘`*(\[:=]|->|→|\b(?:is|symbol|by|as))\s*\Z")
-_AFTER_SYMBOL: Final = re.compile(r"\s*[.!\"'”’`*)\]]*\s*(?:\Z|\n)")
+_AFTER_SYMBOL: Final = re.compile(r"[ \t]*+[.!\"'”’`*)\]]*+[ \t\r]*+(?:\Z|\n)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

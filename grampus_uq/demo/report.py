@@ -27,6 +27,8 @@ NAMES: Final = {
     "p_true": "P(True)",
     "token_probability": "token probability",
     "token_entropy": "token entropy",
+    "action_probability": "action probability",
+    "action_entropy": "action entropy",
     "semantic_entropy": "semantic entropy",
     FUSED: "fused confidence",
 }

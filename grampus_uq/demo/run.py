@@ -34,7 +34,7 @@ from grampus_uq.records import (
 from grampus_uq.session import Session
 from grampus_uq.vocabulary import Effect, Role, StopReason, UncertaintyAction
 
-__all__ = ["ANSWER_STEP", "TOOL", "Answered", "Attended", "Fate", "attend", "demo_policy"]
+__all__ = ["ANSWER_STEP", "TOOL", "Answered", "Fate", "Work", "attend", "demo_policy"]
 
 TOOL: Final = "publish_answer"
 ANSWER_STEP: Final = "answer"
@@ -110,7 +110,7 @@ class ShortAnswers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attended:
+class Work:
     """What a run of the demo works with. `publish` is the irreversible tool: question, answer -> what it says.
 
     `monitor` must have `readings` among its processors. `run_id` begins every session id. With a `tracer` every
@@ -128,7 +128,7 @@ class Attended:
     tracer: Tracer | None = None
 
 
-async def attend(work: Attended, questions: Sequence[Question], on_answered: Callable[[Answered], None]) -> None:
+async def attend(work: Work, questions: Sequence[Question], on_answered: Callable[[Answered], None]) -> None:
     """Answer every question, `parallel` at a time; `on_answered` is told of each, in the order in which they end.
 
     The first question goes alone: when the model cannot be had at all, its error is raised before the rest is tried.
@@ -186,7 +186,7 @@ class _NoAnswerError(Exception):
         self.error = error
 
 
-async def _attend_one(work: Attended, question: Question) -> Answered:
+async def _attend_one(work: Work, question: Question) -> Answered:
     session_id = f"{work.run_id}-{question.id}"
     started = time.monotonic()
     with _span(work.tracer, session_id):
@@ -211,7 +211,7 @@ async def _attend_one(work: Attended, question: Question) -> Answered:
             raise
 
 
-async def _answer_and_publish(work: Attended, question: Question, session: Session, started: float) -> Answered:
+async def _answer_and_publish(work: Work, question: Question, session: Session, started: float) -> Answered:
     """The agent's whole run: ask, let the monitor sense, propose to publish, and do so only if it is allowed."""
     prompt = [Message(role=Role.USER, content=question.text)]
     reply = await _ask_patiently(work, prompt)
@@ -252,7 +252,7 @@ async def _answer_and_publish(work: Attended, question: Question, session: Sessi
     )
 
 
-async def _ask_patiently(work: Attended, prompt: Sequence[Message]) -> ModelResponse:
+async def _ask_patiently(work: Work, prompt: Sequence[Message]) -> ModelResponse:
     """Ask the agent's question; wait and ask again, twice at most, when the service says that we are too quick."""
     options = {"temperature": 0.0, "max_tokens": work.max_tokens, "top_logprobs": TOP_LOGPROBS}
     for wait_s in _RATE_LIMIT_WAITS_S:

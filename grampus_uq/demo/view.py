@@ -95,7 +95,7 @@ def answers_view(answers: Sequence[Answered]) -> Table:
     table.add_column("question", max_width=44, no_wrap=True, overflow="ellipsis")
     table.add_column("answer", max_width=30, no_wrap=True, overflow="ellipsis")
     table.add_column("key")
-    for name in ("tokens", "P(True)", "samples", "confidence"):
+    for name in ("token p", "P(True)", "samples", "confidence"):
         table.add_column(name, justify="right")
     table.add_column("decision", no_wrap=True)
     for one in answers:

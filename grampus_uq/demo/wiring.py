@@ -17,7 +17,7 @@ import anyio.to_thread
 
 from grampus_uq.demo.question_file import read_questions
 from grampus_uq.demo.questions import Question, all_questions, draw
-from grampus_uq.demo.run import Answered, Attended, ReadingsOfAnswers, attend, demo_policy
+from grampus_uq.demo.run import Answered, ReadingsOfAnswers, Work, attend, demo_policy
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
@@ -122,7 +122,7 @@ def plan_demo(
 async def run_demo(plan: DemoPlan, client: ModelClient, on_answered: Callable[[Answered], None]) -> None:
     """Answer the plan's questions with a model, inside `completing`. Raises as `attend` does."""
     published = _Publisher(plan.folder / PUBLISHED)
-    work = Attended(
+    work = Work(
         client=client,
         model=plan.model,
         monitor=plan.monitor,

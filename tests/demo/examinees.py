@@ -8,7 +8,7 @@ from typing import Any
 
 from grampus_uq import Message, ModelResponse
 from grampus_uq.demo.questions import Question
-from grampus_uq.demo.run import Attended, ReadingsOfAnswers, demo_policy
+from grampus_uq.demo.run import ReadingsOfAnswers, Work, demo_policy
 from grampus_uq.engine import Profile
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
@@ -47,7 +47,7 @@ def work_for(
     *,
     profile: Profile | None = None,
     parallel: int = 4,
-) -> tuple[Attended, dict[str, str], RecordingProcessor]:
+) -> tuple[Work, dict[str, str], RecordingProcessor]:
     """What `attend` needs, what the tool was given (answers by question id), and the recording."""
     readings, recording = ReadingsOfAnswers(), RecordingProcessor(folder, content="full")
     published: dict[str, str] = {}
@@ -58,7 +58,7 @@ def work_for(
         return "published"
 
     monitor = UncertaintyMonitor(profile=profile or Profile(policy=demo_policy()), processors=[readings, recording])
-    work = Attended(
+    work = Work(
         client=client,
         model="scripted",
         monitor=monitor,
