@@ -35,7 +35,8 @@ class DetectorState(NamedTuple):
     Attributes:
         step: steps seen, with or without a score.
         log_m: log M_t of the newest step; None until the first score.
-        log_peak: its maximum so far, what the thresholds are compared with; None until the first score.
+        log_peak: its maximum so far, what the thresholds are compared with; None until the first score, and after
+            `rearm`.
         tie: the run's draw in (0, 1).
         memory: the scorer's own numbers.
     """
@@ -198,6 +199,16 @@ def alarms(state: DetectorState, threshold: Threshold) -> bool:
     return state.log_peak is not None and exceeds(threshold, state.log_peak, state.tie)
 
 
+def rearm(state: DetectorState) -> DetectorState:
+    """Forget the peak, so that the alarm rings again only for evidence still to come: for after it was answered.
+
+    What alpha still covers: a threshold bounds the share of runs that *ever* alarm, and this run is counted already, so
+    asking again breaks no promise. It says nothing about how often a run is asked about after its first alarm, nor
+    about a run that the answer has changed.
+    """
+    return state._replace(log_peak=None)
+
+
 def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
     """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None).
 
@@ -247,6 +258,6 @@ def state_from_json(detector: Detector, data: Any) -> DetectorState:
     fits = len(memory) == len(fresh) and (flexible or all(len(a) == len(b) for a, b in zip(memory, fresh, strict=True)))
     if not fits:
         raise ConfigurationError.of("memory", "DetectorState", "of the detector's own shape", fields["memory"])
-    if step < 0 or not 0.0 < tie < 1.0 or (log_m is None) != (log_peak is None):
+    if step < 0 or not 0.0 < tie < 1.0 or (log_m is None and log_peak is not None):
         raise ConfigurationError.of("data", "DetectorState", "a state that `update` can reach", data)
     return DetectorState(step, log_m, log_peak, tie, memory)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,22 +39,6 @@ Memory = tuple[tuple[float, ...], ...]
 
 LOGIT_LIMIT = math.log((1.0 - 1e-6) / 1e-6)
 """Where logit f_t is clipped: an estimated probability is never taken to be within 1e-6 of certainty."""
-
-
-class Scorer(Protocol):
-    """What a detector asks of its model. Pure: neither call changes anything."""
-
-    def start(self) -> Memory:
-        """Memory of a run before its first step."""
-        ...
-
-    def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
-        """Take the scores of a step (at least one of them present); return the new memory and log M_t."""
-        ...
-
-    def batch(self, blocks: StepBlocks) -> FloatArray:
-        """log M_t of every row of the blocks, in block order; NaN before the first score of a run."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +110,14 @@ class FeatureScorer:
             raise ConfigurationError.of("longest", "FeatureScorer", "at least 1, with a positive limit", self.longest)
 
     def start(self) -> Memory:
-        """One empty state a stream."""
+        """Memory of a run before its first step: one empty state a stream."""
         return (EMPTY_STREAM,) * len(self.neutral)
 
     def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
-        """Constant time and memory whatever the step."""
+        """Take the scores of a step, at least one of them present; return the new memory and log M_t.
+
+        Constant time and memory whatever the step.
+        """
         states: list[StreamState] = []
         features: list[float] = []
         for state, score, clip, neutral in zip(memory, scores, self.clips, self.neutral, strict=True):
@@ -154,7 +140,7 @@ class FeatureScorer:
         return tuple(states), self.prior_log_odds - total
 
     def batch(self, blocks: StepBlocks) -> FloatArray:
-        """The same for every row; the last step of a run is where it ends in the blocks."""
+        """log M_t of every row, in block order; NaN before the first score of a run, which ends where its rows end."""
         features = self.features(blocks, self._columns())
         total = np.zeros(len(blocks.values))
         if self.linear is not None:
@@ -230,7 +216,7 @@ class PaperScorer:
         return ((0.0,),)
 
     def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
-        """Time and memory grow with the step, up to the longest fitted one."""
+        """Take the score of a step; time and memory grow with the step, up to the longest fitted one."""
         [[log_m, *prefix]] = memory
         fitted = len(self.intercepts)
         if step > fitted or scores[0] is None:
@@ -246,7 +232,7 @@ class PaperScorer:
         return ((log_m, *prefix),), log_m
 
     def batch(self, blocks: StepBlocks) -> FloatArray:
-        """The same for every row."""
+        """log M_t of every row, in block order; NaN before the first score of a run."""
         _check_streams(blocks, 1)
         result = np.empty(len(blocks.values))
         prefix = np.full((len(self.intercepts), len(blocks.order)), self.fill)

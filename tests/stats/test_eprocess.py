@@ -19,6 +19,7 @@ from grampus_uq.stats.eprocess import (
     known_log_ratio,
     log_peaks,
     log_ratio,
+    rearm,
     score_rows,
     start,
     state_from_json,
@@ -206,6 +207,16 @@ def test_an_alarm_latches_after_the_evidence_has_fallen_again() -> None:
     assert (recovered.log_m or 0.0) < 0.0
 
 
+def test_a_rearmed_alarm_rings_again_for_fresh_evidence_only_and_survives_storage() -> None:
+    detector = _detector("minimum")
+    _, state = _live(detector, "r", [0.5, 0.001])
+    assert alarms(state, detector.threshold)
+    quiet = state_from_json(detector, json.loads(json.dumps(state_to_json(rearm(state)))))
+    assert not alarms(quiet, detector.threshold)
+    assert not alarms(update(detector, quiet, None)[0], detector.threshold)
+    assert alarms(update(detector, quiet, 0.9)[0], detector.threshold)  # the minimum so far still speaks
+
+
 def test_a_run_without_any_score_never_alarms() -> None:
     detector = _detector("minimum")
     _, state = _live(detector, "r", [None] * 5)
@@ -262,7 +273,7 @@ def test_wrong_input_names_the_parameter_and_the_rule(call: Any, message: str) -
         {"step": 1.5},
         {"tie": 0.0},
         {"tie": "x"},
-        {"log_m": 1.0},  # evidence without a peak
+        {"log_peak": 1.0},  # a peak without evidence
         {"memory": []},
         {"memory": [[1.0]]},
         {"memory": [[math.nan] * 13]},
