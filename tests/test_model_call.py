@@ -57,6 +57,10 @@ def clients():
     async def partial(_first, *, messages, model, max_tokens=None):
         return await function(messages=messages, model=model, max_tokens=max_tokens)
 
+    async def unsigned(**given):
+        return await Any().complete(**given)
+
+    unsigned.__signature__ = "as little as some C functions have"
     everything = {"temperature", "max_tokens", "top_logprobs"}
     return seen, [
         (Plain(), set()),
@@ -64,6 +68,7 @@ def clients():
         (Any(), everything),
         (SimpleNamespace(complete=function), {"max_tokens"}),
         (SimpleNamespace(complete=functools.partial(partial, 1)), {"max_tokens"}),
+        (SimpleNamespace(complete=unsigned), everything),
     ]
 
 

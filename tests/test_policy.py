@@ -82,7 +82,7 @@ def test_without_names_no_tool_is_irreversible():
     assert not DEFAULT.is_irreversible("delete_everything")
 
 
-@pytest.mark.parametrize("names", ["send_email", [""], ["  "], [3], ["ok", ""]])
+@pytest.mark.parametrize("names", ["send_email", [""], ["  "], [3], ["ok", ""], 3, None])
 def test_patterns_that_would_match_everything_or_nothing_are_refused(names):
     with pytest.raises(ValueError, match="irreversible_tool_names"):
         UncertaintyPolicy(irreversible_tool_names=names)
@@ -99,6 +99,12 @@ def test_thresholds_out_of_order_warn_and_the_first_tier_that_fits_wins():
     with pytest.warns(UserWarning, match=r"out of order.*0\.5, 0\.6, 0\.4"):
         policy = UncertaintyPolicy(low_threshold=0.5)
     assert policy.classify(0.55) is Level.LOW
+
+
+def test_the_warning_points_at_whoever_wrote_the_policy():
+    with pytest.warns(UserWarning, match="out of order") as heard:
+        UncertaintyPolicy(low_threshold=0.5)
+    assert [warning.filename for warning in heard] == [__file__]
 
 
 def test_equal_thresholds_are_in_order():

@@ -34,12 +34,18 @@ def test_weights_of_ones_own_replace_the_guides():
     propagator = UncertaintyPropagator(weights={"plan": 1.0}, default_weight=0.0)
     assert propagator.propagate(0.3, "plan", 0.9) == 0.3
     assert propagator.propagate(0.3, "llm_call", 0.9) == 0.9
+    assert UncertaintyPropagator(weights={"plan": 0.0}).propagate(0.3, "plan", 0.9) == 0.9
 
 
 @pytest.mark.parametrize("given", [{"weights": {"plan": 1.1}}, {"weights": {"plan": -0.1}}, {"default_weight": 2.0}])
 def test_a_weight_outside_the_unit_interval_is_refused(given):
     with pytest.raises(ValidationError):
         UncertaintyPropagator(**given)
+
+
+def test_it_is_immutable():
+    with pytest.raises(ValidationError, match="frozen"):
+        UncertaintyPropagator().default_weight = 0.1
 
 
 def test_the_defaults_are_shared_by_nobody():

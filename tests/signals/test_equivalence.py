@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, RateLimitedError
+from grampus_uq.signals.driver import BudgetExceededError
 from grampus_uq.signals.equivalence import (
     AskedOnce,
     EntailmentEquivalence,
@@ -111,6 +112,19 @@ async def test_the_first_match_wins_where_sameness_is_not_transitive():
         return abs(first - second) <= 1
 
     assert await cluster([0, 1, 2, 3], near) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.anyio
+async def test_an_equivalence_of_ones_own_sees_the_prompt_and_the_tools_and_asks_within_the_budget():
+    given = context(ScriptedModel("Yes"), max_calls=1)
+    given.tools = [{"name": "pay"}]
+    once = AskedOnce(given)
+    assert (once.messages, once.tools) == (given.messages, given.tools)
+    for _ in range(3):
+        assert (await once.ask(given.messages, temperature=0.0)).content == "Yes"
+    with pytest.raises(BudgetExceededError):
+        await once.ask(given.messages, temperature=1.0)
+    assert given.calls == 1
 
 
 # -- entailment --

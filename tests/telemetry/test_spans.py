@@ -25,8 +25,8 @@ from grampus_uq import (
 )
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import StepEvent
-from grampus_uq.telemetry.spans import SpanEmitter, resolve_tracer
-from grampus_uq.testing import ScriptedModel
+from grampus_uq.telemetry.spans import SpanEmitter, estimate_attributes, resolve_tracer
+from grampus_uq.testing import ScriptedModel, top_logprobs
 from tests.scripted_runs import Captured
 
 pytestmark = pytest.mark.anyio
@@ -175,6 +175,32 @@ async def test_an_estimate_carries_the_guides_attributes_the_ids_and_numbers_equ
     assert attributes["p_true_ran"] is True
     assert attributes["missing_reason"] == assessment.missing_reason
     assert all(traced.only(name).attributes["session_id"] == "s1" for name in ("estimate", "semantic"))
+
+
+async def test_numbers_that_are_not_always_there_are_attributes_when_they_are():
+    traced = Traced()
+    coin = top_logprobs({"heads": 0.5, "tails": 0.5})
+    assessment, _ = await speak(traced, logprobs=[coin])
+    attributes = dict(traced.only("estimate").attributes)
+    for name in ("token_probability", "token_entropy", "semantic_confidence"):
+        assert attributes[name] == getattr(assessment, name) is not None
+    event = dataclasses.replace(
+        traced.step,
+        assessment=assessment.model_copy(
+            update={
+                "p_success": 0.25,
+                "trajectory_risk": 3.5,
+                "log_e_value": -0.5,
+                "log_threshold": 3.0,
+                "alpha": 0.05,
+                "alarm_mode": "anytime",
+            }
+        ),
+    )
+    attributes = estimate_attributes(event)
+    assert (attributes["p_success"], attributes["uncertainty.trajectory_risk"]) == (0.25, 3.5)
+    assert (attributes["uncertainty.log_e_value"], attributes["uncertainty.log_threshold"]) == (-0.5, 3.0)
+    assert (attributes["uncertainty.alpha"], attributes["uncertainty.alarm_mode"]) == (0.05, "anytime")
 
 
 @pytest.mark.parametrize(("client", "ran", "shown"), [(None, False, -1.0), (model("what?"), True, 0.5)])
