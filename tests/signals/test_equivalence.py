@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grampus_uq import Message, Role
 from grampus_uq.errors import ConfigurationError, RateLimitedError
 from grampus_uq.signals.driver import BudgetExceededError
 from grampus_uq.signals.equivalence import (
@@ -17,7 +18,7 @@ from grampus_uq.signals.equivalence import (
     lexical_similarity,
 )
 from grampus_uq.testing import ScriptedModel
-from tests.signals.contexts import context
+from tests.signals.contexts import QUESTION, context
 
 words = st.text("abcdefgh XYZ.,!?'-0123456789", max_size=60)
 
@@ -67,6 +68,18 @@ def test_the_negated_capital_of_the_methods_has_jaccard_86_and_is_not_the_same()
     assert lexical_similarity(yes, no) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "similarity"),
+    [
+        ("it is so", "it is never not so", 3 / 5),
+        ("it is not so", "no it is never not so", 4 / 6),
+        ("it is not so", "it is never not so", 0.0),
+    ],
+)
+def test_negations_cancel_in_pairs(first, second, similarity):
+    assert lexical_similarity(first, second) == pytest.approx(similarity)
+
+
 @given(words, words)
 def test_similarity_is_symmetric_and_in_the_unit_interval(first, second):
     similarity = lexical_similarity(first, second)
@@ -81,10 +94,12 @@ def test_every_text_is_the_same_as_itself(text):
 
 @pytest.mark.anyio
 async def test_the_early_stop_asks_for_more_likeness_than_the_clustering():
-    first, second = "alpha beta gamma delta", "alpha beta gamma epsilon zeta"  # Jaccard 3 / 6
-    lexical, unused = LexicalEquivalence(), context(None)
-    assert await lexical.same(first, second, unused)
-    assert not await lexical.same(first, second, unused, strict=True)
+    unused = context(None)
+    for lexical in (LexicalEquivalence(), LexicalEquivalence(threshold=0.5, strict_threshold=0.51)):
+        first, second = "alpha beta gamma delta", "alpha beta gamma epsilon zeta"  # Jaccard 3 / 6
+        assert await lexical.same(first, second, unused)
+        assert not await lexical.same(first, second, unused, strict=True)
+    assert await LexicalEquivalence(strict_threshold=0.5).same(first, second, unused, strict=True)
 
 
 @pytest.mark.parametrize("given", [{"threshold": 0.0}, {"strict_threshold": 1.1}])
@@ -158,8 +173,9 @@ async def test_entailment_must_hold_both_ways_and_the_second_way_is_asked_only_t
 @pytest.mark.anyio
 async def test_the_judge_is_shown_the_question():
     model = ScriptedModel("No")
-    await EntailmentEquivalence().same("Paris", "Rome", context(model))
-    assert "What is the capital of France?" in (model.calls[0].messages[0].content or "")
+    later = Message(role=Role.ASSISTANT, content="Let me think.")
+    await EntailmentEquivalence().same("Paris", "Rome", context(model, messages=(*QUESTION, later)))
+    assert "Question:\nWhat is the capital of France?\n" in (model.calls[0].messages[0].content or "")
 
 
 @pytest.mark.anyio

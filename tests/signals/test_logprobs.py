@@ -56,7 +56,7 @@ def test_an_impossible_alternative_does_not_make_a_coin_certain():
     assert entropy_confidence([token]) == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("bad", [math.nan, 0.01, 5.0, math.inf])
+@pytest.mark.parametrize("bad", [math.nan, 1.1e-3, 5.0, math.inf])
 def test_a_malformed_log_probability_makes_the_reading_missing_and_not_half_true(bad):
     broken = TokenLogprob(token="t", logprob=bad, top=(("t", bad), ("u", -1.0)))
     fine = top_logprobs({"a": 0.5, "b": 0.25})
@@ -66,7 +66,8 @@ def test_a_malformed_log_probability_makes_the_reading_missing_and_not_half_true
 
 
 def test_a_rounding_error_above_zero_is_certainty():
-    assert mean_token_probability(tokens_of([1e-6, 0.0])) == 1.0
+    assert mean_token_probability(tokens_of([1e-6, 0.0, 1e-3])) == 1.0
+    assert entropy_confidence(tokens_of([0.0], [[1e-3, -math.inf]])) == 1.0
 
 
 def test_a_token_that_cannot_be_has_probability_zero():
@@ -75,7 +76,7 @@ def test_a_token_that_cannot_be_has_probability_zero():
 
 def test_tokens_without_alternatives_do_not_count_in_the_entropy_but_do_in_the_mean():
     coin, lone = top_logprobs({"heads": 0.5, "tails": 0.5}), TokenLogprob(token="t", logprob=0.0, top=(("t", 0.0),))
-    assert entropy_confidence([coin, lone]) == pytest.approx(0.5)
+    assert entropy_confidence([lone, coin, lone]) == pytest.approx(0.5)
     assert entropy_confidence([lone]) is None
     assert mean_token_probability([coin, lone]) == pytest.approx(0.75)
 

@@ -56,7 +56,12 @@ def test_too_little_mass_on_the_two_words_is_no_reading():
     assert true_false_mass(judged(top_logprobs({"Paris": 0.9, "True": 0.02, "False": 0.02}))) is None
 
 
-@pytest.mark.parametrize("bad", [math.nan, 0.5, math.inf])
+def test_a_rounding_error_above_zero_is_certainty():
+    token = TokenLogprob(token="True", logprob=1e-3, top=(("True", 1e-3), ("False", -math.inf)))
+    assert true_false_mass(judged(token)) == 1.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, 1.1e-3, 0.5, math.inf])
 def test_a_malformed_log_probability_is_no_reading(bad):
     token = TokenLogprob(token="True", logprob=bad, top=(("True", bad), ("False", -1.0)))
     assert true_false_mass(judged(token)) is None
@@ -131,6 +136,15 @@ async def test_a_turn_without_text_is_judged_by_its_calls():
     shown = model.calls[0].messages[-1].content
     assert 'Proposed action:\npay({"eur":5,"to":"Alice"})' in shown
     assert QUESTION[0].content in shown
+
+
+@pytest.mark.anyio
+async def test_a_turn_with_text_and_calls_is_judged_as_an_answer_that_shows_both():
+    model = ScriptedModel(["True", "0.5"])
+    await read(model, said("I pay Alice.", ToolCall(name="pay", arguments={"to": "Alice"})))
+    for call in model.calls:
+        assert 'Proposed answer:\nI pay Alice.\npay({"to":"Alice"})' in call.messages[-1].content
+        assert "proposed answer above" in call.messages[-1].content
 
 
 @pytest.mark.anyio

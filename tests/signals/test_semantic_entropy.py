@@ -48,6 +48,13 @@ async def test_the_first_pair_is_drawn_together_and_so_is_the_rest():
     assert model.most_in_flight == 3
 
 
+async def test_likelihoods_are_asked_for_only_where_they_weigh():
+    _, plain = await sample(["Paris", "Paris"])
+    assert "top_logprobs" not in plain.calls[0].options
+    _, weighted = await sample(["Paris", "Paris"], SemanticEntropy(likelihood_weighted=True))
+    assert weighted.calls[0].options["top_logprobs"] == 1
+
+
 async def test_one_failed_sample_is_tolerated_and_prevents_the_early_stop():
     reading, _ = await sample(["Paris", RateLimitedError("slow down"), "Paris", "Paris", "Paris"])
     assert (reading.value, reading.samples, reading.early_stopped, reading.calls) == (1.0, 4, False, 5)
@@ -108,6 +115,8 @@ OTHER = "Dear customer, your refund was approved and will arrive within the next
         (call(items=[{"id": "a1"}]), call(items=[{"id": "a2"}]), False),
         (call(city="New York City"), call(city="New Orleans City"), False),
         (call(to="Alice", text=LETTER), call(to="Alice", text=OTHER), True),
+        (call(text="one two three four five six seven"), call(text="one two three four five six ten"), True),
+        (call(text="one two three four five six"), call(text="one two three four five ten"), False),
         (call(to="Alice"), answer("I pay Alice"), False),
     ],
 )
