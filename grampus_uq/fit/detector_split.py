@@ -1,7 +1,8 @@
 """How many successful runs set the threshold, decided from counts alone: never from what the runs look like.
 
 All failures and the successes that are left fit the statistic; the threshold set serves nothing else. With few
-successes the order statistic is coarse, so the share held out moves within [1/2, 7/10] to where it wastes least.
+successes the order statistic is coarse, so the share held out moves within [1/2, 7/10] to where it wastes least, and
+stays clear of sizes that use up delta to the last: a backtest adds noise of its own and should still bear it out.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import numpy as np
 
 from grampus_uq.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
-from grampus_uq.stats.ranks import conformal_rank, pac_rank
+from grampus_uq.stats.ranks import binomial_log_sf, conformal_rank, pac_rank
 
 LEAST_TO_CHOOSE = 20
 """With fewer fitting runs of a class nothing is learned and nothing chosen: the running minimum, untrained, is used."""
 
+_SPENT = 0.8  # share of delta that the threshold of the wished level may use up
 _FINE = 2000  # beyond this many successes half of them is fine enough, and looking for better takes time
 _NEAR_BEST = 0.97  # a threshold set this near the best realised rate is large enough; more successes are left to fit on
 
@@ -51,7 +53,7 @@ def threshold_size(successes: int, failures: int, alpha: float, delta: float | N
     """How many of the successes set the threshold; all of them when too few would be left to learn from.
 
     >>> threshold_size(118, 104, 0.1, 0.1), threshold_size(1000, 200, 0.1, 0.1), threshold_size(40, 30, 0.1, 0.1)
-    (78, 501, 40)
+    (82, 509, 40)
     """
     if failures < LEAST_TO_CHOOSE:
         return successes
@@ -59,12 +61,22 @@ def threshold_size(successes: int, failures: int, alpha: float, delta: float | N
     if successes > _FINE:
         return half
     rates = {n: realised_rate(n, alpha, delta) for n in range(half, most + 1)}
+    if delta is not None:
+        risks = {n: _risk(n, alpha, delta) for n, rate in rates.items() if rate > 0.0}
+        allowed = max(_SPENT * delta, min(risks.values(), default=0.0))
+        rates = {n: rates[n] for n, risk in risks.items() if risk <= allowed}
     best = max(rates.values(), default=0.0)
     if best == 0.0:
         size = successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta)
     else:
         size = next(n for n, rate in rates.items() if rate >= _NEAR_BEST * best)
     return size if successes - size >= LEAST_TO_CHOOSE else successes
+
+
+def _risk(n: int, alpha: float, delta: float) -> float:
+    """Probability that a threshold set by n runs is too low: at most delta, and for most n well below it."""
+    rank = pac_rank(n, alpha, delta)
+    return 1.0 if rank is None else math.exp(binomial_log_sf(n, 1.0 - alpha)[rank])
 
 
 def split(runs: DetectorRuns, alpha: float, delta: float | None, rng: np.random.Generator) -> Split:

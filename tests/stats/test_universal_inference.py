@@ -60,6 +60,16 @@ def test_the_denominator_is_the_joint_maximum_of_the_likelihood() -> None:
     assert log_e == pytest.approx(-6.0 + 2 * -0.2 + 2 * -1.8 - best, abs=1e-6)
 
 
+def test_anchors_are_set_aside_and_teach_nothing() -> None:
+    """Half of the successes are high, half low; what a(D) was learned from and D together are all of them, once."""
+    scores = np.repeat([0.1, 0.9], 40)
+    model = fit_universal(scores, [0.5], rng=np.random.default_rng(2), bins=2)
+    assert sum(model.anchors) == 20
+    learned = 40 - np.array(model.anchors)
+    expected = np.array(model.anchors) @ np.log((learned + 0.5) / (learned.sum() + 1.0))
+    assert model.log_anchor_reference == pytest.approx(expected)
+
+
 def test_before_the_first_score_the_evidence_is_at_most_one() -> None:
     model = fit_universal(np.linspace(0, 1, 50), np.linspace(0, 0.5, 20), rng=np.random.default_rng(0))
     _, log_e = universal_update(model, universal_start(model), None)
