@@ -61,12 +61,13 @@ def test_the_denominator_is_the_joint_maximum_of_the_likelihood() -> None:
 
 
 def test_anchors_are_set_aside_and_teach_nothing() -> None:
-    """Half of the successes are high, half low; what a(D) was learned from and D together are all of them, once."""
-    scores = np.repeat([0.1, 0.9], 40)
-    model = fit_universal(scores, [0.5], rng=np.random.default_rng(2), bins=2)
-    assert sum(model.anchors) == 20
-    learned = 40 - np.array(model.anchors)
-    expected = np.array(model.anchors) @ np.log((learned + 0.5) / (learned.sum() + 1.0))
+    """What a(D) was learned from and D together are all successes, each once."""
+    scores = np.random.default_rng(2).random(80)
+    model = fit_universal(scores, [0.2, 0.5], rng=np.random.default_rng(3))
+    anchors = np.array(model.anchors)
+    assert anchors.sum() == 20
+    learned = np.bincount(np.searchsorted(model.edges, scores, side="right"), minlength=len(anchors)) - anchors
+    expected = anchors @ np.log((learned + 0.5) / (learned.sum() + len(anchors) / 2))
     assert model.log_anchor_reference == pytest.approx(expected)
 
 
