@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import time
+import unicodedata
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ import anyio
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.runtime.approvals import ApprovalPolicy, ApprovalRequest, HmacSigner
@@ -72,16 +74,9 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
     for request in requests:
         what = "the answer" if request.call is None else _short(request.call.canonical(), 60)
         expires = "never" if request.expires_s is None else f"in {request.expires_s - now:.0f} s"
-        table.add_row(
-            request.id[:8],
-            request.agent_id,
-            request.session_id,
-            what,
-            request.level.value,
-            request.reason,
-            f"{now - request.created_s:.0f} s",
-            expires,
-        )
+        waits = f"{now - request.created_s:.0f} s"
+        cells = (request.agent_id, request.session_id, what, request.level.value, request.reason, waits, expires)
+        table.add_row(request.id[:8], *(Text(_plain(cell)) for cell in cells))
     Console().print(table)
 
 
@@ -96,15 +91,16 @@ def show(request_id: str, url: str, as_json: bool) -> None:
         tail = [m.model_dump(mode="json") for m in state.messages[-6:]]
         click.echo(json.dumps(_shown(request) | {"transcript_tail": tail}))
         return
-    click.echo(f"request    {request.id}\nagent      {request.agent_id}\nsession    {request.session_id}")
+    click.echo(f"request    {request.id}")
+    click.echo(f"agent      {_plain(request.agent_id)}\nsession    {_plain(request.session_id)}")
     click.echo(f"level      {request.level.value} (rule {request.rule}; {request.guarantee or 'no guarantee'})")
-    click.echo(f"why        {request.reason}")
+    click.echo(f"why        {_plain(request.reason)}")
     if request.call is not None:
-        click.echo(f"call       {request.call.name}")
+        click.echo(f"call       {_plain(request.call.name)}")
         click.echo(json.dumps(request.call.arguments, indent=2, sort_keys=True))
     click.echo("--- the end of the transcript ---")
     for message in state.messages[-6:]:
-        click.echo(f"[{message.role.value}] {_short(message.content or '', 400)}")
+        click.echo(f"[{message.role.value}] {_plain(_short(message.content or '', 400))}")
 
 
 @command.command()
@@ -189,6 +185,17 @@ def _decide(
 
 def _shown(request: ApprovalRequest) -> dict[str, Any]:
     return request.model_dump(mode="json") | {"digest": request.digest()}
+
+
+def _plain(text: str) -> str:
+    """The text without power over the terminal: what a tool or a model wrote must not repaint what a human decides on.
+
+    Control, formatting (also the bidirectional ones) and line characters are shown as escapes, on one line.
+    """
+    return "".join(
+        character if unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp") else ascii(character)[1:-1]
+        for character in text
+    )
 
 
 def _short(text: str, width: int) -> str:

@@ -11,6 +11,7 @@ import click
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import open_store
+from grampus_uq.vocabulary import AgentStatus
 
 __all__ = ["command"]
 
@@ -32,10 +33,22 @@ def command(
     async def work() -> None:
         store = open_store(url)
         try:
-            await Ledger(store).stop(agent_id, session_id, principal=principal or getpass.getuser())
+            ledger = Ledger(store)
+            if agent_id is not None and session_id is not None:
+                await _check_runs(ledger, agent_id, session_id)
+            await ledger.stop(agent_id, session_id, principal=principal or getpass.getuser())
         finally:
             await store.aclose()
 
     anyio.run(work)
     what = "all sessions" if everything else f"{agent_id}/{session_id}"
     click.echo(json.dumps({"stopped": what}) if as_json else f"Ordered {what} to stop.")
+
+
+async def _check_runs(ledger: Ledger, agent_id: str, session_id: str) -> None:
+    """Refuse an order that would reach nobody: who mistyped an id must not believe that the agent stands still."""
+    loaded = await ledger.load(agent_id, session_id)
+    if loaded is None:
+        raise click.ClickException(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
+    if loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+        raise click.ClickException(f"Session {session_id!r:.80} has ended already ({loaded[0].status.value}).")

@@ -220,7 +220,7 @@ def _within(value: JsonValue, rule: dict[str, JsonValue]) -> bool:
 
 
 def _number(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # not NaN
 
 
 class ApprovalPolicy:

@@ -16,6 +16,7 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import DataError, SessionConflictError
 from grampus_uq.records import canonical_json
+from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.store import SessionStore
 
 __all__ = ["AuditLog", "unknown_calls", "verify_audit"]
@@ -28,7 +29,7 @@ class AuditLog:
 
     def __init__(self, store: SessionStore, agent_id: str, session_id: str) -> None:
         self._store = store
-        self._log = f"audit/{agent_id}/{session_id}"
+        self._log = f"audit/{session_key(agent_id, session_id)}"
         self._length = 0
         self._last = _GENESIS
 

@@ -180,6 +180,8 @@ async def apply_expiry(hold: Hold) -> None:
     """What expired is not executed, and the model is told that it expired: neither a refusal nor leave."""
     state = hold.state
     for record in state.turn:
+        if record.child_session is not None:
+            continue  # the child's own business: of its requests one may have expired and another been approved
         if record.phase is CallPhase.WAITING and any(r.expired() and not r.unknown_outcome for r in record.requests):
             await hold.note("approval_expired", {"requests": [r.id for r in record.requests]})
             state.touched = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from grampus_uq.errors import ConfigurationError, SessionError
 from grampus_uq.records import Message
@@ -40,6 +40,8 @@ class _Checkpoint(BaseModel):
     arrived: dict[str, list[str]] = Field(default_factory=dict)
     finished: list[str] = Field(default_factory=list)
     done: dict[str, AgentState] = Field(default_factory=dict)
+    _key: str = PrivateAttr("")
+    _version: int = PrivateAttr(0)  # of this execution, not of the graph: one graph may serve several at once
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +71,6 @@ class Graph:
         self._store: SessionStore = store if store is not None else MemoryStore()
         self._nodes: dict[str, _Node] = {}
         self._entry: str | None = None
-        self._version = 0
 
     # -- building -------------------------------------------------------------------------------------------------
 
@@ -119,24 +120,32 @@ class Graph:
     # -- executing ------------------------------------------------------------------------------------------------
 
     async def execute(self, state: AgentState) -> AgentState:
-        """Run from the entry until the graph ends or a node waits for a human; returns the state."""
+        """Run from the entry until the graph ends or a node waits for a human; returns the state.
+
+        There is one checkpoint a graph id, and the latest execution owns it: an older one that still runs ends with
+        SessionConflictError at its next checkpoint. Give executions that run side by side graphs with ids of their own.
+        """
         entry = self._check()
         stored = await self._store.get("graph", self.graph_id)
-        self._version = 0 if stored is None else stored.version
-        return await self._advance(_Checkpoint(state=state.model_copy(deep=True), ready=[entry]))
+        checkpoint = _Checkpoint(state=state.model_copy(deep=True), ready=[entry])
+        checkpoint._key, checkpoint._version = self.graph_id, 0 if stored is None else stored.version
+        return await self._advance(checkpoint)
 
     async def restore_and_execute(self, graph_id: str | None = None, human_response: str | None = None) -> AgentState:
         """Go on from the last checkpoint, in this process or another; `human_response` is appended as a user's message.
 
-        Nodes that finished do not run again. Raises SessionError when there is no checkpoint.
+        Nodes that finished do not run again. What waits is passed only when the graph had come to stand there, or with
+        a `human_response`: after a crash in another branch the human is still waited for. Raises SessionError when
+        there is no checkpoint.
         """
         self._check()
         stored = await self._store.get("graph", graph_id or self.graph_id)
         if stored is None:
             raise SessionError(f"There is no checkpoint of graph {graph_id or self.graph_id!r:.80}.")
-        self._version = stored.version
         checkpoint = _Checkpoint.model_validate_json(stored.body)
-        if checkpoint.waiting:
+        checkpoint._key, checkpoint._version = stored.key, stored.version
+        stands = checkpoint.state.status is AgentStatus.WAITING_FOR_HUMAN
+        if checkpoint.waiting and (stands or human_response is not None):
             if human_response is not None:
                 checkpoint.state.messages.append(Message(role=Role.USER, content=human_response))
             checkpoint.state.status = AgentStatus.RUNNING
@@ -144,6 +153,7 @@ class Graph:
             waiting, checkpoint.waiting = checkpoint.waiting, []
             for name in waiting:
                 await self._follow(name, checkpoint, [])
+            self._release_joins(checkpoint)
         return await self._advance(checkpoint)
 
     async def _advance(self, checkpoint: _Checkpoint) -> AgentState:
@@ -194,6 +204,8 @@ class Graph:
         if any(result.status is AgentStatus.FAILED for result in results.values()):
             checkpoint.state.status = AgentStatus.FAILED
             checkpoint.ready = []
+        else:
+            self._release_joins(checkpoint)
         await self._save(checkpoint)
 
     def _escalates(self, name: str, state: AgentState) -> bool:
@@ -218,6 +230,17 @@ class Graph:
                 checkpoint.ready.append(target)
                 checkpoint.arrived[target] = []
 
+    def _release_joins(self, checkpoint: _Checkpoint) -> None:
+        """Run the joins whose missing branches have turned elsewhere or ended: nobody is left to wait for."""
+        for target, arrived in checkpoint.arrived.items():
+            if (
+                arrived
+                and target not in checkpoint.ready
+                and not self._live_sources(target, checkpoint, []) - set(arrived)
+            ):
+                checkpoint.ready.append(target)
+                checkpoint.arrived[target] = []
+
     def _live_sources(self, target: str, checkpoint: _Checkpoint, running: list[str]) -> set[str]:
         """The nodes that will still lead to `target` by a plain edge in this execution: a join waits for them."""
         sources = {name for name, node in self._nodes.items() if target in node.edges}
@@ -233,11 +256,11 @@ class Graph:
         return sources & reachable
 
     async def _save(self, checkpoint: _Checkpoint) -> None:
-        self._version = await self._store.put(
+        checkpoint._version = await self._store.put(
             "graph",
-            self.graph_id,
+            checkpoint._key,
             checkpoint.model_dump_json(),
-            expected=self._version,
+            expected=checkpoint._version,
             label=checkpoint.state.status.value,
         )
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from urllib.parse import quote
 
-from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError
+from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
 from grampus_uq.records import ToolCall
 from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Grant
 from grampus_uq.runtime.state import AgentState, PendingSession, read_state
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Document, SessionStore
 from grampus_uq.vocabulary import AgentStatus
 
 __all__ = ["Ledger", "ordered_to_stop", "session_key"]
 
 _ALL = "*"
+_SHORTEST_ID = 8
+_GRANT_TRIES = 20
+_log = logging.getLogger(__name__)
 
 
 def session_key(agent_id: str, session_id: str) -> str:
@@ -47,10 +51,23 @@ class Ledger:
         )
 
     async def pending(self, agent_id: str | None = None) -> list[PendingSession]:
-        """The sessions that wait for a human."""
+        """The sessions that wait for a human, those too whose worker died while something waited.
+
+        A session that cannot be read is logged and left out: it must not hide the others.
+        """
         prefix = "" if agent_id is None else session_key(agent_id, "")
         found = await self.store.scan("session", label=AgentStatus.WAITING_FOR_HUMAN.value, prefix=prefix)
-        states = [read_state(document.body) for document in found]
+        found += await self.store.scan("session", label=AgentStatus.RUNNING.value, prefix=prefix)
+        states = []
+        for document in found:
+            try:
+                state = read_state(document.body)
+            except StoreError as error:
+                _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
+                continue
+            left = state.status is AgentStatus.RUNNING and state.lease_until_s <= time.time() and state.pending()
+            if state.status is AgentStatus.WAITING_FOR_HUMAN or left:
+                states.append(state)
         return [
             PendingSession(
                 agent_id=state.agent_id,
@@ -62,14 +79,19 @@ class Ledger:
         ]
 
     async def find_request(self, request_id: str) -> tuple[AgentState, ApprovalRequest]:
-        """The waiting request with this id (or a unique beginning of it); raises SessionError when there is none."""
+        """The waiting request with this id, or a unique beginning of it of 8 characters or more.
+
+        A shorter one could by now mean a request that nobody was shown. Raises SessionError when there is none.
+        """
+        if len(request_id) < _SHORTEST_ID:
+            raise SessionError(f"{request_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
         matches = [
             (pending, request)
             for pending in await self.pending()
             for request in pending.requests
             if request.id.startswith(request_id) and request.child_session is None
         ]
-        if len(matches) != 1 or not request_id:
+        if len(matches) != 1:
             what = "No request" if not matches else f"{len(matches)} requests"
             raise SessionError(f"{what} that waits has an id beginning with {request_id!r:.40}.")
         pending, request = matches[0]
@@ -85,7 +107,7 @@ class Ledger:
         try:
             await self.store.put("decision", decision.request_id, decision.model_dump_json(), expected=0)
         except SessionConflictError as error:
-            if await self.decision(decision.request_id) != decision:
+            if not _same(await self.decision(decision.request_id), decision):
                 raise ApprovalError("This request was already decided: the decision is refused.") from error
 
     async def decision(self, request_id: str) -> ApprovalDecision | None:
@@ -110,24 +132,30 @@ class Ledger:
     ) -> Grant | None:
         """Use one of the grants that cover this call, counting the use; None when none does."""
         for document in await self.store.scan("grant", label=call.name):
-            content = json.loads(document.body)
-            try:
-                grant = Grant.model_validate(content["grant"])
-                policy.check_grant(grant)
-            except (ValueError, KeyError, ApprovalError):
-                continue  # a grant that cannot be trusted grants nothing
-            uses = int(content["uses"])
-            if grant.max_uses is not None and uses >= grant.max_uses:
+            found = _grant(document, policy)
+            if found is None or not found[0].covers(call, agent_id=agent_id, session_id=session_id, now_s=time.time()):
                 continue
-            if not grant.covers(call, agent_id=agent_id, session_id=session_id, now_s=time.time()):
-                continue
-            try:
-                body = json.dumps(content | {"uses": uses + 1})
-                await self.store.put("grant", document.key, body, expected=document.version, label=call.name)
-            except SessionConflictError:
-                continue  # another worker used it at this moment: the human is asked rather than the limit exceeded
-            return grant
+            if await self._count_use(document, policy):
+                return found[0]
         return None
+
+    async def _count_use(self, document: Document, policy: ApprovalPolicy) -> bool:
+        """Count one use; False when none is left, or when too many workers use the grant at this moment."""
+        newest: Document | None = document
+        for _ in range(_GRANT_TRIES):
+            found = None if newest is None else _grant(newest, policy)
+            if newest is None or found is None:
+                return False
+            grant, uses = found
+            if grant.max_uses is not None and uses >= grant.max_uses:
+                return False
+            try:
+                body = json.dumps({"grant": grant.model_dump(mode="json"), "uses": uses + 1})
+                await self.store.put("grant", newest.key, body, expected=newest.version, label=grant.tool)
+                return True
+            except SessionConflictError:
+                newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
+        return False
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
@@ -142,6 +170,23 @@ class Ledger:
     async def stops(self) -> dict[str, float]:
         """When each stop order was given, by session key; "*" is the order to all."""
         return {d.key: float(json.loads(d.body)["time_s"]) for d in await self.store.scan("stop")}
+
+
+def _same(stored: ApprovalDecision | None, decision: ApprovalDecision) -> bool:
+    """True for one and the same decision, also when it was written down anew: who and what, but not when."""
+    again = {"decided_s", "signature"}
+    return stored is not None and stored.model_dump(exclude=again) == decision.model_dump(exclude=again)
+
+
+def _grant(document: Document, policy: ApprovalPolicy) -> tuple[Grant, int] | None:
+    """A stored grant and its uses, or None: a grant that cannot be trusted grants nothing."""
+    try:
+        content = json.loads(document.body)
+        grant = Grant.model_validate(content["grant"])
+        policy.check_grant(grant)
+        return grant, int(content["uses"])
+    except (ValueError, KeyError, TypeError, ApprovalError):
+        return None
 
 
 def ordered_to_stop(stops: dict[str, float], state: AgentState) -> bool:

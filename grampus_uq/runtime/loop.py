@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.state import CallPhase, CallRecord, ExecutionResult
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
+from grampus_uq.runtime.whole_text import whole
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, UncertaintyAction, UncertaintyLevel
 
@@ -67,8 +68,12 @@ class Loop:
             execute=self._execute,
         )
 
-    async def run(self) -> AsyncIterator[RunEvent]:
+    async def run(self) -> AsyncGenerator[RunEvent, None]:
         """Yield what happens until the run ends or waits. Raises UncertaintyError on an abort."""
+        for record in self._state.turn:
+            sub_agent = self._runner.sub_agents.get(record.call.name)
+            if sub_agent is not None and record.phase is CallPhase.STARTED:
+                record.child_session = sub_agent.child_id(record, self._state)  # the parent may have died before saying
         unknown = self._turn.recover()
         for record in unknown:
             await self._hold.note("outcome_unknown", self._turn.facts(record))
@@ -136,7 +141,7 @@ class Loop:
                 )
             )
         state.current_step += 1
-        state.propose(response.content, calls, step_id)
+        state.propose(whole(response.content), calls, step_id)
         if action is UncertaintyAction.ABORT:
             await self._abort(assessment)
         if action is UncertaintyAction.PAUSE_FOR_HUMAN and assessment is not None:
@@ -297,6 +302,9 @@ def _distinct(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> lis
     for index, call in enumerate(calls):
         if not call.id or call.id in seen:
             call = call.model_copy(update={"id": f"{step_id}_call_{index}"})
+        call = call.model_copy(
+            update={"id": whole(call.id), "name": whole(call.name), "arguments": whole(call.arguments)}
+        )
         seen.add(call.id)
         distinct.append(call)
     return distinct

@@ -215,6 +215,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             "tool_calls_made": old.tool_calls_made,
             "active_s": old.active_s,
             "worker": None,
+            "claimed_s": time.time(),  # orders to stop that were given before are for the branch that is gone
             "lease_until_s": 0.0,
             "discarded": [*(call.model_copy() for call in old.discarded), *done],
             "metadata": {

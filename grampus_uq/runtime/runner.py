@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import anyio
 
 from grampus_uq.artifacts import prompt_hash, tools_hash
-from grampus_uq.errors import ApprovalError, ConfigurationError, SessionError, UncertaintyError
+from grampus_uq.errors import ConfigurationError, SessionError, StoreError, UncertaintyError
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage
@@ -24,10 +25,12 @@ from grampus_uq.runtime.state import AgentState, ExecutionResult, PendingSession
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.sub_agents import SubAgent
+from grampus_uq.runtime.whole_text import whole
 from grampus_uq.vocabulary import AgentStatus, Role, StopReason
 
 __all__ = ["AgentRunner"]
 
+_LETTING_GO = 10
 HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
 
 
@@ -108,15 +111,19 @@ class AgentRunner:
         session_id: str | None = None,
         messages: Sequence[Message] = (),
         metadata: dict[str, Any] | None = None,
-    ) -> AsyncIterator[RunEvent]:
-        """Like `run`, step by step; the last event carries the result. A step is shown only after it was judged."""
+    ) -> AsyncGenerator[RunEvent, None]:
+        """Like `run`, step by step; the last event carries the result. A step is shown only after it was judged.
+
+        Who leaves it early closes it (`async with contextlib.aclosing(...)`): then the session is free at once.
+        """
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=user_input)]
         hold = await self.take(state, version)
-        async for event in self._drive(hold, agent_def):
-            yield event
+        async with aclosing(self._drive(hold, agent_def)) as events:
+            async for event in events:
+                yield event
 
     async def resume(
         self,
@@ -145,9 +152,9 @@ class AgentRunner:
         human_response: HumanResponse = None,
         *,
         agent_def: AgentDefinition | None = None,
-    ) -> AsyncIterator[RunEvent]:
+    ) -> AsyncGenerator[RunEvent, None]:
         """Like `resume`, step by step."""
-        loaded = await self.ledger.load(agent_id, session_id)
+        loaded = await self._let_go(agent_id, session_id)
         if loaded is None:
             raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
         state, version = loaded
@@ -155,15 +162,27 @@ class AgentRunner:
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         agent = agent_def or AgentDefinition.model_validate(state.definition)
         hold = await self.take(state, version)
-        hold.session = self._session(state, agent)
         try:
+            hold.session = self._session(state, agent)
             await self._answer(hold, human_response)
-        except ApprovalError:
-            state.status = AgentStatus.WAITING_FOR_HUMAN if state.pending() else AgentStatus.IDLE
-            await hold.save()
+        except (Exception, anyio.get_cancelled_exc_class()):
+            await hold.release()
             raise
-        async for event in self._drive(hold, agent):
-            yield event
+        async with aclosing(self._drive(hold, agent)) as events:
+            async for event in events:
+                yield event
+
+    async def _let_go(self, agent_id: str, session_id: str) -> tuple[AgentState, int] | None:
+        """The stored session; one that this very process holds gets a moment to be let go of by a stream just left."""
+        loaded = await self.ledger.load(agent_id, session_id)
+        for _ in range(_LETTING_GO):
+            if loaded is None or loaded[0].status is not AgentStatus.RUNNING:
+                break
+            if not (loaded[0].worker or "").startswith(self._worker):
+                break
+            await anyio.sleep(0.01)
+            loaded = await self.ledger.load(agent_id, session_id)
+        return loaded
 
     async def _answer(self, hold: Hold, response: HumanResponse) -> None:
         for record in hold.state.turn:
@@ -171,7 +190,7 @@ class AgentRunner:
                 if request.child_session is not None:
                     await self.sub_agents[record.call.name].answer(request, response)
         if isinstance(response, str):
-            await apply_guidance(hold, response)
+            await apply_guidance(hold, whole(response))
             return
         given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
         children = {r.id for r in hold.state.pending() if r.child_session is not None}
@@ -183,13 +202,14 @@ class AgentRunner:
             if record.child_session is not None and record.requests:
                 self.sub_agents[record.call.name].wake(record)
 
-    async def _drive(self, hold: Hold, agent: AgentDefinition) -> AsyncIterator[RunEvent]:
+    async def _drive(self, hold: Hold, agent: AgentDefinition) -> AsyncGenerator[RunEvent, None]:
         """Hold the session while the loop runs, and let go of it whatever happens."""
-        if hold.session is None:
-            hold.session = self._session(hold.state, agent)
         try:
-            async for event in Loop(self, hold, agent).run():
-                yield event
+            if hold.session is None:
+                hold.session = self._session(hold.state, agent)
+            async with aclosing(Loop(self, hold, agent).run()) as events:
+                async for event in events:
+                    yield event
         except StoppedError as stopped:
             yield RunEvent(kind="stopped", result=await self._end_stopped(hold, str(stopped)))
         except UncertaintyError:
@@ -205,8 +225,11 @@ class AgentRunner:
         for record in state.turn:
             if record.phase != "settled":
                 state.settle(record, "Interrupted: the run was ordered to stop.", is_error=True)
-        await hold.note("stopped", {"why": why})
-        await hold.save()
+        try:
+            await hold.note("stopped", {"why": why})
+            await hold.save()
+        except StoreError:  # it stands still all the same; the lease runs out, and the order holds for who resumes it
+            state.metadata["store_failures"] = int(state.metadata.get("store_failures", 0)) + 1
         if hold.session is not None:
             hold.session.finish(Outcome(success=None, stop_reason=StopReason.CANCELLED, time_s=time.time()))
         return self.result(hold)

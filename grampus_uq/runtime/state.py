@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from grampus_uq.errors import StoreError
 from grampus_uq.records import Message, TokenUsage, ToolCall, canonical_json
 from grampus_uq.runtime.approvals import ApprovalRequest
+from grampus_uq.runtime.whole_text import whole
 from grampus_uq.vocabulary import AgentStatus, Effect, Role
 
 __all__ = [
@@ -148,7 +149,7 @@ class AgentState(BaseModel):
         record.requests = []
         result = Message(
             role=Role.TOOL,
-            content=text,
+            content=whole(text),
             name=record.proposed.name,
             tool_call_id=record.proposed.id,
             metadata={"is_error": True} if is_error else {},

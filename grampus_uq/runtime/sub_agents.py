@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["SUB_AGENT", "SubAgent"]
 
 SUB_AGENT = "sub_agent"
+_DEEPEST = 32
 
 
 class SubAgent:
@@ -58,8 +59,7 @@ class SubAgent:
         task = record.call.arguments.get("task")
         if not isinstance(task, str) or not task:
             return ToolResult(tool_call_id=record.call.id, output="`task` must be a non-empty text.", is_error=True)
-        child_id = f"{state.session_id}/{state.run_id[:12]}/{record.step_id}/{record.call.id}"
-        record.child_session = child_id
+        child_id = record.child_session = self.child_id(record, state)
         try:
             loaded = await self.runner.ledger.load(self.agent.name, child_id)
             if loaded is None:
@@ -77,6 +77,11 @@ class SubAgent:
         if result.status is AgentStatus.WAITING_FOR_HUMAN:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
         return self._finished_run(record, parent, result)
+
+    @staticmethod
+    def child_id(record: CallRecord, state: AgentState) -> str:
+        """The session of the child that serves this call: the same whoever asks, also after a crash."""
+        return f"{state.session_id}/{state.run_id[:12]}/{record.step_id}/{record.call.id}"
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})
@@ -103,10 +108,20 @@ class SubAgent:
         """Pass a decision on one of the child's requests down to it; raises ApprovalError when it is refused."""
         if response is None or isinstance(response, str):
             return
+        owner = self._owner(request) or self
         for decision in [response] if isinstance(response, ApprovalDecision) else response:
             if decision.request_id == request.id:
-                self.runner.approvals.check(self._own(request), decision)
-                await self.runner.ledger.decide(decision)
+                owner.runner.approvals.check(self._own(request), decision)
+                await owner.runner.ledger.decide(decision)
+
+    def _owner(self, request: ApprovalRequest, depth: int = 0) -> SubAgent | None:
+        """The agent, here or below, that asked: only its own store and its own approvers count."""
+        if request.agent_id == self.agent.name:
+            return self
+        if depth >= _DEEPEST:
+            return None
+        below = (agent._owner(request, depth + 1) for agent in self.runner.sub_agents.values())
+        return next((found for found in below if found is not None), None)
 
     @staticmethod
     def _own(request: ApprovalRequest) -> ApprovalRequest:

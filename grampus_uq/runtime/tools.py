@@ -71,7 +71,14 @@ class Tool:
             arguments[IDEMPOTENCY] = key
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**arguments)
-        return await anyio.to_thread.run_sync(functools.partial(self.function, **arguments))
+        call_boxed = functools.partial(_boxed, self.function, arguments)
+        (returned,) = await anyio.to_thread.run_sync(call_boxed)
+        return await returned if inspect.isawaitable(returned) else returned  # an async function behind a plain wrapper
+
+
+def _boxed(function: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any]:
+    """The returned value in a tuple: trio refuses to bring a bare awaitable out of a thread."""
+    return (function(**arguments),)
 
 
 def _argument_model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
@@ -147,9 +154,23 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
             duration_ms=(time.perf_counter() - started) * 1e3,
         )
     if isinstance(returned, ToolResult):
-        return returned if returned.tool_call_id == call.id else returned.model_copy(update={"tool_call_id": call.id})
-    output = getattr(returned, "output", returned)
-    return ToolResult(tool_call_id=call.id, output=output, duration_ms=(time.perf_counter() - started) * 1e3)
+        result = returned.model_copy(update={"tool_call_id": call.id}) if returned.tool_call_id != call.id else returned
+    else:
+        output = getattr(returned, "output", returned)
+        result = ToolResult(tool_call_id=call.id, output=output, duration_ms=(time.perf_counter() - started) * 1e3)
+    return _writable(result)
+
+
+def _writable(result: ToolResult) -> ToolResult:
+    """The result, or where it cannot be written as text a sentence that says so: the call ran all the same."""
+    if isinstance(result.output, str):
+        return result
+    try:
+        result.text()
+    except Exception as error:  # noqa: BLE001 (a value of the user's that cannot even be printed)
+        text = f"The call ran, but its result cannot be written as text: {type(error).__name__}"
+        return result.model_copy(update={"output": text})
+    return result
 
 
 def _executor_call(executor: Any, call: ToolCall, key: str) -> Awaitable[Any]:

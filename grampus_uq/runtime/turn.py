@@ -199,9 +199,14 @@ class Turn:
         cleared = [record for record in self._state.turn if record.phase is CallPhase.CLEARED]
         runnable = await self._announce(cleared)
         results: dict[int, ToolResult] = {}
+        failures: list[Exception] = []
 
         async def run(index: int, record: CallRecord) -> None:
-            result = await self._run_one(record)
+            try:
+                result = await self._run_one(record)
+            except Exception as error:  # noqa: BLE001 (raised below: it must not cut off siblings that are running)
+                failures.append(error)
+                return
             if result is not None:
                 results[index] = result
 
@@ -209,6 +214,8 @@ class Turn:
             async with anyio.create_task_group() as group:
                 for index, record in enumerate(runnable):
                     group.start_soon(run, index, record)
+            if failures:
+                raise failures[0]
 
         if runnable:
             await self._hold.watched(run_all)
@@ -221,6 +228,8 @@ class Turn:
             return []
         for record in cleared:
             record.phase = CallPhase.STARTED
+            if record.call.arguments != record.proposed.arguments:  # a human's: what it does was judged on the model's
+                record.effect = self._effects.resolve(record.call, self._declared(record.call.name))
         try:
             await self._hold.save()
             for record in cleared:

@@ -7,14 +7,16 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import anyio.to_thread
-
 from grampus_uq.errors import GrampusError, MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import SCHEMA_VERSION, Document
+from grampus_uq.runtime.stores._thread import StoreThread
 
 __all__ = ["PostgresStore"]
 
 Result = TypeVar("Result")
+
+# A server that vanished without a word (a partition, a power cut) is noticed within seconds, not hours.
+_GONE_AFTER = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
 
 # One entry a schema version, applied in order; a published entry is never changed.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -40,6 +42,7 @@ class PostgresStore:
         self._connect_timeout_s = connect_timeout_s
         self._connection: Any = None
         self._lock = threading.Lock()
+        self._thread = StoreThread()
 
     async def get(self, kind: str, key: str) -> Document | None:
         """The newest version of a document, or None."""
@@ -116,7 +119,7 @@ class PostgresStore:
 
     async def aclose(self) -> None:
         """Close the connection; it is opened again when needed."""
-        await anyio.to_thread.run_sync(self._close)
+        await self._thread.run(self._close)
 
     def _close(self) -> None:
         with self._lock:
@@ -125,7 +128,7 @@ class PostgresStore:
                 self._connection = None
 
     async def _run(self, work: Callable[[Any], Result]) -> Result:
-        return await anyio.to_thread.run_sync(self._transact, work)
+        return await self._thread.run(self._transact, work)
 
     def _transact(self, work: Callable[[Any], Result]) -> Result:
         psycopg = _psycopg()
@@ -142,7 +145,7 @@ class PostgresStore:
                 raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}") from error
 
     def _open(self, psycopg: Any) -> Any:
-        db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s)
+        db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s, **_GONE_AFTER)
         try:
             _migrate(db)
         except BaseException:

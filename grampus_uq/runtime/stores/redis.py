@@ -11,10 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import anyio.to_thread
-
 from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import SCHEMA_VERSION, Document
+from grampus_uq.runtime.stores._thread import StoreThread
 
 __all__ = ["RedisStore"]
 
@@ -42,6 +41,7 @@ class RedisStore:
         self._timeout_s = timeout_s
         self._client: Any = None
         self._lock = threading.Lock()
+        self._thread = StoreThread()
 
     def _document_key(self, kind: str, key: str) -> str:
         return f"{self._namespace}:doc:{kind}:{key}"
@@ -113,10 +113,10 @@ class RedisStore:
                     self._client.close()
                     self._client = None
 
-        await anyio.to_thread.run_sync(close)
+        await self._thread.run(close)
 
     async def _run(self, work: Callable[[Any], Result]) -> Result:
-        return await anyio.to_thread.run_sync(self._call, work)
+        return await self._thread.run(self._call, work)
 
     def _call(self, work: Callable[[Any], Result]) -> Result:
         try:

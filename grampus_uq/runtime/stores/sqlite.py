@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import anyio.to_thread
-
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import SCHEMA_VERSION, Document
+from grampus_uq.runtime.stores._thread import StoreThread
 
 __all__ = ["SQLiteStore"]
 
@@ -44,6 +43,7 @@ class SQLiteStore:
         self._timeout_s = timeout_s
         self._connection: sqlite3.Connection | None = None
         self._lock = threading.Lock()
+        self._thread = StoreThread()
 
     async def get(self, kind: str, key: str) -> Document | None:
         """The newest version of a document, or None."""
@@ -121,10 +121,10 @@ class SQLiteStore:
                     self._connection.close()
                     self._connection = None
 
-        await anyio.to_thread.run_sync(close)
+        await self._thread.run(close)
 
     async def _run(self, work: Callable[[sqlite3.Connection], Result], kind: str = "DEFERRED") -> Result:
-        return await anyio.to_thread.run_sync(self._transact, work, kind)
+        return await self._thread.run(self._transact, work, kind)
 
     def _transact(self, work: Callable[[sqlite3.Connection], Result], kind: str) -> Result:
         """Run in one transaction; what an IMMEDIATE one reads cannot change before it writes."""

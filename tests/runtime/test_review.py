@@ -1,0 +1,860 @@
+"""What an attack on the runtime found: each test is a way in which a user would have been hurt."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ApprovalDecision,
+    ApprovalPolicy,
+    FunctionTools,
+    Grant,
+    Graph,
+    SessionConflictError,
+    SubAgent,
+    UncertaintyMonitor,
+    human_node,
+    open_store,
+    tool,
+)
+from grampus_uq.cli.approvals import command as approvals_command
+from grampus_uq.cli.stop import command as stop_command
+from grampus_uq.errors import ApprovalError, ModelError, SessionError, StoreError
+from grampus_uq.records import ModelResponse, ToolCall, ToolResult
+from grampus_uq.runtime.approvals import ApprovalRequest
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.effects import ToolEffects
+from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.state import AgentState, CallPhase, CallRecord
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.stores.sqlite import SQLiteStore
+from grampus_uq.runtime.tools import call_executor
+from grampus_uq.testing import ScriptedModel, answer
+from grampus_uq.vocabulary import AgentStatus, Effect, UncertaintyLevel
+from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner, scripted
+
+pytestmark = pytest.mark.anyio
+BOSS = AgentDefinition(name="boss", model="scripted", system_prompt="You lead.")
+
+
+def call(name: str, call_id: str = "c", **arguments: Any) -> ToolCall:
+    return ToolCall(id=call_id, name=name, arguments=arguments)
+
+
+def with_tools(
+    *tools: Any, turns: Sequence[ModelResponse | str], store: Any, p_true: float = 0.99, **given: Any
+) -> AgentRunner:
+    return AgentRunner(
+        scripted(turns, p_true), FunctionTools(*tools), uncertainty_monitor=UncertaintyMonitor(), store=store, **given
+    )
+
+
+async def stored(store: Any, agent: str, session: str) -> AgentState:
+    loaded = await Ledger(store).load(agent, session)
+    assert loaded is not None
+    return loaded[0]
+
+
+# -- holding a session ------------------------------------------------------------------------------------------------
+
+
+async def test_a_second_resume_in_the_same_runner_does_not_take_a_running_session_over() -> None:
+    started, let_go, ran = anyio.Event(), anyio.Event(), []
+
+    @tool(effect=Effect.REVERSIBLE)
+    async def book() -> str:
+        started.set()
+        await let_go.wait()
+        ran.append(1)
+        return "booked"
+
+    store = MemoryStore()
+    one = with_tools(book, turns=[answer("Book.", tool_calls=[call("book")]), "Done."], store=store)
+    ended = []
+
+    async def first() -> None:
+        ended.append(await one.run(AGENT, "x", session_id="s"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(first)
+        await started.wait()
+        with pytest.raises(SessionConflictError):
+            await one.resume("mailer", "s")
+        let_go.set()
+    assert ended[0].status is AgentStatus.COMPLETED
+    assert ran == [1]
+
+
+async def test_a_stream_that_is_closed_lets_its_session_go_before_close_returns() -> None:
+    world, store = World(), MemoryStore()
+    one = runner(world, store=store)
+    async with contextlib.aclosing(one.stream(AGENT, "mail bob", session_id="s")) as events:
+        async for _ in events:
+            break
+    assert (await stored(store, "mailer", "s")).status is AgentStatus.IDLE
+    assert (await runner(world, store=store).resume("mailer", "s")).status is AgentStatus.WAITING_FOR_HUMAN
+
+
+async def test_a_run_cancelled_while_another_call_waits_stays_among_what_waits() -> None:
+    started = anyio.Event()
+    world, store = World(), MemoryStore()
+
+    @tool(effect=Effect.READ)
+    async def slow() -> str:
+        started.set()
+        await anyio.sleep(60)
+        return "never"
+
+    @tool(effect=Effect.IRREVERSIBLE)
+    def pay() -> str:
+        world.sent.append(("pay", ""))
+        return "paid"
+
+    turns: list[ModelResponse | str] = [answer("Both.", tool_calls=[call("slow", "a"), call("pay", "b")]), "Done."]
+    one = with_tools(slow, pay, turns=turns, store=store, p_true=0.62)
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: one.run(AGENT, "x", session_id="s"))
+        await started.wait()
+        group.cancel_scope.cancel()
+    (waiting,) = await one.list_pending_sessions("mailer")
+    assert [r.call.name for r in waiting.requests if r.call] == ["pay"]
+
+
+async def test_what_waits_is_listed_also_when_the_worker_that_took_it_up_died() -> None:
+    world, store = World(), MemoryStore()
+    one = runner(world, store=store)
+    await one.run(AGENT, "mail bob", session_id="s")
+    state = await stored(store, "mailer", "s")
+    loaded = await one.ledger.load("mailer", "s")
+    assert loaded is not None
+    state, version = loaded
+    state.status, state.worker, state.lease_until_s = AgentStatus.RUNNING, "dead", time.time() + 60
+    version = await one.ledger.save(state, version)
+    assert await one.list_pending_sessions() == []  # its worker is alive as far as anybody knows
+    state.lease_until_s = time.time() - 1
+    await one.ledger.save(state, version)
+    assert [p.session_id for p in await one.list_pending_sessions()] == ["s"]
+
+
+async def test_one_unreadable_session_does_not_hide_the_others_that_wait() -> None:
+    world, store = World(), MemoryStore()
+    one = runner(world, store=store)
+    await one.run(AGENT, "mail bob", session_id="s")
+    await store.put("session", "mailer/newer", '{"v": 99}', expected=0, label="waiting_for_human")
+    assert [p.session_id for p in await one.list_pending_sessions()] == ["s"]
+
+
+class _LosesAnswers(MemoryStore):
+    """Writes, and then says that it failed: the connection broke after the commit."""
+
+    lose = False
+
+    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
+        version = await super().put(kind, key, body, expected=expected, label=label)
+        if self.lose and kind == "session":
+            self.lose = False
+            raise StoreError("the connection broke")
+        return version
+
+
+async def test_a_write_whose_answer_was_lost_does_not_end_the_run_as_taken_over() -> None:
+    store = _LosesAnswers()
+
+    @tool(effect=Effect.REVERSIBLE)
+    def book() -> str:
+        store.lose = True
+        return "booked"
+
+    one = with_tools(book, turns=[answer("Book.", tool_calls=[call("book")]), "Done."], store=store)
+    assert (await one.run(AGENT, "x", session_id="s")).status is AgentStatus.COMPLETED
+    assert (await stored(store, "mailer", "s")).status is AgentStatus.COMPLETED
+
+
+async def test_losing_the_session_while_a_tool_runs_is_one_plain_error() -> None:
+    store = MemoryStore()
+
+    @tool(effect=Effect.REVERSIBLE)
+    async def stolen() -> str:
+        loaded = await Ledger(store).load("mailer", "s")
+        assert loaded is not None
+        loaded[0].worker = "another"
+        await Ledger(store).save(*loaded)
+        return "done"
+
+    one = with_tools(stolen, turns=[answer("Go.", tool_calls=[call("stolen")]), "Done."], store=store)
+    with pytest.raises(SessionConflictError):
+        await one.run(AGENT, "x", session_id="s")
+    assert (await stored(store, "mailer", "s")).worker == "another"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_task_cancelled_by_asyncio_in_the_middle_of_a_write_still_gives_the_session_back(
+    tmp_path: Path,
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    class Slow(SQLiteStore):
+        armed = False
+
+        def _transact(self, work: Any, kind: str) -> Any:
+            result = super()._transact(work, kind)
+            if self.armed and kind == "IMMEDIATE":
+                self.armed = False
+                writing.set()
+                assert go_on.wait(10)
+            return result
+
+    store = Slow(tmp_path / "s.db")
+
+    @tool(effect=Effect.READ)
+    def find() -> str:
+        store.armed = True
+        return "found"
+
+    one = with_tools(find, turns=[answer("Look.", tool_calls=[call("find")]), "Done."], store=store)
+    task = asyncio.create_task(one.run(AGENT, "x", session_id="s"))
+    await anyio.to_thread.run_sync(writing.wait)
+    task.cancel()
+    await asyncio.sleep(0.05)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await stored(store, "mailer", "s")).status is AgentStatus.IDLE
+    await store.aclose()
+
+
+async def test_an_error_while_an_answer_is_applied_gives_the_session_back() -> None:
+    world = World()
+
+    class Breaks(MemoryStore):
+        broken = False
+
+        async def get(self, kind: str, key: str) -> Any:
+            if self.broken and kind == "decision":
+                raise StoreError("down")
+            return await super().get(kind, key)
+
+    store = Breaks()
+    await runner(world, store=store).run(AGENT, "mail bob", session_id="s")
+    store.broken = True
+    with pytest.raises(StoreError):
+        await runner(world, store=store).resume("mailer", "s")
+    assert (await stored(store, "mailer", "s")).status is AgentStatus.WAITING_FOR_HUMAN
+
+
+# -- calls and results ------------------------------------------------------------------------------------------------
+
+
+async def test_half_a_character_in_a_call_or_a_result_breaks_nothing(tmp_path: Path) -> None:
+    got = []
+
+    @tool(effect=Effect.IRREVERSIBLE)
+    def say(text: str) -> str:
+        got.append(text)
+        return "said \ud83d"
+
+    turns: list[ModelResponse | str] = [answer("Say.", tool_calls=[call("say", text="hi \ud83d")]), "Done."]
+    store = SQLiteStore(tmp_path / "s.db")
+    one = with_tools(say, turns=turns, store=store, p_true=0.62)
+    result = await one.run(AGENT, "x", session_id="s")
+    (request,) = result.pending
+    result = await one.resume("mailer", "s", request.decide("approve", principal="ann"))
+    assert result.status is AgentStatus.COMPLETED
+    assert got == ["hi \ufffd"]
+    await store.aclose()
+
+
+async def test_a_failing_sub_agent_does_not_cut_off_a_sibling_call_and_raises_its_own_error() -> None:
+    done = []
+    failed = anyio.Event()
+
+    @tool(effect=Effect.REVERSIBLE)
+    async def book() -> str:
+        await failed.wait()
+        await anyio.sleep(0.05)
+        done.append(1)
+        return "booked"
+
+    class Failing:
+        async def complete(self, **_: Any) -> ModelResponse:
+            failed.set()
+            raise ModelError("the child's model is down")
+
+    store = MemoryStore()
+    child = AgentRunner(Failing(), FunctionTools(), uncertainty_monitor=UncertaintyMonitor(), store=store)
+    turns: list[ModelResponse | str] = [
+        answer("Both.", tool_calls=[call("book", "a"), call("mailer", "b", task="mail")]),
+        "Done.",
+    ]
+    one = with_tools(book, turns=turns, store=store, sub_agents=[SubAgent(child, AGENT)])
+    with pytest.raises(ModelError, match="child"):
+        await one.run(BOSS, "x", session_id="p")
+    assert done == [1]
+    phases = {r.call.id: r.phase for r in (await stored(store, "boss", "p")).turn}
+    assert phases["a"] is CallPhase.SETTLED
+
+
+async def test_an_async_function_behind_a_plain_decorator_really_runs() -> None:
+    ran = []
+
+    def logged(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(**arguments: Any) -> Any:
+            return function(**arguments)
+
+        return wrapper
+
+    @logged
+    async def book(day: str) -> str:
+        ran.append(day)
+        return f"booked {day}"
+
+    result = await call_executor(FunctionTools(book), call("book", day="monday"), "k")
+    assert (result.output, ran) == ("booked monday", ["monday"])
+
+
+async def test_a_result_that_cannot_be_printed_is_told_to_the_model_and_the_call_counts_as_run() -> None:
+    class Hostile:
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+        __repr__ = __str__
+
+    class Executor:
+        async def execute(self, call: ToolCall) -> ToolResult:
+            return ToolResult(tool_call_id=call.id, output=Hostile())
+
+    one = AgentRunner(
+        scripted([answer("Go.", tool_calls=[call("odd")]), "Done."], 0.99),
+        Executor(),
+        uncertainty_monitor=UncertaintyMonitor(),
+    )
+    result = await one.run(AGENT, "x")
+    assert result.status is AgentStatus.COMPLETED
+    assert any("cannot be written as text" in (m.content or "") for m in result.messages)
+
+
+async def test_edited_arguments_are_judged_for_what_they_do() -> None:
+    """A call edited into a dangerous one must not count as a harmless read that a crash may repeat."""
+    seen: list[Effect] = []
+    store = MemoryStore()
+
+    @tool(effect=Effect.READ)
+    async def query(sql: str) -> str:
+        seen.extend(r.effect for r in (await stored(store, "mailer", "s")).turn)
+        return "ok"
+
+    def writes(proposed: ToolCall) -> Effect | None:
+        return Effect.IRREVERSIBLE if "DELETE" in str(proposed.arguments["sql"]) else None
+
+    one = AgentRunner(
+        scripted([answer("Look.", tool_calls=[call("query", sql="SELECT 1")]), "Done."], 0.3),
+        FunctionTools(query),
+        uncertainty_monitor=UncertaintyMonitor(),
+        store=store,
+        effects=ToolEffects(predicates={"query": writes}),
+    )
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+    await one.resume("mailer", "s", request.decide("edit", principal="ann", arguments={"sql": "DELETE FROM t"}))
+    assert seen == [Effect.IRREVERSIBLE]
+
+
+# -- decisions and grants ---------------------------------------------------------------------------------------------
+
+
+async def test_approving_again_after_a_worker_died_before_acting_on_it_is_the_same_decision() -> None:
+    world, store = World(), MemoryStore()
+    (request,) = (await runner(world, store=store).run(AGENT, "mail bob", session_id="s")).pending
+    await Ledger(store).decide(request.decide("approve", principal="ann"))  # and then the worker died
+    with pytest.raises(ApprovalError, match="already decided"):
+        await runner(world, store=store).resume("mailer", "s", request.decide("reject", principal="ann"))
+    again = request.decide("approve", principal="ann")
+    assert (await runner(world, store=store).resume("mailer", "s", again)).status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+
+
+async def test_a_grant_without_a_limit_serves_all_who_use_it_at_once_and_one_with_a_limit_exactly_so_many() -> None:
+    class Yielding(MemoryStore):
+        async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> Any:
+            found = await super().scan(kind, label=label, prefix=prefix)
+            await anyio.lowlevel.checkpoint()
+            return found
+
+    for uses, served in ((None, 10), (7, 7)):
+        ledger = Ledger(Yielding())
+        used: list[Grant | None] = []
+        await ledger.grant(Grant(tool="t", principal="ann", expires_s=time.time() + 60, max_uses=uses))
+
+        async def use(ledger: Ledger = ledger, used: list[Grant | None] = used) -> None:
+            used.append(await ledger.use_grant(call("t"), agent_id="a", session_id="s", policy=ApprovalPolicy()))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(use)
+        assert sum(grant is not None for grant in used) == served
+
+
+async def test_a_broken_grant_in_the_store_grants_nothing_and_stops_nothing() -> None:
+    store = MemoryStore()
+    for number, body in enumerate(("[]", "{}", "no json", '{"grant": 1, "uses": 0}', '{"grant": {}, "uses": "x"}')):
+        await store.put("grant", f"{number}", body, expected=0, label="t")
+    good = Grant(id="zz", tool="t", principal="ann", expires_s=time.time() + 60)
+    await Ledger(store).grant(good)
+    found = await Ledger(store).use_grant(call("t"), agent_id="a", session_id="s", policy=ApprovalPolicy())
+    assert found == good
+
+
+@pytest.mark.parametrize("amount", [float("nan"), "1", True, None, [1], {"a": 1}])
+def test_only_a_number_is_within_a_limit(amount: Any) -> None:
+    grant = Grant(tool="pay", limits={"amount": {"max": 50}}, principal="ann", expires_s=time.time() + 60)
+    proposed = ToolCall.model_construct(id="c", name="pay", arguments={"amount": amount})
+    assert not grant.covers(proposed, agent_id="a", session_id="s", now_s=time.time())
+
+
+# -- sub-agents -------------------------------------------------------------------------------------------------------
+
+
+def nest(world: World, **innermost: Any) -> AgentRunner:
+    """Boss over lead over mailer, each with a store in its own memory."""
+    mailer = runner(world, **innermost)
+    lead = AgentDefinition(name="lead", model="scripted", system_prompt="You lead.")
+    middle = with_tools(
+        turns=[answer("Down.", tool_calls=[call("mailer", task="mail bob")]), "Mailed."],
+        store=MemoryStore(),
+        sub_agents=[SubAgent(mailer, AGENT)],
+    )
+    return with_tools(
+        turns=[answer("Down.", tool_calls=[call("lead", task="have bob mailed")]), "All done."],
+        store=MemoryStore(),
+        sub_agents=[SubAgent(middle, lead)],
+    )
+
+
+async def test_a_decision_reaches_an_agent_nested_twice_in_its_own_store() -> None:
+    world = World()
+    top = nest(world)
+    (request,) = (await top.run(BOSS, "x", session_id="p")).pending
+    result = await top.resume("boss", "p", request.decide("approve", principal="ann"))
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+
+
+async def test_only_the_nested_agents_own_approvers_may_decide_for_it() -> None:
+    world = World()
+    top = nest(world, approvals=ApprovalPolicy(approvers={"ann"}))
+    (request,) = (await top.run(BOSS, "x", session_id="p")).pending
+    with pytest.raises(ApprovalError, match="approvers"):
+        await top.resume("boss", "p", request.decide("approve", principal="eve"))
+    assert world.sent == []
+    result = await top.resume("boss", "p", request.decide("approve", principal="ann"))
+    assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
+
+
+async def test_of_a_childs_two_requests_the_approved_one_runs_though_the_other_expired() -> None:
+    world, store = World(), MemoryStore()
+    turns = [answer("Two.", tool_calls=[mail("a", "bob"), mail("b", "eve")]), answer("Done.")]
+    child = runner(world, turns, store=store, approvals=ApprovalPolicy(expires_s=60.0))
+    top = with_tools(
+        turns=[answer("Down.", tool_calls=[call("mailer", task="mail both")]), "All done."],
+        store=store,
+        sub_agents=[SubAgent(child, AGENT)],
+    )
+    to_bob, to_eve = (await top.run(BOSS, "x", session_id="p")).pending
+    await Ledger(store).decide(to_bob.decide("approve", principal="ann"))
+    for agent, session in (("mailer", to_bob.session_id), ("boss", "p")):  # an hour later
+        loaded = await Ledger(store).load(agent, session)
+        assert loaded is not None
+        state, version = loaded
+        for record in state.turn:
+            record.requests = [
+                r.model_copy(update={"expires_s": time.time() - 1.0}) if r.id == to_eve.id else r
+                for r in record.requests
+            ]
+        await Ledger(store).save(state, version)
+    result = await top.resume("boss", "p")
+    assert result.status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
+    assert (await stored(store, "mailer", to_bob.session_id)).status is AgentStatus.COMPLETED
+
+
+async def test_a_parent_killed_while_its_child_ran_asks_nobody_and_goes_on_with_the_child() -> None:
+    world, store = World(), MemoryStore()
+    child = runner(world, [answer("Look.", tool_calls=[look("a", "bob")]), answer("Found.")], p_true=0.99, store=store)
+    top = with_tools(
+        turns=[answer("Down.", tool_calls=[call("mailer", task="find bob")]), "All done."],
+        store=store,
+        sub_agents=[SubAgent(child, AGENT)],
+    )
+
+    async def killed(*_: Any) -> Any:
+        loaded = await Ledger(store).load("boss", "p")
+        assert loaded is not None
+        at_death.append(loaded[0].model_copy(deep=True))
+        return ToolResult(tool_call_id="c", output="lost")
+
+    at_death: list[AgentState] = []
+    top.sub_agents["mailer"].execute = killed  # type: ignore[method-assign,assignment]  # only to see what a kill would leave
+    await top.run(BOSS, "x", session_id="p")
+    del top.sub_agents["mailer"].execute
+    left = at_death[0]
+    assert left.turn[0].phase is CallPhase.STARTED
+    left.lease_until_s = 0.0
+    loaded = await Ledger(store).load("boss", "p")
+    assert loaded is not None
+    await Ledger(store).save(left, loaded[1])
+    result = await top.resume("boss", "p")
+    assert result.status is AgentStatus.COMPLETED
+    assert world.searched == ["bob"]
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+async def test_sessions_whose_ids_contain_slashes_have_audits_of_their_own() -> None:
+    store = MemoryStore()
+    await AuditLog(store, "a", "b/c").append("one", {})
+    await AuditLog(store, "a/b", "c").append("two", {})
+    assert [e["what"] for e in await AuditLog(store, "a", "b/c").entries()] == ["one"]
+
+
+async def test_twenty_appenders_at_once_make_one_unbroken_chain(tmp_path: Path) -> None:
+    stores = [SQLiteStore(tmp_path / "s.db") for _ in range(2)]
+
+    async def append(number: int) -> None:
+        await AuditLog(stores[number % 2], "a", "s").append("entry", {"number": number})
+
+    async with anyio.create_task_group() as group:
+        for number in range(20):
+            group.start_soon(append, number)
+    entries = await AuditLog(stores[0], "a", "s").entries()
+    assert sorted(e["data"]["number"] for e in entries) == list(range(20))
+    for store in stores:
+        await store.aclose()
+
+
+# -- graph ------------------------------------------------------------------------------------------------------------
+
+
+def noting(name: str, ran: list[str]) -> Any:
+    async def handler(state: AgentState) -> AgentState:
+        ran.append(name)
+        return state
+
+    return handler
+
+
+def fresh() -> AgentState:
+    return AgentState(agent_id="a", session_id="s")
+
+
+@pytest.mark.parametrize(("said", "expected"), [("away", []), ("on", ["x"])])
+async def test_a_join_runs_once_also_when_a_branch_turns_elsewhere(said: str, expected: list[str]) -> None:
+    ran: list[str] = []
+    graph = Graph(graph_id="g")
+    for name in ("start", "short", "long", "fork", "x", "join"):
+        graph.add_node(name, noting(name, ran))
+    graph.add_edge("start", "short").add_edge("start", "long")
+    graph.add_edge("short", "join").add_edge("long", "fork").add_edge("x", "join")
+    graph.add_conditional_edge("fork", lambda state: said, {"on": "x", "away": None})
+    result = await graph.execute(fresh())
+    assert result.status is AgentStatus.COMPLETED
+    assert sorted(ran) == sorted(["start", "short", "long", "fork", *expected, "join"])
+    assert ran[-1] == "join"
+
+
+async def test_a_crash_in_another_branch_does_not_answer_for_the_human() -> None:
+    store, ran, crash = MemoryStore(), [], [True]
+
+    async def breaks(state: AgentState) -> AgentState:
+        if crash.pop():
+            raise RuntimeError("killed")
+        ran.append("second")
+        return state
+
+    def build() -> Graph:
+        graph = Graph(graph_id="g", store=store)
+        graph.add_node("start", noting("start", ran), entry=True).add_node("human", human_node("May I?"))
+        graph.add_node("first", noting("first", ran)).add_node("second", breaks).add_node("pay", noting("pay", ran))
+        graph.add_edge("start", "human").add_edge("start", "first")
+        return graph.add_edge("first", "second").add_edge("human", "pay")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        await build().execute(fresh())
+    crash.append(False)
+    state = await build().restore_and_execute("g")
+    assert state.status is AgentStatus.WAITING_FOR_HUMAN
+    assert ran == ["start", "first", "second"]
+    assert (await build().restore_and_execute("g")).status is AgentStatus.COMPLETED
+    assert ran == ["start", "first", "second", "pay"]
+
+
+async def test_two_executions_of_one_graph_object_do_not_write_over_each_other() -> None:
+    reached, go_on, ran = anyio.Event(), anyio.Event(), []
+
+    async def slow(state: AgentState) -> AgentState:
+        if state.session_id == "one":
+            reached.set()
+            await go_on.wait()
+        ran.append(state.session_id)
+        return state
+
+    graph = Graph(graph_id="g")
+    graph.add_node("slow", slow).add_node("human", human_node("May I?")).add_edge("slow", "human")
+
+    async def first() -> None:
+        with pytest.raises(SessionConflictError):
+            await graph.execute(AgentState(agent_id="a", session_id="one"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(first)
+        await reached.wait()
+        await graph.execute(AgentState(agent_id="a", session_id="two"))
+        go_on.set()
+    assert (await graph.restore_and_execute()).session_id == "two"
+
+
+async def test_a_checkpoint_of_another_graph_id_is_gone_on_with_under_that_id() -> None:
+    store = MemoryStore()
+    ran: list[str] = []
+
+    def build(graph_id: str) -> Graph:
+        graph = Graph(graph_id=graph_id, store=store)
+        graph.add_node("human", human_node("May I?")).add_node("pay", noting("pay", ran))
+        return graph.add_edge("human", "pay")
+
+    await build("order-17").execute(fresh())
+    assert (await build("orders").restore_and_execute("order-17")).status is AgentStatus.COMPLETED
+    assert (await build("order-17").restore_and_execute()).status is AgentStatus.COMPLETED
+    assert ran == ["pay"]
+
+
+# -- stores -----------------------------------------------------------------------------------------------------------
+
+
+async def test_tools_that_occupy_every_worker_thread_do_not_keep_the_store_from_writing(tmp_path: Path) -> None:
+    store, written = SQLiteStore(tmp_path / "s.db"), threading.Event()
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    outcome: list[bool] = []
+
+    async def occupy() -> None:
+        outcome.append(await anyio.to_thread.run_sync(written.wait, 5.0))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(int(limiter.total_tokens)):
+            group.start_soon(occupy)
+        await anyio.wait_all_tasks_blocked()
+        assert limiter.available_tokens == 0
+        await store.put("d", "k", "{}", expected=0)
+        written.set()
+    assert all(outcome)
+    await store.aclose()
+
+
+async def test_a_store_serves_one_event_loop_after_another(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "s.db")
+
+    async def write(backend: str) -> None:
+        await store.put("d", backend, "{}", expected=0)
+
+    def in_other_loop(backend: str) -> None:
+        anyio.run(write, backend, backend=backend)
+
+    for backend in ("asyncio", "trio"):
+        await anyio.to_thread.run_sync(in_other_loop, backend)
+    assert [d.key for d in await store.scan("d")] == ["asyncio", "trio"]
+    await store.aclose()
+
+
+WRITERS = """
+import sys, anyio
+from grampus_uq import open_store
+from grampus_uq.errors import SessionConflictError
+
+async def main(url, name):
+    store = open_store(url)
+    for number in range(25):
+        await store.put("own", f"{name}/{number}", "{}", expected=0)
+        while True:
+            found = await store.get("shared", "counter")
+            version, count = (0, 0) if found is None else (found.version, int(found.body))
+            try:
+                await store.put("shared", "counter", str(count + 1), expected=version)
+                break
+            except SessionConflictError:
+                continue
+    await store.aclose()
+
+anyio.run(main, *sys.argv[1:])
+"""
+
+
+def test_four_processes_on_one_new_sqlite_file_lose_no_update_and_meet_no_lock(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WRITERS, url, str(n)], stderr=subprocess.PIPE, text=True)
+        for n in range(4)
+    ]
+    for worker in workers:
+        _, said = worker.communicate(timeout=120)
+        assert worker.returncode == 0, said
+
+    async def read() -> tuple[str, int]:
+        store = open_store(url)
+        found = await store.get("shared", "counter")
+        own = await store.scan("own")
+        await store.aclose()
+        assert found is not None
+        return found.body, len(own)
+
+    assert anyio.run(read) == ("100", 100)
+
+
+# -- command line -----------------------------------------------------------------------------------------------------
+
+
+def waiting_store(tmp_path: Path, proposed: ToolCall, reason: str) -> tuple[str, ApprovalRequest]:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    request = ApprovalRequest(
+        agent_id="mailer", session_id="s", step_id="llm_0", call=proposed, level=UncertaintyLevel.HIGH, rule="r",
+        reason=reason,
+    )  # fmt: skip
+    state = AgentState(agent_id="mailer", session_id="s", status=AgentStatus.WAITING_FOR_HUMAN)
+    state.propose(reason, [proposed], "llm_0")
+    state.turn = [
+        CallRecord(proposed=proposed, call=proposed, step_id="llm_0", phase=CallPhase.WAITING, requests=[request])
+    ]
+
+    async def write() -> None:
+        store = open_store(url)
+        await Ledger(store).save(state, 0)
+        await store.aclose()
+
+    anyio.run(write)
+    return url, request
+
+
+def test_what_an_agent_wrote_can_neither_repaint_the_terminal_nor_break_the_list(tmp_path: Path) -> None:
+    hostile = "[/nothing] [conceal]\x1b[2J\x1b[1;1Hcall send_email\rsafe\u202egnp"
+    url, request = waiting_store(tmp_path, call(f"pay{hostile}", to=hostile), hostile)
+    for arguments in (["list"], ["show", request.id]):
+        result = CliRunner().invoke(approvals_command, [*arguments, "--store", url], env={"COLUMNS": "400"})
+        assert result.exit_code == 0, result.output
+        assert "[conceal]" in result.output.replace("\n", "")
+        assert not set("\x1b\r\u202e") & set(result.output)
+
+
+def test_an_id_too_short_to_have_been_read_from_a_list_decides_nothing(tmp_path: Path) -> None:
+    url, request = waiting_store(tmp_path, mail("a", "bob"), "why")
+    result = CliRunner().invoke(approvals_command, ["approve", request.id[:7], "--store", url])
+    assert isinstance(result.exception, SessionError)
+    assert "too short" in str(result.exception)
+    assert CliRunner().invoke(approvals_command, ["approve", request.id[:8], "--store", url]).exit_code == 0
+
+
+def test_an_order_to_stop_a_session_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    url, _ = waiting_store(tmp_path, mail("a", "bob"), "why")
+    assert CliRunner().invoke(stop_command, ["mailer", "s", "--store", url]).exit_code == 0
+    result = CliRunner().invoke(stop_command, ["mailer", "typo", "--store", url])
+    assert result.exit_code == 1
+    assert "There is no session 'typo'" in result.output
+
+
+async def test_a_paused_session_that_was_ordered_to_stop_runs_nothing_when_it_is_approved_later() -> None:
+    world, store = World(), MemoryStore()
+    one = runner(world, store=store)
+    (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
+    await one.stop("mailer", "s", principal="ann")
+    result = await one.resume("mailer", "s", request.decide("approve", principal="bob"))
+    assert result.status is AgentStatus.FAILED
+    assert world.sent == []
+    assert set(results_by_call(result.messages).values()) == {1}
+    assert (await one.run(AGENT, "mail bob", session_id="s")).status is AgentStatus.WAITING_FOR_HUMAN  # a new run
+
+
+# -- endings ----------------------------------------------------------------------------------------------------------
+
+
+async def test_signatures_hold_after_a_decision_went_through_a_store_whatever_its_numbers() -> None:
+    request = ApprovalRequest(
+        agent_id="a", session_id="s", step_id="x", call=call("t", x=0.1 + 0.2, y=2**70, z=[1e-320, -0.0, 1e22]),
+        level=UncertaintyLevel.HIGH, rule="r",
+    )  # fmt: skip
+    again = ApprovalRequest.model_validate_json(request.model_dump_json())
+    assert again.digest() == request.digest()
+    decision = request.decide("edit", principal="ann", arguments={"x": 1e16, "y": 5e-324, "z": 10**30})
+    assert ApprovalDecision.model_validate_json(decision.model_dump_json()).signed_text() == decision.signed_text()
+
+
+async def test_a_thousand_waiting_sessions_are_listed_and_one_of_them_found() -> None:
+    world, store = World(), MemoryStore()
+    one = runner(world, store=store)
+    (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
+    body = json.loads((await stored(store, "mailer", "s")).model_dump_json())
+    for number in range(999):
+        other = {**body, "session_id": f"n{number}"}
+        for record in other["turn"]:
+            for waiting in record["requests"]:
+                waiting["id"] = f"{number:032x}"
+        text = json.dumps(other)
+        await store.put("session", session_key("mailer", f"n{number}"), text, expected=0, label="waiting_for_human")
+    assert len(await one.list_pending_sessions("mailer")) == 1000
+    assert (await one.ledger.find_request(request.id))[1].id == request.id
+
+
+async def test_the_store_failing_on_a_stop_order_still_reports_and_lets_go() -> None:
+    started = anyio.Event()
+
+    class Failing(MemoryStore):
+        down = False
+
+        async def append(self, log: str, body: str, *, expected: int) -> None:
+            if self.down:
+                raise StoreError("down")
+            await super().append(log, body, expected=expected)
+
+    @tool(effect=Effect.READ)
+    async def hang() -> str:
+        started.set()
+        await anyio.sleep(60)
+        return "never"
+
+    store = Failing()
+    one = with_tools(hang, turns=[answer("Hang.", tool_calls=[call("hang")])], store=store)
+    ended = []
+
+    async def run() -> None:
+        ended.append(await one.run(AGENT, "x", session_id="s"))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await started.wait()
+        store.down = True
+        await one.stop("mailer", "s")
+    assert ended[0].status is AgentStatus.FAILED
+    assert ended[0].metadata["stop_reason"] == "cancelled"
+
+
+def test_a_stream_that_never_started_can_be_closed() -> None:
+    async def main() -> None:
+        one = AgentRunner(ScriptedModel([]), FunctionTools())
+        await one.stream(AGENT, "x").aclose()
+
+    anyio.run(main)
