@@ -49,19 +49,32 @@ async def take_decisions(
                 await hold.save()
             raise
     for decision in given:
-        await ledger.decide(decision)
-    valid = []
-    for request in waiting.values():
         try:
-            stored = await ledger.decision(request.id)
-            if stored is not None:
-                if stored not in given:
-                    policy.check(request, stored, now_s=stored.decided_s)
-                valid.append((request, stored))
-        except ApprovalError as refusal:
-            await hold.note("decision_refused", {"request": request.id, "why": str(refusal)})
-            _ask_again(hold, request, policy)
-    return valid
+            await ledger.decide(decision)
+        except ApprovalError:  # a stored one that does not hold must not block the request for ever
+            await _stored(hold, ledger, policy, waiting[decision.request_id], given)
+            raise
+    found = [(request, await _stored(hold, ledger, policy, request, given)) for request in waiting.values()]
+    return [(request, decision) for request, decision in found if decision is not None]
+
+
+async def _stored(
+    hold: Hold,
+    ledger: Ledger,
+    policy: ApprovalPolicy,
+    request: ApprovalRequest,
+    given: Sequence[ApprovalDecision],
+) -> ApprovalDecision | None:
+    """The stored decision on a request if it holds; one that does not is refused, and the request asked again."""
+    try:
+        stored = await ledger.decision(request.id)
+        if stored is not None and stored not in given:
+            policy.check(request, stored, now_s=stored.decided_s)
+    except ApprovalError as refusal:
+        await hold.note("decision_refused", {"request": request.id, "why": str(refusal)})
+        _ask_again(hold, request, policy)
+        return None
+    return stored
 
 
 def _ask_again(hold: Hold, request: ApprovalRequest, policy: ApprovalPolicy) -> None:

@@ -28,6 +28,7 @@ from grampus_uq import (
     FunctionTools,
     Grant,
     Graph,
+    HmacSigner,
     SessionConflictError,
     SubAgent,
     UncertaintyMonitor,
@@ -389,6 +390,19 @@ async def test_approving_again_after_a_worker_died_before_acting_on_it_is_the_sa
     again = request.decide("approve", principal="ann")
     assert (await runner(world, store=store).resume("mailer", "s", again)).status is AgentStatus.COMPLETED
     assert world.sent == [("bob", "hi")]
+
+
+async def test_an_unsigned_decision_in_the_store_does_not_block_a_signed_one_for_ever() -> None:
+    world, store, signer = World(), MemoryStore(), HmacSigner("k" * 32)
+    one = runner(world, store=store, approvals=ApprovalPolicy(signer=signer))
+    (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
+    await Ledger(store).decide(request.decide("approve", principal="eve"))  # who has no key, and reached the store
+    with pytest.raises(ApprovalError, match="already decided"):
+        await one.resume("mailer", "s", signer.sign(request.decide("approve", principal="ann")))
+    ((asked,),) = [waiting.requests for waiting in await one.list_pending_sessions("mailer")]
+    assert asked.id != request.id
+    result = await one.resume("mailer", "s", signer.sign(asked.decide("approve", principal="ann")))
+    assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
 
 
 async def test_a_grant_without_a_limit_serves_all_who_use_it_at_once_and_one_with_a_limit_exactly_so_many() -> None:
