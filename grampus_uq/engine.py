@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -19,7 +20,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import UncertaintyPropagator
-from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder, utc
+from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
@@ -396,7 +397,7 @@ def _assess(
     fields["rule"] = rule
     fields["reasoning"] = reason
     fields["samples_used"] = seen.samples
-    fields["timestamp"] = utc(step.time_s)
+    fields["timestamp"] = datetime.fromtimestamp(step.time_s, UTC)
     if missing:
         fields["missing_reason"] = "; ".join(missing)
     fields["tool_name"] = tool_name

@@ -317,7 +317,9 @@ async def test_a_cancelled_step_is_not_committed_and_the_session_goes_on(specula
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("cap", "calls"), [(0.0, [0, 0, 0]), (0.1, [1, 0, 0]), (100.0, [1, 1, 1]), (None, [1, 1, 1])])
+@pytest.mark.parametrize(
+    ("cap", "calls"), [(0.0, [0, 0, 0]), (0.1, [1, 0, 0]), (0.21, [1, 0, 1]), (100.0, [1, 1, 1]), (None, [1, 1, 1])]
+)
 async def test_the_monitors_own_tokens_are_capped_at_a_share_of_the_agents(cap, calls):
     model = ScriptedModel(answer("0.9", usage=(20, 1)))
     session = UncertaintyMonitor(max_overhead=cap).session("s")

@@ -255,7 +255,10 @@ class AsksFive:
         return Reading(source=self.source, value=1.0)
 
 
-@pytest.mark.parametrize(("budget", "calls"), [({"max_calls": 3}, 3), ({"max_tokens": 25}, 2), ({"max_calls": 0}, 0)])
+@pytest.mark.parametrize(
+    ("budget", "calls"),
+    [({"max_calls": 3}, 3), ({"max_tokens": 25}, 2), ({"max_tokens": 30}, 2), ({"max_calls": 0}, 0)],
+)
 async def test_a_spent_budget_is_a_missing_reading_and_the_model_is_asked_no_more(budget, calls):
     model = ScriptedModel("ok")  # 15 tokens a call
     reading = await sense(model, AsksFive(), **budget)
