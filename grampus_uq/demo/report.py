@@ -218,18 +218,19 @@ def _remarks(answered: Sequence[Answered], published: Sequence[Answered], profil
     fused = [assessment.fused_confidence for assessment in assessments]
     if not confidences:
         return
+    held = "would have been held" if profile.advisory else "was held"
     policy, weight = profile.policy, profile.propagator.weight(_STEP_TYPE)
     if not published:
         needed = max(0.0, (policy.low_threshold - (1.0 - weight)) / weight)
         yield (
-            f"Everything was held. {TOOL} cannot be undone, so the policy releases it only at LOW, a confidence of "
+            f"Everything {held}. {TOOL} cannot be undone, so the policy releases it only at LOW, a confidence of "
             f"{policy.low_threshold:.2f} or more; the highest was {max(confidences):.2f}. From a start at 1, one "
             f"{_STEP_TYPE} step stays LOW with a fused confidence of {needed:.2f} or more; the highest was "
             f"{max(fused):.2f}. Weights, biases and thresholds are the guide's defaults, not fitted to this model."
         )
     elif len(published) == len(answered):
         yield (
-            f"Nothing was held: the lowest confidence was {min(confidences):.2f}, and LOW begins at "
+            f"Nothing {held}: the lowest confidence was {min(confidences):.2f}, and LOW begins at "
             f"{policy.low_threshold:.2f}. The thresholds are the guide's defaults, not fitted to this model."
         )
     if 1.0 - weight >= policy.high_threshold:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import anyio
 from opentelemetry.trace import Tracer
 
+from grampus_uq.artifacts import prompt_hash, tools_hash
 from grampus_uq.demo.questions import Question
 from grampus_uq.errors import ModelError, RateLimitedError
 from grampus_uq.events import Event, StepEvent
@@ -39,6 +40,15 @@ __all__ = ["ANSWER_STEP", "TOOL", "Answered", "Fate", "Work", "attend", "demo_po
 TOOL: Final = "publish_answer"
 ANSWER_STEP: Final = "answer"
 PUBLISH_STEP: Final = "publish"
+TOOL_SCHEMA: Final = {
+    "name": TOOL,
+    "description": "Publish an answer for everybody to read. It cannot be taken back.",
+    "parameters": {
+        "type": "object",
+        "properties": {"question": {"type": "string"}, "answer": {"type": "string"}},
+        "required": ["question", "answer"],
+    },
+}
 AGENT: Final = "grampus-uq-demo"
 LABELLED_BY: Final = "answer key"
 TOP_LOGPROBS: Final = 5
@@ -191,7 +201,12 @@ async def _attend_one(work: Work, question: Question) -> Answered:
     started = time.monotonic()
     with _span(work.tracer, session_id):
         session = work.monitor.session(
-            session_id, AGENT, model=work.model, metadata={"question": question.id, "topic": question.topic}
+            session_id,
+            AGENT,
+            model=work.model,
+            prompt_hash=prompt_hash(""),  # the agent has no standing instructions
+            tools_hash=tools_hash([TOOL_SCHEMA]),
+            metadata={"question": question.id, "topic": question.topic},
         )
         try:
             return await _answer_and_publish(work, question, session, started)

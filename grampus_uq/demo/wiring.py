@@ -54,8 +54,9 @@ class DemoPlan:
 
     @property
     def next_command(self) -> str:
-        """What shows the recorded runs."""
-        return f"grampus-uq runs list {shlex.quote(str(self.folder))}"
+        """What to do with the recorded runs: look at them, or fit on them where nothing was held."""
+        what = "fit" if self.monitor.profile.advisory else "runs list"
+        return f"grampus-uq {what} {shlex.quote(str(self.folder))}"
 
 
 def plan_demo(

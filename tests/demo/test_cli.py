@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,12 +17,15 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
+from grampus_uq.artifacts import load, match, prompt_hash, tools_hash
 from grampus_uq.cli import main
 from grampus_uq.demo.questions import all_questions
+from grampus_uq.demo.run import TOOL_SCHEMA
 from grampus_uq.recording import runs
 from grampus_uq.vocabulary import StopReason
 from tests.models.loopback import Loopback, Reply, Request, as_json, chat, failing, serving, tokens
 
+AGENT_OF_THE_DEMO = {"model": "tiny", "prompt_hash": prompt_hash(""), "tools_hash": tools_hash([TOOL_SCHEMA])}
 SENTENCE_OF = {question.text: question.key.accepted[0] for question in all_questions(0)}
 
 
@@ -92,6 +96,25 @@ def test_the_report_is_printed_and_the_next_command_works(tmp_path: Path, capsys
         main(command[1:])
     assert end.value.code == 0
     assert capsys.readouterr().out.count("demo-") >= 9
+
+
+def test_the_recordings_of_an_advisory_demo_can_be_fitted_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(knows_half) as server:
+        arguments = ["--model", "tiny", "--api-base", server.api_base, "--n", "120", "--advisory", "--json"]
+        assert run(*arguments, "--parallel", "16", "--runs-folder", str(tmp_path)) == 0
+    value = json.loads(capsys.readouterr().out)
+    command = shlex.split(value["next_command"])
+    assert command[:2] == ["grampus-uq", "fit"]
+    with pytest.raises(SystemExit) as end:
+        main([*command[1:], "--stream", "token_probability", "--output", str(tmp_path / "p.json"), "--json"])
+    assert end.value.code == 0
+    fitted = json.loads(capsys.readouterr().out)
+    assert fitted["counts"]["success"] == value["right"]
+    assert fitted["counts"]["failure"] == 120 - value["right"]
+    found = match(load(tmp_path / "p.json"), **AGENT_OF_THE_DEMO)
+    assert found.status == "active", found.reasons
 
 
 def test_own_questions_are_asked_and_kept_hashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,6 +173,7 @@ def test_with_an_advisory_monitor_the_groups_are_what_the_policy_wanted() -> Non
         answered(2, right=False, fused=0.1, fate="published", wanted=UncertaintyAction.ABORT),
     ]
     report = summarise(answers, profile)
+    assert "Everything would have been held" in remarks(answers[1:], profile)
     assert [(group.fate, group.n, group.right) for group in report.groups] == [
         ("published", 1, 1),
         ("paused", 1, 0),

@@ -73,6 +73,8 @@ async def test_the_recording_holds_the_readings_the_decision_and_the_label_of_ev
         assert run.outcome.stop_reason is (StopReason.CLEAN if key in published else StopReason.MONITOR_STOP)
         assert run.outcome.labelled_by == "answer key"
         assert run.start is not None
+        assert run.start.prompt_hash is not None  # without both a profile fitted on these runs could only advise
+        assert run.start.tools_hash is not None
         assert run.start.metadata == {"question": key, "topic": one.question.topic}
 
 
