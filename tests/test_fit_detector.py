@@ -101,7 +101,8 @@ def test_no_result_depends_on_the_order_of_rows() -> None:
         ({"steps": [1.0, 2.0, 1.0]}, "integer type"),
         ({"steps": [1.0, math.nan, 1.0]}, "integer type"),
         ({"steps": [1, 2]}, "of shape"),
-        ({"scores": [0.5, math.inf, 0.5]}, "finite or NaN"),
+        ({"scores": [0.5, math.inf, 0.5]}, "NaN or finite"),
+        ({"scores": [0.5, -1e200, 0.5], "bounded": False}, "NaN or finite"),
         ({"scores": [0.5, 85, 0.5]}, "in \\[0, 1\\].*percentage"),
         ({"scores": [0.5, "high", 0.5]}, "numbers"),
         ({"scores": [0.5, 0.5]}, "of shape"),
@@ -223,6 +224,26 @@ def test_every_member_learns_and_is_evaluated_alike_live_and_in_batch(
                 state, log_m = update(detector, state, score)
                 assert log_m == batch[row] or (log_m is None and math.isnan(batch[row]))
                 row += 1
+
+
+def test_a_stream_that_never_changes_teaches_nothing_and_warns_of_nothing() -> None:
+    rows = _rows(_rng(42), 120)
+    constant = detector_runs(**{**rows, "scores": [0.8] * len(rows["scores"])})
+    members = fit_members(constant, bank(constant))
+    assert set(members) == {member.name for member in bank(constant)}
+    weights = members["pooled_three"].linear
+    assert weights is not None
+    assert max(map(abs, weights.weights[0])) < 1e-6
+
+
+def test_when_only_successes_ever_gave_a_score_nothing_is_learned() -> None:
+    rows = _rows(_rng(43), 200)
+    rows["scores"] = [
+        x if rows["outcomes"][run] else math.nan for run, x in zip(rows["run_ids"], rows["scores"], strict=True)
+    ]
+    fitted = fit_detector(detector_runs(**rows), rng=_rng(44), members=QUICK)
+    assert fitted.report.member == "running_minimum"
+    assert math.isfinite(fitted.detector.threshold.log_value)
 
 
 def test_a_regression_a_step_is_scikit_learns_own(fitted_bank: tuple[DetectorRuns, dict[str, FeatureScorer]]) -> None:

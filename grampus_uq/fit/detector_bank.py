@@ -123,7 +123,9 @@ def _fit_members(runs: DetectorRuns, members: Iterable[Member], sees_last: bool)
                 continue
             if member.logits not in training:
                 training[member.logits] = _training(runs, member.logits, sees_last)
-            fitted[key] = _COMPONENTS[part](training[member.logits])
+            known = training[member.logits]
+            one_kind = known.success.all() or not known.success.any()  # the others never gave a score
+            fitted[key] = None if one_kind else _COMPONENTS[part](known)
         parts = [fitted[part, member.logits] for part in member.parts]
         whole = [part for part in parts if part is not None]
         if len(whole) == len(parts):
@@ -263,7 +265,7 @@ def _logistic(x: FloatArray, success: BoolArray, weight: FloatArray | None) -> t
         raise MissingDependencyError.of("scikit-learn", "fit", "Fitting a detector") from error
     centre = np.average(x, axis=1, weights=weight)
     spread = np.sqrt(np.average((x - centre[:, None]) ** 2, axis=1, weights=weight))
-    spread[spread == 0.0] = 1.0
+    spread[spread <= 1e-9 * np.maximum(1.0, np.abs(centre))] = 1.0  # a constant, but for rounding
     model = LogisticRegression(max_iter=1000)
     model.fit(((x - centre[:, None]) / spread[:, None]).T, success, sample_weight=weight)
     weights = model.coef_[0] / spread

@@ -7,7 +7,6 @@ whose outcome was selected (a human or the monitor stopped them) or never came (
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, step_blocks
 from grampus_uq.vocabulary import StopReason
 
@@ -144,9 +144,10 @@ def _scores(scores: npt.ArrayLike, rows: int, streams: tuple[str, ...]) -> Float
     values = values.reshape(-1, 1) if values.ndim == 1 else values
     if values.shape != (rows, len(streams)):
         raise ConfigurationError.of("scores", "detector_runs", f"of shape ({rows}, {len(streams)})", values.shape)
-    if np.isinf(values).any():
+    if (np.abs(values) > LARGEST).any():
         way_out = "clip it to the largest score that can occur, or pass NaN if it is missing"
-        raise ConfigurationError.of("scores", "detector_runs", "finite or NaN", math.inf, way_out)
+        rule = f"NaN or finite, within +-{LARGEST:g}"
+        raise ConfigurationError.of("scores", "detector_runs", rule, float(np.nanmax(np.abs(values))), way_out)
     return values
 
 

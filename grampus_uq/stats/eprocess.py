@@ -21,6 +21,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats import json_reading as read
 from grampus_uq.stats.eprocess_scorers import LOGIT_LIMIT, FeatureScorer, Memory, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import Threshold, exceeds, exceeds_many, tie_uniform
+from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where, run_maximum
 
 FloatArray = npt.NDArray[np.float64]
@@ -164,7 +165,8 @@ def update(
         The new state, and log M_t (higher is more evidence of failure; None until the first score).
 
     Raises:
-        ConfigurationError: an infinite score, one outside [0, 1] where probabilities are due, a wrong number of them.
+        ConfigurationError: a score that is infinite, huge, or outside [0, 1] where probabilities are due; a wrong
+            number of them.
     """
     values: list[float | None]
     if score is None or type(score) is float:
@@ -181,8 +183,8 @@ def update(
             continue
         if value != value:  # NaN
             values[place] = None
-        elif not (0.0 <= value <= 1.0 if detector.bounded[place] else -math.inf < value < math.inf):
-            rule = "in [0, 1]" if detector.bounded[place] else "finite"
+        elif not (0.0 <= value <= 1.0 if detector.bounded[place] else -LARGEST <= value <= LARGEST):
+            rule = "in [0, 1]" if detector.bounded[place] else f"within +-{LARGEST:g}"
             raise ConfigurationError.of("score", "update", f"{rule}, None or NaN", value)
         else:
             seen = True
@@ -220,6 +222,8 @@ def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
     bounded = blocks.values[:, list(detector.bounded)]
     if ((bounded < 0.0) | (bounded > 1.0)).any():
         raise ConfigurationError.of("blocks", "score_rows", "in [0, 1] or NaN", bounded)
+    if (np.abs(blocks.values) > LARGEST).any():
+        raise ConfigurationError.of("blocks", "score_rows", f"within +-{LARGEST:g}", blocks.values)
     return detector.scorer.batch(blocks)
 
 

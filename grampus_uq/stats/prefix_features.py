@@ -38,6 +38,9 @@ STREAM_FEATURES = (
 )
 """Names of a stream's features in order. All rise with the scores, so a monotone fit may demand that."""
 
+LARGEST = 1e100
+"""Scores that are no probabilities have to stay within +-this, so that no feature can overflow."""
+
 EMPTY_STREAM: StreamState = (0.0,) * 13
 """A stream that has given no score yet."""
 

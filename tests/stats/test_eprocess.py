@@ -98,6 +98,11 @@ def _detector(kind: str) -> Detector:
     )
 
 
+def _unbounded() -> Detector:
+    scorer = running_minimum(bounded=(False,), neutral=(0.0,))
+    return Detector(streams=("s",), scorer=scorer, thresholds=(ville_threshold(0.1),), deployed=0, salt="")
+
+
 def _live(detector: Detector, run: str, scores: list[Any]) -> tuple[list[float | None], Any]:
     state, seen = start(detector, run), []
     for place, score in enumerate(scores, start=1):
@@ -254,6 +259,8 @@ def test_a_known_ratio_is_the_sum_of_log_ratios_of_each_run_alone() -> None:
         (lambda d: update(d, start(d, "r"), [0.5, 0.5]), "streams"),
         (lambda d: score_rows(d, step_blocks([1.5], [1])), "in \\[0, 1\\]"),
         (lambda d: score_rows(d, step_blocks(np.zeros((1, 2)), [1])), "streams"),
+        (lambda d: score_rows(_unbounded(), step_blocks([1e200], [1])), "within"),
+        (lambda d: update(_unbounded(), start(d, "r"), -1e200), "within"),
         (lambda d: log_ratio(1.5, 0.5), "p_success"),
         (lambda d: log_ratio(0.5, 1.0), "prior_success.*no failure"),
         (lambda d: log_ratio(0.5, 0.5, 0.0), "limit"),
