@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from opentelemetry import trace
+from opentelemetry.context import get_current
 from opentelemetry.trace import Tracer
 from opentelemetry.util.types import AttributeValue
 
@@ -46,8 +47,12 @@ class SpanEmitter:
         """Emit the spans of a step; other events have none."""
         if not isinstance(event, StepEvent):
             return
+        current = get_current()  # looked up once here instead of three times in the SDK
         estimate = self._tracer.start_span(
-            "uncertainty.estimate", start_time=event.started_ns, attributes=estimate_attributes(event)
+            "uncertainty.estimate",
+            context=current,
+            start_time=event.started_ns,
+            attributes=estimate_attributes(event),
         )
         semantic = None
         for reading in event.readings:
@@ -58,7 +63,7 @@ class SpanEmitter:
         escalates = wanted in STOPPING or assessment.level in _GRAVE
         ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
         if semantic is not None or escalates:
-            context = trace.set_span_in_context(estimate)
+            context = trace.set_span_in_context(estimate, current)
             if semantic is not None:
                 self._tracer.start_span(
                     "uncertainty.semantic",
