@@ -228,7 +228,10 @@ async def test_a_confidence_that_is_stated_is_read_also_where_repairs_may_not_be
 
 @pytest.mark.anyio
 async def test_repairs_and_p_true_are_asked_side_by_side():
-    model = ScriptedModel(lambda messages, _: "0.9" if len(messages) == 3 else "0.8", delay_s=0.01)
+    def reply(messages, _):
+        return "0.8" if "True or False" in messages[-1].content else "0.9"
+
+    model = ScriptedModel(reply, delay_s=0.01)
     found = await sense(model, text="Paris.", repairs=1)
     assert (found["verbalized"].value, found["verbalized"].calls) == (0.9, 1)
     assert found["p_true"].value == 0.8

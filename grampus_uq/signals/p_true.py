@@ -17,12 +17,14 @@ from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
 
 __all__ = ["PTrue", "parse_p_true", "true_false_mass"]
 
-_JUDGE = "You judge whether a proposed answer or action is right. You reply with one word, True or False."
-_QUESTION = "Is the proposed {what} above right for this request? Reply with one word, True or False."
+# The model sees its own turn again and is asked about it. On the embedded model this ranks answers far better than a
+# judge's report of question and answer does: AUROC .68 against .27 on 48 questions of the demo's lists.
+_QUESTION = "Is the {what} above right? Reply with one word, True or False."
 _JSON_QUESTION = (
-    "How likely is it that the proposed {what} above is right for this request? "
+    "How likely is it that the {what} above is right? "
     'Reply with nothing but JSON: {{"p_true": p}}, where p is a number between 0 and 1.'
 )
+_NO_REQUEST = "(The request is not shown.)"
 _TRUE_WORDS = frozenset({"true", "yes"})
 _FALSE_WORDS = frozenset({"false", "no"})
 _FIELD = re.compile(
@@ -108,8 +110,11 @@ class PTrue:
 
 
 def _conversation(context: SenseContext, judged: str, what: str, question: str) -> list[Message]:
-    """The request and what the agent proposes, as plain text: no tool message can pose as an instruction of ours."""
-    request = next((m.content for m in reversed(context.messages) if m.role is Role.USER and m.content), None)
-    lines = [] if request is None else [f"Request:\n{request[-MAX_JUDGED_CHARACTERS:]}"]
-    lines += [f"Proposed {what}:\n{judged[:MAX_JUDGED_CHARACTERS]}", question.format(what=what)]
-    return [Message(role=Role.SYSTEM, content=_JUDGE), Message(role=Role.USER, content="\n\n".join(lines))]
+    """The request, what the agent proposes as its own turn, and the question: plain text, and no tool's message."""
+    request = next((m.content for m in reversed(context.messages) if m.role is Role.USER and m.content), _NO_REQUEST)
+    proposed = judged[:MAX_JUDGED_CHARACTERS]
+    return [
+        Message(role=Role.USER, content=request[-MAX_JUDGED_CHARACTERS:]),
+        Message(role=Role.ASSISTANT, content=f"Proposed action:\n{proposed}" if what == "action" else proposed),
+        Message(role=Role.USER, content=question.format(what=what)),
+    ]

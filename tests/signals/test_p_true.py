@@ -133,9 +133,11 @@ async def test_an_empty_step_is_never_sent_to_a_model():
 async def test_a_turn_without_text_is_judged_by_its_calls():
     model = ScriptedModel(["0.5"])
     await read(model, said("", ToolCall(name="pay", arguments={"to": "Alice", "eur": 5})))
-    shown = model.calls[0].messages[-1].content
-    assert 'Proposed action:\npay({"eur":5,"to":"Alice"})' in shown
-    assert QUESTION[0].content in shown
+    request, proposed, question = model.calls[0].messages
+    assert request.content == QUESTION[0].content
+    assert proposed.content == 'Proposed action:\npay({"eur":5,"to":"Alice"})'
+    assert (proposed.role, question.role) == (Role.ASSISTANT, Role.USER)
+    assert "action above" in (question.content or "")
 
 
 @pytest.mark.anyio
@@ -143,8 +145,8 @@ async def test_a_turn_with_text_and_calls_is_judged_as_an_answer_that_shows_both
     model = ScriptedModel(["True", "0.5"])
     await read(model, said("I pay Alice.", ToolCall(name="pay", arguments={"to": "Alice"})))
     for call in model.calls:
-        assert 'Proposed answer:\nI pay Alice.\npay({"to":"Alice"})' in call.messages[-1].content
-        assert "proposed answer above" in call.messages[-1].content
+        assert call.messages[1].content == 'I pay Alice.\npay({"to":"Alice"})'
+        assert "answer above" in call.messages[-1].content
 
 
 @pytest.mark.anyio
@@ -168,7 +170,7 @@ async def test_braces_in_the_step_are_text_and_no_placeholder():
     model = ScriptedModel(["True", "0.5"])
     reading = await read(model, said("{what} {0} {} %s"))
     assert reading.value == 0.5
-    assert "{what} {0} {} %s" in (model.calls[1].messages[-1].content or "")
+    assert model.calls[1].messages[1].content == "{what} {0} {} %s"
 
 
 @pytest.mark.anyio
@@ -176,7 +178,7 @@ async def test_what_is_sent_is_bounded():
     model = ScriptedModel(["0.5"])
     long = Message(role=Role.USER, content="q" * 200_000)
     await read(model, said("a" * 200_000), messages=[long])
-    assert len(model.calls[0].messages[-1].content or "") < 2 * MAX_JUDGED_CHARACTERS + 500
+    assert sum(len(m.content or "") for m in model.calls[0].messages) < 2 * MAX_JUDGED_CHARACTERS + 500
 
 
 @pytest.mark.anyio
