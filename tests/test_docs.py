@@ -173,7 +173,7 @@ def in_a_process_of_its_own(page: Path, folder: Path, *options: str) -> subproce
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=250,
+        timeout=1_500 if "--slow" in options else 250,
         check=False,
     )
 
@@ -188,6 +188,7 @@ SLOW_PAGES = [page for page in PAGES if 'title="slow' in page.read_text(encoding
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_600)
 @pytest.mark.parametrize("page", SLOW_PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_runs_with_the_embedded_model_too(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")

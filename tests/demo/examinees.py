@@ -28,10 +28,10 @@ def examinee(questions: Sequence[Question], sureness: Mapping[str, float], *, wr
     by_text = {question.text: question for question in questions}
 
     def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
-        asked = messages[-1].content or ""
-        question = by_text.get(asked) or next(one for text, one in by_text.items() if text in asked)
+        said_before = "\n".join(message.content or "" for message in messages)
+        question = next(one for text, one in by_text.items() if text in said_before)
         sure = sureness[question.id]
-        if asked != question.text:
+        if messages[-1].content != question.text:
             return answer(
                 "True", logprobs=[top_logprobs({"True": sure, "False": 0.99 - sure}, chosen="True")], usage=(40, 1)
             )

@@ -31,12 +31,12 @@ SENTENCE_OF = {question.text: question.key.accepted[0] for question in all_quest
 
 def knows_half(request: Request, server: Loopback) -> Reply:
     """Right and sure when the question's length is even, wrong and unsure when it is odd; judges itself likewise."""
-    asked = request.body["messages"][-1]["content"]
-    question = next(text for text in SENTENCE_OF if text in asked)
+    asked = [message["content"] for message in request.body["messages"]]
+    question = next(text for text in SENTENCE_OF if text in "\n".join(asked))
     sure = len(question) % 2 == 0
     said = SENTENCE_OF[question] if sure else "Xyzzy"
     ranked = [("True", -0.02), ("False", -4.0)] if sure else [("False", -0.5), ("True", -1.0)]
-    if asked != question:
+    if asked[-1] != question:
         return as_json(chat("True", logprobs=tokens(("True", ranked[0][1]), top=ranked)))
     chosen = -0.02 if sure else -1.5
     return as_json(chat(said, logprobs=tokens(("x", chosen), top=[("x", chosen), ("y", -4.0 if sure else -0.6)])))

@@ -32,10 +32,15 @@ def recorded(folder: Path) -> dict[str, Run]:
 
 
 async def attended(
-    script: object, folder: Path, questions: Sequence[Question] = QUESTIONS, *, profile: Profile | None = None
+    script: object,
+    folder: Path,
+    questions: Sequence[Question] = QUESTIONS,
+    *,
+    profile: Profile | None = None,
+    parallel: int = 4,
 ) -> tuple[dict[str, Answered], dict[str, str], ScriptedModel]:
     client = ScriptedModel(script)
-    work, published, recording = work_for(client, folder, profile=profile)
+    work, published, recording = work_for(client, folder, profile=profile, parallel=parallel)
     answers: list[Answered] = []
     with recording:
         await attend(work, questions, answers.append)
@@ -178,14 +183,14 @@ async def test_a_model_that_cannot_be_had_is_asked_once_and_its_error_is_raised(
 
 async def test_a_model_that_fails_now_and_then_costs_only_those_answers(tmp_path: Path) -> None:
     good = examinee(QUESTIONS, SURENESS)
-    broken = {question.text for question in QUESTIONS[3:9]}
+    broken = {question.text for question in QUESTIONS[1::2]}  # ten in all, but never two in a row
 
     def script(messages: object, options: object) -> object:
         asked = messages[-1].content  # type: ignore[index]
         return ModelError("busy") if asked in broken else good(messages, options)  # type: ignore[arg-type]
 
-    answers, _, _ = await attended(script, tmp_path)
-    assert sum(one.fate == "unanswered" for one in answers.values()) == 6
+    answers, _, _ = await attended(script, tmp_path, parallel=1)
+    assert sum(one.fate == "unanswered" for one in answers.values()) == 10
     assert all(one.error == "busy" and one.right is None for one in answers.values() if one.fate == "unanswered")
     assert len(answers) == 20
 
@@ -195,8 +200,7 @@ async def test_a_model_that_breaks_for_good_ends_the_run_with_its_error(tmp_path
     fine = {question.text for question in QUESTIONS[:4]}
 
     def script(messages: object, options: object) -> object:
-        asked = messages[-1].content  # type: ignore[index]
-        known = asked in fine or any(text in asked for text in fine)
+        known = any(text in str(messages) for text in fine)
         return good(messages, options) if known else ModelError("gone")  # type: ignore[arg-type]
 
     client = ScriptedModel(script)
