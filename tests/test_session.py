@@ -136,6 +136,29 @@ def test_a_recording_of_an_interrupted_run_replays_across_the_interruption():
     assert replayed[-1].state == state
 
 
+def test_a_run_that_was_taken_up_from_before_its_first_step_replays_from_there():
+    captured = Captured()
+    monitor = UncertaintyMonitor(processors=[captured])
+    session = monitor.session("s")
+    empty = session.snapshot()
+    anyio.run(partial(session.observe_llm_response, "Confidence: 10%", "lost"))
+    again = monitor.session("s", snapshot=empty)
+    anyio.run(partial(again.observe_llm_response, "Confidence: 90%", "a"))
+    replayed = list(replay(captured.events, monitor.profile))
+    assert all(step.same for step in replayed)
+    assert replayed[-1].state == again.state
+
+
+def test_a_step_that_comes_twice_is_refused_where_nobody_took_the_run_up_again():
+    captured = Captured()
+    monitor = UncertaintyMonitor(processors=[captured])
+    session = monitor.session("s")
+    for number in range(2):
+        anyio.run(partial(session.observe_tool_call, "search", f"t{number}"))
+    with pytest.raises(DataError, match="step 0 of session 's' follows 2 steps"):
+        list(replay([*captured.events, captured.events[1]], monitor.profile))
+
+
 @pytest.mark.parametrize("drop", [1, 2])
 def test_a_recording_with_a_hole_is_refused_and_the_place_is_named(drop, tmp_path):
     with RecordingProcessor(tmp_path) as recorder:
