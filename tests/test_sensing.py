@@ -240,8 +240,11 @@ async def test_repairs_and_p_true_are_asked_side_by_side():
 
 @pytest.mark.anyio
 async def test_a_model_that_refuses_logprobs_and_temperature_serves_every_signal():
-    replies = {3: "0.6", 2: "0.7", 1: "Paris"}
-    model = ScriptedModel(lambda messages, _: answer(replies[len(messages)]), refuse=["logprobs", "temperature"])
+    def reply(messages, _):
+        asked = messages[-1].content
+        return answer("0.7" if "True or False" in asked else "Paris" if len(messages) == 1 else "0.6")
+
+    model = ScriptedModel(reply, refuse=["logprobs", "temperature"])
     found = await sense(model, text="Paris.", repairs=1)
     assert (found["verbalized"].value, found["p_true"].value) == (0.6, 0.7)
     assert found["semantic_entropy"].value == 1.0

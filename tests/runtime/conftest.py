@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     """A fresh PostgreSQL server; its own data folder, gone afterwards."""
     pgserver = pytest.importorskip("pgserver", reason="the package pgserver is not installed (extra 'test' brings it)")
-    folder = tmp_path_factory.mktemp("postgres")
+    folder = Path(tempfile.mkdtemp(prefix="grampus-postgres-"))  # pytest's own is closed to the server's user
     server = pgserver.get_server(folder, cleanup_mode="delete")
     try:
         yield server.get_uri()

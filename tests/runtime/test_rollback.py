@@ -100,7 +100,7 @@ def clerk(
 
     def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse | str:
         if messages[0].content != AGENT.system_prompt:
-            paying = "pay(" in (messages[-1].content or "")
+            paying = any("pay(" in (message.content or "") for message in messages)
             return f'{{"p_true": {p_true if paying else 0.97}}}'
         step = sum(message.role is Role.ASSISTANT for message in messages)
         if step == len(PRICES):
