@@ -160,7 +160,7 @@ def test_arguments_that_cannot_be_right_are_refused(
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_a_server_that_refuses_the_key_ends_it_with_one_line_and_leaves_no_folder(
+def test_a_server_that_refuses_the_key_is_asked_once_and_named_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with serving(failing(401, b'{"error": {"message": "Incorrect API key"}}')) as server:
