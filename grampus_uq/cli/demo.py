@@ -44,6 +44,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Limit of an answer.  [default: 24 embedded, else 1024]")
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Questions at a time.")
 @click.option("--advisory", is_flag=True, help="Hold nothing, only record what would have been held.")
+@click.option("--every-signal", is_flag=True, help="Sample every answer again, not only the undecided: to fit on.")
 @click.option("--otlp", metavar="URL", help="Send the spans there, such as http://localhost:4317.")
 @click.option("--runs-folder", type=click.Path(file_okay=False), default="runs", show_default=True, help="Recordings.")
 @click.option(

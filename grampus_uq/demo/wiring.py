@@ -19,6 +19,7 @@ from grampus_uq.demo.question_file import read_questions
 from grampus_uq.demo.questions import Question, all_questions, draw
 from grampus_uq.demo.run import Answered, ReadingsOfAnswers, Work, attend, demo_policy
 from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
 from grampus_uq.recording import Content, RecordingProcessor
@@ -32,6 +33,7 @@ PUBLISHED: Final = "published.txt"
 # Generous, because the embedded model may share two cores with whatever else this machine does.
 _SIGNAL_TIMEOUT_S: Final = 90.0
 _FLUSH_S: Final = 5.0
+_ALWAYS_SLOW: Final = UncertaintyEstimator(semantic_trigger_low=0.0, semantic_trigger_high=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +73,13 @@ def plan_demo(
     parallel: int = 4,
     max_tokens: int = 24,
     advisory: bool = False,
+    every_signal: bool = False,
 ) -> DemoPlan:
     """Draw the questions and wire the monitor; the run's own folder is made under `runs_folder`, nothing is asked yet.
 
     `n` defaults to 60, or to every question of a shorter file. `content` says how much text the recording keeps: by
-    default all of it for the demo's own questions, and keyed hashes for the user's.
+    default all of it for the demo's own questions, and keyed hashes for the user's. With `every_signal` the slow path is
+    taken for every answer, not only where the fast signals are undecided: what a profile is best fitted on.
 
     Raises DataError for a wrong questions file or a folder that cannot be written, ConfigurationError for a number that
     cannot be right.
@@ -107,6 +111,7 @@ def plan_demo(
         content=kept,
         monitor=UncertaintyMonitor(
             policy=demo_policy(),
+            estimator=_ALWAYS_SLOW if every_signal else None,
             tracer=tracer,
             budget=Budget(timeout_s=_SIGNAL_TIMEOUT_S),
             processors=[readings, recording],

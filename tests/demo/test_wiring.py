@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grampus_uq import ModelError
+from grampus_uq.demo.run import Answered
 from grampus_uq.demo.wiring import completing, plan_demo, run_demo
 from grampus_uq.testing import ScriptedModel
 from tests.demo.examinees import SURE, examinee
@@ -37,3 +38,15 @@ async def test_two_runs_with_the_same_seed_ask_the_same_and_never_share_a_folder
         assert len(list(plan.folder.glob("*.jsonl"))) == 5
         lines = (plan.folder / "published.txt").read_text(encoding="utf-8").splitlines()
         assert sorted(lines) == sorted(f"{one.text}\t{one.key.accepted[0]}" for one in plan.questions)
+
+
+async def test_with_every_signal_the_slow_path_is_taken_for_the_sure_answers_too(tmp_path: Path) -> None:
+    semantic = {}
+    for every in (False, True):
+        plan = plan_demo(model="tiny", n=4, runs_folder=str(tmp_path), every_signal=every)
+        client = ScriptedModel(examinee(plan.questions, dict.fromkeys((one.id for one in plan.questions), SURE)))
+        answers: list[Answered] = []
+        async with completing(plan):
+            await run_demo(plan, client, answers.append)
+        semantic[every] = sum(reading.source == "semantic_entropy" for one in answers for reading in one.readings)
+    assert semantic == {False: 0, True: 4}
