@@ -78,8 +78,8 @@ def plan_demo(
     """Draw the questions and wire the monitor; the run's own folder is made under `runs_folder`, nothing is asked yet.
 
     `n` defaults to 60, or to every question of a shorter file. `content` says how much text the recording keeps: by
-    default all of it for the demo's own questions, and keyed hashes for the user's. With `every_signal` the slow path is
-    taken for every answer, not only where the fast signals are undecided: what a profile is best fitted on.
+    default all of it for the demo's own questions, and keyed hashes for the user's. With `every_signal` the slow path
+    is taken for every answer, not only where the fast signals are undecided: what a profile is best fitted on.
 
     Raises DataError for a wrong questions file or a folder that cannot be written, ConfigurationError for a number that
     cannot be right.
