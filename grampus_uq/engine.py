@@ -16,6 +16,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, alarm_step, guarantee_of, rearm, rings
+from grampus_uq.decision import (
+    GRAVE,
+    Decision,
+    decide,
+    decide_by_alarm,
+    decide_irreversible,
+    is_irreversible,
+    level_of,
+)
 from grampus_uq.errors import DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
@@ -141,11 +150,11 @@ def advance(
         fused = profile.estimator.pessimistic(fused, seen.semantic)
     propagated = before if fused is None else profile.propagator.propagate(fused, kind, before)
     has_reading = state.has_reading or fused is not None
-    level = _level(policy, propagated, has_reading)
+    level = level_of(policy, propagated, has_reading)
     is_call = kind == "tool_call"
     turn_read = state.turn_read if is_call and fused is None else fused is not None
     worst = state.worst if fused is None or (state.worst is not None and state.worst <= fused) else fused
-    high = level in _GRAVE
+    high = level in GRAVE
     acknowledged = state.acknowledged if high else None  # the belief recovered: the alarm is armed again
     tool_name = step.tool_name if is_call else None
     alarm, log_m = state.alarm, None
@@ -154,13 +163,15 @@ def advance(
             scores = {**seen.values, "semantic_entropy": seen.semantic, "fused": fused}
             scores["propagated"] = None if fused is None else propagated
             alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, scores)
-        irreversible = is_call and _is_irreversible(policy, tool_name, step.effect)
+        irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
         evidence = has_reading and turn_read
-        decision = _decide_by_alarm(profile, alarm, level, propagated, irreversible, evidence=evidence, worst=worst)
-    elif is_call and _is_irreversible(policy, tool_name, step.effect):
-        decision = _decide_irreversible(policy, level, propagated, evidence=has_reading and turn_read, worst=worst)
+        decision = decide_by_alarm(
+            policy, profile.detector, alarm, level, propagated, irreversible, evidence=evidence, worst=worst
+        )
+    elif is_call and is_irreversible(policy, tool_name, step.effect):
+        decision = decide_irreversible(policy, level, propagated, evidence=has_reading and turn_read, worst=worst)
     else:
-        decision = _decide(policy, level, propagated, kind, acknowledged)
+        decision = decide(policy, level, propagated, kind, acknowledged)
     assessment = _assess(
         profile, state.n_steps, step, tool_name, seen, fused, propagated, level, decision, alarm, log_m
     )
@@ -190,12 +201,9 @@ def advance(
 
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
-_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
-_GRAVE = frozenset({_HIGH, _CRITICAL})
-_PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
-_IRREVERSIBLE = Effect.IRREVERSIBLE
+_HIGH = UncertaintyLevel.HIGH
+_LOG, _PAUSE = UncertaintyAction.PROCEED_WITH_LOG, UncertaintyAction.PAUSE_FOR_HUMAN
 _PROPAGATED = UncertaintySource.PROPAGATED
-_WORDS = {level: level.value.upper() for level in UncertaintyLevel}
 
 
 class _Tally:
@@ -244,112 +252,24 @@ def _missing(source: str, reason: str | None) -> str:
 def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Effect | None = None) -> Verdict:
     """What a step that proposes this call would be told now; changes nothing. Equal to what `advance` then decides."""
     policy, confidence = profile.policy, state.cumulative
-    level = _level(policy, confidence, state.has_reading)
+    level = level_of(policy, confidence, state.has_reading)
     guarantee = None
     evidence = state.has_reading and state.turn_read
     if profile.detector is not None:
-        irreversible = _is_irreversible(policy, tool_name, effect)
-        action, rule, reason = _decide_by_alarm(
-            profile, state.alarm, level, confidence, irreversible, evidence=evidence, worst=state.worst
+        irreversible = is_irreversible(policy, tool_name, effect)
+        action, rule, reason = decide_by_alarm(
+            policy, profile.detector, state.alarm, level, confidence, irreversible, evidence=evidence, worst=state.worst
         )
         if rule == "detector" and state.alarm is not None:
             guarantee = guarantee_of(profile.detector, state.alarm)
-    elif _is_irreversible(policy, tool_name, effect):
-        action, rule, reason = _decide_irreversible(policy, level, confidence, evidence=evidence, worst=state.worst)
+    elif is_irreversible(policy, tool_name, effect):
+        action, rule, reason = decide_irreversible(policy, level, confidence, evidence=evidence, worst=state.worst)
     else:
-        acknowledged = state.acknowledged if level in _GRAVE else None
-        action, rule, reason = _decide(policy, level, confidence, "tool_call", acknowledged)
+        acknowledged = state.acknowledged if level in GRAVE else None
+        action, rule, reason = decide(policy, level, confidence, "tool_call", acknowledged)
     if profile.advisory and action.stops:
         action, reason = _LOG, f"advisory only; would be {action.value}: {reason}"
     return Verdict(action=action, level=level, rule=rule, reason=reason, guarantee=guarantee)
-
-
-def _level(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
-    level = policy.classify(propagated)
-    return _MEDIUM if level is _LOW and not has_reading else level
-
-
-def _is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Effect | None) -> bool:
-    """The effect says so, or the guide's substring rule does: either may raise the danger, neither lowers it."""
-    return effect is _IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
-
-
-_Decision = tuple[UncertaintyAction, str, str]  # action, rule, reason
-
-
-def _decide(
-    policy: UncertaintyPolicy,
-    level: UncertaintyLevel,
-    confidence: float,
-    kind: str,
-    acknowledged: UncertaintyLevel | None,
-) -> _Decision:
-    """What the tier says of a step that is no irreversible call. It carries no statistical guarantee."""
-    action = policy.decide(level, kind, irreversible=False)
-    if action is _PROCEED:
-        return action, "tier", ""
-    reason = f"confidence {confidence:.2f} is {_WORDS[level]}"
-    if acknowledged is not None and action.stops and acknowledged.severity >= level.severity:
-        return _LOG, "acknowledged", reason
-    return action, "tier", reason
-
-
-def _decide_irreversible(
-    policy: UncertaintyPolicy, level: UncertaintyLevel, confidence: float, *, evidence: bool, worst: float | None
-) -> _Decision:
-    """The gravest of what the rules say of an irreversible call; what a human acknowledged never covers it.
-
-    No rule here carries a statistical guarantee.
-    """
-    action = policy.decide(level, "tool_call", irreversible=True)
-    rule, reason = "tier", "" if action is _PROCEED else f"confidence {confidence:.2f} is {_WORDS[level]}"
-    if level is _MEDIUM:
-        rule, reason = "irreversible_override", f"irreversible call at confidence {confidence:.2f}"
-    if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
-        action = policy.on_missing_evidence
-        rule, reason = "missing_evidence", "irreversible call without any reading"
-    floor = policy.worst_so_far_floor
-    if floor is not None and worst is not None and worst < floor and not action.stops:
-        action, rule = _PAUSE, "worst_so_far"
-        reason = f"irreversible call after a step at confidence {worst:.2f}"
-    return action, rule, reason
-
-
-def _decide_by_alarm(
-    profile: Profile,
-    alarm: AlarmState | None,
-    level: UncertaintyLevel,
-    confidence: float,
-    irreversible: bool,
-    *,
-    evidence: bool,
-    worst: float | None,
-) -> _Decision:
-    """With a fitted detector: its alarm decides, inside its one budget; the tiers only say how loud the log is.
-
-    Beside it stand only the rules that the policy names for irreversible calls (no evidence at all, the worst so far):
-    they are outside the budget, and carry no guarantee.
-    """
-    policy, detector = profile.policy, profile.detector
-    action, rule, reason = _PROCEED, "tier", ""
-    if level is not _LOW:
-        action, reason = _LOG, f"confidence {confidence:.2f} is {_WORDS[level]}"
-    if detector is not None and alarm is not None and rings(detector, alarm):
-        evidence_now, limit = alarm.evidence.log_peak, detector.threshold.log_value
-        action, rule = policy.on_alarm, "detector"
-        reason = f"log evidence of failure {evidence_now:.2f} exceeds {limit:.2f}"
-    if irreversible:
-        if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
-            action, rule = policy.on_missing_evidence, "missing_evidence"
-            reason = "irreversible call without any reading"
-        floor = policy.worst_so_far_floor
-        if floor is not None and worst is not None and worst < floor and not action.stops:
-            action, rule = _PAUSE, "worst_so_far"
-            reason = f"irreversible call after a step at confidence {worst:.2f}"
-    return action, rule, reason
-
-
-_GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
 
 
 _RULE_SOURCES = {
@@ -369,7 +289,7 @@ def _assess(
     fused: float | None,
     propagated: float,
     level: UncertaintyLevel,
-    decision: _Decision,
+    decision: Decision,
     alarm: AlarmState | None,
     log_m: float | None,
 ) -> StepUncertainty:

@@ -1,0 +1,106 @@
+"""What is done about a step: the tiers, the rules for irreversible calls, and a fitted detector's alarm. Pure."""
+
+from __future__ import annotations
+
+from grampus_uq.alarm import AlarmState, rings
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+
+__all__ = ["GRAVE", "Decision", "decide", "decide_by_alarm", "decide_irreversible", "is_irreversible", "level_of"]
+
+# A member of an enum takes a while to look up by its name, and these are looked up at every step.
+_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
+GRAVE = frozenset({_HIGH, _CRITICAL})
+_PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
+_IRREVERSIBLE = Effect.IRREVERSIBLE
+_WORDS = {level: level.value.upper() for level in UncertaintyLevel}
+
+Decision = tuple[UncertaintyAction, str, str]
+"""Action, rule, reason."""
+
+
+def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
+    """The tier of a propagated confidence; at least MEDIUM until the session's first reading."""
+    level = policy.classify(propagated)
+    return _MEDIUM if level is _LOW and not has_reading else level
+
+
+def is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Effect | None) -> bool:
+    """The effect says so, or the guide's substring rule does: either may raise the danger, neither lowers it."""
+    return effect is _IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
+
+
+def decide(
+    policy: UncertaintyPolicy,
+    level: UncertaintyLevel,
+    confidence: float,
+    kind: str,
+    acknowledged: UncertaintyLevel | None,
+) -> Decision:
+    """What the tier says of a step that is no irreversible call. It carries no statistical guarantee."""
+    action = policy.decide(level, kind, irreversible=False)
+    if action is _PROCEED:
+        return action, "tier", ""
+    reason = f"confidence {confidence:.2f} is {_WORDS[level]}"
+    if acknowledged is not None and action.stops and acknowledged.severity >= level.severity:
+        return _LOG, "acknowledged", reason
+    return action, "tier", reason
+
+
+def decide_irreversible(
+    policy: UncertaintyPolicy, level: UncertaintyLevel, confidence: float, *, evidence: bool, worst: float | None
+) -> Decision:
+    """The gravest of what the rules say of an irreversible call; what a human acknowledged never covers it.
+
+    No rule here carries a statistical guarantee.
+    """
+    action = policy.decide(level, "tool_call", irreversible=True)
+    rule, reason = "tier", "" if action is _PROCEED else f"confidence {confidence:.2f} is {_WORDS[level]}"
+    if level is _MEDIUM:
+        rule, reason = "irreversible_override", f"irreversible call at confidence {confidence:.2f}"
+    if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
+        action = policy.on_missing_evidence
+        rule, reason = "missing_evidence", "irreversible call without any reading"
+    floor = policy.worst_so_far_floor
+    if floor is not None and worst is not None and worst < floor and not action.stops:
+        action, rule = _PAUSE, "worst_so_far"
+        reason = f"irreversible call after a step at confidence {worst:.2f}"
+    return action, rule, reason
+
+
+def decide_by_alarm(
+    policy: UncertaintyPolicy,
+    detector: Detector,
+    alarm: AlarmState | None,
+    level: UncertaintyLevel,
+    confidence: float,
+    irreversible: bool,
+    *,
+    evidence: bool,
+    worst: float | None,
+) -> Decision:
+    """With a fitted detector: its alarm decides, inside its one budget; the tiers only say how loud the log is.
+
+    Beside it stand only the rules that the policy names for irreversible calls (no evidence at all, the worst so far):
+    they are outside the budget, and carry no guarantee.
+    """
+    action, rule, reason = _PROCEED, "tier", ""
+    if level is not _LOW:
+        action, reason = _LOG, f"confidence {confidence:.2f} is {_WORDS[level]}"
+    if alarm is not None and rings(detector, alarm):
+        evidence_now, limit = alarm.evidence.log_peak, detector.threshold.log_value
+        action, rule = policy.on_alarm, "detector"
+        reason = f"log evidence of failure {evidence_now:.2f} exceeds {limit:.2f}"
+    if irreversible:
+        if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
+            action, rule = policy.on_missing_evidence, "missing_evidence"
+            reason = "irreversible call without any reading"
+        floor = policy.worst_so_far_floor
+        if floor is not None and worst is not None and worst < floor and not action.stops:
+            action, rule = _PAUSE, "worst_so_far"
+            reason = f"irreversible call after a step at confidence {worst:.2f}"
+    return action, rule, reason
+
+
+_GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
