@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from grampus_uq.estimator import UncertaintyEstimator as UncertaintyEstimator
     from grampus_uq.monitor import UncertaintyMonitor as UncertaintyMonitor
     from grampus_uq.policy import UncertaintyPolicy as UncertaintyPolicy
+    from grampus_uq.propagator import AuqPropagator as AuqPropagator
+    from grampus_uq.propagator import SaupPropagator as SaupPropagator
     from grampus_uq.propagator import UncertaintyPropagator as UncertaintyPropagator
     from grampus_uq.records import AgentBeliefState as AgentBeliefState
     from grampus_uq.records import AgentDefinition as AgentDefinition
@@ -92,6 +94,7 @@ _HOME = {
     "ApprovalKind": "runtime.approvals",
     "ApprovalPolicy": "runtime.approvals",
     "ApprovalRequest": "runtime.approvals",
+    "AuqPropagator": "propagator",
     "Branch": "runtime.rollback",
     "Budget": "signals.driver",
     "ConfigurationError": "errors",
@@ -116,6 +119,7 @@ _HOME = {
     "RateLimitedError": "errors",
     "Reading": "records",
     "Role": "vocabulary",
+    "SaupPropagator": "propagator",
     "Session": "session",
     "SessionConflictError": "errors",
     "SessionError": "errors",
@@ -165,6 +169,7 @@ __all__ = [
     "ApprovalKind",
     "ApprovalPolicy",
     "ApprovalRequest",
+    "AuqPropagator",
     "Branch",
     "Budget",
     "ConfigurationError",
@@ -189,6 +194,7 @@ __all__ = [
     "RateLimitedError",
     "Reading",
     "Role",
+    "SaupPropagator",
     "Session",
     "SessionConflictError",
     "SessionError",

@@ -28,7 +28,7 @@ from grampus_uq.decision import (
 from grampus_uq.errors import DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.propagator import UncertaintyPropagator
+from grampus_uq.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
 from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.fusion import LogisticFusion
@@ -61,7 +61,7 @@ class Profile(BaseModel):
 
     policy: UncertaintyPolicy = Field(default_factory=UncertaintyPolicy)
     estimator: UncertaintyEstimator = Field(default_factory=UncertaintyEstimator)
-    propagator: UncertaintyPropagator = Field(default_factory=UncertaintyPropagator)
+    propagator: Propagator = Field(default_factory=UncertaintyPropagator)
     advisory: bool = False
     detector: DetectorField | None = None
     """A fitted detector: its alarm then decides pauses, with its guarantee, and the tiers stop nothing."""
@@ -73,6 +73,7 @@ class Profile(BaseModel):
 class SessionState:
     """What one session knows after its last committed step; bounded, JSON-able, immutable.
 
+    `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
     `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so
     far; `acknowledged` is the gravest level that a human already answered for; both token counts are sums.
     """
@@ -93,6 +94,7 @@ class SessionState:
     monitor_cost_usd: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     agent_tokens: Count = 0
     alarm: AlarmState | None = None
+    memory: PropagatorMemory | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
@@ -144,11 +146,11 @@ def advance(
     session the level is at least MEDIUM. Missing readings (`value` None) are no evidence, for or against.
     """
     seen = _tally(readings)
-    kind, before, policy = step.kind, state.cumulative, profile.policy
+    kind, policy = step.kind, profile.policy
     fused = profile.estimator.fuse_readings(seen.values)
     if seen.semantic is not None:
         fused = profile.estimator.pessimistic(fused, seen.semantic)
-    propagated = before if fused is None else profile.propagator.propagate(fused, kind, before)
+    propagated, cumulative, memory = _propagate(profile, state, fused, kind)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
     is_call = kind == "tool_call"
@@ -184,7 +186,7 @@ def advance(
         agent_id=state.agent_id,
         n_steps=state.n_steps + 1,
         n_high=state.n_high + high,
-        cumulative=profile.propagator.update_cumulative(propagated, before, kind),
+        cumulative=cumulative,
         level=level,
         has_reading=has_reading,
         turn_read=turn_read,
@@ -196,6 +198,7 @@ def advance(
         monitor_cost_usd=state.monitor_cost_usd + seen.cost_usd,
         agent_tokens=state.agent_tokens + step.input_tokens + step.output_tokens,
         alarm=alarm,
+        memory=memory,
     )
     return new_state, assessment
 
@@ -247,6 +250,20 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
 @functools.lru_cache(maxsize=256)
 def _missing(source: str, reason: str | None) -> str:
     return f"{source}: {reason}"
+
+
+def _propagate(
+    profile: Profile, state: SessionState, fused: float | None, kind: str
+) -> tuple[float, float, PropagatorMemory | None]:
+    """Propagated confidence, cumulative confidence, and what the propagator remembers."""
+    propagator, before = profile.propagator, state.cumulative
+    if isinstance(propagator, UncertaintyPropagator):
+        propagated = before if fused is None else propagator.propagate(fused, kind, before)
+        return propagated, propagator.update_cumulative(propagated, before, kind), None
+    if fused is None:
+        return before, before, state.memory
+    propagated, memory = propagator.carry(fused, kind, before, state.memory)
+    return propagated, propagated, memory
 
 
 def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Effect | None = None) -> Verdict:

@@ -20,7 +20,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import Event, SessionStarted
 from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.propagator import UncertaintyPropagator
+from grampus_uq.propagator import Propagator, UncertaintyPropagator
 from grampus_uq.protocols import InstantSignal, ModelClient, Processor, Signal
 from grampus_uq.records import AgentBeliefState, Message, StepUncertainty, ToolCall
 from grampus_uq.sensing import SensingPlan
@@ -95,7 +95,7 @@ class UncertaintyMonitor:
         self,
         *,
         estimator: UncertaintyEstimator | None = None,
-        propagator: UncertaintyPropagator | None = None,
+        propagator: Propagator | None = None,
         policy: UncertaintyPolicy | None = None,
         tracer: Any = None,
         profile: Profile | ProfileArtifact | None = None,

@@ -14,6 +14,7 @@ import numpy as np
 
 from grampus_uq.demo.run import TOOL, Answered, Fate
 from grampus_uq.engine import Profile
+from grampus_uq.propagator import UncertaintyPropagator
 from grampus_uq.records import Reading, TokenUsage
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc, auroc_rows
@@ -219,6 +220,8 @@ def _remarks(answered: Sequence[Answered], published: Sequence[Answered], profil
     if not confidences:
         return
     held = "would have been held" if profile.advisory else "was held"
+    if not isinstance(profile.propagator, UncertaintyPropagator):
+        return  # what follows is the arithmetic of the guide's rule
     policy, weight = profile.policy, profile.propagator.weight(_STEP_TYPE)
     if not published:
         needed = max(0.0, (policy.low_threshold - (1.0 - weight)) / weight)

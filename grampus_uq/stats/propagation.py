@@ -11,6 +11,9 @@ from dataclasses import dataclass
 __all__ = ["AuqState", "SaupState", "auq_update", "propagate", "saup_uncertainty", "saup_update"]
 
 
+_STORED = {"extra": "forbid", "allow_inf_nan": False}  # both are read back as a part of a session's state
+
+
 def propagate(fused: float, cumulative: float, weight: float) -> float:
     """The guide's rule: propagated_t = w fused_t + (1 - w) cumulative_(t-1); the result is the new cumulative.
 
@@ -34,6 +37,8 @@ class SaupState:
     n: int = 0
     mean_square: float = 0.0
 
+    __pydantic_config__ = _STORED
+
 
 def saup_update(state: SaupState, uncertainty: float, weight: float) -> SaupState:
     """Take one step's uncertainty U_i (higher is worse) with its situational weight W_i into the SAUP state."""
@@ -55,18 +60,25 @@ def saup_uncertainty(state: SaupState) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuqState:
-    """The trajectory aggregates of AUQ (arXiv 2601.15703): last, mean, min and (log) product of step confidences."""
+    """The trajectory aggregates of AUQ (arXiv 2601.15703): last, mean, min and (log) product of step confidences.
+
+    `log_product` is None once a confidence was 0: every field is a finite number, so the state goes through JSON.
+    """
 
     n: int = 0
     last: float | None = None
     mean: float | None = None
     minimum: float | None = None
-    log_product: float = 0.0
+    log_product: float | None = 0.0
+
+    __pydantic_config__ = _STORED
 
     @property
     def product(self) -> float | None:
         """Product of the step confidences; None before the first step."""
-        return math.exp(self.log_product) if self.n else None
+        if not self.n:
+            return None
+        return 0.0 if self.log_product is None else math.exp(self.log_product)
 
 
 def auq_update(state: AuqState, confidence: float) -> AuqState:
@@ -79,5 +91,7 @@ def auq_update(state: AuqState, confidence: float) -> AuqState:
     n = state.n + 1
     mean = confidence if state.mean is None else state.mean + (confidence - state.mean) / n
     minimum = confidence if state.minimum is None else min(state.minimum, confidence)
-    log_confidence = math.log(confidence) if confidence > 0.0 else -math.inf
-    return AuqState(n=n, last=confidence, mean=mean, minimum=minimum, log_product=state.log_product + log_confidence)
+    log_product = None
+    if state.log_product is not None and confidence > 0.0:
+        log_product = state.log_product + math.log(confidence)
+    return AuqState(n=n, last=confidence, mean=mean, minimum=minimum, log_product=log_product)
