@@ -34,7 +34,9 @@ class ModelClient(Protocol):
     `response_format` is called without it. Several calls may be in flight at once.
     """
 
-    async def complete(self, *, messages: Sequence[Message], model: str, **options: Any) -> ModelResponse:
+    # No keyword beside these two, and the reply is any object: a client that spells out `temperature: float = 0`, or
+    # returns a class of its own, is one too. `ask_model` looks at the signature and parses what comes back.
+    async def complete(self, *, messages: list[Message], model: str) -> Any:
         """Answer the messages."""
         ...
 
@@ -46,7 +48,7 @@ class ToolExecutor(Protocol):
     `idempotency_key` is passed when the signature takes it: the same key means the same logical call.
     """
 
-    async def execute(self, call: ToolCall, /, **options: Any) -> ToolResult:
+    async def execute(self, call: ToolCall, /) -> ToolResult:
         """Run one call."""
         ...
 

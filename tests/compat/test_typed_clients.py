@@ -1,0 +1,37 @@
+"""What users write passes their type checker, and works as it is typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grampus_uq import Message, Role, ToolCall
+from grampus_uq.model_call import ask_model
+from grampus_uq.protocols import ModelClient, ToolExecutor
+from tests.compat import typed_clients
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_type_checker_takes_the_clients_and_tools_of_users() -> None:
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "tests/compat/typed_clients.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("client", typed_clients.CLIENTS, ids=lambda client: type(client).__name__)
+async def test_each_client_is_asked_with_what_it_takes(client: ModelClient) -> None:
+    options = {"temperature": 0.0, "max_tokens": 8, "top_logprobs": None}
+    reply = await ask_model(client, [Message(role=Role.USER, content="?")], "m", options)
+    assert reply.content.startswith("1 m ")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("executor", typed_clients.EXECUTORS, ids=lambda executor: type(executor).__name__)
+async def test_each_executor_is_called_with_what_it_takes(executor: ToolExecutor) -> None:
+    assert isinstance(executor, ToolExecutor)
+    assert (await executor.execute(ToolCall(id="1", name="look", arguments={}))).tool_call_id == "1"
