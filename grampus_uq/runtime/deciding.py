@@ -147,7 +147,7 @@ def _review(hold: Hold, decision: ApprovalDecision) -> None:
     state = hold.state
     state.review = []
     if decision.kind is ApprovalKind.APPROVE:
-        state.metadata["answer_approved_by"] = decision.principal
+        state.answer_approved_by = decision.principal
         return
     state.output = ""
     said = decision.message or ""
@@ -161,7 +161,7 @@ def _after_rollback(hold: Hold, decision: ApprovalDecision) -> None:
     state = hold.state
     state.review = []
     if decision.kind is ApprovalKind.REJECT:
-        state.metadata["rollback_refused_by"] = decision.principal
+        state.rollback_refused_by = decision.principal
         return
     for call in state.discarded:
         call.settled = True

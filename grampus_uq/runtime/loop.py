@@ -79,7 +79,7 @@ class Loop:
             await self._hold.note("outcome_unknown", self._turn.facts(record))
         while True:
             await self._hold.check_stop()
-            if "rollback_refused_by" in self._state.metadata:
+            if self._state.rollback_refused_by is not None:
                 yield await self._fail(StopReason.HUMAN_REJECTED, "A human refused to go on after the rollback.")
                 return
             if self._state.turn:
@@ -112,7 +112,7 @@ class Loop:
     def _answered(self) -> bool:
         """True when the last thing said is the model's own answer, and nothing speaks against releasing it."""
         last = self._state.messages[-1] if self._state.messages else None
-        if self._state.metadata.get("answer_approved_by") is not None:
+        if self._state.answer_approved_by is not None:
             return True
         return last is not None and last.role is Role.ASSISTANT and not last.tool_calls and self._state.current_step > 0
 
@@ -283,16 +283,14 @@ class Loop:
         try:
             await write_checkpoint(self._runner.ledger.store, self._state)
         except StoreError:
-            failures = self._state.metadata.get("store_failures", 0)
-            self._state.metadata["store_failures"] = int(failures) + 1
+            self._state.store_failures += 1
 
     async def _save(self) -> None:
         """Checkpoint. When the store is down the run goes on in memory: only pauses and guarded calls insist on it."""
         try:
             await self._hold.save()
         except StoreError:
-            failures = self._state.metadata.get("store_failures", 0)
-            self._state.metadata["store_failures"] = int(failures) + 1
+            self._state.store_failures += 1
 
 
 def _distinct(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> list[ToolCall]:

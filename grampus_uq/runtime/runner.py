@@ -229,7 +229,7 @@ class AgentRunner:
             await hold.note("stopped", {"why": why})
             await hold.save()
         except StoreError:  # it stands still all the same; the lease runs out, and the order holds for who resumes it
-            state.metadata["store_failures"] = int(state.metadata.get("store_failures", 0)) + 1
+            state.store_failures += 1
         if hold.session is not None:
             hold.session.finish(Outcome(success=None, stop_reason=StopReason.CANCELLED, time_s=time.time()))
         return self.result(hold)
@@ -262,6 +262,10 @@ class AgentRunner:
         metadata = dict(state.metadata)
         if hold.session is not None:
             metadata["uncertainty"] = hold.session.summary()
+        if state.store_failures:
+            metadata["store_failures"] = state.store_failures
+        if state.answer_approved_by is not None:
+            metadata["answer_approved_by"] = state.answer_approved_by
         unclassified = self.effects.unclassified()
         if unclassified:
             metadata["unclassified_tools"] = unclassified

@@ -123,6 +123,9 @@ class AgentState(BaseModel):
     tool_calls_made: int = 0
     touched: bool = False
     output: str = ""
+    answer_approved_by: str | None = None
+    rollback_refused_by: str | None = None
+    store_failures: int = 0
     belief: dict[str, JsonValue] | None = None
     worker: str | None = None
     lease_until_s: float = 0.0

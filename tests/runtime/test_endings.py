@@ -209,3 +209,13 @@ def _wait_until_running(url: str, n: int) -> None:
             return
         time.sleep(0.1)
     raise AssertionError(f"{n} workers did not start")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["answer_approved_by", "rollback_refused_by", "store_failures"])
+async def test_the_callers_metadata_never_steers_the_run(name: str) -> None:
+    world = World()
+    result = await runner(world).run(AGENT, "x", session_id="s", metadata={name: "somebody"})
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert world.sent == []
+    assert result.metadata[name] == "somebody"
