@@ -87,7 +87,8 @@ class Meter:
                 refusal = f"{type(self.client).__name__}.complete takes no {name}."
                 raise UnsupportedByModelError(refusal, parameter=_PARAMETERS.get(name, name))
         self.calls += 1
-        response = parse_response(await self.client.complete(messages=list(messages), model=model or self.model, **given))
+        reply = await self.client.complete(messages=list(messages), model=model or self.model, **given)
+        response = parse_response(reply)
         self.input_tokens += response.token_usage.input_tokens
         self.output_tokens += response.token_usage.output_tokens
         return response

@@ -46,7 +46,8 @@ class AgentRunner:
     What is promised about executing a call: it is written to the store before the tool runs and its result after; no
     worker of this package starts it twice by itself. A call that was running when its process died is not run again
     unless it only reads: a human is asked. Whether the outside world saw it once is the tool's matter: every attempt
-    at the same logical call carries the same `idempotency_key`.
+    at the same logical call carries the same `idempotency_key`. While the store is down, reversible calls go on
+    unrecorded, irreversible ones stop; a reversible call made then may run again when the process dies too.
     """
 
     def __init__(
