@@ -10,7 +10,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.telemetry.otlp import span_exporter
 
 __all__ = ["GrampusTracer"]
 
@@ -37,7 +37,7 @@ class GrampusTracer:
         resource = Resource.create({"service.name": service_name, **dict(resource_attributes or {})})
         self.provider = TracerProvider(resource=resource)
         if otlp_endpoint is not None:
-            exporter = _otlp_exporter(otlp_endpoint, protocol, headers)
+            exporter = span_exporter(otlp_endpoint, protocol, headers, owner=type(self).__name__)
         if exporter is not None:
             self.provider.add_span_processor(BatchSpanProcessor(exporter))
         if span_processor is not None:
@@ -59,21 +59,3 @@ class GrampusTracer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.shutdown()
-
-
-def _otlp_exporter(endpoint: str, protocol: str | None, headers: Mapping[str, str] | None) -> SpanExporter:
-    if protocol not in (None, "grpc", "http/protobuf"):
-        raise ConfigurationError.of("protocol", "GrampusTracer", "'grpc' or 'http/protobuf'", protocol)
-    if protocol is None:
-        protocol = "http/protobuf" if "/v1/traces" in endpoint or endpoint.rstrip("/").endswith(":4318") else "grpc"
-    if protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-        return GrpcExporter(
-            endpoint=endpoint, insecure=not endpoint.startswith("https://"), headers=tuple((headers or {}).items())
-        )
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-    if not endpoint.rstrip("/").endswith("/v1/traces"):
-        endpoint = endpoint.rstrip("/") + "/v1/traces"
-    return HttpExporter(endpoint=endpoint, headers=dict(headers or {}))

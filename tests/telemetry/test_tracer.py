@@ -134,9 +134,9 @@ def test_spans_arrive_by_http(http_receiver, path, protocol):
     ],
 )
 def test_the_endpoint_says_which_protocol_it_speaks(endpoint, kind):
-    from grampus_uq.telemetry.tracer import _otlp_exporter
+    from grampus_uq.telemetry.otlp import span_exporter
 
-    exporter = _otlp_exporter(endpoint, None, None)
+    exporter = span_exporter(endpoint, owner="GrampusTracer")
     try:
         assert f".proto.{kind}." in type(exporter).__module__
     finally:

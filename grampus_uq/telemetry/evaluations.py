@@ -1,0 +1,40 @@
+"""What an assessment says as evaluation scores: name, value, label; numbers that are no evidence are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from grampus_uq.records import StepUncertainty
+from grampus_uq.vocabulary import UncertaintyLevel
+
+__all__ = ["Evaluation", "evaluations", "fused_of"]
+
+_NOTHING_READ: Final = "no reading on this step"
+_WORDS: Final = {level: level.value for level in UncertaintyLevel}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """One score of one step; `label` is the level of the run where the score decides it, None elsewhere."""
+
+    name: str
+    value: float
+    label: str | None = None
+
+
+def fused_of(step: StepUncertainty) -> float | None:
+    """The fused confidence, or None on a step where nothing was read (the guide's float then says 0.5)."""
+    return None if (step.missing_reason or "").endswith(_NOTHING_READ) else step.fused_confidence
+
+
+def evaluations(step: StepUncertainty) -> Iterator[Evaluation]:
+    """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
+    fused = fused_of(step)
+    if fused is not None:
+        yield Evaluation(name="uncertainty.confidence.fused", value=fused, label=_WORDS[step.level])
+    if step.p_success is not None:
+        yield Evaluation(name="uncertainty.p_success", value=step.p_success)
+    if step.trajectory_risk is not None:
+        yield Evaluation(name="uncertainty.trajectory_risk", value=step.trajectory_risk)
