@@ -1,0 +1,51 @@
+"""What a conformance check asks of an agent's process, and what the process answers: values that travel as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from grampus_uq.testing.agent_script import AgentSetup
+from grampus_uq.testing.agent_under_test import Decision, Ended, Failed, Paused
+
+__all__ = ["ANSWER", "ORDER", "Act", "Answer", "Order"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Act:
+    """One thing to do with one session."""
+
+    do: Literal["run", "resume", "stream"]
+    session: str
+    prompt: str = ""
+    decisions: tuple[Decision, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What a child does: acts on an agent built from the setup, one after the other or all at once.
+
+    With `hold` it then waits, everything still open, to be killed.
+    """
+
+    setup: AgentSetup
+    acts: tuple[Act, ...]
+    together: bool = False
+    hold: bool = False
+    answer: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What became of the acts, in their order; what was streamed; what the harness says the framework lacks."""
+
+    results: tuple[Ended | Paused | Failed, ...]
+    pieces: tuple[str, ...] = ()
+    lacks: dict[str, str]
+
+
+ORDER = TypeAdapter(Order)
+ANSWER = TypeAdapter(Answer)

@@ -1,0 +1,163 @@
+"""The stage of a conformance check: lives of an agent in one folder, what its ledger says of them, and the plays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.testing.agent_laboratory import AgentLaboratory
+from grampus_uq.testing.agent_orders import Act, Answer
+from grampus_uq.testing.agent_script import ScriptedTurn, read_ledger
+from grampus_uq.testing.agent_under_test import Decision, Ended, Failed, Paused, Pending, Said
+
+__all__ = [
+    "DONE",
+    "LOST",
+    "PAID",
+    "PAY",
+    "PROMPT",
+    "SURE",
+    "UNSURE",
+    "Scene",
+    "Script",
+    "ended",
+    "look_up",
+    "one",
+    "paused",
+    "pay",
+    "play",
+    "require",
+    "say",
+    "waiting",
+]
+
+Script = dict[str, list[ScriptedTurn]]
+SURE, UNSURE, DOUBTFUL, LOST = 0.95, 0.7, 0.4, 0.02
+
+
+class Scene:
+    """Lives of one agent in one folder, and what the ledger says of them."""
+
+    def __init__(self, laboratory: AgentLaboratory, folder: Path) -> None:
+        self.laboratory, self.folder = laboratory, folder
+
+    def beside(self, name: str) -> Scene:
+        """The same agent in another folder, that nothing has happened in."""
+        return Scene(self.laboratory, self.folder / name)
+
+    def live(self, script: Script, *acts: Act, **given: Any) -> Answer:
+        """One process; an adapter that raised is a false sentence."""
+        answer = self.laboratory.live(self.folder, script, *acts, **given)
+        for result in answer.results:
+            require(not isinstance(result, Failed), f"the adapter raised {getattr(result, 'error', '')}")
+        return answer
+
+    def run(self, script: Script, **given: Any) -> Ended | Paused:
+        """One process that runs the script's first prompt as session "s"."""
+        return one(self.live(script, Act(do="run", session="s", prompt=next(iter(script))), **given))
+
+    def resume(self, script: Script, *decisions: Decision, **given: Any) -> Ended | Paused:
+        """One process that takes decisions on session "s"."""
+        return one(self.live(script, Act(do="resume", session="s", decisions=decisions), **given))
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """The ledger's lines of a kind."""
+        return [line for line in read_ledger(self.folder) if line["kind"] == kind]
+
+    def executed(self, name: str = "pay") -> list[str]:
+        """The arguments of each execution of a tool, as canonical JSON, in order."""
+        return [canonical_json(line["arguments"]) for line in self.lines("tool") if line["name"] == name]
+
+    def model_calls(self) -> Counter[tuple[str, str, int]]:
+        """How often each turn was paid: (whose call, prompt, turn)."""
+        lines = self.lines("agent_model") + self.lines("monitor_model")
+        return Counter((line["kind"], line["prompt"], line["turn"]) for line in lines)
+
+    def no_call_paid_twice(self) -> str:
+        """Each turn was asked for once and judged at most once, over all processes."""
+        twice = {key: count for key, count in self.model_calls().items() if count > 1}
+        require(not twice, f"model calls were paid more than once: {twice}")
+        agent, monitor = len(self.lines("agent_model")), len(self.lines("monitor_model"))
+        return f"{agent} calls of the agent's model, {monitor} of the monitor's"
+
+    def beliefs(self) -> dict[str, list[tuple[int, str, float]]]:
+        """What was believed at each step, by the monitor's session."""
+        found: dict[str, list[tuple[int, str, float]]] = {}
+        for line in self.lines("step"):
+            found.setdefault(line["session"], []).append((line["index"], line["step"], line["propagated"]))
+        return found
+
+
+def require(holds: bool, what: str) -> None:
+    """Raise AssertionError unless it holds; `python -O` does not take these away."""
+    if not holds:
+        raise AssertionError(what)
+
+
+def one(answer: Answer) -> Ended | Paused:
+    """What became of the only act."""
+    (result,) = answer.results
+    if isinstance(result, Failed):
+        raise AssertionError(f"the adapter raised {result.error}")
+    return result
+
+
+def paused(result: Ended | Paused | Failed) -> tuple[Pending, ...]:
+    """What waits."""
+    if not isinstance(result, Paused):
+        raise AssertionError(f"the run was to be paused, but: {result}")
+    return result.pending
+
+
+def waiting(result: Ended | Paused | Failed, call: ToolCall | None = None) -> Pending:
+    """The one call that waits, which is this one."""
+    pending = paused(result)
+    call = call or PAY
+    require(
+        [(p.name, p.arguments) for p in pending] == [(call.name, call.arguments)],
+        f"{call.canonical()} was to wait, and nothing else; there waited {[(p.name, p.arguments) for p in pending]}",
+    )
+    return pending[0]
+
+
+def ended(result: Ended | Paused | Failed, output: str) -> None:
+    """The run ended with this answer."""
+    require(
+        isinstance(result, Ended) and result.output == output and result.stopped is None,
+        f"the run was to end with {output!r}, but: {result}",
+    )
+
+
+def say(said: Said, on: Pending, **given: Any) -> Decision:
+    """A human's decision."""
+    return Decision(said=said, on=on, **given)
+
+
+def pay(to: str = "bob", amount: int = 10, call_id: str = "pay-1") -> ToolCall:
+    """A call of the irreversible tool."""
+    return ToolCall(id=call_id, name="pay", arguments={"to": to, "amount": amount})
+
+
+def look_up(query: str, call_id: str = "look-1") -> ToolCall:
+    """A call of the harmless tool."""
+    return ToolCall(id=call_id, name="look_up", arguments={"query": query})
+
+
+PAY = pay()
+PAID = canonical_json(PAY.arguments)
+PROMPT = "Pay what is due."
+DONE = "All is settled."
+
+
+def play(confidence: float, *calls: ToolCall, prompt: str = PROMPT) -> Script:
+    """Look something up, make the calls with this confidence, answer."""
+    first = DOUBTFUL if confidence == LOST else SURE  # doubt grows critical over two steps, not at one
+    return {
+        prompt: [
+            ScriptedTurn(text=f"[{prompt}] I look it up.", calls=(look_up("what is due"),), confidence=first),
+            ScriptedTurn(text=f"[{prompt}] This is due.", calls=calls or (PAY,), confidence=confidence),
+            ScriptedTurn(text=DONE if prompt == PROMPT else f"[{prompt}] {DONE}", confidence=SURE),
+        ]
+    }

@@ -1,0 +1,147 @@
+"""What the agent of a conformance check is made of: its model's scripted turns, its tools, its judge, and one ledger.
+
+Everything that happens is a line of one append-only file, so that another process can count it: model calls of the
+agent and of the monitor apart, executions of tools, and what the monitor concluded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.events import DecisionEvent, Event, StepEvent
+from grampus_uq.monitor import UncertaintyMonitor
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.protocols import ModelClient
+from grampus_uq.records import Message, ToolCall
+from grampus_uq.testing.scripted_model import ScriptedModel
+
+__all__ = ["AgentSetup", "ScriptedTurn", "Watch", "read_ledger"]
+
+LEDGER = "ledger.jsonl"
+PRECONDITION = "precondition"
+
+
+class Watch(StrEnum):
+    """Whether the agent of a check is watched: not at all, by a monitor that acts, or by one that only advises."""
+
+    NONE = "none"
+    ACTING = "acting"
+    ADVISORY = "advisory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedTurn:
+    """One answer of the agent's model, and how sure its judge is of it (P(True), in [0, 1]); texts are unique."""
+
+    text: str
+    confidence: float = 0.95
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSetup:
+    """What a harness builds its agent from. A harness keeps what must outlive the process in files of `folder`.
+
+    `script` holds the turns of the agent's model by the text of the first user message, a sub-agent's by its task. The
+    model of a harness calls `turn` once for each of its calls, its tools do nothing but call `look_up` and `pay`.
+    """
+
+    folder: Path
+    script: Mapping[str, Sequence[ScriptedTurn]]
+    watch: Watch = Watch.ACTING
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Free for a harness's own tests."""
+
+    def turn(self, prompt: str, number: int) -> ScriptedTurn:
+        """What the model answers to a transcript that begins with `prompt` and holds `number` answers; is counted."""
+        self.note("agent_model", prompt=prompt, turn=number)
+        turns = self.script[prompt]
+        return turns[min(number, len(turns) - 1)]
+
+    def judge(self) -> ModelClient:
+        """The model that the monitor asks: it knows each turn by its text, and its calls are counted."""
+
+        def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+            judged = "\n".join(m.content or "" for m in messages)
+            for prompt, turns in self.script.items():
+                for number, turn in enumerate(turns):
+                    if turn.text in judged:
+                        self.note("monitor_model", prompt=prompt, turn=number)
+                        return json.dumps({"p_true": turn.confidence})
+            raise ConfigurationError.of("messages", "AgentSetup.judge", "about a turn of the script", judged[:200])
+
+        return ScriptedModel(reply)
+
+    def monitor(self, **given: Any) -> UncertaintyMonitor | None:
+        """A new monitor over this ledger, to which `pay` is irreversible; None when the agent is not watched.
+
+        What is `given` goes to the monitor's constructor: `advisory=None` leaves the choice to the adapter under test.
+        """
+        if self.watch is Watch.NONE:
+            return None
+        given = {"advisory": self.watch is Watch.ADVISORY} | given
+        return UncertaintyMonitor(
+            policy=UncertaintyPolicy(irreversible_tool_names=["pay"]), processors=[_LedgerProcessor(self)], **given
+        )
+
+    def look_up(self, query: str) -> str:
+        """The harmless tool."""
+        self.note("tool", name="look_up", arguments={"query": query})
+        return f"found {query}"
+
+    def pay(self, to: str, amount: int) -> str:
+        """The tool that cannot be undone."""
+        self.note("tool", name="pay", arguments={"to": to, "amount": amount})
+        return f"paid {amount} to {to}"
+
+    def precondition(self, call: ToolCall) -> str | None:
+        """Why this call must not run now although it was approved; None when it may."""
+        file = self.folder / PRECONDITION
+        if call.name == "pay" and file.exists() and file.read_text() == "fails":
+            return "the account is closed"
+        return None
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Append one line, in one write: lines of several processes do not mix, and a killed one leaves none torn."""
+        line = json.dumps({"kind": kind, "pid": os.getpid(), **facts}, default=str) + "\n"
+        file = os.open(self.folder / LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, line.encode())
+        finally:
+            os.close(file)
+
+
+class _LedgerProcessor:
+    """Writes what the monitor concluded, and what humans decided, into the ledger."""
+
+    def __init__(self, setup: AgentSetup) -> None:
+        self._setup = setup
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            seen = event.assessment
+            self._setup.note(
+                "step",
+                session=event.session_id,
+                index=seen.index,
+                step=seen.step_type,
+                tool=seen.tool_name,
+                propagated=seen.propagated_confidence,
+                action=seen.action.value,
+                advised=seen.advisory_action.value if seen.advisory_action else None,
+            )
+        elif isinstance(event, DecisionEvent):
+            self._setup.note("decision", session=event.session_id, decision=event.decision, call=event.call_id)
+
+
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """The lines so far, in order."""
+    file = folder / LEDGER
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

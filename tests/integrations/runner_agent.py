@@ -1,0 +1,113 @@
+"""The conformance harness of this package's own `AgentRunner`: the checks' reference, and an example of a harness."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ApprovalError,
+    FunctionTools,
+    SubAgent,
+    Tool,
+    UncertaintyError,
+    open_store,
+)
+from grampus_uq.protocols import ModelClient
+from grampus_uq.records import Message, ModelResponse
+from grampus_uq.runtime.approvals import ApprovalRequest
+from grampus_uq.runtime.state import ExecutionResult
+from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedModel, answer
+from grampus_uq.vocabulary import AgentStatus, Role
+
+AGENT = AgentDefinition(name="clerk", model="scripted", system_prompt="You settle accounts.")
+SUB_AGENT = AgentDefinition(name="delegate", model="scripted", system_prompt="You pay.")
+
+
+def scripted(setup: AgentSetup) -> ModelClient:
+    """Plays the agent's turns, and is its judge as well, as the runner asks one model for both."""
+    judge = setup.judge()
+
+    async def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
+        if messages[0].role is not Role.SYSTEM:
+            return await judge.complete(messages=messages, model="")
+        prompt = next(m.content or "" for m in messages if m.role is Role.USER)
+        turn = setup.turn(prompt, sum(m.role is Role.ASSISTANT for m in messages))
+        return answer(turn.text, tool_calls=turn.calls)
+
+    return ScriptedModel(reply)
+
+
+class RunnerAgent:
+    lacks: Mapping[str, str] = {"precondition": "AgentRunner checks no preconditions"}
+
+    def __init__(self, setup: AgentSetup) -> None:
+        store = open_store(f"sqlite:///{setup.folder / 'sessions.db'}")
+
+        def runner(*sub_agents: SubAgent) -> AgentRunner:
+            return AgentRunner(
+                scripted(setup),
+                FunctionTools(Tool(setup.look_up, effect="read"), Tool(setup.pay, effect="irreversible")),
+                uncertainty_monitor=setup.monitor(),
+                store=store,
+                sub_agents=sub_agents,
+                lease_s=0.5,
+            )
+
+        self._runner = runner(SubAgent(runner(), SUB_AGENT))
+
+    async def run(self, session: str, prompt: str) -> Ended | Paused:
+        try:
+            return _shown(await self._runner.run(AGENT, prompt, session_id=session))
+        except UncertaintyError as aborted:
+            return Ended(output="", stopped=str(aborted))
+
+    async def stream(self, session: str, prompt: str, pieces: list[str]) -> Ended | Paused:
+        result = None
+        async with aclosing(self._runner.stream(AGENT, prompt, session_id=session)) as events:
+            async for event in events:
+                result = event.result or result
+                if event.kind == "step":
+                    pieces.append(event.text)
+        assert result is not None
+        return _shown(result)
+
+    async def resume(self, session: str, decisions: Sequence[Decision]) -> Ended | Paused:
+        said = [
+            ApprovalRequest.model_validate(d.on.token).decide(
+                d.said, principal="ann", message=d.message, arguments=d.arguments
+            )
+            for d in decisions
+        ]
+        try:
+            return _shown(await self._runner.resume(AGENT.name, session, said))
+        except ApprovalError:
+            for waits in await self._runner.list_pending_sessions(AGENT.name):
+                if waits.session_id == session:
+                    return Paused(pending=tuple(map(_pending, waits.requests)))
+            raise
+
+
+def _pending(request: ApprovalRequest) -> Pending:
+    assert request.call is not None
+    return Pending(
+        call_id=request.call.id,
+        name=request.call.name,
+        arguments=dict(request.call.arguments),
+        token=request.model_dump(mode="json"),
+        reason=request.reason,
+    )
+
+
+def _shown(result: ExecutionResult) -> Ended | Paused:
+    if result.status is AgentStatus.WAITING_FOR_HUMAN:
+        return Paused(pending=tuple(map(_pending, result.pending)))
+    return Ended(output=result.output, stopped=None if result.status is AgentStatus.COMPLETED else result.status)
+
+
+@asynccontextmanager
+async def build(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
+    yield RunnerAgent(setup)
