@@ -15,33 +15,75 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmFigures:
-    """Figures of one rule on one set of runs; None where there is nothing to divide by.
+    """Figures of one rule on one set of runs, None where there is nothing to divide by; intervals computed when read.
 
     Attributes:
         runs, failures: how many there were.
-        false_alarm_rate: share of successes that alarm; lower is better.
-        power: share of failures that alarm; higher is better.
-        precision: share of failures among the runs that alarm.
-        paused_share: share of all runs that alarm.
+        alarms, caught: runs that alarm, and failures among them.
         alarm_position: mean of (step of the alarm)/(length) over failures that alarm; 1 is at the very end.
         cost_used: share of all steps run when an alarm ends its run (the alarming step is run).
-        accuracy_kept: share of successes that are left alone.
-        false_alarm_interval, power_interval, precision_interval, paused_interval: exact (Clopper-Pearson) intervals.
+        level: coverage of the intervals.
     """
 
     runs: int
     failures: int
-    false_alarm_rate: float | None
-    power: float | None
-    precision: float | None
-    paused_share: float | None
+    alarms: int
+    caught: int
     alarm_position: float | None
     cost_used: float | None
-    accuracy_kept: float | None
-    false_alarm_interval: Interval | None
-    power_interval: Interval | None
-    precision_interval: Interval | None
-    paused_interval: Interval | None
+    level: float = 0.95
+
+    @property
+    def false_alarm_rate(self) -> float | None:
+        """Share of successes that alarm; lower is better."""
+        return _rate(self.alarms - self.caught, self.runs - self.failures)
+
+    @property
+    def power(self) -> float | None:
+        """Share of failures that alarm; higher is better."""
+        return _rate(self.caught, self.failures)
+
+    @property
+    def precision(self) -> float | None:
+        """Share of failures among the runs that alarm."""
+        return _rate(self.caught, self.alarms)
+
+    @property
+    def paused_share(self) -> float | None:
+        """Share of all runs that alarm."""
+        return _rate(self.alarms, self.runs)
+
+    @property
+    def accuracy_kept(self) -> float | None:
+        """Share of successes that are left alone."""
+        return None if self.false_alarm_rate is None else 1.0 - self.false_alarm_rate
+
+    @property
+    def false_alarm_interval(self) -> Interval | None:
+        """Exact (Clopper-Pearson) interval of the false-alarm rate."""
+        return self._interval(self.alarms - self.caught, self.runs - self.failures)
+
+    @property
+    def power_interval(self) -> Interval | None:
+        """Exact interval of the power."""
+        return self._interval(self.caught, self.failures)
+
+    @property
+    def precision_interval(self) -> Interval | None:
+        """Exact interval of the precision."""
+        return self._interval(self.caught, self.alarms)
+
+    @property
+    def paused_interval(self) -> Interval | None:
+        """Exact interval of the share of paused runs."""
+        return self._interval(self.alarms, self.runs)
+
+    def _interval(self, hits: int, of: int) -> Interval | None:
+        return binomial_interval(hits, of, self.level) if of else None
+
+
+def _rate(hits: int, of: int) -> float | None:
+    return hits / of if of else None
 
 
 def alarm_figures(
@@ -71,27 +113,12 @@ def alarm_figures(
         )
     rang = step > 0
     caught = rang & ~good
-    false = int((rang & good).sum())
-    counts = {
-        "false_alarm": (false, int(good.sum())),
-        "power": (int(caught.sum()), int((~good).sum())),
-        "precision": (int(caught.sum()), int(rang.sum())),
-        "paused": (int(rang.sum()), len(step)),
-    }
-    rates = {name: hits / of if of else None for name, (hits, of) in counts.items()}
-    intervals = {name: binomial_interval(hits, of, level) if of else None for name, (hits, of) in counts.items()}
     return AlarmFigures(
         runs=len(step),
         failures=int((~good).sum()),
-        false_alarm_rate=rates["false_alarm"],
-        power=rates["power"],
-        precision=rates["precision"],
-        paused_share=rates["paused"],
+        alarms=int(rang.sum()),
+        caught=int(caught.sum()),
         alarm_position=float((step[caught] / length[caught]).mean()) if caught.any() else None,
         cost_used=float(np.where(rang, step, length).sum() / length.sum()) if len(step) else None,
-        accuracy_kept=None if rates["false_alarm"] is None else 1.0 - rates["false_alarm"],
-        false_alarm_interval=intervals["false_alarm"],
-        power_interval=intervals["power"],
-        precision_interval=intervals["precision"],
-        paused_interval=intervals["paused"],
+        level=level,
     )
