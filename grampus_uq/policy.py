@@ -41,6 +41,8 @@ class UncertaintyPolicy(BaseModel):
     high_threshold: Probability = 0.40
     enable_p_true: bool = True
     enable_semantic_sampling: bool = False
+    enable_prefix_verifier: bool = False
+    """Ask a model, once a step, for the probability that the run so far will succeed (`signals.prefix_verifier`)."""
     irreversible_tool_names: list[str] = Field(default_factory=list)
     inject_reflection_on_high: bool = True
     on_missing_evidence: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN

@@ -22,6 +22,7 @@ from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sens
 from grampus_uq.signals.equivalence import Equivalence
 from grampus_uq.signals.logprobs import NO_STREAMS, TokenEntropy, TokenProbability
 from grampus_uq.signals.p_true import PTrue
+from grampus_uq.signals.prefix_verifier import PrefixVerifier
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
 from grampus_uq.vocabulary import MissingReason
@@ -82,6 +83,9 @@ class SensingPlan:
             fast.append(ElicitedConfidence(repairs=repairs))
         if policy.enable_p_true and estimator.enable_p_true:
             fast.append(PTrue())
+        if policy.enable_prefix_verifier and estimator.enable_prefix_verifier:
+            own = any(signal.source == PrefixVerifier.source for signal in extra)  # one with its own model, say
+            fast += [] if own else [PrefixVerifier()]
         for signal in extra:
             if isinstance(signal, Signal):
                 fast.append(signal)
@@ -113,6 +117,11 @@ class SensingPlan:
     def asks(self) -> bool:
         """True when some signal needs a model."""
         return bool(self.fast) or self.slow is not None
+
+    @property
+    def brings_model(self) -> bool:
+        """True when some signal asks a model of its own, so that it can be asked on a step that comes without one."""
+        return any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in self.fast)
 
     def read(self, step: Step) -> list[Reading]:
         """The readings that need no model and no waiting."""
@@ -194,9 +203,10 @@ class SensingPlan:
 
     def _context(self, signal: Signal, given: StepInput) -> MeteredContext:
         budget = self.budgets.get(signal.source, self.budget)
-        return MeteredContext(
-            messages=given.messages, client=given.client, model=given.model, tools=given.tools, budget=budget
-        )
+        client, model = given.client, given.model
+        if isinstance(signal, PrefixVerifier) and signal.client is not None:
+            client, model = signal.client, signal.model
+        return MeteredContext(messages=given.messages, client=client, model=model, tools=given.tools, budget=budget)
 
 
 def _slow_budget(slow: SemanticEntropy | None, *, judged: bool, given: Budget | None) -> dict[str, Budget]:

@@ -131,7 +131,7 @@ class Session:
             output_tokens=usage.output_tokens if usage else 0,
         )
         readings = self._plan.read(step)
-        if model_client is None:
+        if model_client is None and not self._plan.brings_model:
             if self._plan.unasked:
                 readings += self._plan.read_unasked(step)
         elif self._plan.asks:
