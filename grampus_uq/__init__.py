@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from grampus_uq.errors import ApprovalError as ApprovalError
     from grampus_uq.errors import ConfigurationError as ConfigurationError
     from grampus_uq.errors import DataError as DataError
+    from grampus_uq.errors import ExportError as ExportError
     from grampus_uq.errors import GrampusError as GrampusError
     from grampus_uq.errors import MissingDependencyError as MissingDependencyError
     from grampus_uq.errors import ModelError as ModelError
@@ -101,6 +102,7 @@ _HOME = {
     "DataError": "errors",
     "Effect": "vocabulary",
     "ExecutionResult": "runtime.state",
+    "ExportError": "errors",
     "FunctionTools": "runtime.tools",
     "GrampusError": "errors",
     "GrampusTracer": "telemetry.tracer",
@@ -176,6 +178,7 @@ __all__ = [
     "DataError",
     "Effect",
     "ExecutionResult",
+    "ExportError",
     "FunctionTools",
     "GrampusError",
     "GrampusTracer",

@@ -12,6 +12,7 @@ GrampusError
 │   └── SessionConflictError                      somebody else stored a newer version first
 ├── ApprovalError                                 a decision is stale, expired, replayed, unsigned or not permitted
 ├── StoreError                                    the session store cannot be reached or holds something unreadable
+├── ExportError                                   a telemetry endpoint did not take what was sent to it
 └── UncertaintyError                              the policy aborted the run; carries `code` and `details`
 """
 
@@ -113,6 +114,22 @@ class ApprovalError(GrampusError):
 
 class StoreError(GrampusError):
     """The session store cannot be reached, or holds something that this version cannot read."""
+
+
+class ExportError(GrampusError):
+    """A telemetry endpoint did not take what was sent to it; `sent` says how many spans it took before."""
+
+    def __init__(self, message: str, *, sent: int = 0) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+    @classmethod
+    def of(cls, reason: str, sent: int) -> ExportError:
+        """Say why, what was taken before, and that sending again does no harm."""
+        before = f"{sent} spans were taken before; " if sent else "Nothing was taken; "
+        return cls(
+            f"The endpoint refused spans: {reason.rstrip('. '):.1000}. {before}send again when it answers.", sent=sent
+        )
 
 
 class UncertaintyError(GrampusError):

@@ -20,6 +20,7 @@ _COMMANDS = {
     "demo": "demo",
     "doctor": "doctor",
     "evaluate": "evaluate",
+    "export": "export",
     "fit": "fit",
     "runs": "runs",
     "stop": "stop",

@@ -1,0 +1,208 @@
+"""Sends stored recordings as spans, with the times at which things happened, to anything that takes such spans."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.events import Event, SessionStarted, StepEvent
+from grampus_uq.recording.reader import TornLine, scan
+from grampus_uq.recording.runs import Paths, recording_files
+from grampus_uq.telemetry.export_batches import Batches
+from grampus_uq.telemetry.export_ids import RecordedIds
+from grampus_uq.telemetry.export_run import RunAsSpans, time_ns_of, wrong_number
+
+__all__ = ["ExportReport", "otlp_exporter", "send_recordings"]
+
+_MOST_LISTED: Final = 1000
+_LONGEST_VALUE: Final = 8192  # of an attribute, in characters: ids and names may be as long as a line of a recording
+
+
+@dataclass(slots=True, kw_only=True)
+class ExportReport:
+    """What was sent. `refused` names, by path, line and field, up to a thousand of the `n_refused` things left out."""
+
+    files: int = 0
+    runs: int = 0
+    steps: int = 0
+    spans: int = 0
+    torn_lines: int = 0
+    n_refused: int = 0
+    refused: list[DataError] = field(default_factory=list)
+
+    def refuse(self, error: DataError) -> None:
+        """Count what is left out, and list it while there is room."""
+        self.n_refused += 1
+        if len(self.refused) < _MOST_LISTED:
+            self.refused.append(error)
+
+
+def send_recordings(
+    paths: Paths,
+    exporter: SpanExporter,
+    *,
+    service_name: str | None = None,
+    resource_attributes: Mapping[str, Any] | None = None,
+    on_sent: Callable[[int], None] | None = None,
+    on_refused: Callable[[DataError], None] | None = None,
+) -> ExportReport:
+    """Send every run under files and folders as one trace, and say what was sent.
+
+    Ids are computed from the recording, so sending twice sends the same spans twice, and a run that was paused and
+    taken up again, in whatever process, is one trace. A line at a time is held, and at most one batch of spans; each
+    batch is waited for and none is dropped. A line that cannot be read, and a run without times, is left out, told to
+    `on_refused` and listed in the report; everything else is sent. Texts, arguments, outputs and messages are not.
+
+    `service_name` is "grampus-uq" unless it, `resource_attributes` or OTEL_SERVICE_NAME say otherwise. `on_sent` is
+    told the number of spans of each batch. The exporter is not shut down. Raises ExportError when the exporter gives
+    up on a batch, DataError for a path that does not exist. Blocks: call it off the event loop.
+    """
+    if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        raise ConfigurationError("OTEL_SDK_DISABLED is true, so no span can be made: unset it to send recordings.")
+    files = list(recording_files(paths))
+    ids, batches = RecordedIds(), Batches(exporter, on_sent=on_sent)
+    provider = TracerProvider(
+        id_generator=ids,
+        sampler=ALWAYS_ON,
+        resource=_resource(service_name, resource_attributes),
+        shutdown_on_exit=False,
+        span_limits=SpanLimits(max_attribute_length=_LONGEST_VALUE),
+    )
+    provider.add_span_processor(batches)
+    report = ExportReport()
+
+    def refuse(error: DataError) -> None:
+        report.refuse(error)
+        if on_refused is not None:
+            on_refused(error)
+
+    for path in files:
+        report.files += 1
+        _send_file(path, provider, ids, report, refuse)
+    batches.send()
+    report.spans = batches.sent
+    return report
+
+
+def _resource(service_name: str | None, given: Mapping[str, Any] | None) -> Resource:
+    attributes = dict(given or {})
+    stated = str(Resource.create(attributes).attributes.get("service.name", "unknown_service"))
+    if service_name is not None:
+        attributes["service.name"] = service_name
+    elif stated.startswith("unknown_service"):
+        attributes["service.name"] = "grampus-uq"
+    return Resource.create(attributes)
+
+
+def _send_file(
+    path: Path, provider: TracerProvider, ids: RecordedIds, report: ExportReport, refuse: Callable[[DataError], None]
+) -> None:
+    run: RunAsSpans | None = None
+    current: str | None = None
+    seen: set[str] = set()
+    for line, event in _sound_events(path, report, refuse):
+        if event.session_id != current or (isinstance(event, SessionStarted) and not event.resumed):
+            if event.session_id != current and event.session_id in seen:
+                reason = f"{event.session_id!r:.100} goes on here after another session; keep its lines together."
+                refuse(DataError(reason, path=str(path), line=line, field="session_id"))
+                continue
+            if run is not None:
+                run.finish()
+            seen.add(event.session_id)
+            current = event.session_id
+            run = _begin(event, str(path), line, provider, ids, refuse)
+            report.runs += run is not None
+        if run is not None:
+            report.steps += isinstance(event, StepEvent)
+            run.take(_timed(event))
+    if run is not None:
+        run.finish()
+
+
+def _begin(
+    first: Event,
+    path: str,
+    line: int,
+    provider: TracerProvider,
+    ids: RecordedIds,
+    refuse: Callable[[DataError], None],
+) -> RunAsSpans | None:
+    began_ns = first.started_ns or time_ns_of(first) if isinstance(first, StepEvent) else time_ns_of(first)
+    if began_ns <= 0:
+        reason = (
+            f"the run {first.session_id!r:.100} has no time, so it cannot be shown at one: import it with `start_s`."
+        )
+        refuse(DataError(reason, path=path, line=line))
+        return None
+    return RunAsSpans(provider, ids, first, began_ns)
+
+
+def _timed(event: Event) -> Event:
+    """A step of an imported run has no times of its own; it is shown at the time that it was given."""
+    if isinstance(event, StepEvent) and not (event.started_ns and event.ended_ns):
+        at_ns = time_ns_of(event)
+        return dataclasses.replace(event, started_ns=event.started_ns or at_ns, ended_ns=event.ended_ns or at_ns)
+    return event
+
+
+def _sound_events(path: Path, report: ExportReport, refuse: Callable[[DataError], None]) -> Iterator[tuple[int, Event]]:
+    try:
+        for line, found, _ in scan(path):
+            if isinstance(found, DataError):
+                refuse(found)
+            elif isinstance(found, TornLine):
+                report.torn_lines += 1
+            elif (wrong := wrong_number(found, str(path), line)) is not None:
+                refuse(wrong)
+            else:
+                yield line, found
+    except DataError as error:  # the file cannot be opened; the others may be
+        refuse(error)
+
+
+def otlp_exporter(endpoint: str, *, protocol: str | None = None, timeout_s: float = 10.0) -> SpanExporter:
+    """An OTLP exporter of spans; headers, certificates and compression are those of OpenTelemetry's environment.
+
+    `endpoint` is such as "http://localhost:4317" (gRPC) or "http://localhost:4318" (HTTP; "/v1/traces" is added when
+    the address has no path). `protocol` is "grpc" or "http"; None: HTTP for port 4318 and for a path that ends in
+    "/v1/traces", else gRPC. `timeout_s` bounds one batch with all its repetitions. Raises ConfigurationError.
+    """
+    if protocol not in (None, "grpc", "http"):
+        raise ConfigurationError.of("protocol", "otlp_exporter", "'grpc' or 'http'", protocol)
+    address = endpoint if "://" in endpoint else f"http://{endpoint}"
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError as error:
+        raise _not_an_address(endpoint) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise _not_an_address(endpoint)
+    if protocol is None:
+        protocol = "http" if port == 4318 or parts.path.rstrip("/").endswith("/v1/traces") else "grpc"
+    if protocol == "http":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
+
+        if parts.path in ("", "/"):
+            address = f"{parts.scheme}://{parts.netloc}/v1/traces"
+        return HttpExporter(endpoint=address, timeout=timeout_s)
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
+
+    # The exporter counts whole seconds down between repetitions, and takes no fraction below one.
+    return GrpcExporter(endpoint=address, insecure=parts.scheme == "http", timeout=max(1, round(timeout_s)))
+
+
+def _not_an_address(endpoint: str) -> ConfigurationError:
+    shown = endpoint.rpartition("@")[2]  # what stands before it is a password
+    rule = "an address such as http://localhost:4317"
+    return ConfigurationError.of("endpoint", "otlp_exporter", rule, shown)

@@ -1,0 +1,81 @@
+"""Collects finished spans and hands them over in batches, waiting for each: none is dropped, a refusal raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from grampus_uq.errors import ExportError
+
+__all__ = ["Batches"]
+
+_MOST_SPANS = 512
+_MOST_CHARACTERS = 1_000_000  # receivers refuse messages of 4 MiB and more; a character has up to four bytes
+
+
+class Batches(SpanProcessor):
+    """A span processor for sending what is stored: unlike the SDK's it has no queue that could overflow.
+
+    Raises ExportError, on the thread that ends a span, when the exporter gives up on a batch; `sent` then says how many
+    spans were taken before.
+    """
+
+    def __init__(self, exporter: SpanExporter, *, on_sent: Callable[[int], None] | None = None) -> None:
+        self.sent = 0
+        self._exporter = exporter
+        self._on_sent = on_sent
+        self._waiting: list[ReadableSpan] = []
+        self._characters = 0
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Take a span, and send the batch that it fills."""
+        self._waiting.append(span)
+        self._characters += _characters(span)
+        if len(self._waiting) >= _MOST_SPANS or self._characters >= _MOST_CHARACTERS:
+            self.send()
+
+    def send(self) -> None:
+        """Send what waits. Blocks until it is taken or refused."""
+        if not self._waiting:
+            return
+        batch, self._waiting, self._characters = self._waiting, [], 0
+        with _LastWarning() as said:
+            try:
+                taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            except Exception as error:
+                raise ExportError.of(f"{type(error).__name__}: {error}", self.sent) from error
+        if not taken:
+            raise ExportError.of(said.text or "the exporter gave no reason", self.sent)
+        self.sent += len(batch)
+        if self._on_sent is not None:
+            self._on_sent(len(batch))
+
+
+def _characters(span: ReadableSpan) -> int:
+    found = len(span.name)
+    for attributes in (span.attributes, *(event.attributes for event in span.events)):
+        for key, value in (attributes or {}).items():
+            found += len(key) + (len(value) if isinstance(value, str) else 16)
+    return found
+
+
+class _LastWarning(logging.Handler):
+    """Keeps the latest thing that OpenTelemetry's exporters complained of: they return no reason, they only log one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+        self._logger = logging.getLogger("opentelemetry.exporter")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+    def __enter__(self) -> _LastWarning:
+        self._logger.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.removeHandler(self)

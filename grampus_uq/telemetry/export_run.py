@@ -1,0 +1,190 @@
+"""One recorded run as one trace: the agent's span, the spans that the monitor made or would have made, and its tools.
+
+The monitor's spans come from the emitter that makes them live, so that both look alike. Their parent is a span of the
+whole run, `invoke_agent <agent>`; between a call that was let through and its result lies `execute_tool <tool>`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.trace import Span, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from grampus_uq.errors import DataError
+from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.telemetry.export_ids import RecordedIds
+from grampus_uq.telemetry.spans import SpanEmitter
+
+__all__ = ["RunAsSpans", "time_ns_of", "wrong_number"]
+
+_LARGEST: Final = 2**63 - 1  # in nanoseconds: the year 2262
+_MOST_OPEN_CALLS: Final = 1024
+
+
+@dataclass(slots=True)
+class _OpenCall:
+    """A call without a result: let through at `since_ns`, or held when that is None."""
+
+    name: str
+    since_ns: int | None
+    key: str
+
+
+class RunAsSpans:
+    """Turns the events of one run, one by one and in their order, into spans; `finish` ends the span of the run.
+
+    It holds the run's open span and the calls without a result, not the events: a run may be as long as it likes.
+    """
+
+    def __init__(self, provider: TracerProvider, ids: RecordedIds, first: Event, began_ns: int) -> None:
+        self._ids = ids
+        self._tracer = provider.get_tracer("grampus_uq")
+        self._emitter = SpanEmitter(self._tracer)
+        self._counts: dict[str, int] = {}
+        self._open: OrderedDict[str, _OpenCall] = OrderedDict()
+        self._latest_ns = began_ns
+        ids.begin_run(first.agent_id, first.session_id, began_ns)
+        name = f"invoke_agent {first.agent_id}" if first.agent_id else "invoke_agent"
+        self._root: Span = self._tracer.start_span(
+            name, context=otel_context.Context(), start_time=began_ns, attributes=_run_attributes(first)
+        )
+        self._context = trace.set_span_in_context(self._root, otel_context.Context())
+
+    def take(self, event: Event) -> None:
+        """Make the spans of the next event."""
+        time_ns = time_ns_of(event)
+        if isinstance(event, StepEvent):
+            self._step(event, time_ns)
+        elif isinstance(event, ObservationEvent):
+            self._observation(event, time_ns)
+        elif isinstance(event, DecisionEvent):
+            self._decision(event, time_ns)
+        elif isinstance(event, OutcomeEvent):
+            self._outcome(event)
+            return  # a label of days later does not make the run longer
+        elif event.resumed:
+            self._root.add_event("uncertainty.resumed", timestamp=time_ns)
+        self._latest_ns = max(self._latest_ns, time_ns)
+
+    def finish(self) -> None:
+        """End the span of the run, at the time of its latest event."""
+        self._root.end(self._latest_ns)
+
+    def _next(self, kind: str) -> str:
+        number = self._counts[kind] = self._counts.get(kind, -1) + 1
+        return f"{kind} {number}"
+
+    def _step(self, event: StepEvent, ended_ns: int) -> None:
+        key = self._next("step")
+        self._ids.begin_event(key)
+        token = otel_context.attach(self._context)
+        try:
+            self._emitter.on_event(event)
+        finally:
+            otel_context.detach(token)
+        if event.step.kind == "tool_call":
+            since_ns = None if event.assessment.action.stops else ended_ns
+            for call in event.step.tool_calls:
+                self._open[call.id] = _OpenCall(call.name, since_ns, key)
+                self._open.move_to_end(call.id)
+            while len(self._open) > _MOST_OPEN_CALLS:
+                self._open.popitem(last=False)
+
+    def _observation(self, event: ObservationEvent, time_ns: int) -> None:
+        call = self._open.pop(event.call_id, None) if event.call_id is not None else None
+        if call is None or call.since_ns is None:  # a held call was never run, whatever was said to the model
+            return
+        self._ids.begin_event(f"tool {call.key} {event.call_id}")
+        span = self._tracer.start_span(
+            f"execute_tool {call.name}",
+            context=self._context,
+            start_time=min(call.since_ns, time_ns),
+            attributes={
+                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.tool.name": call.name,
+                "gen_ai.tool.call.id": event.call_id or "",
+                "gen_ai.conversation.id": event.session_id,
+            },
+        )
+        if event.is_error:
+            span.set_attribute("error.type", "tool_error")
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(time_ns)
+
+    def _decision(self, event: DecisionEvent, time_ns: int) -> None:
+        attributes: dict[str, AttributeValue] = {"decision": event.decision, "principal": event.principal}
+        for name in ("step_id", "call_id", "call_digest"):
+            value = getattr(event, name)
+            if value is not None:
+                attributes[name] = value
+        if event.acknowledged is not None:
+            attributes["acknowledged"] = event.acknowledged.value
+        self._root.add_event("uncertainty.decision", attributes, time_ns)
+        held = self._open.get(event.call_id) if event.call_id is not None else None
+        if held is not None:
+            held.since_ns = time_ns if event.decision in ("approve", "edit") else None
+
+    def _outcome(self, event: OutcomeEvent) -> None:
+        outcome = event.outcome
+        success = {True: "success", False: "failure", None: "unknown"}[outcome.success]
+        self._root.set_attribute("uncertainty.outcome", success)
+        self._root.set_attribute("uncertainty.stop_reason", outcome.stop_reason.value)
+        if outcome.labelled_by is not None:
+            self._root.set_attribute("uncertainty.labelled_by", outcome.labelled_by)
+
+
+def _run_attributes(first: Event) -> dict[str, AttributeValue]:
+    found: dict[str, AttributeValue] = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": first.agent_id,
+        "gen_ai.conversation.id": first.session_id,
+        "session_id": first.session_id,
+        "agent_id": first.agent_id,
+        "uncertainty.recorded": True,
+    }
+    if isinstance(first, SessionStarted):
+        found["uncertainty.advisory"] = first.advisory
+        if first.model:
+            found["gen_ai.request.model"] = first.model
+        if first.profile_fingerprint is not None:
+            found["uncertainty.profile"] = first.profile_fingerprint
+    return found
+
+
+def time_ns_of(event: Event) -> int:
+    """When an event was over, in nanoseconds since 1970; a step that was imported without times has its `time_s`."""
+    if isinstance(event, StepEvent):
+        return max(event.started_ns, event.ended_ns) or _nanoseconds(event.step.time_s)
+    return _nanoseconds(event.outcome.time_s if isinstance(event, OutcomeEvent) else event.time_s)
+
+
+def _nanoseconds(time_s: float) -> int:
+    return round(max(-1e12, min(time_s, 1e12)) * 1e9)  # what lies beyond is refused anyway, and would overflow here
+
+
+def wrong_number(event: Event, path: str, line: int) -> DataError | None:
+    """What is wrong, by path, line and field, when a number of the event does not fit into a span; None when all do."""
+    numbers: list[tuple[str, int]] = []
+    times: list[tuple[str, int]] = []
+    if isinstance(event, StepEvent):
+        times = [("started_ns", event.started_ns), ("ended_ns", event.ended_ns)]
+        times.append(("step.time_s", _nanoseconds(event.step.time_s)))
+        numbers = [(f"assessment.{name}", getattr(event.assessment, name)) for name in ("index", "samples_used")]
+        for index, reading in enumerate(event.readings):
+            times.append((f"readings.{index}.started_ns", reading.started_ns))
+            times.append((f"readings.{index}.duration_s", _nanoseconds(reading.duration_s)))
+            for name in ("calls", "input_tokens", "output_tokens", "samples"):
+                numbers.append((f"readings.{index}.{name}", getattr(reading, name)))
+    else:
+        times = [("outcome.time_s" if isinstance(event, OutcomeEvent) else "time_s", time_ns_of(event))]
+    for found, rule in ((times, "a time from 1970 to 2262, in nanoseconds"), (numbers, "a count below 2^63")):
+        for field, number in found:
+            if not 0 <= number <= _LARGEST:
+                return DataError(f"must be {rule}. Got {number}.", path=path, line=line, field=field)
+    return None
