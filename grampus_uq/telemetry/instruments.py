@@ -60,6 +60,7 @@ _ALL: Final = (
         "Natural log of the detector's evidence of failure; 0 stands for none, and for evidence of success.",
         _LOG_M,
     ),
+    _counter("uncertainty.sessions", "{session}", "Runs begun; one that is taken up again is not counted again."),
     _counter("uncertainty.actions", "{step}", "Steps by the action taken.", "action", "step_type"),
     _counter(
         "uncertainty.escalations",

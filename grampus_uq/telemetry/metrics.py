@@ -112,12 +112,17 @@ class MetricsProcessor:
                 create(name, callbacks=[read], unit=instrument.unit, description=instrument.description)
 
     def on_event(self, event: Event) -> None:
-        """Record a step; follow sessions only as far as an alarm must be counted once."""
+        """Record a step or a beginning; follow sessions only as far as an alarm must be counted once."""
         if isinstance(event, StepEvent):
             self._step(event)
-        elif (
-            isinstance(event, OutcomeEvent)
-            or (isinstance(event, SessionStarted) and not event.resumed)
+            return
+        began = isinstance(event, SessionStarted) and not event.resumed
+        if began:
+            common: Attributes = {} if self._agent is None else {"agent_id": self._agent(event.agent_id)}
+            self._made["uncertainty.sessions"].add(1, common)
+        if (
+            began
+            or isinstance(event, OutcomeEvent)
             or (isinstance(event, DecisionEvent) and (event.alarm_answered or event.alarm_rearmed))
         ):
             with self._lock:

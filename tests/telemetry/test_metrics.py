@@ -74,6 +74,15 @@ def test_a_step_is_counted_once_by_action_and_adds_its_two_confidences():
     assert duration[1] > 0.0
 
 
+def test_a_run_is_counted_when_it_begins_and_not_when_it_is_taken_up_again():
+    measured = Measured(agent_ids=["agent1"])
+    measured.monitor.session("s2", "agent1", snapshot=None)
+    measured.monitor.session("s1", "agent1", snapshot=measured.session.snapshot())
+    measured.monitor.session("s3", "stranger")
+    points = measured.points()["uncertainty.sessions"]
+    assert points == {(("agent_id", "agent1"),): 2, (("agent_id", "other"),): 1}
+
+
 def test_a_step_without_evidence_adds_no_confidence_of_its_own():
     """The guide's 0.5 for "nothing was read" is no measurement."""
     measured = Measured()
