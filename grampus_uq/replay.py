@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
 
 from grampus_uq.engine import Profile, SessionState, acknowledge, advance, answer_alarm, rearm_alarm
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, SessionStarted, StepEvent
-from grampus_uq.recording.reader import read_numbered
+from grampus_uq.parallel import Backend, in_order
+from grampus_uq.recording.codec import decode
+from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
+from grampus_uq.recording.reader import raw_lines, read_numbered
+from grampus_uq.recording.runs import Paths
 from grampus_uq.records import StepUncertainty
 
-__all__ = ["ReplayedStep", "replay", "replay_file"]
+__all__ = ["ReplayCounts", "ReplayedStep", "replay", "replay_all", "replay_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +45,8 @@ def replay(
 
     A session that was taken up again continues from the state it had in these events, or from `states`, by session id,
     when they begin in the middle. When it was taken up from an older snapshot than the last recorded step, it continues
-    from the state that it had there. Raises DataError when a session's steps do not follow each other.
+    from the state that it had there. Raises DataError when a session's steps do not follow each other. Keeps a state of
+    every step: of long streams give the events of one run at a time, or take `replay_file` or `replay_all`.
     """
     runs = _Runs(profile, states or {})
     for event in events:
@@ -52,8 +58,11 @@ def replay(
 def replay_file(
     path: str | os.PathLike[str], profile: Profile, *, states: Mapping[str, SessionState] | None = None
 ) -> Iterator[ReplayedStep]:
-    """Like `replay`, from a recording; a DataError names the file and the line."""
-    runs = _Runs(profile, states or {})
+    """Like `replay`, from a recording; a DataError names the file and the line.
+
+    Keeps one state of each session, and all states only of sessions that the file takes up again: it looks first.
+    """
+    runs = _Runs(profile, states or {}, histories=_taken_up_again(path))
     for number, event in read_numbered(path):
         try:
             step = runs.take(event)
@@ -63,11 +72,111 @@ def replay_file(
             yield step
 
 
-class _Runs:
-    """The sessions of a replay. A session is the list of its states, one a step; the last one is the present."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCounts:
+    """What became of many runs: how many steps are concluded as recorded, and how many stop, before and now.
 
-    def __init__(self, profile: Profile, states: Mapping[str, SessionState]) -> None:
+    `differing` counts runs with a step that is concluded otherwise; `stopped...` counts steps that stop the run or,
+    advisory, would have; `runs_stopped...` the runs that have one.
+    """
+
+    runs: int = 0
+    steps: int = 0
+    same: int = 0
+    differing: int = 0
+    stopped_before: int = 0
+    stopped_now: int = 0
+    runs_stopped_before: int = 0
+    runs_stopped_now: int = 0
+
+    def __add__(self, other: ReplayCounts) -> ReplayCounts:
+        """Sum, count by count."""
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return ReplayCounts(**sums)
+
+
+def replay_all(
+    paths: Paths,
+    profile: Profile,
+    *,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_part: Callable[[ReplayCounts], None] | None = None,
+) -> ReplayCounts:
+    """Replay every run under files and folders, part by part, and count.
+
+    `on_part` is called with the counts of each part, in order. Raises DataError as `replay` and `runs` do.
+    """
+    total = ReplayCounts()
+    for counts in in_order(partial(_replay_part, profile), recording_parts(paths), workers=workers, backend=backend):
+        total = total + counts
+        if on_part is not None:
+            on_part(counts)
+    return total
+
+
+def _replay_part(profile: Profile, part: RecordingPart) -> ReplayCounts:
+    runs = steps = same = differing = before = now = runs_before = runs_now = 0
+    for run in runs_of_part(part):
+        runs += 1
+        replayed = _Runs(profile, {})
+        changed = told = tells = 0
+        for event in run.events:
+            try:
+                step = replayed.take(event)
+            except DataError as error:
+                raise DataError(error.reason, path=run.path, line=run.line, field=error.field) from error
+            if step is not None:
+                steps += 1
+                changed += not step.same
+                told += _would_stop(step.event.assessment)
+                tells += _would_stop(step.assessment)
+        same -= changed
+        differing += changed > 0
+        before, now = before + told, now + tells
+        runs_before, runs_now = runs_before + (told > 0), runs_now + (tells > 0)
+    return ReplayCounts(
+        runs=runs,
+        steps=steps,
+        same=steps + same,
+        differing=differing,
+        stopped_before=before,
+        stopped_now=now,
+        runs_stopped_before=runs_before,
+        runs_stopped_now=runs_now,
+    )
+
+
+def _would_stop(assessment: StepUncertainty) -> bool:
+    return (assessment.advisory_action or assessment.action).stops
+
+
+def _taken_up_again(path: str | os.PathLike[str]) -> set[str]:
+    """The sessions that a recording takes up again, perhaps from an older state than the last one before."""
+    found = set()
+    for _, line in raw_lines(path):
+        # Every line that begins a session has the field; in a text its quotes would be escaped.
+        if isinstance(line, bytes) and b'"resumed"' in line and b'"resumed":false,' not in line:
+            try:
+                event = decode(line)
+            except DataError:
+                continue  # the replay says so, with the place
+            if isinstance(event, SessionStarted) and event.resumed:
+                found.add(event.session_id)
+    return found
+
+
+class _Runs:
+    """The sessions of a replay. A session is the list of its states, one a step; the last one is the present.
+
+    Of a session that is not among `histories` (None: all are) only the present is kept.
+    """
+
+    def __init__(
+        self, profile: Profile, states: Mapping[str, SessionState], histories: Container[str] | None = None
+    ) -> None:
         self._profile = profile
+        self._histories = histories
         self._states = {session_id: [state] for session_id, state in states.items()}
         self._resumed: set[str] = set()
 
@@ -101,8 +210,11 @@ class _Runs:
             )
 
     def _of(self, event: StepEvent | DecisionEvent) -> list[SessionState]:
-        fresh = SessionState(session_id=event.session_id, agent_id=event.agent_id)
-        return self._states.setdefault(event.session_id, [fresh])
+        states = self._states.get(event.session_id)
+        if states is None:
+            states = [SessionState(session_id=event.session_id, agent_id=event.agent_id)]
+            self._states[event.session_id] = states
+        return states
 
     def _advance(self, event: StepEvent) -> ReplayedStep:
         states, index = self._of(event), event.assessment.index
@@ -110,7 +222,10 @@ class _Runs:
             self._go_back(event, states)
         self._resumed.discard(event.session_id)
         state, assessment = advance(self._profile, states[-1], event.step, event.readings)
-        states.append(state)
+        if self._histories is None or event.session_id in self._histories:
+            states.append(state)
+        else:
+            states[-1] = state
         return ReplayedStep(event=event, assessment=assessment, state=state)
 
     def _go_back(self, event: StepEvent, states: list[SessionState]) -> None:

@@ -7,6 +7,8 @@ from grampus_uq.recording.content import redact
 from grampus_uq.recording.labels import Label, label, label_all, read_labels
 from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.names import file_name
+from grampus_uq.recording.packing import PackedFile, pack
+from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.reader import TornLine, read
 from grampus_uq.recording.runs import Run, RunSummary, find_run, recording_files, runs, summarise
 from grampus_uq.recording.table import export, step_rows
@@ -20,6 +22,8 @@ __all__ = [
     "FileReport",
     "Finding",
     "Label",
+    "PackedFile",
+    "RecordingPart",
     "RecordingProcessor",
     "Run",
     "RunSummary",
@@ -32,11 +36,14 @@ __all__ = [
     "find_run",
     "label",
     "label_all",
+    "pack",
     "read",
     "read_labels",
     "recording_files",
+    "recording_parts",
     "redact",
     "runs",
+    "runs_of_part",
     "step_rows",
     "summarise",
     "validate",

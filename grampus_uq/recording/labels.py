@@ -14,6 +14,7 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import OutcomeEvent
 from grampus_uq.recording.appending import append_line
 from grampus_uq.recording.codec import encode
+from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.runs import Paths, Run, find_run, runs
 from grampus_uq.records import Outcome
 from grampus_uq.vocabulary import StopReason
@@ -149,6 +150,8 @@ def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
         raise DataError(reason, path=run.path, line=run.line, field="stop_reason")
     outcome = Outcome(success=known.success, stop_reason=stop_reason, labelled_by=by, time_s=time_s, note=known.note)
     event = OutcomeEvent(session_id=run.session_id, agent_id=run.events[0].agent_id, outcome=outcome)
+    if is_packed(Path(run.path)):
+        raise DataError("is packed, and takes no more lines; label first, then pack.", path=run.path, line=run.line)
     if not run.last:
         reason = f"another session follows {run.session_id!r:.100}; a label is appended, and would be that one's."
         raise DataError(reason, path=run.path, line=run.line)

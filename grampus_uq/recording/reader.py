@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,8 +18,9 @@ from grampus_uq.errors import DataError
 from grampus_uq.events import Event
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.lines import MAX_LINE_BYTES, numbered_lines
+from grampus_uq.recording.packed import is_parquet, packed_lines
 
-__all__ = ["TornLine", "read", "read_numbered", "report", "scan"]
+__all__ = ["TornLine", "raw_lines", "read", "read_numbered", "report", "scan"]
 
 _log = logging.getLogger("grampus_uq.recording")
 _START: Final = b'{"v":1,"type":"'
@@ -60,9 +61,13 @@ def read_numbered(
     *,
     on_torn: Callable[[TornLine], None] = report,
     max_line_bytes: int = MAX_LINE_BYTES,
+    groups: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, Event]]:
-    """Like `read`, with the number of the line (from 1) beside each event."""
-    for number, found, _ in scan(path, max_line_bytes=max_line_bytes):
+    """Like `read`, with the number of the line (from 1) beside each event; in a packed file, that of the row.
+
+    `groups` are the row groups of a packed file that are wanted, by default all.
+    """
+    for number, found, _ in scan(path, max_line_bytes=max_line_bytes, groups=groups):
         if isinstance(found, DataError):
             raise found
         if isinstance(found, TornLine):
@@ -72,32 +77,49 @@ def read_numbered(
 
 
 def scan(
-    path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES
+    path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES, groups: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Event | TornLine | DataError, bytes]]:
     """Like `read_numbered`, but what is wrong is yielded in its place, and the lines behind it are read too.
 
-    Beside each event comes the line that it was read from; empty when a piece shared the line.
+    Beside each event come the bytes that it was read from.
     """
     name = os.fspath(path)
+    for number, line in raw_lines(path, max_line_bytes=max_line_bytes, groups=groups):
+        if isinstance(line, DataError):
+            yield number, line, b""
+        elif not line.isspace():
+            try:
+                event = decode(line, path=name, number=number)
+            except DataError as error:
+                for found, piece in _salvage(line, name, number, error):
+                    yield number, found, piece
+            else:
+                yield number, event, line
+
+
+def raw_lines(
+    path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES, groups: Sequence[int] | None = None
+) -> Iterator[tuple[int, bytes | DataError]]:
+    """Yield the lines of a recording, packed or not, with their numbers; an error in place of one that is too long."""
+    path, name = Path(path), os.fspath(path)
+    if is_parquet(path):
+        for number, line in packed_lines(path, groups):
+            if len(line) > max_line_bytes:
+                yield number, DataError(f"is longer than {max_line_bytes} bytes.", path=name, line=number)
+            else:
+                yield number, line
+        return
     try:
-        stream = Path(path).open("rb")  # noqa: SIM115 (closed below; only the opening is guarded here)
+        stream = path.open("rb")
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
     with stream:
-        for number, line in numbered_lines(stream, path=name, max_line_bytes=max_line_bytes):
-            if isinstance(line, DataError):
-                yield number, line, b""
-            elif not line.isspace():
-                try:
-                    event = decode(line, path=name, number=number)
-                except DataError as error:
-                    for found in _salvage(line, name, number, error):
-                        yield number, found, b""
-                else:
-                    yield number, event, line
+        yield from numbered_lines(stream, path=name, max_line_bytes=max_line_bytes)
 
 
-def _salvage(line: bytes, path: str, number: int, error: DataError) -> Iterator[Event | TornLine | DataError]:
+def _salvage(
+    line: bytes, path: str, number: int, error: DataError
+) -> Iterator[tuple[Event | TornLine | DataError, bytes]]:
     """Take apart a line that does not decode: an unfinished piece and what follows it, or else the error."""
     start = len(line)
     for _ in range(_MOST_PIECES):
@@ -109,13 +131,14 @@ def _salvage(line: bytes, path: str, number: int, error: DataError) -> Iterator[
         except DataError:
             continue
         try:
-            yield decode(line[:start], path=path, number=number)  # whole but for its newline
+            yield decode(line[:start], path=path, number=number), line[:start] + b"\n"  # whole but for its newline
         except DataError:
-            yield TornLine(path=path, line=number, data=line[:start])
-        yield event
+            yield TornLine(path=path, line=number, data=line[:start]), b""
+        yield event, line[start:]
         return
     # A last line that is whole JSON and merely wrong is no piece.
-    yield error if line.endswith(b"\n") or _is_json(line) else TornLine(path=path, line=number, data=line)
+    torn = TornLine(path=path, line=number, data=line)
+    yield error if line.endswith(b"\n") or _is_json(line) else torn, b""
 
 
 def _is_json(line: bytes) -> bool:

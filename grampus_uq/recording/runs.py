@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -12,10 +12,11 @@ from pathlib import Path
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.recording.names import SUFFIX, file_name
+from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
 from grampus_uq.recording.reader import TornLine, read_numbered, report
 from grampus_uq.records import Outcome
 
-__all__ = ["Run", "RunSummary", "find_run", "recording_files", "runs", "summarise"]
+__all__ = ["Run", "RunSummary", "find_run", "recording_files", "runs", "runs_of_file", "summarise"]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -86,22 +87,26 @@ class Run:
 
 
 def recording_files(paths: Paths) -> Iterator[Path]:
-    """Yield the recordings under files and folders: a file as it is, a folder's `*.jsonl` at any depth, sorted.
+    """Yield the recordings under files and folders: a file as it is, a folder's at any depth, sorted.
 
+    Of a folder these are its `*.jsonl`, and those of its `*.parquet` that are packed recordings (tables are not).
     Links to folders are not followed, hidden files not taken. Raises DataError for a path that does not exist.
     """
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
-        start = Path(path)
+    for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        start = Path(given)
         if start.is_dir():
             for folder, inner, names in os.walk(start):
                 inner[:] = sorted(name for name in inner if not name.startswith("."))
                 for name in sorted(names):
-                    if name.endswith(SUFFIX) and not name.startswith("."):
-                        yield Path(folder) / name
+                    path = Path(folder) / name
+                    if name.startswith("."):
+                        continue
+                    if name.endswith(SUFFIX) or (name.endswith(PACKED_SUFFIX) and is_packed(path)):
+                        yield path
         elif start.exists():
             yield start
         else:
-            raise DataError("does not exist.", path=os.fspath(path))
+            raise DataError("does not exist.", path=os.fspath(given))
 
 
 def runs(paths: Paths, *, on_torn: Callable[[TornLine], None] = report) -> Iterator[Run]:
@@ -111,14 +116,17 @@ def runs(paths: Paths, *, on_torn: Callable[[TornLine], None] = report) -> Itera
     are interrupted by another's (sort such a file by session first).
     """
     for path in recording_files(paths):
-        yield from _runs_of(path, on_torn)
+        yield from runs_of_file(path, on_torn=on_torn)
 
 
-def _runs_of(path: Path, on_torn: Callable[[TornLine], None]) -> Iterator[Run]:
+def runs_of_file(
+    path: Path, *, on_torn: Callable[[TornLine], None] = report, groups: Sequence[int] | None = None
+) -> Iterator[Run]:
+    """Yield the runs of one file, holding one at a time; with `groups`, of these row groups of a packed file."""
     seen: set[str] = set()
     events: list[Event] = []
     first = 0
-    for number, event in chain(read_numbered(path, on_torn=on_torn), ((0, None),)):
+    for number, event in chain(read_numbered(path, on_torn=on_torn, groups=groups), ((0, None),)):
         current = events[0].session_id if events else None
         if event is not None and event.session_id != current:
             if event.session_id in seen:

@@ -1,0 +1,103 @@
+"""Packs recordings into Parquet files that hold every line of theirs, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from grampus_uq.errors import DataError
+from grampus_uq.parallel import Backend, in_order
+from grampus_uq.recording.packed import PACKED_SUFFIX, PackedWriter, is_packed
+from grampus_uq.recording.parts import RecordingPart, recording_parts
+from grampus_uq.recording.reader import TornLine, scan
+from grampus_uq.recording.runs import Paths
+
+__all__ = ["FILE_BYTES", "PackedFile", "pack"]
+
+FILE_BYTES: Final = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFile:
+    """One file that was written: its path, how many sessions and lines it holds, how many unfinished lines it lacks."""
+
+    path: str
+    sessions: int
+    lines: int
+    torn: int
+
+
+def pack(
+    paths: Paths,
+    folder: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    backend: Backend = "local",
+    file_bytes: int = FILE_BYTES,
+    on_file: Callable[[PackedFile], None] | None = None,
+) -> list[PackedFile]:
+    """Write the recordings under files and folders into `part-00000.parquet` and so on; return what was written.
+
+    Each part takes about `file_bytes` of lines; which ones does not depend on the number of workers. Unfinished lines
+    are left out and counted. Needs the extra `parquet`. Raises DataError for a damaged line, interleaved sessions, a
+    source that is packed already, or a folder that holds packed parts: they would be counted twice.
+    """
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    there = next(target.glob(f"part-*{PACKED_SUFFIX}"), None)
+    if there is not None:
+        raise DataError("is there already; take an empty folder.", path=os.fspath(there))
+    parts = enumerate(recording_parts(paths, part_bytes=file_bytes))
+    written = []
+    for file in in_order(partial(_pack_part, target), parts, workers=workers, backend=backend):
+        written.append(file)
+        if on_file is not None:
+            on_file(file)
+    return written
+
+
+def _pack_part(folder: Path, numbered: tuple[int, RecordingPart]) -> PackedFile:
+    number, part = numbered
+    path = folder / f"part-{number:05d}{PACKED_SUFFIX}"
+    writer = PackedWriter(path)
+    sessions = lines = 0
+    torn: list[TornLine] = []
+    try:
+        for source in part.files:
+            for session_id, found in _sessions(source, torn.append):
+                writer.write(session_id, found)
+                sessions, lines = sessions + 1, lines + len(found)
+    except BaseException:
+        writer.discard()
+        raise
+    writer.close()
+    return PackedFile(path=os.fspath(path), sessions=sessions, lines=lines, torn=len(torn))
+
+
+def _sessions(path: Path, on_torn: Callable[[TornLine], None]) -> Iterator[tuple[str, list[bytes]]]:
+    """The lines of each session of a file, those of a session id that was used again with those before."""
+    if is_packed(path):
+        raise DataError("is packed already.", path=os.fspath(path))
+    seen: set[str] = set()
+    current, lines = "", list[bytes]()
+    for number, found, line in scan(path):
+        if isinstance(found, DataError):
+            raise found
+        if isinstance(found, TornLine):
+            on_torn(found)
+            continue
+        if found.session_id != current or not lines:
+            if lines:
+                yield current, lines
+            if found.session_id in seen:
+                reason = f"{found.session_id!r:.100} goes on here after another session; keep its lines together."
+                raise DataError(reason, path=os.fspath(path), line=number, field="session_id")
+            seen.add(found.session_id)
+            current, lines = found.session_id, []
+        lines.append(line)
+    if lines:
+        yield current, lines
