@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
 
 from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, alarm_step, guarantee_of, rearm, rings
 from grampus_uq.decision import (
@@ -27,9 +34,11 @@ from grampus_uq.decision import (
 )
 from grampus_uq.errors import DataError
 from grampus_uq.estimator import UncertaintyEstimator
+from grampus_uq.events import TrajectoryReading
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
 from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
+from grampus_uq.risk import RiskField, TracerSettings, confidence_of_risk, risk_step
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
@@ -67,6 +76,16 @@ class Profile(BaseModel):
     """A fitted detector: its alarm then decides pauses, with its guarantee, and the tiers stop nothing."""
     calibration: LogisticFusion | None = None
     """A fitted fusion of readings: `p_success` is then set on steps with one of them. It decides nothing by itself."""
+    tracer: TracerSettings | None = None
+    """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration."""
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not there, so that older profiles keep their fingerprints."""
+        values: dict[str, Any] = write(self)
+        if self.tracer is None:
+            values.pop("tracer", None)
+        return values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +114,7 @@ class SessionState:
     agent_tokens: Count = 0
     alarm: AlarmState | None = None
     memory: PropagatorMemory | None = None
+    risk: RiskField | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
@@ -138,12 +158,17 @@ def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:
 
 
 def advance(
-    profile: Profile, state: SessionState, step: Step, readings: Sequence[Reading]
+    profile: Profile,
+    state: SessionState,
+    step: Step,
+    readings: Sequence[Reading],
+    trajectory: TrajectoryReading | None = None,
 ) -> tuple[SessionState, StepUncertainty]:
     """Take one step with its readings: the new state, and what is concluded.
 
     A step without any usable reading leaves the propagated confidence where it was. Until the first reading of a
-    session the level is at least MEDIUM. Missing readings (`value` None) are no evidence, for or against.
+    session the level is at least MEDIUM. Missing readings (`value` None) are no evidence, for or against. `trajectory`
+    is what was sensed for the profile's TRACER, where it has one.
     """
     seen = _tally(readings)
     kind, policy = step.kind, profile.policy
@@ -160,10 +185,12 @@ def advance(
     acknowledged = state.acknowledged if high else None  # the belief recovered: the alarm is armed again
     tool_name = step.tool_name if is_call else None
     alarm, log_m = state.alarm, None
+    risk_state, risk, no_risk = state.risk, None, None
+    if profile.tracer is not None:
+        risk_state, risk, no_risk = risk_step(profile.tracer, risk_state, trajectory)
     if profile.detector is not None:
         if not is_call:
-            scores = {**seen.values, "semantic_entropy": seen.semantic, "fused": fused}
-            scores["propagated"] = None if fused is None else propagated
+            scores = _streams(seen, fused, propagated, risk)
             alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, scores)
         irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
         evidence = has_reading and turn_read
@@ -178,9 +205,9 @@ def advance(
         profile, state.n_steps, step, tool_name, seen, fused, propagated, level, decision, alarm, log_m
     )
     if profile.calibration is not None:
-        streams = {**seen.values, "semantic_entropy": seen.semantic, "fused": fused}
-        streams["propagated"] = None if fused is None else propagated
-        assessment = _with_chance(assessment, profile.calibration(streams))
+        assessment = _with_chance(assessment, profile.calibration(_streams(seen, fused, propagated, risk)))
+    if profile.tracer is not None:
+        assessment = _with_risk(assessment, risk, no_risk, trajectory)
     new_state = _new_state(
         session_id=state.session_id,
         agent_id=state.agent_id,
@@ -199,6 +226,7 @@ def advance(
         agent_tokens=state.agent_tokens + step.input_tokens + step.output_tokens,
         alarm=alarm,
         memory=memory,
+        risk=risk_state,
     )
     return new_state, assessment
 
@@ -207,6 +235,7 @@ def advance(
 _HIGH = UncertaintyLevel.HIGH
 _LOG, _PAUSE = UncertaintyAction.PROCEED_WITH_LOG, UncertaintyAction.PAUSE_FOR_HUMAN
 _PROPAGATED = UncertaintySource.PROPAGATED
+_TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
 
 
 class _Tally:
@@ -352,6 +381,27 @@ def _assess(
 
 def _with_chance(assessment: StepUncertainty, p_success: float | None) -> StepUncertainty:
     return StepUncertainty.trusted({**assessment.__dict__, "p_success": p_success})
+
+
+def _streams(seen: _Tally, fused: float | None, propagated: float, risk: float | None) -> dict[str, float | None]:
+    """What detector and calibration may read, by name: in [0, 1], higher is better, the risk as 1/(1 + risk)."""
+    streams: dict[str, float | None] = {**seen.values, "semantic_entropy": seen.semantic, "fused": fused}
+    streams["propagated"] = None if fused is None else propagated
+    streams["trajectory_risk"] = confidence_of_risk(risk)
+    return streams
+
+
+def _with_risk(
+    assessment: StepUncertainty, risk: float | None, no_risk: str | None, trajectory: TrajectoryReading | None
+) -> StepUncertainty:
+    missing = [] if no_risk is None else [_missing("trajectory_risk", no_risk)]
+    if trajectory is not None and trajectory.no_surprisal is not None:
+        missing.append(_missing("surprisal", trajectory.no_surprisal))
+    if assessment.missing_reason is not None:
+        missing.append(assessment.missing_reason)  # last, because its own end says whether anything was read
+    sources = assessment.sources if risk is None else (*assessment.sources, _TRAJECTORY_RISK)
+    told = {"trajectory_risk": risk, "sources": sources, "missing_reason": "; ".join(missing) or None}
+    return StepUncertainty.trusted({**assessment.__dict__, **told})
 
 
 def _describe_alarm(

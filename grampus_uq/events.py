@@ -6,9 +6,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from grampus_uq.records import Outcome, Reading, Step, StepUncertainty
+from grampus_uq.stats.trajectory_risk import StepComponents
 from grampus_uq.vocabulary import UncertaintyLevel
 
-__all__ = ["DecisionEvent", "Event", "ObservationEvent", "OutcomeEvent", "SessionStarted", "StepEvent"]
+__all__ = [
+    "DecisionEvent",
+    "Event",
+    "ObservationEvent",
+    "OutcomeEvent",
+    "SessionStarted",
+    "StepEvent",
+    "TrajectoryReading",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryReading:
+    """TRACER's components as sensed at one step: numbers only, so that a replay needs neither text nor embedder.
+
+    `completed`: the steps of agent and user that became complete since the step before, in order. `pending`: the
+    agent's turn that is still open, as it stands; None when none is. `reason`: why the texts could not be read; what
+    needs no reading is there all the same. `no_surprisal`: why the open turn has no surprisal, where it has none.
+    """
+
+    completed: tuple[StepComponents, ...] = ()
+    pending: StepComponents | None = None
+    reason: str | None = None
+    no_surprisal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +46,7 @@ class StepEvent:
     assessment: StepUncertainty
     started_ns: int
     ended_ns: int
+    trajectory: TrajectoryReading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +82,12 @@ class DecisionEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeEvent:
-    """A session ended, or its outcome became known."""
+    """A session ended, or its outcome became known; `trajectory` holds the steps that are complete if it ended here."""
 
     session_id: str
     agent_id: str
     outcome: Outcome
+    trajectory: TrajectoryReading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
@@ -21,14 +21,20 @@ from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import Event, SessionStarted
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import Propagator, UncertaintyPropagator
-from grampus_uq.protocols import InstantSignal, ModelClient, Processor, Signal
+from grampus_uq.protocols import Embedder, InstantSignal, ModelClient, Processor, Signal
 from grampus_uq.records import AgentBeliefState, Message, StepUncertainty, ToolCall
+from grampus_uq.risk import TracerSettings
 from grampus_uq.sensing import SensingPlan
 from grampus_uq.session import Session, read_snapshot
 from grampus_uq.signals.driver import Budget
 from grampus_uq.signals.equivalence import Equivalence
 from grampus_uq.telemetry.spans import SpanEmitter
-from grampus_uq.vocabulary import Effect, Role, UncertaintyAction
+from grampus_uq.vocabulary import Effect, Role, UncertaintyAction, UncertaintySource
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from grampus_uq.trajectory_watch import TrajectorySensor, TrajectoryWatch
 
 __all__ = ["REFLECTION", "UncertaintyMonitor"]
 
@@ -76,6 +82,23 @@ class _Outlet:
             return dict(self._failures)
 
 
+def _sensor(
+    settings: TracerSettings | None,
+    embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None,
+    budget: Budget | None,
+    budgets: Mapping[str, Budget],
+) -> TrajectorySensor | None:
+    if settings is None:
+        if embedder is not None:
+            rule = "given together with `trajectory`, or with a profile that has TRACER"
+            raise ConfigurationError.of("embedder", "UncertaintyMonitor", rule, embedder)
+        return None
+    from grampus_uq.trajectory_watch import TrajectorySensor  # it loads NumPy
+
+    allowed = budgets.get(UncertaintySource.TRAJECTORY_RISK, budget or Budget())
+    return TrajectorySensor.of(settings, embedder, timeout_s=allowed.timeout_s)
+
+
 class UncertaintyMonitor:
     """Watches any number of concurrent runs with one frozen configuration.
 
@@ -88,7 +111,8 @@ class UncertaintyMonitor:
     `signals` adds signals of your own, `equivalence` says when two sampled answers agree, `repairs` asks again for a
     stated confidence, `speculative` draws the slow path's first samples beside P(True). `budget` bounds every signal,
     `budgets` one by name; `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory`
-    observes and stops nothing.
+    observes and stops nothing. `trajectory` adds TRACER's risk of the run so far to every step; its texts are
+    compared by `embedder`: the hashing one, `MiniLM`, or any function from texts to a matrix, in a worker thread.
     """
 
     def __init__(
@@ -109,14 +133,16 @@ class UncertaintyMonitor:
         processors: Sequence[Processor] = (),
         window: int = 64,
         advisory: bool = False,
+        trajectory: TracerSettings | None = None,
+        embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None = None,
     ) -> None:
-        if profile is not None and (estimator or propagator or policy):
+        if profile is not None and (estimator or propagator or policy or trajectory):
             raise ConfigurationError.of(
                 "profile",
                 "UncertaintyMonitor",
                 "given alone, or not at all",
-                "profile together with estimator, propagator or policy",
-                "A profile holds all three.",
+                "profile together with estimator, propagator, policy or trajectory",
+                "A profile holds all of them.",
             )
         if max_overhead is not None and not max_overhead >= 0.0:
             raise ConfigurationError.of("max_overhead", "UncertaintyMonitor", "at least 0 or None", max_overhead)
@@ -130,6 +156,7 @@ class UncertaintyMonitor:
                 estimator=estimator or UncertaintyEstimator(),
                 propagator=propagator or UncertaintyPropagator(),
                 policy=policy or UncertaintyPolicy(),
+                tracer=trajectory,
             )
         if advisory and not profile.advisory:
             profile = profile.model_copy(update={"advisory": True})
@@ -143,6 +170,7 @@ class UncertaintyMonitor:
             budget=budget,
             budgets=budgets,
         )
+        self.sensor = _sensor(profile.tracer, embedder, budget, budgets or {})
         emitters: tuple[Processor, ...] = () if tracer is None else (SpanEmitter(tracer),)
         self._outlet = _Outlet(emitters + tuple(processors))
         self.max_overhead = max_overhead
@@ -181,6 +209,7 @@ class UncertaintyMonitor:
             window=self.window,
             recent=recent,
             escalations=escalations,
+            watch=self._watch(snapshot),
         )
         if self.processors:
             self.emit(
@@ -198,6 +227,15 @@ class UncertaintyMonitor:
                 )
             )
         return session
+
+    def _watch(self, snapshot: Mapping[str, Any] | None) -> TrajectoryWatch | None:
+        """The turns of a session for TRACER, where the profile has it; those of an older snapshot begin here."""
+        if self.sensor is None:
+            return None
+        from grampus_uq.trajectory_watch import TrajectoryWatch, TurnMemory
+
+        turns = None if snapshot is None else snapshot.get("turns")
+        return TrajectoryWatch(self.sensor, TurnMemory() if turns is None else TurnMemory.from_json(turns))
 
     def _profile_for(
         self, model: str, prompt_hash: str | None, tools_hash: str | None

@@ -221,7 +221,7 @@ class _Runs:
         if index != states[-1].n_steps:
             self._go_back(event, states)
         self._resumed.discard(event.session_id)
-        state, assessment = advance(self._profile, states[-1], event.step, event.readings)
+        state, assessment = advance(self._profile, states[-1], event.step, event.readings, event.trajectory)
         if self._histories is None or event.session_id in self._histories:
             states.append(state)
         else:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue, TypeAdapter
 
@@ -23,7 +23,7 @@ from grampus_uq.engine import (
     state_to_json,
 )
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import (
     AgentBeliefState,
@@ -41,9 +41,13 @@ from grampus_uq.records import (
 from grampus_uq.sensing import SensingPlan, StepInput
 from grampus_uq.vocabulary import STOPPING, Effect, UncertaintyAction, UncertaintyLevel
 
+if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER
+    from grampus_uq.trajectory_watch import TrajectoryWatch
+
 __all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
 
 SNAPSHOT_VERSION = 1
+_READ_TRIES = 32  # each that fails means that another step or observation got through
 _new_step = builder(Step)
 _new_step_event = builder(StepEvent)
 
@@ -66,6 +70,7 @@ class Session:
         window: int = 64,
         recent: Sequence[StepUncertainty] = (),
         escalations: Sequence[Mapping[str, JsonValue]] = (),
+        watch: TrajectoryWatch | None = None,
     ) -> None:
         self._profile = profile
         self._plan = plan
@@ -74,6 +79,7 @@ class Session:
         self._max_overhead = max_overhead
         self._recent: deque[StepUncertainty] = deque(recent, maxlen=window)
         self._escalations: deque[dict[str, JsonValue]] = deque((dict(e) for e in escalations), maxlen=window)
+        self._watch = watch
         self._lock = threading.RLock()  # a processor may ask the session for its belief while it takes an event
 
     @property
@@ -144,7 +150,7 @@ class Session:
             )
             readings += await self._plan.ask(self._profile, step, readings, given)
         readings += own
-        assessment = self.commit(step, readings, started_ns=started_ns)
+        assessment = await self._read_and_commit(step, readings, started_ns)
         return assessment, assessment.action
 
     async def observe_tool_call(
@@ -158,8 +164,25 @@ class Session:
         started_ns = time.time_ns()
         call = tool_name if isinstance(tool_name, ToolCall) else ToolCall(name=tool_name)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
-        assessment = self.commit(step, (), started_ns=started_ns)
+        assessment = await self._read_and_commit(step, (), started_ns)
         return assessment, assessment.action
+
+    async def _read_and_commit(self, step: Step, readings: Sequence[Reading], started_ns: int) -> StepUncertainty:
+        """Commit a step together with what it does to the trajectory, where the profile looks at that.
+
+        The turns are read before the lock is taken. When something else came meanwhile they are read again from where
+        they stand then; texts are remembered, so that it costs little.
+        """
+        watch = self._watch
+        if watch is None:
+            return self.commit(step, readings, started_ns=started_ns)
+        for _ in range(_READ_TRIES):
+            read = await watch.read(step)
+            with self._lock:
+                if watch.take(read):
+                    return self.commit(step, readings, started_ns=started_ns, trajectory=read.reading)
+        with self._lock:
+            return self.commit(step, readings, started_ns=started_ns, trajectory=watch.take_unread(step))
 
     def observe_tool_result(self, call_id: str, output: str, *, is_error: bool = False) -> None:
         """Take what a tool answered. It is hostile text: never parsed for a confidence, never shown as the model's."""
@@ -179,12 +202,25 @@ class Session:
             is_error=is_error,
             time_s=time.time(),
         )
-        self._send(event)
-
-    def commit(self, step: Step, readings: Sequence[Reading], *, started_ns: int | None = None) -> StepUncertainty:
-        """Advance by one step whose readings are there already; emits one event. For adapters and replays."""
         with self._lock:
-            self._state, assessment = advance(self._profile, self._state, step, readings)
+            if self._watch is not None:
+                self._watch.observe(event)
+            self._send(event)
+
+    def commit(
+        self,
+        step: Step,
+        readings: Sequence[Reading],
+        *,
+        started_ns: int | None = None,
+        trajectory: TrajectoryReading | None = None,
+    ) -> StepUncertainty:
+        """Advance by one step whose readings are there already; emits one event. For adapters and replays.
+
+        Without `trajectory` the step is no turn of TRACER's trajectory, and its risk is missing as `not_sensed`.
+        """
+        with self._lock:
+            self._state, assessment = advance(self._profile, self._state, step, readings, trajectory)
             self._recent.append(assessment)
             wanted = assessment.advisory_action or assessment.action
             if wanted in STOPPING:
@@ -200,6 +236,7 @@ class Session:
                         assessment=assessment,
                         started_ns=ended_ns if started_ns is None else started_ns,
                         ended_ns=ended_ns,
+                        trajectory=trajectory,
                     )
                 )
         return assessment
@@ -280,9 +317,18 @@ class Session:
                     )
                 )
 
+    async def settle(self) -> None:
+        """Read what came after the last step, before `finish`: needed for the last components of a slow embedder."""
+        if self._watch is not None:
+            await self._watch.settle()
+
     def finish(self, outcome: Outcome) -> None:
         """Record how the run ended."""
-        self._send(OutcomeEvent(session_id=self.session_id, agent_id=self.agent_id, outcome=outcome))
+        with self._lock:
+            trajectory = None if self._watch is None else self._watch.ending()
+            self._send(
+                OutcomeEvent(session_id=self.session_id, agent_id=self.agent_id, outcome=outcome, trajectory=trajectory)
+            )
 
     def _send(self, event: Event) -> None:
         if self._emit is not None:
@@ -318,18 +364,24 @@ class Session:
                 "tokens": state.monitor_tokens,
                 "cost_usd": state.monitor_cost_usd,
             },
+            **({} if state.risk is None else {"trajectory_risk": state.risk.latest}),
         }
 
     def snapshot(self) -> dict[str, JsonValue]:
-        """Everything needed to go on in another process, as JSON values; as large as the window of latest steps."""
+        """Everything needed to go on in another process, as JSON values; as large as the window of latest steps.
+
+        With TRACER it also holds the texts of the latest turns, at most 10,000 characters of each.
+        """
         with self._lock:
             state, recent, escalations = self._state, list(self._recent), list(self._escalations)
-        return {
+            turns = None if self._watch is None else self._watch.memory
+        taken: dict[str, JsonValue] = {
             "v": SNAPSHOT_VERSION,
             "state": json.loads(state_to_json(state)),
             "recent": [assessment.model_dump(mode="json") for assessment in recent],
             "escalations": [dict(escalation) for escalation in escalations],
         }
+        return taken if turns is None else taken | {"turns": turns.to_json()}
 
 
 _RECENT = TypeAdapter(list[StepUncertainty])

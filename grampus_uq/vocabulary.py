@@ -99,6 +99,8 @@ class MissingReason(StrEnum):
     TOO_FEW_SAMPLES = "too_few_samples"
     OVERHEAD_CAP = "overhead_cap"
     NOT_NEEDED = "not_needed"
+    NOT_SENSED = "not_sensed"
+    PROFILE_CHANGED = "profile_changed"
 
 
 class StopReason(StrEnum):

@@ -26,6 +26,8 @@ from grampus_uq import (
 )
 from grampus_uq.errors import ModelError, RateLimitedError
 from grampus_uq.events import Event
+from grampus_uq.risk import TracerSettings
+from grampus_uq.stats.trajectory_risk import Composite, TracerParameters
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
 
 PROMPT = (Message(role=Role.USER, content="Book the flight and tell Alice."),)
@@ -128,6 +130,13 @@ switches = st.fixed_dictionaries(
         "advisory": st.booleans(),
         "max_overhead": st.none() | st.sampled_from([0.0, 2.0]),
         "window": st.sampled_from([1, 3, 64]),
+        "trajectory": st.sampled_from(
+            [
+                None,
+                TracerSettings(),
+                TracerSettings(parameters=TracerParameters(k=0.5, w=0.0, composite=Composite.SEPARATE), window=1),
+            ]
+        ),
     }
 )
 

@@ -1,4 +1,4 @@
-"""Recordings as forecast streams: every reading by its source, the fused and propagated confidence, and p_success.
+"""Recordings as forecast streams: each reading, fused and propagated confidence, p_success, 1/(1 + trajectory risk).
 
 A step is a step of the model: a tool call is the consequence of one and has no forecast of its own. What was stated
 after several readings of one source is the last of them.
@@ -19,6 +19,7 @@ from grampus_uq.events import ObservationEvent, StepEvent
 from grampus_uq.recording.runs import Paths, Run, runs
 from grampus_uq.records import StepUncertainty
 from grampus_uq.replay import ReplayedStep, replay
+from grampus_uq.risk import confidence_of_risk
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 from grampus_uq.vocabulary import StopReason
 
@@ -28,7 +29,7 @@ FEATURES = ("log steps so far", "share of tool calls", "share of failed results"
 """Facts of a prefix that no confidence stream enters: what `continuation.plug_in` predicts from."""
 
 NO_READING = "no reading on this step"  # what the engine says where the guide's 0.5 stands for nothing
-_DERIVED = frozenset({"fused", "propagated", "p_success"})
+_DERIVED = frozenset({"fused", "propagated", "p_success", "trajectory_risk"})
 _Trace = dict[str, list[float]]
 
 
@@ -160,6 +161,9 @@ def _forecasts(event: StepEvent, assessment: StepUncertainty, *, read: bool) -> 
         found["propagated"] = assessment.propagated_confidence
     if assessment.p_success is not None:
         found["p_success"] = assessment.p_success
+    safety = confidence_of_risk(assessment.trajectory_risk)
+    if safety is not None:
+        found["trajectory_risk"] = safety
     return found
 
 

@@ -1,7 +1,8 @@
 """From recordings to the score streams that a detector is fitted on: the same numbers that the live monitor feeds it.
 
-One row a step of the model (tool steps are none), by name: "fused", "propagated", or a reading's own name. A run that a
-human or the monitor touched has a selected outcome: it is excluded and counted, never a plain negative.
+One row a step of the model (tool steps are none), by name: "fused", "propagated", "trajectory_risk" (as
+1/(1 + risk)), or a reading's own name. A run that a human or the monitor touched has a selected outcome: it is excluded
+and counted, never a plain negative.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.importers.verifier_scores import read_scores
 from grampus_uq.recording.runs import Run
 from grampus_uq.recording.runs import runs as read_runs
+from grampus_uq.risk import confidence_of_risk
 from grampus_uq.vocabulary import StopReason
 
 __all__ = ["read_detector_runs", "runs_of_recordings", "step_scores"]
@@ -39,13 +41,14 @@ def step_scores(
     for event in events:
         assessment = event.assessment
         if profile is not None:
-            state, assessment = advance(profile, state, event.step, event.readings)
+            state, assessment = advance(profile, state, event.step, event.readings, event.trajectory)
         if event.step.kind == "tool_call":
             continue
         scores: dict[str, float | None] = {reading.source: reading.value for reading in event.readings}
         read = "no reading on this step" not in (assessment.missing_reason or "")
         scores["fused"] = assessment.fused_confidence if read else None
         scores["propagated"] = assessment.propagated_confidence if read else None
+        scores["trajectory_risk"] = confidence_of_risk(assessment.trajectory_risk)
         values = [scores.get(name) for name in streams]
         rows.append([math.nan if value is None else value for value in values])
     return rows

@@ -16,7 +16,15 @@ from grampus_uq.signals.repetition import hybrid_repetition
 from grampus_uq.stats.content import content_words
 from grampus_uq.stats.trajectory_risk import StepComponents
 
-__all__ = ["AgentText", "ObservedStep", "sense_step", "sense_step_in_thread", "sense_steps", "unsensed"]
+__all__ = [
+    "AgentText",
+    "ObservedStep",
+    "needs_embedding",
+    "sense_step",
+    "sense_step_in_thread",
+    "sense_steps",
+    "unsensed",
+]
 
 _Vectors = Mapping[str, npt.NDArray[np.float64]]
 
@@ -79,6 +87,11 @@ def sense_steps(steps: Sequence[ObservedStep], embedder: Embedder) -> list[StepC
 async def sense_step_in_thread(step: ObservedStep, embedder: Embedder) -> StepComponents:
     """Compute the components of a step off the event loop; when cancelled, the thread's answer is dropped."""
     return await anyio.to_thread.run_sync(partial(sense_step, step, embedder), abandon_on_cancel=True)
+
+
+def needs_embedding(steps: Sequence[ObservedStep]) -> bool:
+    """Say whether any text of these steps is compared with another."""
+    return any(_texts(step) for step in steps)
 
 
 def unsensed(step: ObservedStep) -> StepComponents:

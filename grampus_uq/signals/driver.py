@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 
@@ -26,7 +26,9 @@ from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
 from grampus_uq.vocabulary import MissingReason
 
-__all__ = ["Budget", "BudgetExceededError", "MeteredContext", "read_instant", "sense_all", "sense_one"]
+__all__ = ["Budget", "BudgetExceededError", "MeteredContext", "read_instant", "sense_all", "sense_one", "within"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("grampus_uq.signals")
 
@@ -172,6 +174,25 @@ async def sense_one(
             Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
         )
     return context.metered(Reading(source=source, value=None, reason=MissingReason.TIMEOUT))
+
+
+async def within(
+    source: str, work: Callable[[], Awaitable[T]], timeout_s: float
+) -> tuple[T | None, MissingReason | None]:
+    """Await work that asks no model within its deadline: what it gives, or why it gave nothing."""
+    try:
+        with anyio.move_on_after(timeout_s):
+            return await work(), None
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        reason = _reason(error)
+        log.warning("signal %s failed: %s", source, type(error).__name__)
+        return None, reason
+    except asyncio.CancelledError as error:
+        if _cancelled_from_outside():
+            raise
+        log.warning("signal %s failed: %s", source, type(error).__name__)
+        return None, MissingReason.SIGNAL_ERROR
+    return None, MissingReason.TIMEOUT
 
 
 def _reason(error: Exception) -> MissingReason:

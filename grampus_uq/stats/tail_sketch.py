@@ -15,6 +15,10 @@ FLOOR: Final = 1e-9
 """Risks below it share one bucket, so they are known to within 1e-9 and not to within a ratio."""
 
 
+Bucket = tuple[int, int, float]
+"""Index, number of risks, their sum."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSketchState:
     """A `TailSketch` as a JSON-able value: `buckets` holds (index, number of risks, their sum), ascending."""
@@ -22,7 +26,7 @@ class TailSketchState:
     k: float
     accuracy: float
     worst: float
-    buckets: tuple[tuple[int, int, float], ...]
+    buckets: tuple[Bucket, ...]
 
 
 class TailSketch:
@@ -43,7 +47,7 @@ class TailSketch:
     (True, True)
     """
 
-    __slots__ = ("_accuracy", "_counts", "_k", "_keys", "_log_ratio", "_n", "_sums", "_worst")
+    __slots__ = ("_accuracy", "_buckets", "_k", "_keys", "_log_ratio", "_n", "_worst")
 
     def __init__(self, k: float, values: Iterable[float] = (), *, accuracy: float = 0.005) -> None:
         check_fraction(k, "TailSketch")
@@ -55,8 +59,7 @@ class TailSketch:
         self._n = 0
         self._worst = 0.0
         self._keys: list[int] = []  # ascending
-        self._counts: dict[int, int] = {}
-        self._sums: dict[int, float] = {}
+        self._buckets: dict[int, Bucket] = {}  # states share them: a run of many states holds each bucket once
         for value in values:
             self.update(value)
 
@@ -87,12 +90,10 @@ class TailSketch:
         """Add one risk, a finite number in [0, 1e100], and give the tail mean of the longer run."""
         risk = check_risk(risk, "TailSketch.update")
         key = self._key(risk)
-        if key not in self._counts:
+        if key not in self._buckets:
             insort(self._keys, key)
-            self._counts[key] = 0
-            self._sums[key] = 0.0
-        self._counts[key] += 1
-        self._sums[key] += risk
+        _, count, total = self._buckets.get(key, (key, 0, 0.0))
+        self._buckets[key] = (key, count + 1, total + risk)
         self._n += 1
         self._worst = max(self._worst, risk)
         return self._middle(*self._bounds(None))
@@ -103,7 +104,7 @@ class TailSketch:
 
     def state(self) -> TailSketchState:
         """Give the whole sketch as a value; `TailSketch.restore` continues from it exactly as this one would."""
-        buckets = tuple((key, self._counts[key], self._sums[key]) for key in self._keys)
+        buckets = tuple(self._buckets[key] for key in self._keys)
         return TailSketchState(k=self._k, accuracy=self._accuracy, worst=self._worst, buckets=buckets)
 
     @classmethod
@@ -114,7 +115,8 @@ class TailSketch:
         outside their bucket's edges, or a worst risk that is in no bucket.
         """
         sketch = cls(state.k, accuracy=state.accuracy)
-        for key, count, total in state.buckets:
+        for bucket in state.buckets:
+            key, count, total = bucket
             lower, upper = sketch._edges(key)
             if (
                 count < 1
@@ -125,8 +127,7 @@ class TailSketch:
                 rule = "ascending buckets of at least one risk each, with sums inside their edges"
                 raise ConfigurationError.of("buckets", "TailSketch.restore", rule, (key, count, total))
             sketch._keys.append(key)
-            sketch._counts[key] = count
-            sketch._sums[key] = total
+            sketch._buckets[key] = bucket
             sketch._n += count
         last = sketch._keys[-1] if sketch._keys else None
         if (last is None and state.worst != 0.0) or (last is not None and sketch._key(state.worst) != last):
@@ -151,12 +152,12 @@ class TailSketch:
         tail = tail_count(self._n + (extra is not None), self._k)
         extra_key = None if extra is None else self._key(extra)
         keys = self._keys
-        if extra_key is not None and extra_key not in self._counts:
+        if extra_key is not None and extra_key not in self._buckets:
             keys = sorted([*keys, extra_key])
         whole = 0.0
         left = tail
         for key in reversed(keys):
-            count, total = self._counts.get(key, 0), self._sums.get(key, 0.0)
+            _, count, total = self._buckets.get(key, (key, 0, 0.0))
             if extra is not None and key == extra_key:
                 count, total = count + 1, total + extra
             if count >= left:

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq.events import DecisionEvent, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.events import (
+    DecisionEvent,
+    ObservationEvent,
+    OutcomeEvent,
+    SessionStarted,
+    StepEvent,
+    TrajectoryReading,
+)
 from grampus_uq.records import Outcome, Reading, Step, StepUncertainty, TokenLogprob, ToolCall
+from grampus_uq.stats.trajectory_risk import StepComponents
 from grampus_uq.vocabulary import Effect, StopReason, UncertaintyAction, UncertaintyLevel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recordings.md").read_text(encoding="utf-8")
@@ -18,7 +26,19 @@ NAMED = set(re.findall(r"`([^`\s]+)`", PAGE.partition("## The format, version 1"
 
 @pytest.mark.parametrize(
     "record",
-    [SessionStarted, StepEvent, ObservationEvent, DecisionEvent, OutcomeEvent, Step, Reading, TokenLogprob, Outcome],
+    [
+        SessionStarted,
+        StepEvent,
+        ObservationEvent,
+        DecisionEvent,
+        OutcomeEvent,
+        Step,
+        Reading,
+        TokenLogprob,
+        Outcome,
+        TrajectoryReading,
+        StepComponents,
+    ],
     ids=lambda record: record.__name__,
 )
 def test_every_field_of_a_record_is_documented(record: type) -> None:
