@@ -18,9 +18,10 @@ from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
 from grampus_uq.signals.action_span import ActionEntropy, ActionProbability
-from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sense_all, sense_one
+from grampus_uq.signals.claim import ClaimProbability
+from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, read_prompted, sense_all, sense_one
 from grampus_uq.signals.equivalence import Equivalence
-from grampus_uq.signals.logprobs import NO_STREAMS, TokenEntropy, TokenProbability
+from grampus_uq.signals.logprobs import NO_STREAMS, SequenceProbability, TokenEntropy, TokenProbability
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
@@ -50,6 +51,8 @@ class SensingPlan:
     """Those that read a step's log-probabilities: what they say of a step without any is known beforehand."""
     fast: tuple[Signal, ...]
     slow: SemanticEntropy | None
+    claim: ClaimProbability = field(default_factory=ClaimProbability)
+    """Compares the log-probabilities with the prompt."""
     unasked: tuple[InstantSignal, ...] = ()
     """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
     speculative: bool = False
@@ -75,7 +78,8 @@ class SensingPlan:
         """
         estimator, policy = profile.estimator, profile.policy
         instant: list[InstantSignal] = []
-        streams: list[InstantSignal] = [TokenProbability(), TokenEntropy(), ActionProbability(), ActionEntropy()]
+        streams: list[InstantSignal] = [TokenProbability(), TokenEntropy(), SequenceProbability()]
+        streams += [ActionProbability(), ActionEntropy()]
         fast: list[Signal] = []
         if repairs is None:
             instant.append(VerbalizedConfidence())
@@ -98,7 +102,12 @@ class SensingPlan:
         slow = None
         if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
             slow = estimator.semantic_signal(equivalence)
-        names = [s.source for s in instant + streams] + [s.source for s in fast] + ([slow.source] if slow else [])
+        names = (
+            [ClaimProbability.source]
+            + [s.source for s in instant + streams]
+            + [s.source for s in fast]
+            + ([slow.source] if slow else [])
+        )
         twice = {str(name) for name in names if names.count(name) > 1}
         if twice:
             raise ConfigurationError.of("signals", "UncertaintyMonitor", "of distinct names", sorted(twice))
@@ -123,7 +132,7 @@ class SensingPlan:
         """True when some signal asks a model of its own, so that it can be asked on a step that comes without one."""
         return any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in self.fast)
 
-    def read(self, step: Step) -> list[Reading]:
+    def read(self, step: Step, messages: Sequence[Message] = ()) -> list[Reading]:
         """The readings that need no model and no waiting."""
         readings = []
         for signal in self.instant:
@@ -132,6 +141,7 @@ class SensingPlan:
             readings += NO_STREAMS
         else:
             readings += [read_instant(signal, step) for signal in self.streams]
+            readings.append(read_prompted(self.claim, step, messages))
         return readings
 
     def read_unasked(self, step: Step) -> list[Reading]:

@@ -136,7 +136,7 @@ class Session:
             input_tokens=usage.input_tokens if usage else 0,
             output_tokens=usage.output_tokens if usage else 0,
         )
-        readings = self._plan.read(step)
+        readings = self._plan.read(step, prompt_messages)
         if model_client is None and not self._plan.brings_model:
             if self._plan.unasked:
                 readings += self._plan.read_unasked(step)

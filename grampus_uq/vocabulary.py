@@ -44,8 +44,10 @@ class UncertaintySource(StrEnum):
     IRREVERSIBLE_TOOL = "irreversible_tool"
     TOKEN_PROBABILITY = "token_probability"  # noqa: S105 (a signal, no password)
     TOKEN_ENTROPY = "token_entropy"  # noqa: S105 (a signal, no password)
+    SEQUENCE_PROBABILITY = "sequence_probability"
     ACTION_PROBABILITY = "action_probability"
     ACTION_ENTROPY = "action_entropy"
+    CLAIM_PROBABILITY = "claim_probability"
     PREFIX_VERIFIER = "prefix_verifier"
     TRAJECTORY_RISK = "trajectory_risk"
     DETECTOR = "detector"

@@ -30,6 +30,8 @@ NAMES: Final = {
     "token_entropy": "token entropy",
     "action_probability": "action probability",
     "action_entropy": "action entropy",
+    "sequence_probability": "sequence probability",
+    "claim_probability": "claim probability",
     "semantic_entropy": "semantic entropy",
     FUSED: "fused confidence",
 }

@@ -24,6 +24,7 @@ from grampus_uq.errors import (
 from grampus_uq.model_call import ask_model
 from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.signals.claim import ClaimProbability
 from grampus_uq.vocabulary import MissingReason
 
 __all__ = ["Budget", "BudgetExceededError", "MeteredContext", "read_instant", "sense_all", "sense_one", "within"]
@@ -150,8 +151,20 @@ def read_instant(signal: InstantSignal, step: Step) -> Reading:
     try:
         return signal.read(step)
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        log.warning("signal %s failed: %s", signal.source, type(error).__name__)
-        return Reading(source=signal.source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
+        return _failed(signal.source, error)
+
+
+def _failed(source: str, error: Exception) -> Reading:
+    log.warning("signal %s failed: %s", source, type(error).__name__)
+    return Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
+
+
+def read_prompted(signal: ClaimProbability, step: Step, messages: Sequence[Message]) -> Reading:
+    """Read an instant signal that looks at the prompt too; what it raises becomes a missing reading."""
+    try:
+        return signal.read_after(step, messages)
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        return _failed(signal.source, error)
 
 
 async def sense_one(

@@ -1,8 +1,8 @@
 """Confidence from the token log-probabilities that came with the step itself: no further model call.
 
 Two readings a stream (Trajectory Proper Score, section 3, "token streams"): the mean probability of the chosen tokens,
-and exp(-H) of the mean entropy H of each token's reported alternatives. Both in [0, 1], higher is better; both missing
-when the model reports no log-probabilities.
+and exp(-H) of the mean entropy H of each token's reported alternatives. Beside them the probability of the whole
+completion. All in [0, 1], higher is better; all missing when the model reports no log-probabilities.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from grampus_uq.records import Reading, Step, TokenLogprob
 from grampus_uq.stats.entropy import top_k_entropy
 from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
-__all__ = ["NO_STREAMS", "TokenEntropy", "TokenProbability", "entropy_confidence", "mean_token_probability"]
+__all__ = [
+    "NO_STREAMS",
+    "SequenceProbability",
+    "TokenEntropy",
+    "TokenProbability",
+    "entropy_confidence",
+    "mean_token_probability",
+    "sequence_probability",
+]
 
 
 def mean_token_probability(tokens: Sequence[TokenLogprob]) -> float | None:
@@ -30,6 +38,21 @@ def mean_token_probability(tokens: Sequence[TokenLogprob]) -> float | None:
             return None
         total += math.exp(logprob) if logprob < 0.0 else 1.0
     return total / len(tokens) if tokens else None
+
+
+def sequence_probability(tokens: Sequence[TokenLogprob]) -> float | None:
+    """exp(sum of logprobs), the probability of the whole completion; in [0, 1], higher is better.
+
+    It falls with every token, so it compares answers of one kind and length, and says little of a long text. None
+    without tokens or with a malformed one. Source: "maximum sequence probability", Fadeeva et al. 2023
+    (arXiv 2311.07383), section 3.
+    """
+    total = 0.0
+    for token in tokens:
+        if not token.logprob <= 1e-3:
+            return None
+        total += min(token.logprob, 0.0)
+    return math.exp(total) if tokens else None
 
 
 def entropy_confidence(tokens: Sequence[TokenLogprob]) -> float | None:
@@ -75,9 +98,20 @@ class TokenEntropy:
         return _reading(self.source, entropy_confidence(step.logprobs))
 
 
+class SequenceProbability:
+    """Reads the probability of the whole completion."""
+
+    __slots__ = ()
+    source: str = UncertaintySource.SEQUENCE_PROBABILITY
+
+    def read(self, step: Step) -> Reading:
+        """Multiply over the step's own tokens."""
+        return _reading(self.source, sequence_probability(step.logprobs or ()))
+
+
 def _reading(source: str, value: float | None) -> Reading:
     return Reading(source=source, value=value, reason=None if value is not None else MissingReason.NO_LOGPROBS)
 
 
 NO_STREAMS: Final = (_reading(TokenProbability.source, None), _reading(TokenEntropy.source, None))
-"""What both signals say of a step without log-probabilities."""
+"""What the first two signals say of a step without log-probabilities."""

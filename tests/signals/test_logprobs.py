@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import MissingReason, Step, TokenLogprob
-from grampus_uq.signals.logprobs import TokenEntropy, TokenProbability, entropy_confidence, mean_token_probability
+from grampus_uq.signals.logprobs import (
+    TokenEntropy,
+    TokenProbability,
+    entropy_confidence,
+    mean_token_probability,
+    sequence_probability,
+)
 from grampus_uq.testing import top_logprobs
 
 natural = st.floats(-100.0, 0.0)
@@ -92,3 +98,17 @@ def test_a_step_without_log_probabilities_is_missing_with_that_reason(logprobs):
 def test_alternatives_that_are_all_impossible_are_missing():
     token = TokenLogprob(token="a", logprob=-1.0, top=(("a", -math.inf), ("b", -math.inf)))
     assert entropy_confidence([token]) is None
+
+
+@given(st.lists(st.floats(-5.0, 0.0), min_size=1, max_size=30))
+def test_the_probability_of_the_whole_completion_is_the_product_and_never_above_any_token(values: list[float]) -> None:
+    said = [TokenLogprob(token="x", logprob=value) for value in values]
+    found = sequence_probability(said)
+    assert found == pytest.approx(math.prod(math.exp(value) for value in values))
+    assert found <= math.exp(min(values)) + 1e-12
+
+
+def test_a_whole_completion_with_a_malformed_token_or_none_at_all_has_no_probability() -> None:
+    for values in ([], [-0.5, math.nan], [-0.5, 0.7]):
+        assert sequence_probability([TokenLogprob(token="x", logprob=value) for value in values]) is None
+    assert sequence_probability([TokenLogprob(token="x", logprob=-800.0)] * 9) == 0.0

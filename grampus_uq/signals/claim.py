@@ -1,0 +1,101 @@
+"""Confidence in what an answer adds to its request: the probability of its least likely new word.
+
+Most of an answer repeats its request ("The capital of France is ..."); a model writes those words with certainty
+whether or not it knows the rest, so an average over all tokens drowns the one word that is the claim. Words of the
+request are therefore left out, a word's probability is the product of its tokens', and the least of the new ones is the
+reading:
+
+    c = min over words w that are not in the request of exp(sum of log p(token) over the tokens that write w)
+
+In [0, 1], higher is better. The least token probability is the usual reading of this kind (Manakul et al. 2023,
+arXiv 2303.08896, "Max(-log p)"); leaving out what the prompt gives away is in the spirit of relevance weighting (Duan
+et al. 2023, arXiv 2307.01379). Needs log-probabilities and no model call.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from grampus_uq.records import Message, Reading, Step, TokenLogprob
+from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
+
+__all__ = ["ClaimProbability", "least_new_word_probability", "requested_words"]
+
+MAX_REQUEST_CHARACTERS: Final = 8_000
+MAX_TOKENS: Final = 4_096
+_WORD: Final = re.compile(r"\w+")
+
+
+def requested_words(messages: Sequence[Message]) -> frozenset[str]:
+    """The words, in lower case, that the model was given last: the user's latest message and a tool's result after it.
+
+    Of a longer text only the last 8,000 characters count.
+    """
+    words: frozenset[str] = frozenset()
+    for message in reversed(messages):
+        if message.role is Role.USER or (message.role is Role.TOOL and not words):
+            words |= _words((message.content or "")[-MAX_REQUEST_CHARACTERS:])
+        if message.role is Role.USER:
+            break
+    return words
+
+
+@functools.lru_cache(maxsize=32)  # an agent's request stays the same over all of its steps
+def _words(text: str) -> frozenset[str]:
+    return frozenset(_WORD.findall(text.lower()))
+
+
+def least_new_word_probability(tokens: Sequence[TokenLogprob], given: frozenset[str]) -> float | None:
+    """The least probability of a word that is not among the given ones, in [0, 1]; None when there is no such word.
+
+    Args:
+        tokens: the completion; of a longer one the first 4,096 are read.
+        given: words in lower case.
+
+    Returns:
+        A probability; None also when a log-probability is NaN or above 0 by more than rounding (1e-3).
+    """
+    worst = math.inf
+    for word, logprob in _scored_words(tokens[:MAX_TOKENS]):
+        if math.isnan(logprob):
+            return None
+        if logprob < worst and word not in given:
+            worst = logprob
+    return None if worst == math.inf else math.exp(worst)
+
+
+def _scored_words(tokens: Sequence[TokenLogprob]) -> Iterator[tuple[str, float]]:
+    """Each word of the completion with the sum of the log-probabilities of the tokens that write some of it."""
+    text = "".join(token.token for token in tokens)
+    at = start = 0
+    for match in _WORD.finditer(text):
+        begin, end = match.span()
+        while at < len(tokens) and start + len(tokens[at].token) <= begin:
+            start += len(tokens[at].token)
+            at += 1
+        total, index, place = 0.0, at, start
+        while index < len(tokens) and place < end:
+            logprob = tokens[index].logprob
+            total += min(logprob, 0.0) if logprob <= 1e-3 else math.nan
+            place += len(tokens[index].token)
+            index += 1
+        yield match.group().lower(), total
+
+
+class ClaimProbability:
+    """Reads the probability of the least likely word that the request did not contain."""
+
+    __slots__ = ()
+    source: str = UncertaintySource.CLAIM_PROBABILITY
+
+    def read_after(self, step: Step, messages: Sequence[Message]) -> Reading:
+        """Compare the step's own tokens with the messages that it answered."""
+        value = None
+        if step.logprobs:
+            value = least_new_word_probability(step.logprobs, requested_words(messages))
+        reason = MissingReason.NOTHING_TO_JUDGE if step.logprobs else MissingReason.NO_LOGPROBS
+        return Reading(source=self.source, value=value, reason=None if value is not None else reason)
