@@ -188,8 +188,12 @@ class UncertaintyMonitor:
         prompt_hash: str | None = None,
         tools_hash: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        advisory: bool = False,
     ) -> Session:
-        """Start a run, or take one up again from what `Session.snapshot` gave: it goes on as if never interrupted."""
+        """Start a run, or take one up again from what `Session.snapshot` gave: it goes on as if never interrupted.
+
+        With `advisory` this one session observes and stops nothing, whatever the monitor does otherwise.
+        """
         recent: Sequence[StepUncertainty] = ()
         escalations: Sequence[Mapping[str, JsonValue]] = ()
         state = SessionState(session_id=session_id, agent_id=agent_id)
@@ -200,6 +204,8 @@ class UncertaintyMonitor:
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
         profile, standing = self._profile_for(model, prompt_hash, tools_hash)
+        if advisory and not profile.advisory:
+            profile = profile.model_copy(update={"advisory": True})
         session = Session(
             profile=profile,
             plan=self.plan,

@@ -1,0 +1,436 @@
+"""Watches agents of the OpenAI Agents SDK, and pauses their runs before a call that a human should see first.
+
+guard = UncertaintyGuard(UncertaintyMonitor(policy=...), advisory=False)
+result = await guard.run(agent, "Pay invoice 7", session_id="invoice-7")      # in place of Runner.run
+
+paused = await guard.pause(result)         # None, or what waits; `paused.text` is all that another process needs
+result = await guard.resume(agent, paused.text, [paused.requests[0].decide("approve", principal="ann")])
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from grampus_uq import (
+    AgentBeliefState,
+    ApprovalDecision,
+    ApprovalKind,
+    ApprovalPolicy,
+    ApprovalRequest,
+    ConfigurationError,
+    DataError,
+    MissingDependencyError,
+    SessionError,
+    ToolCall,
+    ToolEffects,
+    UncertaintyAction,
+    UncertaintyError,
+    UncertaintyMonitor,
+)
+from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted
+
+try:
+    from agents import (
+        Agent,
+        AgentsException,
+        Handoff,
+        Model,
+        RunConfig,
+        Runner,
+        RunResult,
+        RunResultStreaming,
+        RunState,
+    )
+except ImportError as error:
+    raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
+
+from grampus_uq.integrations.openai_agents_model import (
+    Answer,
+    WatchedModel,
+    WatchedProvider,
+    item_call,
+    plain,
+    read_messages,
+)
+from grampus_uq.integrations.openai_agents_tools import GUARDRAIL, gate_tools, mcp_policy
+from grampus_uq.protocols import ModelClient
+
+__all__ = ["AbortedRunError", "PausedRun", "UncertaintyGuard", "WatchedRun"]
+
+VERSION = 1
+Result = TypeVar("Result", RunResult, RunResultStreaming)
+
+
+class AbortedRunError(UncertaintyError, AgentsException):
+    """The policy aborted the run; the SDK lets it through as one of its own."""
+
+    def __init__(self, error: UncertaintyError) -> None:
+        super().__init__(str(error), code=error.code, details=error.details)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedRun:
+    """A run that waits: what for, and everything that another process needs to go on, as one JSON text."""
+
+    session_id: str
+    requests: tuple[ApprovalRequest, ...]
+    text: str
+
+
+class WatchedRun:
+    """One run of one session: its belief, and its calls."""
+
+    def __init__(self, calls: HeldCalls, *, model: str) -> None:
+        self.calls = calls
+        self.model = model
+        self.aborted: AbortedRunError | None = None
+
+    @property
+    def belief(self) -> AgentBeliefState:
+        """What is believed now."""
+        return self.calls.session.belief()
+
+
+class UncertaintyGuard:
+    """Watches any number of runs, each as a session of the monitor; only advises unless `advisory` is False.
+
+    Parameters
+    ----------
+    monitor
+        What judges; one that is not advisory itself pauses and aborts only when `advisory` is False as well.
+    model_client, model_id
+        The model that the signals ask (P(True), semantic entropy), and its name there. Without one, only what is in the
+        agent's own answers is read: stated confidences and token probabilities.
+    effects, approvals, precondition
+        What tools do; who may decide, and how decisions are signed; what must still hold when an approved call runs.
+    allow_ungated
+        Names of hosted tools that may run although nothing can stop them.
+    """
+
+    def __init__(
+        self,
+        monitor: UncertaintyMonitor,
+        *,
+        advisory: bool = True,
+        model_client: ModelClient | None = None,
+        model_id: str = "",
+        effects: ToolEffects | None = None,
+        approvals: ApprovalPolicy | None = None,
+        precondition: Precondition | None = None,
+        allow_ungated: Collection[str] = (),
+    ) -> None:
+        self.monitor = monitor
+        self.advisory = advisory
+        self.ungated: set[str] = set()
+        """Names of the watched agents' tools whose calls nothing can stop: the provider runs them."""
+        self.mcp_approval = mcp_policy(self.current)
+        """Give this to an MCP server as its `require_approval`."""
+        self._client, self._model_id = model_client, model_id
+        self._effects, self._approvals, self._precondition = effects, approvals, precondition
+        self._allow_ungated = frozenset(allow_ungated)
+        self._running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("watched_run", default=None)
+        self._of_result: dict[int, tuple[weakref.ref[Any], WatchedRun]] = {}
+
+    # -- agents ---------------------------------------------------------------------------------------------------
+
+    def watch(self, agent: Agent[Any]) -> Agent[Any]:
+        """Put this guard into the agent and all that it reaches (handoffs, agents as tools), in place; returns it.
+
+        In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
+        when one can act on the world and the SDK has no way to stop it.
+        """
+        todo, seen = [agent], set()
+        while todo:
+            one = todo.pop()
+            if id(one) in seen:
+                continue
+            seen.add(id(one))
+            if isinstance(one.model, Model):
+                one.model = self._watched(one.model)
+            self._check_mcp(one)
+            todo += [inner for tool in one.tools if (inner := getattr(tool, "_agent_instance", None)) is not None]
+            one.tools, without = gate_tools(one.tools, self.current, allow_ungated=self._allow_ungated)
+            self.ungated |= set(without)
+            for handoff in one.handoffs:
+                todo += self._targets(handoff)
+        return agent
+
+    def _watched(self, model: Model) -> Model:
+        if not isinstance(model, WatchedModel):
+            return WatchedModel(model, self._observe, self._before, self)
+        if model.owner is not self:
+            raise ConfigurationError.of(
+                "agent", "UncertaintyGuard.watch", "watched by one guard", "another guard's agent"
+            )
+        return model
+
+    def _targets(self, handoff: Any) -> Iterator[Agent[Any]]:
+        """The agent that a handoff leads to, as far as it is known; one that it makes is watched when it is made."""
+        if not isinstance(handoff, Handoff):
+            yield handoff
+            return
+        target = getattr(handoff, "_agent_ref", None)
+        if target is not None and target() is not None:
+            yield target()
+        invoke = handoff.on_invoke_handoff
+        if getattr(invoke, "gate", None) == GUARDRAIL:
+            return
+
+        async def invoke_and_watch(context: Any, arguments: str) -> Any:
+            return self.watch(await invoke(context, arguments))
+
+        invoke_and_watch.gate = GUARDRAIL  # type: ignore[attr-defined]  # how a gate knows itself again
+        handoff.on_invoke_handoff = invoke_and_watch
+
+    def _check_mcp(self, agent: Agent[Any]) -> None:
+        for server in agent.mcp_servers:
+            policy = getattr(server, "_needs_approval_policy", None)
+            if policy is True or getattr(policy, "gate", None) == GUARDRAIL:
+                continue
+            if server.name not in self._allow_ungated:
+                way_out = (
+                    "Build it with require_approval=guard.mcp_approval (or 'always'), or name it in allow_ungated."
+                )
+                raise ConfigurationError.of(
+                    "mcp_servers", "UncertaintyGuard.watch", "servers whose calls can pause", server.name, way_out
+                )
+            self.ungated.add(server.name)
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def session(
+        self, session_id: str, agent_id: str = "", *, model: str = "", snapshot: Mapping[str, Any] | None = None
+    ) -> Iterator[WatchedRun]:
+        """The session that `Runner.run` belongs to inside this block, for those who call it themselves."""
+        run = self._start(session_id, agent_id, model, snapshot)
+        token = self._running.set(run)
+        try:
+            yield run
+        finally:
+            self._running.reset(token)
+
+    def _start(self, session_id: str, agent_id: str, model: str, snapshot: Mapping[str, Any] | None) -> WatchedRun:
+        session = self.monitor.session(
+            session_id,
+            agent_id,
+            model=model,
+            snapshot=None if snapshot is None else snapshot.get("belief"),
+            advisory=self.advisory,
+        )
+        calls = HeldCalls(session, effects=self._effects, approvals=self._approvals, precondition=self._precondition)
+        if snapshot is not None:
+            calls.restore(snapshot)
+        return WatchedRun(calls, model=model)
+
+    def current(self) -> WatchedRun:
+        """The run of the current context; raises SessionError when a watched agent runs outside of one."""
+        run = self._running.get()
+        if run is None:
+            raise SessionError(
+                "A watched agent ran outside of a session: run it with `guard.run(agent, ..., session_id=...)`, or "
+                "call Runner.run inside `with guard.session(session_id):`."
+            )
+        return run
+
+    def _before(self) -> None:
+        run = self.current()
+        if run.aborted is not None:  # an agent as a tool was aborted, and the SDK made a tool error of it
+            raise run.aborted
+
+    async def _observe(self, answer: Answer, system: str | None, items: Any, tools: Sequence[Any]) -> None:
+        run = self.current()
+        step_id = run.calls.next_step_id("llm")
+        _, action = await run.calls.session.observe_llm_response(
+            answer.text,
+            step_id,
+            prompt_messages=() if self._client is None else read_messages(system, items),
+            model_client=self._client,
+            model_id=self._model_id,
+            tool_calls=answer.calls,
+            logprobs=answer.logprobs,
+            usage=answer.usage,
+            tools=None if self._client is None else [_schema(tool) for tool in tools if hasattr(tool, "name")] or None,
+        )
+        if action is UncertaintyAction.ABORT:
+            run.aborted = AbortedRunError(aborted(run.calls.session, step_id))
+            raise run.aborted
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        agent: Agent[Any],
+        input: Any,  # noqa: A002 (the SDK's name)
+        *,
+        session_id: str,
+        **given: Any,
+    ) -> RunResult:
+        """`Runner.run`, watched; takes whatever that takes. Raises AbortedRunError when the policy aborts the run."""
+        self.watch(agent)
+        with self.session(session_id, agent.name, model=_name(agent)) as run:
+            return self._remember(await Runner.run(agent, input, **self._configured(given)), run)
+
+    def run_streamed(
+        self,
+        agent: Agent[Any],
+        input: Any,  # noqa: A002 (the SDK's name)
+        *,
+        session_id: str,
+        **given: Any,
+    ) -> RunResultStreaming:
+        """`Runner.run_streamed`, watched."""
+        self.watch(agent)
+        with self.session(session_id, agent.name, model=_name(agent)) as run:
+            return self._remember(Runner.run_streamed(agent, input, **self._configured(given)), run)
+
+    def _configured(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `Runner.run`, whose models are all watched, those that are looked up by name too."""
+        config = given.get("run_config") or RunConfig()
+        if isinstance(config, dict):
+            config = RunConfig(**config)
+        provider = config.model_provider
+        if not isinstance(provider, WatchedProvider):
+            provider = WatchedProvider(provider, self._watched)
+        model = self._watched(config.model) if isinstance(config.model, Model) else config.model
+        return {**given, "run_config": replace(config, model=model, model_provider=provider)}
+
+    def _remember(self, result: Result, run: WatchedRun) -> Result:
+        key = id(result)
+        self._of_result[key] = (weakref.ref(result, lambda _: self._of_result.pop(key, None)), run)
+        return result
+
+    def watched(self, result: RunResult | RunResultStreaming) -> WatchedRun:
+        """The run that a result of `run`, `run_streamed`, `resume` or `resume_streamed` came from."""
+        found = self._of_result.get(id(result))
+        if found is None or found[0]() is not result:
+            raise ConfigurationError.of("result", "UncertaintyGuard", "a result of this guard's own runs", type(result))
+        return found[1]
+
+    # -- pausing and going on -------------------------------------------------------------------------------------
+
+    async def pause(
+        self, result: RunResult | RunResultStreaming, *, run: WatchedRun | None = None, **serializing: Any
+    ) -> PausedRun | None:
+        """What a run waits for, None when it waits for nothing. `serializing` goes to `RunState.to_json`.
+
+        `run` is what `session` gave, for results that did not come from this guard's own `run`.
+        """
+        if not result.interruptions:
+            return None
+        run = run or self.watched(result)
+        for item in result.interruptions:
+            await run.calls.judge(_item_call(item), framework_asks=True)
+        envelope = {
+            "v": VERSION,
+            "session_id": run.calls.session.session_id,
+            "agent_id": run.calls.session.agent_id,
+            "model": run.model,
+            "calls": run.calls.snapshot(),
+            "run_state": result.to_state().to_json(**serializing),
+        }
+        return PausedRun(
+            session_id=run.calls.session.session_id, requests=run.calls.requests(), text=json.dumps(envelope)
+        )
+
+    async def resume(
+        self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision] = (), **given: Any
+    ) -> RunResult:
+        """Take decisions on what waits, and run on; what is undecided waits on. Each text is for one resumption.
+
+        `given` goes to `Runner.run`; `context_deserializer`, if there, to `RunState.from_json`. Raises ApprovalError
+        when a decision is refused, before anything ran: the text is good for another attempt.
+        """
+        state, run = await self._load(agent, text, decisions, given)
+        token = self._running.set(run)
+        try:
+            return self._remember(await Runner.run(agent, state, **self._configured(given)), run)
+        finally:
+            self._running.reset(token)
+
+    async def resume_streamed(
+        self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision] = (), **given: Any
+    ) -> RunResultStreaming:
+        """`resume`, streamed."""
+        state, run = await self._load(agent, text, decisions, given)
+        token = self._running.set(run)
+        try:
+            return self._remember(Runner.run_streamed(agent, state, **self._configured(given)), run)
+        finally:
+            self._running.reset(token)
+
+    async def _load(
+        self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision], given: dict[str, Any]
+    ) -> tuple[RunState[Any, Any], WatchedRun]:
+        self.watch(agent)
+        envelope = _read(text)
+        restoring: dict[str, Any] = {
+            name: given.pop(name) for name in ("context_deserializer", "strict_context") if name in given
+        }
+        if "context" in given:
+            restoring["context_override"] = given.pop("context")
+        state = await RunState.from_json(agent, envelope["run_state"], **restoring)
+        run = self._start(envelope["session_id"], envelope["agent_id"], envelope["model"], envelope["calls"])
+        waiting = []
+        for item in state.get_interruptions():
+            if isinstance(item.agent, Agent):
+                self.watch(item.agent)
+            # A call whose arguments are no longer those that were shown is another call: it is asked anew.
+            waiting.append((item, await run.calls.judge(_item_call(item), framework_asks=True)))
+        decided = [run.calls.decide(decision).key() for decision in decisions]
+        for item, held in waiting:
+            if held.key() not in decided or held.decision is None or await run.calls.void(held):
+                continue
+            if held.decision.kind in (ApprovalKind.APPROVE, ApprovalKind.EDIT):
+                state.approve(item)
+            else:
+                answer = await run.calls.release(held.call)
+                state.reject(item, rejection_message=answer.answer)
+        return state, run
+
+
+def _item_call(item: Any) -> ToolCall:
+    """The call of one interruption."""
+    call = item_call(item.raw_item)
+    if call is not None and item.tool_name:
+        return call.model_copy(update={"name": item.tool_name})
+    return call or ToolCall(name=item.tool_name or "", arguments={"input": plain(item.raw_item)})
+
+
+def _name(agent: Agent[Any]) -> str:
+    """The model's name, as far as the agent says it."""
+    return agent.model if isinstance(agent.model, str) else str(getattr(agent.model, "model", "") or "")
+
+
+def _schema(tool: Any) -> dict[str, Any]:
+    function = {"name": tool.name, "description": getattr(tool, "description", "")}
+    return {"type": "function", "function": {**function, "parameters": getattr(tool, "params_json_schema", {})}}
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "session_id": lambda value: isinstance(value, str),
+    "agent_id": lambda value: isinstance(value, str),
+    "model": lambda value: isinstance(value, str),
+    "calls": lambda value: isinstance(value, dict),
+    "run_state": lambda value: isinstance(value, dict),
+}
+
+
+def _read(text: str) -> dict[str, Any]:
+    """What `pause` wrote; raises DataError, naming the field."""
+    try:
+        envelope = json.loads(text)
+    except ValueError as failure:
+        raise DataError(f"not a paused run: {failure}") from failure
+    if not isinstance(envelope, dict) or envelope.get("v") != VERSION:
+        raise DataError(f"not a paused run of version {VERSION}", field="v")
+    for name, holds in _FIELDS.items():
+        if not holds(envelope.get(name)):
+            raise DataError("missing or of another type", field=name)
+    return envelope

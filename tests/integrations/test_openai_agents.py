@@ -1,0 +1,397 @@
+"""What the guard for the OpenAI Agents SDK does beyond the conformance sentences."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents import (
+    Agent,
+    ComputerTool,
+    HostedMCPTool,
+    LocalShellTool,
+    ModelProvider,
+    RunConfig,
+    Runner,
+    WebSearchTool,
+    handoff,
+)
+from agents.mcp import MCPServer
+from mcp.types import CallToolResult, TextContent
+from mcp.types import Tool as MCPTool
+
+from grampus_uq import (
+    ApprovalError,
+    ApprovalPolicy,
+    ConfigurationError,
+    DataError,
+    HmacSigner,
+    SessionError,
+    ToolCall,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
+from grampus_uq.integrations.openai_agents import AbortedRunError, UncertaintyGuard
+from grampus_uq.integrations.openai_agents_model import read_messages, read_output, tool_call
+from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
+from grampus_uq.testing.agent_script import read_ledger
+from tests.integrations.agents_sdk import FakeModel, clerk, tools
+from tests.integrations.sentences import PARAMETERS
+
+PAY = ToolCall(id="pay-1", name="pay", arguments={"to": "bob", "amount": 10})
+OTHER = ToolCall(id="pay-2", name="pay", arguments={"to": "ann", "amount": 3})
+UNSURE = ScriptedTurn(text="I pay Bob.", calls=(PAY,), confidence=0.7)
+DONE = ScriptedTurn(text="Done.")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The SDK runs on asyncio only."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLaboratory]:
+    with AgentLaboratory("tests.integrations.agents_sdk:build", tmp_path_factory.mktemp("sdk")) as laboratory:
+        yield laboratory
+
+
+@pytest.mark.parametrize("sentence", PARAMETERS)
+def test_the_guard_keeps_every_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
+    finding = check_agent(laboratory, sentence)
+    assert finding.holds is True, finding.detail
+
+
+@pytest.mark.slow
+def test_the_sdk_alone_keeps_what_the_page_says_of_it(tmp_path: Path) -> None:
+    with AgentLaboratory("tests.integrations.agents_sdk:build_stock", tmp_path) as laboratory:
+        found = {s.name: check_agent(laboratory, s).holds for s in SENTENCES}
+    assert {name for name, holds in found.items() if holds} == {
+        "approved_elsewhere",
+        "decision_given_twice",
+        "parallel_calls",
+        "rejected_elsewhere",
+        "sub_agent",
+        "uncertain_run_paused",
+    }
+    assert found["other_arguments_refused"] is False  # an approval is found by the call's id
+
+
+class Desk:
+    """An agent with a script, and a guard that asks its judge."""
+
+    def __init__(self, folder: Path, *turns: ScriptedTurn, **given: Any) -> None:
+        self.setup = AgentSetup(folder=folder, script={"Pay.": turns})
+        self.guard = self.another(**given)
+
+    def another(self, **given: Any) -> UncertaintyGuard:
+        monitor = self.setup.monitor()
+        assert monitor is not None
+        return UncertaintyGuard(monitor, **{"advisory": False, "model_client": self.setup.judge()} | given)
+
+    def agent(self, **approval: Any) -> Agent[Any]:
+        return clerk(self.setup, **approval)
+
+    @property
+    def paid(self) -> list[Any]:
+        return [line["arguments"]["to"] for line in self._lines("tool") if line["name"] == "pay"]
+
+    @property
+    def model_calls(self) -> int:
+        return len(self._lines("agent_model"))
+
+    def _lines(self, kind: str) -> list[dict[str, Any]]:
+        return [line for line in read_ledger(self.setup.folder) if line["kind"] == kind]
+
+
+@pytest.mark.anyio
+async def test_unless_told_otherwise_the_guard_only_advises(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+    guard = UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"])))
+    result = await guard.run(desk.agent(), "Pay.", session_id="s")
+    assert (result.final_output, desk.paid) == ("Done.", ["bob"])
+    advised = [step.advisory_action for step in guard.watched(result).belief.step_uncertainties]
+    assert "pause_for_human" in [None if action is None else action.value for action in advised]
+
+
+@pytest.mark.anyio
+async def test_what_is_undecided_waits_on(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, ScriptedTurn(text="I pay both.", calls=(PAY, OTHER), confidence=0.7), DONE)
+    agent = desk.agent()
+    paused = await desk.guard.pause(await desk.guard.run(agent, "Pay.", session_id="s"))
+    assert paused is not None
+    assert [request.call for request in paused.requests] == [PAY, OTHER]
+    again = await desk.guard.pause(
+        await desk.guard.resume(agent, paused.text, [paused.requests[1].decide("approve", principal="ann")])
+    )
+    assert again is not None
+    assert ([request.call for request in again.requests], desk.paid) == ([PAY], ["ann"])
+    result = await desk.guard.resume(agent, again.text, [again.requests[0].decide("approve", principal="ann")])
+    assert (result.final_output, desk.paid, desk.model_calls) == ("Done.", ["ann", "bob"], 2)
+
+
+@pytest.mark.anyio
+async def test_a_rejected_call_that_is_proposed_again_is_neither_run_nor_asked(tmp_path: Path) -> None:
+    again = PAY.model_copy(update={"id": "pay-9"})
+    desk = Desk(tmp_path, UNSURE, ScriptedTurn(text="I try again.", calls=(again,), confidence=0.7), DONE)
+    agent = desk.agent()
+    paused = await desk.guard.pause(await desk.guard.run(agent, "Pay.", session_id="s"))
+    assert paused is not None
+    result = await desk.guard.resume(agent, paused.text, [paused.requests[0].decide("reject", principal="ann")])
+    assert (result.final_output, desk.paid) == ("Done.", [])
+    outputs = [item.output for item in result.new_items if item.type == "tool_call_output_item"]
+    assert outputs[-1] == "Not executed: a human already rejected exactly this call. Do something else."
+
+
+@pytest.mark.anyio
+async def test_the_sdks_own_approval_counts_unless_decisions_must_be_signed(tmp_path: Path) -> None:
+    for name, approvals, paid in [("open", None, ["bob"]), ("signed", HmacSigner(b"k" * 16), [])]:
+        (tmp_path / name).mkdir()
+        desk = Desk(tmp_path / name, UNSURE, DONE, approvals=ApprovalPolicy(signer=approvals))
+        agent = desk.agent()
+        result = await desk.guard.run(agent, "Pay.", session_id="s")
+        state = result.to_state()
+        state.approve(state.get_interruptions()[0])
+        snapshot = desk.guard.watched(result).calls.snapshot()
+        with desk.guard.session("s", "clerk", snapshot=snapshot):
+            result = await Runner.run(agent, state)
+        assert (result.final_output, desk.paid) == ("Done.", paid)
+
+
+@pytest.mark.anyio
+async def test_a_decision_that_must_be_signed_is_refused_unsigned_and_taken_signed(tmp_path: Path) -> None:
+    signer = HmacSigner(b"k" * 16)
+    desk = Desk(tmp_path, UNSURE, DONE, approvals=ApprovalPolicy(signer=signer))
+    agent = desk.agent()
+    paused = await desk.guard.pause(await desk.guard.run(agent, "Pay.", session_id="s"))
+    assert paused is not None
+    unsigned = paused.requests[0].decide("approve", principal="ann")
+    with pytest.raises(ApprovalError, match="not signed"):
+        await desk.guard.resume(agent, paused.text, [unsigned])
+    assert desk.paid == []
+    result = await desk.guard.resume(agent, paused.text, [signer.sign(unsigned)])
+    assert (result.final_output, desk.paid) == ("Done.", ["bob"])
+
+
+@pytest.mark.anyio
+async def test_what_was_asked_of_another_run_does_not_count_for_this_one(tmp_path: Path) -> None:
+    """The same session, call id, tool and place in the run; only the arguments differ."""
+    dear = PAY.model_copy(update={"arguments": {"to": "mallory", "amount": 10}})
+    saved: dict[str, Any] = {}
+    decision = None
+    for name, call in [("bob", PAY), ("mallory", dear)]:
+        (tmp_path / name).mkdir()
+        desk = Desk(tmp_path / name, ScriptedTurn(text="I pay.", calls=(call,), confidence=0.7), DONE)
+        agent = desk.agent()
+        paused = await desk.guard.pause(await desk.guard.run(agent, "Pay.", session_id="s"))
+        assert paused is not None
+        decision = decision or paused.requests[0].decide("approve", principal="ann")
+        saved[name] = json.loads(paused.text)
+    mixed = json.dumps(saved["mallory"] | {"calls": saved["bob"]["calls"]})
+    assert decision is not None
+    with pytest.raises(ApprovalError, match="Nothing waits"):
+        await desk.guard.resume(agent, mixed, [decision])
+    again = await desk.guard.pause(await desk.guard.resume(agent, mixed))
+    assert again is not None
+    assert ([request.call for request in again.requests], desk.paid) == ([dear], [])
+
+
+@pytest.mark.anyio
+async def test_a_request_that_expired_is_refused_and_replaced(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE, approvals=ApprovalPolicy(expires_s=1e-6))
+    agent = desk.agent()
+    result = await desk.guard.run(agent, "Pay.", session_id="s")
+    late = desk.guard.watched(result).calls
+    (first,) = late.requests()
+    (second,) = late.requests()
+    assert first.id != second.id
+    with pytest.raises(ApprovalError):
+        late.decide(first.decide("approve", principal="ann"))
+
+
+@pytest.mark.anyio
+async def test_an_aborted_sub_agent_ends_the_parent_without_another_model_call(tmp_path: Path) -> None:
+    delegate = ToolCall(id="d", name="delegate", arguments={"task": "Doubt."})
+    doubt = ScriptedTurn(text="I doubt it all.", confidence=0.0, calls=(PAY,))
+    desk = Desk(tmp_path, ScriptedTurn(text="Over to you.", calls=(delegate,), confidence=0.4), DONE)
+    desk.setup.script["Doubt."] = [doubt]  # type: ignore[index]  # a dict in this test
+    desk.guard = desk.another(model_client=desk.setup.judge())
+    with pytest.raises(AbortedRunError) as aborted:
+        await desk.guard.run(desk.agent(), "Pay.", session_id="s")
+    assert (aborted.value.code, desk.model_calls, desk.paid) == ("UNCERTAINTY_CRITICAL", 2, [])
+
+
+@pytest.mark.anyio
+async def test_an_agent_that_is_handed_to_is_watched_and_resumed_elsewhere(tmp_path: Path) -> None:
+    def office(setup: AgentSetup) -> Agent[Any]:
+        payer = Agent(name="payer", model=FakeModel(setup), tools=[*tools(setup)])
+        return Agent(name="front", model=FakeModel(setup), handoffs=[handoff(payer)])
+
+    over = ScriptedTurn(text="Over.", calls=(ToolCall(id="h", name="transfer_to_payer"),))
+    desk = Desk(tmp_path, over, UNSURE, DONE)
+    paused = await desk.guard.pause(await desk.guard.run(office(desk.setup), "Pay.", session_id="s"))
+    assert paused is not None
+    assert desk.paid == []
+    result = await desk.another().resume(
+        office(desk.setup), paused.text, [paused.requests[0].decide("approve", principal="ann")]
+    )
+    assert (result.final_output, result.last_agent.name, desk.paid) == ("Done.", "payer", ["bob"])
+
+
+@pytest.mark.anyio
+async def test_models_that_are_looked_up_by_name_are_watched_too(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+
+    class Provider(ModelProvider):
+        def get_model(self, model_name: str | None) -> FakeModel:
+            assert model_name == "fake-1"
+            return FakeModel(desk.setup)
+
+    agent = Agent(name="clerk", model="fake-1", tools=[*tools(desk.setup)])
+    result = await desk.guard.run(agent, "Pay.", session_id="s", run_config=RunConfig(model_provider=Provider()))
+    assert result.interruptions
+    assert desk.guard.watched(result).belief.total_steps == 2
+
+
+@pytest.mark.anyio
+async def test_a_watched_agent_does_not_run_outside_of_a_session(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+    with pytest.raises(SessionError, match=r"guard\.run"):
+        await Runner.run(desk.guard.watch(desk.agent()), "Pay.")
+    assert (desk.model_calls, desk.paid) == (0, [])
+
+
+@pytest.mark.anyio
+async def test_the_tools_own_rule_still_asks(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, ScriptedTurn(text="I pay Bob.", calls=(PAY,)), DONE)
+    paused = await desk.guard.pause(await desk.guard.run(desk.agent(needs_approval=True), "Pay.", session_id="s"))
+    assert paused is not None
+    assert paused.requests[0].rule == "framework"
+
+
+@pytest.mark.anyio
+async def test_watching_twice_gates_once_and_two_guards_are_refused(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, ScriptedTurn(text="I pay Bob.", calls=(PAY,)), DONE)
+    agent = desk.agent()
+    before = desk.guard.watch(agent).tools
+    assert desk.guard.watch(agent).tools == before
+    with pytest.raises(ConfigurationError, match="another guard"):
+        desk.another().watch(agent)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"v": 1}', '{"v": 2}', '{"v": 1, "session_id": 3}'])
+@pytest.mark.anyio
+async def test_a_text_that_is_no_paused_run_is_refused(tmp_path: Path, text: str) -> None:
+    desk = Desk(tmp_path, DONE)
+    with pytest.raises(DataError):
+        await desk.guard.resume(desk.agent(), text)
+
+
+# -- tools that the SDK does not run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tool", "name"),
+    [
+        (LocalShellTool(executor=lambda request: ""), "local_shell"),
+        (ComputerTool(computer=object()), "computer_use_preview"),  # type: ignore[arg-type]  # never used
+        (HostedMCPTool({"type": "mcp", "server_label": "mail", "require_approval": "never"}), "mail"),
+    ],
+)
+def test_a_tool_that_nothing_can_stop_is_refused_by_name_unless_it_is_let_through_by_name(
+    tmp_path: Path, tool: Any, name: str
+) -> None:
+    desk = Desk(tmp_path, DONE)
+    with pytest.raises(ConfigurationError, match=name):
+        desk.guard.watch(Agent(name="a", model=FakeModel(desk.setup), tools=[tool]))
+    lenient = desk.another(allow_ungated=[name])
+    lenient.watch(Agent(name="a", model=FakeModel(desk.setup), tools=[tool]))
+    assert lenient.ungated == {name}
+
+
+def test_hosted_tools_that_only_read_are_reported_and_hosted_mcp_that_always_asks_is_neither(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, DONE)
+    mcp = HostedMCPTool({"type": "mcp", "server_label": "mail", "require_approval": "always"})
+    desk.guard.watch(Agent(name="a", model=FakeModel(desk.setup), tools=[WebSearchTool(), mcp]))
+    assert desk.guard.ungated == {"web_search"}
+
+
+class MailServer(MCPServer):
+    """An MCP server in this process with one tool, `pay`."""
+
+    def __init__(self, sent: list[Any], **given: Any) -> None:
+        super().__init__(**given)
+        self.sent = sent
+
+    @property
+    def name(self) -> str:
+        return "mail"
+
+    async def connect(self) -> None: ...
+
+    async def cleanup(self) -> None: ...
+
+    async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[MCPTool]:
+        return [MCPTool(name="pay", description="Pay.", inputSchema={"type": "object"})]
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> CallToolResult:
+        self.sent.append(arguments["to"])
+        return CallToolResult(content=[TextContent(type="text", text="paid")])
+
+    async def list_prompts(self) -> Any: ...
+
+    async def get_prompt(self, name: str, arguments: Any = None) -> Any: ...
+
+
+@pytest.mark.anyio
+async def test_an_mcp_servers_calls_pause_with_the_guards_rule_and_a_server_without_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+    sent: list[Any] = []
+
+    def agent(guard: UncertaintyGuard, **given: Any) -> Agent[Any]:
+        return Agent(name="clerk", model=FakeModel(desk.setup), mcp_servers=[MailServer(sent, **given)])
+
+    with pytest.raises(ConfigurationError, match="mail"):
+        desk.guard.watch(agent(desk.guard))
+    first = agent(desk.guard, require_approval=desk.guard.mcp_approval)
+    paused = await desk.guard.pause(await desk.guard.run(first, "Pay.", session_id="s"))
+    assert paused is not None
+    assert ([request.call for request in paused.requests], sent) == ([PAY], [])
+    elsewhere = desk.another()
+    second = agent(elsewhere, require_approval=elsewhere.mcp_approval)
+    result = await elsewhere.resume(second, paused.text, [paused.requests[0].decide("approve", principal="ann")])
+    assert (result.final_output, sent) == ("Done.", ["bob"])
+
+
+# -- reading answers --------------------------------------------------------------------------------------------------
+
+
+def test_token_probabilities_and_usage_are_read_from_the_answer() -> None:
+    top = [{"token": "yes", "logprob": math.log(0.5)}]
+    part = {"type": "output_text", "text": "yes", "logprobs": [{"token": "yes", "logprob": -1.0, "top_logprobs": top}]}
+    answer = read_output([{"type": "message", "content": [part]}], None)
+    assert answer.logprobs is not None
+    assert (answer.text, answer.logprobs[0].logprob, answer.logprobs[0].top) == ("yes", -1.0, (("yes", math.log(0.5)),))
+    assert read_output([], None).logprobs is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": NaN}', "null", "7"])
+def test_arguments_that_are_no_object_are_kept_as_a_value(text: str) -> None:
+    assert tool_call("c", "pay", text).digest()
+
+
+def test_a_transcript_of_the_sdk_is_read_as_messages() -> None:
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "function_call", "call_id": "c", "name": "pay", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "paid"},
+        {"type": "reasoning", "summary": []},
+    ]
+    seen = [(m.role.value, m.content) for m in read_messages("Be brief.", items)]
+    assert seen == [("system", "Be brief."), ("user", "Hi"), ("assistant", None), ("tool", "paid")]

@@ -1,0 +1,41 @@
+"""Adapters are made of public names, so that a user can write another; and they say what is missing when it is."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import grampus_uq
+
+ADAPTERS = sorted((Path(grampus_uq.__file__).parent / "integrations").glob("*.py"))
+PUBLIC = {"grampus_uq.protocols"}
+
+
+def imported(path: Path) -> set[tuple[str, str]]:
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return {(n.module or "", alias.name) for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
+
+
+@pytest.mark.parametrize("path", ADAPTERS, ids=lambda path: path.stem)
+def test_an_adapter_imports_only_public_names(path: Path) -> None:
+    own = {(module, name) for module, name in imported(path) if module.partition(".")[0] == "grampus_uq"}
+    private = {
+        (module, name)
+        for module, name in own
+        if not module.startswith("grampus_uq.integrations")
+        and module not in PUBLIC
+        and not (module == "grampus_uq" and name in grampus_uq.__all__)
+    }
+    assert not private
+
+
+@pytest.mark.parametrize(("adapter", "package"), [("openai_agents", "agents")])
+def test_without_its_framework_an_adapter_says_what_to_install(adapter: str, package: str) -> None:
+    script = f"import sys; sys.modules[{package!r}] = None; import grampus_uq.integrations.{adapter}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    extra = adapter.replace("_", "-")
+    assert f'pip install "grampus-uq[{extra}]"' in done.stderr.splitlines()[-1]
