@@ -1,13 +1,23 @@
-"""What is done about a step: the tiers, the rules for irreversible calls, and a fitted detector's alarm. Pure."""
+"""What is done about a step: the tiers, rules for irreversible calls, a detector's alarm, a fitted release. Pure."""
 
 from __future__ import annotations
 
 from grampus_uq.alarm import AlarmState, rings
 from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.release import ReleaseRule
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
-__all__ = ["GRAVE", "Decision", "decide", "decide_by_alarm", "decide_irreversible", "is_irreversible", "level_of"]
+__all__ = [
+    "GRAVE",
+    "Decision",
+    "decide",
+    "decide_fitted",
+    "decide_irreversible",
+    "is_irreversible",
+    "level_of",
+    "may_be_let_through",
+]
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
@@ -69,10 +79,12 @@ def decide_irreversible(
     return action, rule, reason
 
 
-def decide_by_alarm(
+def decide_fitted(
     policy: UncertaintyPolicy,
-    detector: Detector,
+    detector: Detector | None,
     alarm: AlarmState | None,
+    release: ReleaseRule | None,
+    chance: float | None,
     level: UncertaintyLevel,
     confidence: float,
     irreversible: bool,
@@ -80,19 +92,23 @@ def decide_by_alarm(
     evidence: bool,
     worst: float | None,
 ) -> Decision:
-    """With a fitted detector: its alarm decides, inside its one budget; the tiers only say how loud the log is.
+    """With a fitted detector or release rule: they decide, and the tiers only say how loud the log is.
 
-    Beside it stand only the rules that the policy names for irreversible calls (no evidence at all, the worst so far):
-    they are outside the budget, and carry no guarantee.
+    The detector's alarm is inside its one budget. Beside it stand the rules for irreversible calls: the fitted release,
+    and those that the policy names (no evidence at all, the worst so far). They are outside the budget: a pause by them
+    carries no guarantee. `chance` is the calibrated probability of success after the latest step of the model.
     """
     action, rule, reason = _PROCEED, "tier", ""
     if level is not _LOW:
         action, reason = _LOG, f"confidence {confidence:.2f} is {_WORDS[level]}"
-    if alarm is not None and rings(detector, alarm):
+    if detector is not None and alarm is not None and rings(detector, alarm):
         evidence_now, limit = alarm.evidence.log_peak, detector.threshold.log_value
         action, rule = policy.on_alarm, "detector"
         reason = f"log evidence of failure {evidence_now:.2f} exceeds {limit:.2f}"
     if irreversible:
+        if release is not None and not action.stops:
+            action, rule, reason = _released(release, chance, action)
+            evidence = evidence and chance is not None
         if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
             action, rule = policy.on_missing_evidence, "missing_evidence"
             reason = "irreversible call without any reading"
@@ -101,6 +117,29 @@ def decide_by_alarm(
             action, rule = _PAUSE, "worst_so_far"
             reason = f"irreversible call after a step at confidence {worst:.2f}"
     return action, rule, reason
+
+
+def _released(release: ReleaseRule, chance: float | None, action: UncertaintyAction) -> Decision:
+    """What the release rule says of an irreversible call; without a chance it says nothing."""
+    least = release.at_least
+    if least is None:
+        return _PAUSE, "release", "irreversible call, and no chance of success is high enough to release one"
+    if chance is None:
+        return action, "tier", ""
+    if chance >= least:
+        return action, "release", f"chance of success {chance:.2f} is at least {least:.2f}"
+    below = release.abort_below
+    if below is not None and chance < below:
+        return _ABORT, "release", f"irreversible call at a chance of success of {chance:.2f}, below {below:.2f}"
+    return _PAUSE, "release", f"irreversible call at a chance of success of {chance:.2f}, below {least:.2f}"
+
+
+def may_be_let_through(policy: UncertaintyPolicy, kind: str, tool_name: str | None, effect: Effect | None) -> bool:
+    """True for what a random release may let through: steps of the model, and calls that are known to be reversible."""
+    if kind != "tool_call":
+        return True
+    harmless = effect is Effect.READ or effect is Effect.REVERSIBLE
+    return harmless and not is_irreversible(policy, tool_name, effect)
 
 
 _GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}

@@ -20,6 +20,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     model_serializer,
+    model_validator,
 )
 
 from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, alarm_step, guarantee_of, rearm, rings
@@ -27,17 +28,19 @@ from grampus_uq.decision import (
     GRAVE,
     Decision,
     decide,
-    decide_by_alarm,
+    decide_fitted,
     decide_irreversible,
     is_irreversible,
     level_of,
+    may_be_let_through,
 )
-from grampus_uq.errors import DataError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import TrajectoryReading
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
 from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
+from grampus_uq.release import ReleaseRule
 from grampus_uq.risk import RiskField, TracerSettings, confidence_of_risk, risk_step
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.fusion import LogisticFusion
@@ -78,13 +81,23 @@ class Profile(BaseModel):
     """A fitted fusion of readings: `p_success` is then set on steps with one of them. It decides nothing by itself."""
     tracer: TracerSettings | None = None
     """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration."""
+    release: ReleaseRule | None = None
+    """Which irreversible calls go ahead, by `p_success`; needs `calibration`. The tiers then stop nothing."""
+
+    @model_validator(mode="after")
+    def _release_has_a_chance(self) -> Profile:
+        if self.release is not None and self.calibration is None:
+            rule = "given together with a calibration, whose p_success it reads"
+            raise ConfigurationError.of("release", "Profile", rule, self.release)
+        return self
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not there, so that older profiles keep their fingerprints."""
         values: dict[str, Any] = write(self)
-        if self.tracer is None:
-            values.pop("tracer", None)
+        for name in ("tracer", "release"):
+            if values.get(name) is None:
+                values.pop(name, None)
         return values
 
 
@@ -94,7 +107,9 @@ class SessionState:
 
     `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
     `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so
-    far; `acknowledged` is the gravest level that a human already answered for; both token counts are sums.
+    far; `acknowledged` is the gravest level that a human already answered for; both token counts are sums. `p_success`
+    is the calibrated chance after the latest step of the model, None where it had no reading; `let_through` is True for
+    a run that was drawn to go on where a reversible step would have been stopped.
     """
 
     session_id: str
@@ -115,6 +130,8 @@ class SessionState:
     alarm: AlarmState | None = None
     memory: PropagatorMemory | None = None
     risk: RiskField | None = None
+    p_success: Unit | None = None
+    let_through: bool = False
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
@@ -184,28 +201,46 @@ def advance(
     high = level in GRAVE
     acknowledged = state.acknowledged if high else None  # the belief recovered: the alarm is armed again
     tool_name = step.tool_name if is_call else None
-    alarm, log_m = state.alarm, None
+    alarm, log_m, chance = state.alarm, None, None
     risk_state, risk, no_risk = state.risk, None, None
     if profile.tracer is not None:
         risk_state, risk, no_risk = risk_step(profile.tracer, risk_state, trajectory)
-    if profile.detector is not None:
-        if not is_call:
-            scores = _streams(seen, fused, propagated, risk)
-            alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, scores)
-        irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
-        evidence = has_reading and turn_read
-        decision = decide_by_alarm(
-            policy, profile.detector, alarm, level, propagated, irreversible, evidence=evidence, worst=worst
+    streams: dict[str, float | None] = {}
+    if profile.calibration is not None or profile.detector is not None:
+        streams = _streams(seen, fused, propagated, risk)
+    if profile.calibration is not None:
+        chance = profile.calibration(streams)
+    latest = state.p_success if is_call else chance  # a call is judged by the turn that proposes it
+    irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
+    evidence = has_reading and turn_read
+    if profile.detector is not None and not is_call:
+        streams["p_success"] = chance
+        alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, streams)
+    if profile.detector is not None or profile.release is not None:
+        decision = decide_fitted(
+            policy,
+            profile.detector,
+            alarm,
+            profile.release,
+            latest,
+            level,
+            propagated,
+            irreversible,
+            evidence=evidence,
+            worst=worst,
         )
-    elif is_call and is_irreversible(policy, tool_name, step.effect):
-        decision = decide_irreversible(policy, level, propagated, evidence=has_reading and turn_read, worst=worst)
+    elif irreversible:
+        decision = decide_irreversible(policy, level, propagated, evidence=evidence, worst=worst)
     else:
         decision = decide(policy, level, propagated, kind, acknowledged)
-    assessment = _assess(
-        profile, state.n_steps, step, tool_name, seen, fused, propagated, level, decision, alarm, log_m
+    advisory = profile.advisory or (
+        state.let_through and may_be_let_through(policy, kind, tool_name, step.effect) and decision[0].stops
     )
-    if profile.calibration is not None:
-        assessment = _with_chance(assessment, profile.calibration(_streams(seen, fused, propagated, risk)))
+    assessment = _assess(
+        profile, state.n_steps, step, tool_name, seen, fused, propagated, level, decision, alarm, log_m, advisory
+    )
+    if chance is not None:
+        assessment = _with_chance(assessment, chance)
     if profile.tracer is not None:
         assessment = _with_risk(assessment, risk, no_risk, trajectory)
     new_state = _new_state(
@@ -227,6 +262,8 @@ def advance(
         alarm=alarm,
         memory=memory,
         risk=risk_state,
+        p_success=latest,
+        let_through=state.let_through,
     )
     return new_state, assessment
 
@@ -299,23 +336,42 @@ def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Ef
     """What a step that proposes this call would be told now; changes nothing. Equal to what `advance` then decides."""
     policy, confidence = profile.policy, state.cumulative
     level = level_of(policy, confidence, state.has_reading)
-    guarantee = None
     evidence = state.has_reading and state.turn_read
-    if profile.detector is not None:
-        irreversible = is_irreversible(policy, tool_name, effect)
-        action, rule, reason = decide_by_alarm(
-            policy, profile.detector, state.alarm, level, confidence, irreversible, evidence=evidence, worst=state.worst
+    irreversible = is_irreversible(policy, tool_name, effect)
+    if profile.detector is not None or profile.release is not None:
+        action, rule, reason = decide_fitted(
+            policy,
+            profile.detector,
+            state.alarm,
+            profile.release,
+            state.p_success,
+            level,
+            confidence,
+            irreversible,
+            evidence=evidence,
+            worst=state.worst,
         )
-        if rule == "detector" and state.alarm is not None:
-            guarantee = guarantee_of(profile.detector, state.alarm)
-    elif is_irreversible(policy, tool_name, effect):
+    elif irreversible:
         action, rule, reason = decide_irreversible(policy, level, confidence, evidence=evidence, worst=state.worst)
     else:
         acknowledged = state.acknowledged if level in GRAVE else None
         action, rule, reason = decide(policy, level, confidence, "tool_call", acknowledged)
-    if profile.advisory and action.stops:
+    guarantee = _promise(profile, state.alarm, rule, action)
+    if action.stops and profile.advisory:
         action, reason = _LOG, f"advisory only; would be {action.value}: {reason}"
+    elif action.stops and state.let_through and may_be_let_through(policy, "tool_call", tool_name, effect):
+        action, reason = _LOG, f"let through at random; would be {action.value}: {reason}"
     return Verdict(action=action, level=level, rule=rule, reason=reason, guarantee=guarantee)
+
+
+def _promise(profile: Profile, alarm: AlarmState | None, rule: str, action: UncertaintyAction) -> str | None:
+    """The sentence of what is promised of a decision: by an alarm of its pause, by a release rule of a release."""
+    if rule == "detector" and profile.detector is not None and alarm is not None:
+        return guarantee_of(profile.detector, alarm)
+    if rule == "release" and profile.release is not None:
+        of_pauses = profile.release.mode == "share"
+        return profile.release.guarantee if action.stops is of_pauses else None
+    return None
 
 
 _RULE_SOURCES = {
@@ -323,6 +379,7 @@ _RULE_SOURCES = {
     "missing_evidence": UncertaintySource.MISSING_EVIDENCE,
     "worst_so_far": UncertaintySource.WORST_SO_FAR,
     "detector": UncertaintySource.DETECTOR,
+    "release": UncertaintySource.RELEASE,
 }
 
 
@@ -338,6 +395,7 @@ def _assess(
     decision: Decision,
     alarm: AlarmState | None,
     log_m: float | None,
+    advisory: bool,
 ) -> StepUncertainty:
     action, rule, reason = decision
     values, sources, missing = seen.values, seen.sources, seen.missing
@@ -369,10 +427,11 @@ def _assess(
     fields["tool_name"] = tool_name
     fields["effect"] = step.effect
     if action is _PAUSE and level is _HIGH and step.kind != "tool_call":
-        fields["reflection_injected"] = profile.policy.inject_reflection_on_high and not profile.advisory
+        fields["reflection_injected"] = profile.policy.inject_reflection_on_high and not advisory
     if profile.detector is not None:
-        _describe_alarm(fields, profile.detector, alarm, log_m, rule)
-    if profile.advisory:
+        _describe_alarm(fields, profile.detector, log_m)
+    fields["guarantee"] = _promise(profile, alarm, rule, action)
+    if advisory:
         fields["advisory_action"] = action
         if action.stops:
             fields["action"] = _LOG
@@ -404,17 +463,13 @@ def _with_risk(
     return StepUncertainty.trusted({**assessment.__dict__, **told})
 
 
-def _describe_alarm(
-    fields: dict[str, Any], detector: Detector, alarm: AlarmState | None, log_m: float | None, rule: str
-) -> None:
-    """What record and span say of the detector: evidence, threshold, level, mode and, on its alarm, the promise."""
+def _describe_alarm(fields: dict[str, Any], detector: Detector, log_m: float | None) -> None:
+    """What record and span say of the detector: evidence, threshold, level and mode."""
     threshold = detector.threshold
     fields["log_e_value"] = log_m
     fields["log_threshold"] = threshold.log_value if math.isfinite(threshold.log_value) else None
     fields["alpha"] = threshold.alpha
     fields["alarm_mode"] = threshold.mode.value
-    if rule == "detector" and alarm is not None:
-        fields["guarantee"] = guarantee_of(detector, alarm)
 
 
 _DEFAULTS = {name: field.default for name, field in StepUncertainty.model_fields.items()}

@@ -92,7 +92,11 @@ class OutcomeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionStarted:
-    """A session began, or was taken up again by this process; hashes are hex SHA-256."""
+    """A session began, or was taken up again by this process; hashes are hex SHA-256.
+
+    `release_probability` is the chance with which a run is drawn to go on where a reversible step would be stopped
+    (None: no draw was made), `let_through` whether this one was drawn.
+    """
 
     session_id: str
     agent_id: str
@@ -104,6 +108,7 @@ class SessionStarted:
     profile_fingerprint: str | None = None
     advisory: bool = False
     release_probability: float | None = None
+    let_through: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 

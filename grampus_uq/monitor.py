@@ -28,6 +28,7 @@ from grampus_uq.sensing import SensingPlan
 from grampus_uq.session import Session, read_snapshot
 from grampus_uq.signals.driver import Budget
 from grampus_uq.signals.equivalence import Equivalence
+from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.telemetry.spans import SpanEmitter
 from grampus_uq.vocabulary import Effect, Role, UncertaintyAction, UncertaintySource
 
@@ -113,6 +114,10 @@ class UncertaintyMonitor:
     `budgets` one by name; `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory`
     observes and stops nothing. `trajectory` adds TRACER's risk of the run so far to every step; its texts are
     compared by `embedder`: the hashing one, `MiniLM`, or any function from texts to a matrix, in a worker thread.
+    `let_through` is the probability with which a run is drawn, from its id and `seed`, to go on where a step of the
+    model or a call that is known to be reversible would have been stopped: such runs, recorded with that probability,
+    are what an acting profile can be refitted on honestly. Irreversible calls are never let through. The default is 0:
+    no run is.
     """
 
     def __init__(
@@ -135,6 +140,8 @@ class UncertaintyMonitor:
         advisory: bool = False,
         trajectory: TracerSettings | None = None,
         embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None = None,
+        let_through: float = 0.0,
+        seed: int = 0,
     ) -> None:
         if profile is not None and (estimator or propagator or policy or trajectory):
             raise ConfigurationError.of(
@@ -146,6 +153,8 @@ class UncertaintyMonitor:
             )
         if max_overhead is not None and not max_overhead >= 0.0:
             raise ConfigurationError.of("max_overhead", "UncertaintyMonitor", "at least 0 or None", max_overhead)
+        if not 0.0 <= let_through <= 1.0:
+            raise ConfigurationError.of("let_through", "UncertaintyMonitor", "a probability in [0, 1]", let_through)
         if window < 1:
             raise ConfigurationError.of("window", "UncertaintyMonitor", "at least 1 step", window)
         self.artifact = profile if isinstance(profile, ProfileArtifact) else None
@@ -175,6 +184,8 @@ class UncertaintyMonitor:
         self._outlet = _Outlet(emitters + tuple(processors))
         self.max_overhead = max_overhead
         self.window = window
+        self.let_through = let_through
+        self._draw = f"let through {seed}"
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -196,7 +207,8 @@ class UncertaintyMonitor:
         """
         recent: Sequence[StepUncertainty] = ()
         escalations: Sequence[Mapping[str, JsonValue]] = ()
-        state = SessionState(session_id=session_id, agent_id=agent_id)
+        drawn = self.let_through > 0.0 and tie_uniform(session_id, self._draw) < self.let_through
+        state = SessionState(session_id=session_id, agent_id=agent_id, let_through=drawn)
         if snapshot is not None:
             state, recent, escalations = read_snapshot(snapshot)
             if state.session_id != session_id:
@@ -229,6 +241,8 @@ class UncertaintyMonitor:
                     tools_hash=tools_hash,
                     profile_fingerprint=self.fingerprint,
                     advisory=profile.advisory,
+                    release_probability=self.let_through or None,
+                    let_through=state.let_through,
                     metadata={**standing, **(metadata or {})},
                 )
             )

@@ -200,7 +200,8 @@ class _Runs:
 
     def _start(self, event: SessionStarted) -> None:
         if not event.resumed:
-            self._states[event.session_id] = [SessionState(session_id=event.session_id, agent_id=event.agent_id)]
+            fresh = SessionState(session_id=event.session_id, agent_id=event.agent_id, let_through=event.let_through)
+            self._states[event.session_id] = [fresh]
         elif event.session_id in self._states:
             self._resumed.add(event.session_id)
         else:

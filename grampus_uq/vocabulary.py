@@ -54,6 +54,7 @@ class UncertaintySource(StrEnum):
     EXTERNAL = "external"
     MISSING_EVIDENCE = "missing_evidence"
     WORST_SO_FAR = "worst_so_far"
+    RELEASE = "release"
 
 
 class UncertaintyAction(StrEnum):

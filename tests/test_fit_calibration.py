@@ -186,7 +186,7 @@ def test_a_calibrated_profile_sets_p_success_and_changes_nothing_else(source: st
     assert plain.p_success is None
     assert seen.p_success == fusion({source: value})
     assert seen.model_dump(exclude={"p_success"}) == plain.model_dump(exclude={"p_success"})
-    assert dataclasses.asdict(state) == dataclasses.asdict(plain_state)
+    assert state == dataclasses.replace(plain_state, p_success=seen.p_success)
     assert type(seen).model_validate(seen.model_dump()) == seen
 
 
