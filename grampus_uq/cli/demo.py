@@ -44,6 +44,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Limit of an answer.  [default: 24 embedded, else 1024]")
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Questions at a time.")
 @click.option("--advisory", is_flag=True, help="Hold nothing, only record what would have been held.")
+@click.option("--profile", "profile_file", type=click.Path(dir_okay=False), help="Let a fitted profile decide.")
 @click.option("--every-signal", is_flag=True, help="Sample every answer again, not only the undecided: to fit on.")
 @click.option("--otlp", metavar="URL", help="Send the spans there, such as http://localhost:4317.")
 @click.option("--runs-folder", type=click.Path(file_okay=False), default="runs", show_default=True, help="Recordings.")
@@ -108,7 +109,8 @@ def _shown(screen: Screen) -> Iterator[Screen]:
 
 
 def _print(plan: DemoPlan, answers: list[Answered], interrupted: bool, as_json: bool) -> None:
-    report = summarise(answers, plan.monitor.profile)
+    fitted = plan.monitor.artifact
+    report = summarise(answers, plan.monitor.profile, fitted.guarantees if fitted else ())
     if as_json:
         click.echo(json.dumps(report_json(report, answers, plan, interrupted=interrupted)))
         return

@@ -104,8 +104,11 @@ class DemoReport:
     remarks: tuple[str, ...]
 
 
-def summarise(answers: Sequence[Answered], profile: Profile) -> DemoReport:
-    """Count a run, finished or interrupted. With an advisory profile the groups are what the policy wanted."""
+def summarise(answers: Sequence[Answered], profile: Profile, promises: Sequence[str] = ()) -> DemoReport:
+    """Count a run, finished or interrupted. With an advisory profile the groups are what the policy wanted.
+
+    `promises` are those of a fitted profile; without one the remarks explain what the guide's defaults came to.
+    """
     answered = [one for one in answers if one.right is not None]
     groups = _groups(answers)
     published = [one for one in answered if _wanted(one) == "published"]
@@ -122,7 +125,9 @@ def summarise(answers: Sequence[Answered], profile: Profile) -> DemoReport:
         agent=_spent_by_agent(answered),
         monitor=_spent_by_monitor(answered),
         let_through=tuple(one for one in published if not one.right),
-        remarks=(*_remarks(answered, published, profile), *_remarks_on(signals), _NO_PROMISE),
+        remarks=(*promises, *_remarks_on(signals))
+        if promises
+        else (*_remarks(answered, published, profile), *_remarks_on(signals), _NO_PROMISE),
     )
 
 

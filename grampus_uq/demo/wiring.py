@@ -15,6 +15,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from grampus_uq.artifacts import load
 from grampus_uq.demo.question_file import read_questions
 from grampus_uq.demo.questions import Question, all_questions, draw
 from grampus_uq.demo.run import Answered, ReadingsOfAnswers, Work, attend, demo_policy
@@ -74,20 +75,28 @@ def plan_demo(
     max_tokens: int = 24,
     advisory: bool = False,
     every_signal: bool = False,
+    profile_file: str | None = None,
 ) -> DemoPlan:
     """Draw the questions and wire the monitor; the run's own folder is made under `runs_folder`, nothing is asked yet.
 
     `n` defaults to 60, or to every question of a shorter file. `content` says how much text the recording keeps: by
     default all of it for the demo's own questions, and keyed hashes for the user's. With `every_signal` the slow path
-    is taken for every answer, not only where the fast signals are undecided: what a profile is best fitted on.
+    is taken for every answer, not only where the fast signals are undecided: what a profile is best fitted on. A
+    `profile_file` is an artifact of `grampus-uq fit`: it decides in place of the guide's policy, where it was fitted
+    for this model and agent (else it only advises, or the run is refused).
 
-    Raises DataError for a wrong questions file or a folder that cannot be written, ConfigurationError for a number that
-    cannot be right.
+    Raises DataError for a wrong questions file or profile, or a folder that cannot be written, ConfigurationError for
+    a number that cannot be right.
     """
     if parallel < 1:
         raise ConfigurationError.of("parallel", "plan_demo", "at least 1", parallel)
     if max_tokens < 1:
         raise ConfigurationError.of("max_tokens", "plan_demo", "at least 1", max_tokens)
+    if every_signal and profile_file is not None:
+        raise ConfigurationError.of(
+            "every_signal", "plan_demo", "left out with a profile", every_signal, "The profile says which signals run."
+        )
+    artifact = None if profile_file is None else load(profile_file)
     pool = all_questions(seed) if questions_file is None else read_questions(questions_file)
     chosen = draw(pool, min(DEFAULT_N, len(pool)) if n is None else n, seed)
     run_id = time.strftime("demo-%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
@@ -110,7 +119,8 @@ def plan_demo(
         folder=folder,
         content=kept,
         monitor=UncertaintyMonitor(
-            policy=demo_policy(),
+            profile=artifact,
+            policy=None if artifact else demo_policy(),
             estimator=_ALWAYS_SLOW if every_signal else None,
             tracer=tracer,
             budget=Budget(timeout_s=_SIGNAL_TIMEOUT_S),

@@ -115,6 +115,27 @@ def test_the_recordings_of_an_advisory_demo_can_be_fitted_on(
     assert fitted["counts"]["failure"] == 120 - value["right"]
     found = match(load(tmp_path / "p.json"), **AGENT_OF_THE_DEMO)
     assert found.status == "active", found.reasons
+    with serving(knows_half) as server:
+        arguments = ["--model", "tiny", "--api-base", server.api_base, "--n", "120", "--json"]
+        profile = ["--profile", str(tmp_path / "p.json")]
+        assert run(*arguments, *profile, "--parallel", "16", "--runs-folder", str(tmp_path / "again")) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert {one["rule"] for one in again["answers"]} >= {"detector"}
+    assert fitted["guarantee"] in again["remarks"]
+    wrong_by_fate = {
+        fate: [one["right"] for one in again["answers"] if one["decision"] == fate] for fate in ("published", "paused")
+    }
+    assert wrong_by_fate["published"].count(False) < wrong_by_fate["paused"].count(False)
+
+
+def test_a_profile_says_which_signals_run_and_takes_no_further_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--model", "tiny", "--profile", str(tmp_path / "none.json"), "--runs-folder", str(tmp_path)]
+    assert run(*arguments) == 1
+    assert "none.json" in capsys.readouterr().err
+    assert run(*arguments, "--every-signal") == 1
+    assert "The profile says which signals run." in capsys.readouterr().err
 
 
 def test_own_questions_are_asked_and_kept_hashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
