@@ -93,7 +93,7 @@ _ALL: Final = (
     Instrument(
         name="uncertainty.calibration.watch",
         kind="observable_gauge",
-        unit="1",
+        unit="{nat}",  # not "1": the collector's Prometheus exporter would call it a ratio
         description="Natural log of the martingale that watches the calibration; it alarms at its threshold.",
         labels=("variant",),
     ),

@@ -17,9 +17,10 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records import StepUncertainty
+from grampus_uq.stats.eprocess_thresholds import Mode
 from grampus_uq.telemetry.evaluations import fused_of
 from grampus_uq.telemetry.instruments import INSTRUMENTS, METER_NAME
-from grampus_uq.telemetry.labels import BoundedLabel
+from grampus_uq.telemetry.labels import OTHER, BoundedLabel
 from grampus_uq.vocabulary import (
     STOPPING,
     MissingReason,
@@ -96,10 +97,11 @@ class MetricsProcessor:
         self._rule = BoundedLabel(_RULES, limit=len(_RULES) + _ROOM)
         self._source = BoundedLabel(UncertaintySource, limit=len(UncertaintySource) + _ROOM)
         self._reason = BoundedLabel(MissingReason)
-        self._mode = BoundedLabel(limit=_ROOM)
+        self._mode = BoundedLabel(Mode, limit=len(Mode) + _ROOM)
         self._variant = BoundedLabel(limit=_ROOM)
         self._ringing: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
+        self._begin_at_zero(agent_ids)
         self._pending, self._watch, self._dropping = pending_approvals, calibration_watch, tuple(dropping)
         for name, read in (
             ("uncertainty.telemetry.dropped", self._dropped if dropping else None),
@@ -110,6 +112,14 @@ class MetricsProcessor:
                 instrument = INSTRUMENTS[name]
                 create = getattr(meter, f"create_{instrument.kind}")
                 create(name, callbacks=[read], unit=instrument.unit, description=instrument.description)
+
+    def _begin_at_zero(self, agent_ids: Collection[str]) -> None:
+        """Show rare counters before they first count: Prometheus takes a series that begins at 1 for no increase."""
+        commons: list[Attributes] = [{"agent_id": agent} for agent in (*agent_ids, OTHER)] if agent_ids else [{}]
+        for common in commons:
+            self._made["uncertainty.sessions"].add(0, common)
+            for mode in Mode:
+                self._made["uncertainty.alarms"].add(0, {**common, "mode": mode.value})
 
     def on_event(self, event: Event) -> None:
         """Record a step or a beginning; follow sessions only as far as an alarm must be counted once."""

@@ -19,6 +19,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from grampus_uq import Effect, Message, Outcome, Reading, Role, Step, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import DecisionEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.stats.eprocess_thresholds import Mode
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 from grampus_uq.telemetry.labels import BoundedLabel
@@ -81,6 +82,13 @@ def test_a_run_is_counted_when_it_begins_and_not_when_it_is_taken_up_again():
     measured.monitor.session("s3", "stranger")
     points = measured.points()["uncertainty.sessions"]
     assert points == {(("agent_id", "agent1"),): 2, (("agent_id", "other"),): 1}
+
+
+def test_alarms_and_runs_are_shown_at_zero_before_the_first():
+    """Prometheus takes a series that begins at 1 for no increase, and the first alarm would be missed."""
+    points = Measured().points()
+    assert points["uncertainty.sessions"] == {(): 1}
+    assert points["uncertainty.alarms"] == {(("mode", mode.value),): 0 for mode in Mode}
 
 
 def test_a_step_without_evidence_adds_no_confidence_of_its_own():
@@ -239,7 +247,7 @@ def test_no_session_step_or_tool_name_is_ever_a_label_and_every_label_is_in_the_
         anyio.run(lambda s=session, n=number: s.observe_tool_call(f"delete_{n}", f"step-{n}"))
         observe(session, step_id=f"step-{number}")
     for name, points in measured.points().items():
-        assert len(points) <= 4, name
+        assert len(points) <= (2 * len(Mode) if name == "uncertainty.alarms" else 4), name
         for labels in points:
             assert set(dict(labels)) <= {*INSTRUMENTS[name].labels, "agent_id"}
             text = str(labels)

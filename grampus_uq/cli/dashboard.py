@@ -1,0 +1,65 @@
+"""`grampus-uq dashboard`: write a Grafana dashboard, Prometheus alerts, and a compose file that brings them up."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from grampus_uq.telemetry.dashboards import Limits, write_stack
+
+__all__ = ["command"]
+
+_DEFAULT = Limits()
+
+
+@click.command(name="dashboard", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-o", "--output", required=True, type=click.Path(file_okay=False), metavar="DIR", help="Written there.")
+@click.option("--alpha", type=float, default=_DEFAULT.alpha, show_default=True, help="Of your detector.")
+@click.option(
+    "--watch-level", type=float, default=_DEFAULT.watch_level, show_default=True, help="Of the calibration watch."
+)
+@click.option(
+    "--approvals-wait",
+    type=int,
+    default=_DEFAULT.approvals_wait_min,
+    show_default=True,
+    metavar="MINUTES",
+    help="Alert when approvals wait for longer.",
+)
+@click.option(
+    "--cost-per-hour",
+    type=float,
+    default=_DEFAULT.monitor_usd_per_hour,
+    show_default=True,
+    metavar="USD",
+    help="Alert when the monitor's own model calls cost more.",
+)
+@click.option("--force", is_flag=True, help="Replace files that were changed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    output: str,
+    alpha: float,
+    watch_level: float,
+    approvals_wait: int,
+    cost_per_hour: float,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write a dashboard for Grafana, alerts for Prometheus, and what starts both with Jaeger and a collector.
+
+    DIR/README.md has three steps. With a Grafana and a Prometheus of your own, take the dashboard and alerts.yml only.
+    """
+    limits = Limits(
+        alpha=alpha,
+        watch_level=watch_level,
+        approvals_wait_min=approvals_wait,
+        monitor_usd_per_hour=cost_per_hour,
+    )
+    written = [str(path) for path in write_stack(output, limits, replace=force)]
+    if as_json:
+        click.echo(json.dumps({"written": written}))
+        return
+    for path in written:
+        click.echo(path)
+    click.echo(f"Next: see {written[0]}.")
