@@ -108,7 +108,8 @@ class UncertaintyMonitor:
 
     Give either a fitted `profile` (or the artifact that holds it, which is checked against each session's model, prompt
     and tools, and then acts, only advises, or is refused), or `estimator`, `propagator` and `policy` (each with the
-    guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, or an object with such a `_tracer`.
+    guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, an object with such a `_tracer`, or a
+    `SpanEmitter` with options of its own.
     `signals` adds signals of your own, `equivalence` says when two sampled answers agree, `repairs` asks again for a
     stated confidence, `speculative` draws the slow path's first samples beside P(True). `budget` bounds every signal,
     `budgets` one by name; `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory`
@@ -180,8 +181,9 @@ class UncertaintyMonitor:
             budgets=budgets,
         )
         self.sensor = _sensor(profile.tracer, embedder, budget, budgets or {})
-        emitters: tuple[Processor, ...] = () if tracer is None else (SpanEmitter(tracer),)
-        self._outlet = _Outlet(emitters + tuple(processors))
+        given = () if tracer is None else (tracer if isinstance(tracer, SpanEmitter) else SpanEmitter(tracer),)
+        self._outlet = _Outlet((*given, *processors))
+        self._spans = next((found for found in self.processors if isinstance(found, SpanEmitter)), None)
         self.max_overhead = max_overhead
         self.window = window
         self.let_through = let_through
@@ -218,6 +220,11 @@ class UncertaintyMonitor:
         profile, standing = self._profile_for(model, prompt_hash, tools_hash)
         if advisory and not profile.advisory:
             profile = profile.model_copy(update={"advisory": True})
+        spans, kept = self._spans, None
+        if spans is not None:
+            spans.begin(session_id, snapshot)
+        elif snapshot is not None and isinstance(snapshot.get("trace"), Mapping):
+            kept = dict(snapshot["trace"])  # no spans here: handed on, so that whoever has some finds the trace again
         session = Session(
             profile=profile,
             plan=self.plan,
@@ -228,6 +235,7 @@ class UncertaintyMonitor:
             recent=recent,
             escalations=escalations,
             watch=self._watch(snapshot),
+            trace=(lambda: kept) if spans is None else functools.partial(spans.carrier, session_id),
         )
         if self.processors:
             self.emit(

@@ -71,7 +71,9 @@ class Session:
         recent: Sequence[StepUncertainty] = (),
         escalations: Sequence[Mapping[str, JsonValue]] = (),
         watch: TrajectoryWatch | None = None,
+        trace: Callable[[], Mapping[str, str] | None] = lambda: None,
     ) -> None:
+        self._trace = trace
         self._profile = profile
         self._plan = plan
         self._emit = emit
@@ -375,8 +377,10 @@ class Session:
         with self._lock:
             state, recent, escalations = self._state, list(self._recent), list(self._escalations)
             turns = None if self._watch is None else self._watch.memory
+        trace = self._trace()
         taken: dict[str, JsonValue] = {
             "v": SNAPSHOT_VERSION,
+            **({} if trace is None else {"trace": dict(trace)}),
             "state": json.loads(state_to_json(state)),
             "recent": [assessment.model_dump(mode="json") for assessment in recent],
             "escalations": [dict(escalation) for escalation in escalations],

@@ -1,23 +1,38 @@
 """Turns a committed step into the guide's three spans, under whatever span is current, with the step's own times.
 
-Numbers only: no message, no tool argument and no tool output ever becomes an attribute here.
+Numbers, words and ids only: no message, no tool argument and no tool output ever becomes an attribute, unless `content`
+asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final, Literal
 
 from opentelemetry import trace
-from opentelemetry.context import get_current
-from opentelemetry.trace import Tracer
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.context import Context, get_current
+from opentelemetry.trace import Span, Tracer
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import Event, StepEvent
-from grampus_uq.records import Reading
+from grampus_uq.records import Reading, StepUncertainty
+from grampus_uq.telemetry.content import Redact, content_attributes
+from grampus_uq.telemetry.conventions import ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
+from grampus_uq.telemetry.evaluations import evaluations
+from grampus_uq.telemetry.log_events import EventLog
+from grampus_uq.telemetry.span_attributes import (
+    escalate_attributes,
+    estimate_attributes,
+    evaluation_attributes,
+    parent_attributes,
+    semantic_attributes,
+)
+from grampus_uq.telemetry.trace_context import OverPause, SessionTraces
 from grampus_uq.vocabulary import STOPPING, UncertaintyAction, UncertaintyLevel
 
 __all__ = ["SpanEmitter", "resolve_tracer"]
+
+_GRAVE: Final = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
 
 
 def resolve_tracer(tracer: Any) -> Tracer:
@@ -30,55 +45,130 @@ def resolve_tracer(tracer: Any) -> Tracer:
     raise ConfigurationError.of(
         "tracer",
         "UncertaintyMonitor",
-        "a GrampusTracer, an OpenTelemetry tracer, or an object with such a `_tracer`",
+        "a SpanEmitter, a GrampusTracer, an OpenTelemetry tracer, or an object with such a `_tracer`",
         tracer,
     )
 
 
 class SpanEmitter:
-    """A processor: `uncertainty.estimate` a step, `uncertainty.semantic` and `uncertainty.escalate` beneath it."""
+    """A processor: `uncertainty.estimate` a step, `uncertainty.semantic` and `uncertainty.escalate` beneath it.
 
-    __slots__ = ("_tracer",)
+    `UncertaintyMonitor(tracer=...)` makes one with the defaults, or takes this one.
 
-    def __init__(self, tracer: Any) -> None:
+    A step's spans are children of the span that is current where the step is committed; without one, a session is a
+    trace of its own. `over_pause` says what a session that is taken up again from a snapshot does: "continue" the same
+    trace where no span is current, or "link": begin another that links to it. The main numbers are also set on a
+    recording parent (`copy_to_parent`), where the latest step wins.
+
+    `evaluation_events` are `gen_ai.evaluation.result`: "span" adds them to the estimate span, "log" emits them through
+    `logger_provider` (default: the application's global one) as log events of that span, "none" leaves them out. The
+    numbers are on span attributes whatever it says.
+
+    `content` adds what the model said and what a tool was called with, each text after `redact(key, text)`, which
+    returns what may leave, or None for nothing; what it raises leaves nothing. `tool_names` are the tools whose names
+    may be shown; without it, any name that has the shape of a name: a model may call a tool by any text.
+
+    Raises ConfigurationError for an option that is none of these, or something that holds no tracer.
+    """
+
+    __slots__ = ("_content", "_copy", "_log", "_on_span", "_redact", "_tool_names", "_tracer", "_traces")
+
+    def __init__(
+        self,
+        tracer: Any,
+        *,
+        over_pause: OverPause = "continue",
+        evaluation_events: Literal["span", "log", "none"] = "span",
+        logger_provider: Any = None,
+        copy_to_parent: bool = True,
+        content: bool = False,
+        redact: Redact | None = None,
+        tool_names: Collection[str] | None = None,
+    ) -> None:
+        owner = type(self).__name__
+        if over_pause not in ("continue", "link"):
+            raise ConfigurationError.of("over_pause", owner, "'continue' or 'link'", over_pause)
+        if evaluation_events not in ("span", "log", "none"):
+            raise ConfigurationError.of("evaluation_events", owner, "'span', 'log' or 'none'", evaluation_events)
+        if redact is not None and not content:
+            raise ConfigurationError.of("redact", owner, "given together with content=True", redact)
         self._tracer = resolve_tracer(tracer)
+        self._traces = SessionTraces(over_pause)
+        self._on_span = evaluation_events == "span"
+        self._log = EventLog(logger_provider) if evaluation_events == "log" else None
+        self._copy = copy_to_parent
+        self._content, self._redact = content, redact
+        self._tool_names = None if tool_names is None else frozenset(tool_names)
+
+    def begin(self, session_id: str, snapshot: Mapping[str, Any] | None) -> None:
+        """A session began, or is taken up again from a snapshot; the monitor says so before its first event."""
+        self._traces.begin(session_id, snapshot)
+
+    def carrier(self, session_id: str) -> dict[str, str] | None:
+        """The session's trace as W3C headers, for its snapshot; None before its first span."""
+        return self._traces.carrier(session_id)
 
     def on_event(self, event: Event) -> None:
         """Emit the spans of a step; other events have none."""
         if not isinstance(event, StepEvent):
             return
         current = get_current()  # looked up once here instead of three times in the SDK
-        estimate = self._tracer.start_span(
-            "uncertainty.estimate",
-            context=current,
-            start_time=event.started_ns,
-            attributes=estimate_attributes(event),
+        context, links = self._traces.parent(event.session_id, current)
+        step = event.assessment
+        wanted = step.advisory_action or step.action
+        escalates = wanted in STOPPING or step.level in _GRAVE
+        attributes = estimate_attributes(event, escalates=escalates, tool_names=self._tool_names)
+        if self._content:
+            attributes.update(content_attributes(event, self._redact))
+        span = self._tracer.start_span(
+            ESTIMATE, context=context, start_time=event.started_ns, attributes=attributes, links=links
         )
+        ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
+        self._traces.started(event.session_id, span.get_span_context())
+        self._evaluate(step, span, context, ended_ns)
+        self._beneath(event, span, context, ended_ns, wanted if escalates else None)
+        span.end(ended_ns)
+        if self._copy:
+            parent = trace.get_current_span(current)
+            if parent.is_recording():
+                parent.set_attributes(parent_attributes(step, escalates=escalates))
+
+    def _evaluate(self, step: StepUncertainty, span: Span, context: Context, ended_ns: int) -> None:
+        """Add the evaluation events, where anything was evaluated."""
+        if not (self._on_span and span.is_recording()) and self._log is None:
+            return
+        for evaluation in evaluations(step):
+            scores = evaluation_attributes(evaluation)
+            if self._log is not None:
+                self._log.emit(EVALUATION, scores, trace.set_span_in_context(span, context), ended_ns)
+            else:
+                span.add_event(EVALUATION, scores, timestamp=ended_ns)
+
+    def _beneath(
+        self, event: StepEvent, estimate: Span, context: Context, ended_ns: int, wanted: UncertaintyAction | None
+    ) -> None:
+        """Emit the spans under the estimate: sampling where it ran, escalation where the step escalates."""
         semantic = None
         for reading in event.readings:
             if reading.calls and reading.source == "semantic_entropy":
                 semantic = reading
-        assessment = event.assessment
-        wanted = assessment.advisory_action or assessment.action
-        escalates = wanted in STOPPING or assessment.level in _GRAVE
-        ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
-        if semantic is not None or escalates:
-            context = trace.set_span_in_context(estimate, current)
-            if semantic is not None:
-                self._tracer.start_span(
-                    "uncertainty.semantic",
-                    context=context,
-                    start_time=semantic.started_ns,
-                    attributes=_semantic_attributes(event, semantic),
-                ).end(_end_ns(semantic, ended_ns))
-            if escalates:
-                self._tracer.start_span(
-                    "uncertainty.escalate",
-                    context=context,
-                    start_time=_decision_start_ns(event, ended_ns),
-                    attributes=_escalate_attributes(event, wanted),
-                ).end(ended_ns)
-        estimate.end(ended_ns)
+        if semantic is None and wanted is None:
+            return
+        below = trace.set_span_in_context(estimate, context)
+        if semantic is not None:
+            self._tracer.start_span(
+                SEMANTIC,
+                context=below,
+                start_time=semantic.started_ns,
+                attributes=semantic_attributes(event, semantic),
+            ).end(_end_ns(semantic, ended_ns))
+        if wanted is not None:
+            self._tracer.start_span(
+                ESCALATE,
+                context=below,
+                start_time=_decision_start_ns(event, ended_ns),
+                attributes=escalate_attributes(event, wanted),
+            ).end(ended_ns)
 
 
 def _end_ns(reading: Reading, latest_ns: int) -> int:
@@ -90,81 +180,3 @@ def _decision_start_ns(event: StepEvent, ended_ns: int) -> int:
     """When the deciding began: as soon as the last reading was there, or with the step when nothing was asked."""
     ends = [_end_ns(reading, ended_ns) for reading in event.readings if reading.calls]
     return max(event.started_ns, min(ended_ns, max(ends, default=event.started_ns)))
-
-
-_GRAVE = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
-_PLAIN: dict[str, str] = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}
-
-
-def estimate_attributes(event: StepEvent) -> dict[str, AttributeValue]:
-    """The guide's keys, the ids, and `missing_reason` beside the numbers that are no evidence."""
-    step = event.assessment
-    attributes: dict[str, AttributeValue] = {
-        "session_id": event.session_id,
-        "agent_id": event.agent_id,
-        "step_id": step.step_id,
-        "step_type": step.step_type,
-        "verbalized_confidence": step.verbalized_confidence,
-        "p_true_confidence": step.p_true_confidence,
-        "fused_confidence": step.fused_confidence,
-        "propagated_confidence": step.propagated_confidence,
-        "level": _PLAIN[step.level],
-        "action": _PLAIN[step.action],
-        "p_true_ran": step.p_true_confidence != -1.0,
-        "samples_used": step.samples_used,
-        "rule": step.rule,
-    }
-    if step.missing_reason is not None:
-        attributes["missing_reason"] = step.missing_reason
-    if step.tool_name is not None:
-        attributes["gen_ai.tool.name"] = step.tool_name
-    if step.token_probability is not None:
-        attributes["token_probability"] = step.token_probability
-    if step.token_entropy is not None:
-        attributes["token_entropy"] = step.token_entropy
-    if step.semantic_confidence is not None:
-        attributes["semantic_confidence"] = step.semantic_confidence
-    if step.alarm_mode is not None:
-        attributes["uncertainty.alarm_mode"] = step.alarm_mode
-        for name, number in (("log_e_value", step.log_e_value), ("log_threshold", step.log_threshold)):
-            if number is not None:
-                attributes[f"uncertainty.{name}"] = number
-        if step.alpha is not None:
-            attributes["uncertainty.alpha"] = step.alpha
-    if step.p_success is not None:
-        attributes["p_success"] = step.p_success
-    if step.trajectory_risk is not None:
-        attributes["uncertainty.trajectory_risk"] = step.trajectory_risk
-    return attributes
-
-
-def _semantic_attributes(event: StepEvent, reading: Reading) -> dict[str, AttributeValue]:
-    attributes: dict[str, AttributeValue] = {
-        "session_id": event.session_id,
-        "agent_id": event.agent_id,
-        "step_id": event.assessment.step_id,
-        "sample_count": reading.samples,
-        "early_stopped": bool(reading.early_stopped),
-    }
-    if reading.value is not None:
-        attributes["semantic_confidence"] = reading.value
-    else:
-        attributes["missing_reason"] = str(reading.reason)
-    return attributes
-
-
-def _escalate_attributes(event: StepEvent, wanted: UncertaintyAction) -> dict[str, AttributeValue]:
-    step = event.assessment
-    attributes: dict[str, AttributeValue] = {
-        "session_id": event.session_id,
-        "agent_id": event.agent_id,
-        "step_id": step.step_id,
-        "level": step.level.value,
-        "cumulative_confidence": step.propagated_confidence,
-        "irreversible": step.rule in ("irreversible_override", "missing_evidence", "worst_so_far"),
-        "action": step.action.value,
-        "wanted_action": wanted.value,
-        "rule": step.rule,
-        "guarantee": step.guarantee or "no guarantee",
-    }
-    return attributes

@@ -98,6 +98,12 @@ class Cases:
                 "samples_used": 0,
                 "rule": "tier",
                 "missing_reason": "token_probability: no_logprobs; token_entropy: no_logprobs",
+                "gen_ai.conversation.id": "session-1",
+                "gen_ai.agent.name": "agent-1",
+                "uncertainty.level": "medium",
+                "uncertainty.action": "proceed_with_log",
+                "uncertainty.confidence.fused": 0.7275,
+                "uncertainty.confidence.propagated": 0.7275,
             },
         ):
             pass

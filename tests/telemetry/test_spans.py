@@ -25,7 +25,8 @@ from grampus_uq import (
 )
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import StepEvent
-from grampus_uq.telemetry.spans import SpanEmitter, estimate_attributes, resolve_tracer
+from grampus_uq.telemetry.span_attributes import estimate_attributes
+from grampus_uq.telemetry.spans import SpanEmitter, resolve_tracer
 from grampus_uq.testing import ScriptedModel, top_logprobs
 from tests.scripted_runs import Captured
 
@@ -278,13 +279,17 @@ async def test_spans_are_children_of_the_span_that_is_current_in_the_callers_tas
         assert span.context.trace_id == parent.context.trace_id
 
 
-async def test_without_a_current_span_a_step_is_a_trace_of_its_own():
+async def test_without_a_current_span_a_session_is_a_trace_of_its_own_with_its_first_step_as_the_root():
     traced = Traced()
-    await speak(traced, model_client=None)
-    await speak(traced, model_client=None)
-    first, second = traced.spans("estimate")
-    assert first.parent is second.parent is None
-    assert first.context.trace_id != second.context.trace_id
+    for session in (traced.session, traced.monitor.session("s2")):
+        for _ in range(3):
+            await session.observe_llm_response("Confidence: 100%", "l")
+    spans = traced.spans("estimate")
+    for root, second, third in (spans[:3], spans[3:]):
+        assert root.parent is None
+        assert second.parent.span_id == third.parent.span_id == root.context.span_id
+        assert root.context.trace_id == second.context.trace_id == third.context.trace_id
+    assert spans[0].context.trace_id != spans[3].context.trace_id
 
 
 async def test_the_current_span_stays_what_it_was():

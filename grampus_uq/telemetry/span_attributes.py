@@ -1,0 +1,182 @@
+"""What each span of a step says: the guide's keys, the evidence, the alarm, what the monitor spent.
+
+Every key is in `grampus_uq.telemetry.conventions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from opentelemetry.util.types import AttributeValue
+
+from grampus_uq.events import StepEvent
+from grampus_uq.records import Reading, StepUncertainty
+from grampus_uq.telemetry.content import plain_name
+from grampus_uq.telemetry.conventions import ESCALATED
+from grampus_uq.telemetry.evaluations import Evaluation, fused_of
+from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
+
+__all__ = [
+    "escalate_attributes",
+    "estimate_attributes",
+    "evaluation_attributes",
+    "parent_attributes",
+    "semantic_attributes",
+]
+
+_IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far")
+_PLAIN: dict[str, str] = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}
+Attributes = dict[str, AttributeValue]
+
+
+def _ids(event: StepEvent) -> Attributes:
+    ids: Attributes = {
+        "session_id": event.session_id,
+        "agent_id": event.agent_id,
+        "step_id": event.assessment.step_id,
+        "gen_ai.conversation.id": event.session_id,
+    }
+    if event.agent_id:
+        ids["gen_ai.agent.name"] = event.agent_id
+    return ids
+
+
+def estimate_attributes(
+    event: StepEvent, *, escalates: bool = False, tool_names: Collection[str] | None = None
+) -> Attributes:
+    """The guide's keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
+    step = event.assessment
+    level, action = _PLAIN[step.level], _PLAIN[step.action]
+    attributes = _ids(event)
+    attributes |= {
+        "step_type": step.step_type,
+        "verbalized_confidence": step.verbalized_confidence,
+        "p_true_confidence": step.p_true_confidence,
+        "fused_confidence": step.fused_confidence,
+        "propagated_confidence": step.propagated_confidence,
+        "level": level,
+        "action": action,
+        "p_true_ran": step.p_true_confidence != -1.0,
+        "samples_used": step.samples_used,
+        "rule": step.rule,
+        "uncertainty.level": level,
+        "uncertainty.action": action,
+    }
+    if escalates:
+        attributes[ESCALATED] = True
+    for key, value in (
+        ("missing_reason", step.missing_reason),
+        ("token_probability", step.token_probability),
+        ("token_entropy", step.token_entropy),
+        ("semantic_confidence", step.semantic_confidence),
+        ("p_success", step.p_success),
+    ):
+        if value is not None:
+            attributes[key] = value
+    _add_evidence(attributes, step)
+    if step.alarm_mode is not None:
+        _add_alarm(attributes, step)
+    if step.tool_name is not None:
+        attributes["gen_ai.tool.name"] = plain_name(step.tool_name, tool_names)
+        call_id = event.step.tool_calls[0].id if event.step.tool_calls else ""
+        if call_id:
+            attributes["gen_ai.tool.call.id"] = plain_name(call_id, None)
+    _add_spending(attributes, event.readings)
+    return attributes
+
+
+def parent_attributes(step: StepUncertainty, *, escalates: bool) -> Attributes:
+    """What a recording parent span is told of its latest step."""
+    attributes: Attributes = {
+        "uncertainty.step_id": step.step_id,
+        "uncertainty.level": _PLAIN[step.level],
+        "uncertainty.action": _PLAIN[step.action],
+    }
+    _add_evidence(attributes, step)
+    if escalates:
+        attributes[ESCALATED] = True  # stays true, whatever later steps say
+    return attributes
+
+
+def _add_evidence(attributes: Attributes, step: StepUncertainty) -> None:
+    attributes["uncertainty.confidence.propagated"] = step.propagated_confidence
+    fused = fused_of(step)
+    if fused is not None:
+        attributes["uncertainty.confidence.fused"] = fused
+    if step.p_success is not None:
+        attributes["uncertainty.p_success"] = step.p_success
+    if step.trajectory_risk is not None:
+        attributes["uncertainty.trajectory_risk"] = step.trajectory_risk
+
+
+def _add_alarm(attributes: Attributes, step: StepUncertainty) -> None:
+    for key, value in (
+        ("uncertainty.alarm_mode", step.alarm_mode),
+        ("uncertainty.log_e_value", step.log_e_value),
+        ("uncertainty.log_threshold", step.log_threshold),
+        ("uncertainty.alpha", step.alpha),
+    ):
+        if value is not None:
+            attributes[key] = value
+
+
+def _add_spending(attributes: Attributes, readings: tuple[Reading, ...]) -> None:
+    """What the monitor itself spent. Not `gen_ai.usage`: a backend would add it to the agent's own tokens."""
+    calls = tokens_in = tokens_out = 0
+    costs = []
+    for reading in readings:
+        if reading.calls:
+            calls += reading.calls
+            tokens_in += reading.input_tokens
+            tokens_out += reading.output_tokens
+            if reading.cost_usd is not None:
+                costs.append(reading.cost_usd)
+    if calls:
+        attributes["uncertainty.monitor.calls"] = calls
+        attributes["uncertainty.monitor.input_tokens"] = tokens_in
+        attributes["uncertainty.monitor.output_tokens"] = tokens_out
+    if costs:
+        attributes["uncertainty.monitor.cost_usd"] = sum(costs)
+
+
+def semantic_attributes(event: StepEvent, reading: Reading) -> Attributes:
+    """What the sampling of a step's answers came to."""
+    attributes = _ids(event)
+    attributes["sample_count"] = reading.samples
+    attributes["early_stopped"] = bool(reading.early_stopped)
+    if reading.value is not None:
+        attributes["semantic_confidence"] = reading.value
+    else:
+        attributes["missing_reason"] = str(reading.reason)
+    return attributes
+
+
+def escalate_attributes(event: StepEvent, wanted: UncertaintyAction) -> Attributes:
+    """Why a step escalates, with the promise behind it; `wanted` is what would be done if the monitor may act."""
+    step = event.assessment
+    attributes = _ids(event)
+    attributes |= {
+        ESCALATED: True,
+        "level": step.level.value,
+        "cumulative_confidence": step.propagated_confidence,
+        "irreversible": step.rule in _IRREVERSIBLE,
+        "action": step.action.value,
+        "wanted_action": wanted.value,
+        "rule": step.rule,
+        "guarantee": step.guarantee or "no guarantee",
+    }
+    if step.alarm_mode is not None:
+        _add_alarm(attributes, step)
+    return attributes
+
+
+def evaluation_attributes(evaluation: Evaluation) -> Attributes:
+    """One score, as the GenAI conventions write it."""
+    attributes: Attributes = {
+        "gen_ai.evaluation.name": evaluation.name,
+        "gen_ai.evaluation.score.value": evaluation.value,
+    }
+    if evaluation.label is not None:
+        attributes["gen_ai.evaluation.score.label"] = evaluation.label
+    return attributes
