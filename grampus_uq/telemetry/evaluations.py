@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from grampus_uq.records import StepUncertainty
+from grampus_uq.records import StepUncertainty, builder
 from grampus_uq.vocabulary import UncertaintyLevel
 
 __all__ = ["Evaluation", "evaluations", "fused_of"]
@@ -24,6 +24,9 @@ class Evaluation:
     label: str | None = None
 
 
+_new = builder(Evaluation)
+
+
 def fused_of(step: StepUncertainty) -> float | None:
     """The fused confidence, or None on a step where nothing was read (the guide's float then says 0.5)."""
     return None if (step.missing_reason or "").endswith(_NOTHING_READ) else step.fused_confidence
@@ -33,8 +36,8 @@ def evaluations(step: StepUncertainty) -> Iterator[Evaluation]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
     fused = fused_of(step)
     if fused is not None:
-        yield Evaluation(name="uncertainty.confidence.fused", value=fused, label=_WORDS[step.level])
+        yield _new(name="uncertainty.confidence.fused", value=fused, label=_WORDS[step.level])
     if step.p_success is not None:
-        yield Evaluation(name="uncertainty.p_success", value=step.p_success)
+        yield _new(name="uncertainty.p_success", value=step.p_success)
     if step.trajectory_risk is not None:
-        yield Evaluation(name="uncertainty.trajectory_risk", value=step.trajectory_risk)
+        yield _new(name="uncertainty.trajectory_risk", value=step.trajectory_risk)

@@ -47,9 +47,13 @@ def estimate_attributes(
 ) -> Attributes:
     """The guide's keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
     step = event.assessment
-    level, action = _PLAIN[step.level], _PLAIN[step.action]
-    attributes = _ids(event)
-    attributes |= {
+    level, action, fused, p_success = _PLAIN[step.level], _PLAIN[step.action], fused_of(step), step.p_success
+    # One literal: every step of every agent passes here.
+    attributes: Attributes = {
+        "session_id": event.session_id,
+        "agent_id": event.agent_id,
+        "step_id": step.step_id,
+        "gen_ai.conversation.id": event.session_id,
         "step_type": step.step_type,
         "verbalized_confidence": step.verbalized_confidence,
         "p_true_confidence": step.p_true_confidence,
@@ -62,19 +66,26 @@ def estimate_attributes(
         "rule": step.rule,
         "uncertainty.level": level,
         "uncertainty.action": action,
+        "uncertainty.confidence.propagated": step.propagated_confidence,
     }
+    if event.agent_id:
+        attributes["gen_ai.agent.name"] = event.agent_id
+    if fused is not None:
+        attributes["uncertainty.confidence.fused"] = fused
     if escalates:
         attributes[ESCALATED] = True
-    for key, value in (
-        ("missing_reason", step.missing_reason),
-        ("token_probability", step.token_probability),
-        ("token_entropy", step.token_entropy),
-        ("semantic_confidence", step.semantic_confidence),
-        ("p_success", step.p_success),
-    ):
-        if value is not None:
-            attributes[key] = value
-    _add_evidence(attributes, step)
+    if step.missing_reason is not None:
+        attributes["missing_reason"] = step.missing_reason
+    if step.token_probability is not None:
+        attributes["token_probability"] = step.token_probability
+    if step.token_entropy is not None:
+        attributes["token_entropy"] = step.token_entropy
+    if step.semantic_confidence is not None:
+        attributes["semantic_confidence"] = step.semantic_confidence
+    if p_success is not None:
+        attributes["p_success"] = attributes["uncertainty.p_success"] = p_success
+    if step.trajectory_risk is not None:
+        attributes["uncertainty.trajectory_risk"] = step.trajectory_risk
     if step.alarm_mode is not None:
         _add_alarm(attributes, step)
     if step.tool_name is not None:
@@ -92,15 +103,8 @@ def parent_attributes(step: StepUncertainty, *, escalates: bool) -> Attributes:
         "uncertainty.step_id": step.step_id,
         "uncertainty.level": _PLAIN[step.level],
         "uncertainty.action": _PLAIN[step.action],
+        "uncertainty.confidence.propagated": step.propagated_confidence,
     }
-    _add_evidence(attributes, step)
-    if escalates:
-        attributes[ESCALATED] = True  # stays true, whatever later steps say
-    return attributes
-
-
-def _add_evidence(attributes: Attributes, step: StepUncertainty) -> None:
-    attributes["uncertainty.confidence.propagated"] = step.propagated_confidence
     fused = fused_of(step)
     if fused is not None:
         attributes["uncertainty.confidence.fused"] = fused
@@ -108,6 +112,9 @@ def _add_evidence(attributes: Attributes, step: StepUncertainty) -> None:
         attributes["uncertainty.p_success"] = step.p_success
     if step.trajectory_risk is not None:
         attributes["uncertainty.trajectory_risk"] = step.trajectory_risk
+    if escalates:
+        attributes[ESCALATED] = True  # stays true, whatever later steps say
+    return attributes
 
 
 def _add_alarm(attributes: Attributes, step: StepUncertainty) -> None:

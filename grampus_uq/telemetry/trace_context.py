@@ -56,14 +56,17 @@ class SessionTraces:
     def parent(self, session_id: str, current: Context) -> tuple[Context, tuple[Link, ...]]:
         """The context that the session's next span starts in, and what it links to."""
         around = trace.get_current_span(current).get_span_context()
+        has_parent = around.is_valid
         with self._lock:
             place = self._place(session_id)
             earlier, place.earlier = place.earlier, None
-            if around.is_valid:
+            if has_parent:
                 place.anchor = around
             anchor = place.anchor
-        links = () if earlier is None or (anchor and anchor.trace_id == earlier.trace_id) else (Link(earlier),)
-        if around.is_valid or anchor is None:
+        links: tuple[Link, ...] = ()
+        if earlier is not None and (anchor is None or anchor.trace_id != earlier.trace_id):
+            links = (Link(earlier),)
+        if has_parent or anchor is None:
             return current, links
         return trace.set_span_in_context(NonRecordingSpan(anchor), current), links
 

@@ -1,10 +1,10 @@
 """What watching costs: a step with and without spans beside a bare span, the slow path, the state, many sessions.
 
 A bare span is what an application would write itself: `with tracer.start_as_current_span(name, attributes={...})` with
-the attributes of our estimate span, on the same in-memory exporter. The kinds of step take turns one by one in random
-order: an agent's steps are seconds apart, so none of them finds its code in the processor's cache as it would in a loop
-of its own, and whatever disturbs the machine disturbs all of them alike. Printed are the medians over the rounds of the
-median turn, and of the ratio within each round. Spans are cleared between rounds.
+the attributes and the evaluation event of our estimate span, on the same in-memory exporter. The kinds of step take
+turns one by one in random order: an agent's steps are seconds apart, so none of them finds its code in the processor's
+cache as it would in a loop of its own, and whatever disturbs the machine disturbs all of them alike. Printed are the
+medians over the rounds of the median turn, and of the ratio within each round. Spans are cleared between rounds.
 
 `--blocks` lets each kind take its turns of a round in a row instead. All are quicker then, the bare span the most: its
 little code stays in the processor's nearest cache, which a step together with its span does not fit into.
@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
 
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.progress import track
@@ -80,7 +81,7 @@ class Cases:
         await self.traced.observe_tool_call("search", "tool_1")
 
     async def bare_span(self) -> None:
-        """A span of an application's own, with the attributes that the estimate span of a model's step carries."""
+        """A span of an application's own, with what the estimate span of a model's step carries."""
         with self.tracer._tracer.start_as_current_span(
             "uncertainty.estimate",
             attributes={
@@ -105,8 +106,15 @@ class Cases:
                 "uncertainty.confidence.fused": 0.7275,
                 "uncertainty.confidence.propagated": 0.7275,
             },
-        ):
-            pass
+        ) as span:
+            span.add_event(
+                "gen_ai.evaluation.result",
+                {
+                    "gen_ai.evaluation.name": "uncertainty.confidence.fused",
+                    "gen_ai.evaluation.score.value": 0.7275,
+                    "gen_ai.evaluation.score.label": "medium",
+                },
+            )
 
     async def emitted(self, name: str) -> int:
         """How many spans one turn of a case emits; for a model's step their attributes must be the bare span's."""
@@ -117,11 +125,14 @@ class Cases:
             self.exporter.clear()
             await self.bare_span()
             (bare,) = self.exporter.get_finished_spans()
-            if set(spans[0].attributes or ()) != set(bare.attributes or ()):
-                raise RuntimeError(
-                    "The bare span no longer has the attributes of the estimate span: bring it up to date."
-                )
+            if _keys(spans[0]) != _keys(bare):
+                raise RuntimeError("The bare span no longer has what the estimate span has: bring it up to date.")
         return len(spans)
+
+
+def _keys(span: ReadableSpan) -> list[set[str]]:
+    """The keys of a span's attributes, and of each of its events'."""
+    return [set(span.attributes or ()), *(set(event.attributes or ()) for event in span.events)]
 
 
 async def step_costs(rounds: int, *, blocks: bool) -> list[dict[str, Any]]:
