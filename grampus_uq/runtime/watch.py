@@ -1,0 +1,307 @@
+"""The watch on a detector's calibration, kept in a session store that any number of workers share.
+
+Every finished run counts once, whoever reports it, in whatever order, however often; its label may come days later,
+from another process, or never. Two kinds of documents hold that together:
+
+- `watch-run`, one a run: its evidence, its label, and in which variants it is counted;
+- `watch`, one a detector: the martingales, and the runs that the newest version counted.
+
+A writer first writes the counts of the newest version into the documents of its runs, then reads the run's own, then
+writes the next version by compare-and-set. So whoever reads a version knows of every run that is in it, and a writer
+that dies in between leaves nothing that the next one would count again or lose.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import quote
+
+import anyio
+
+from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.records import Outcome
+from grampus_uq.runtime.store import Document, SessionStore
+from grampus_uq.session import Session
+from grampus_uq.stats import json_reading as read
+from grampus_uq.stats.calibration_watch import (
+    CalibrationWatchState,
+    Variant,
+    WatchStatus,
+    start_watching,
+    take_run,
+    watch_statuses,
+    watching_from_json,
+    watching_to_json,
+)
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.vocabulary import StopReason
+
+__all__ = ["CalibrationWatch", "FinishedRun", "finished_run", "label_run", "stored_statuses"]
+
+_WATCH, _RUN = "watch", "watch-run"
+_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """What the watch takes of a run that has ended.
+
+    Attributes:
+        run_id: its session id.
+        log_peak: largest log M_t of the watched detector up to its first alarm; -inf for a run without readings.
+        touched: True when a human or the monitor changed or stopped it: its outcome is then selected, and only the
+            variant without labels takes it.
+        success: its outcome; None while nobody knows.
+    """
+
+    run_id: str
+    log_peak: float
+    touched: bool = False
+    success: bool | None = None
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.log_peak):
+            raise ConfigurationError.of("log_peak", "FinishedRun", "a number", self.log_peak)
+
+
+def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -> FinishedRun:
+    """What the watch takes of a session that has ended, also of one that was paused and resumed in another process.
+
+    Args:
+        session: its profile has a detector.
+        outcome: how it ended. Only one that ended by itself (`clean`) has an outcome of its own.
+        touched: True when a human changed the run in a way that the session does not know of. An alarm that somebody
+            answered, or that was re-armed, it knows by itself.
+
+    Raises:
+        ConfigurationError: the session's profile has no detector.
+    """
+    detector, alarm = session.profile.detector, session.state.alarm
+    if detector is None:
+        raise ConfigurationError.of("session", "finished_run", "one whose profile has a detector", session.session_id)
+    peak = -math.inf if alarm is None or alarm.evidence.log_peak is None else alarm.evidence.log_peak
+    answered = alarm is not None and (alarm.answered or alarm.rearmed > 0)
+    if alarm is not None and alarm.rearmed:
+        peak = math.inf  # it rang before; what it reached then is cut at the threshold anyway
+    clean = outcome.stop_reason is StopReason.CLEAN
+    return FinishedRun(
+        run_id=session.session_id,
+        log_peak=peak,
+        touched=touched or answered or not clean,
+        success=outcome.success if clean else None,
+    )
+
+
+class CalibrationWatch:
+    """Watches one detector's calibration by the runs that finish, and says when it no longer holds.
+
+    Guarantee: while nothing has changed it ever alarms with probability at most `level`, at whichever time it is
+    looked at (`stats.calibration_watch.start_watching` has the assumptions).
+
+    Args:
+        store: where its state lives; shared by all workers.
+        detector: the fitted detector.
+        level, acting: as `start_watching`; a watch that is stored already keeps those that it was begun with.
+        observers: called with each status after every run that counted, on the task that reported it: a gauge, a
+            pager. What they raise reaches the caller; the run is counted by then.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        detector: Detector,
+        *,
+        level: float = 0.01,
+        acting: bool = True,
+        observers: Sequence[Callable[[WatchStatus], None]] = (),
+    ) -> None:
+        self._store = store
+        self._fresh = start_watching(detector, level=level, acting=acting)
+        self._observers = tuple(observers)
+        self._latest = watch_statuses(self._fresh)
+
+    @property
+    def latest(self) -> tuple[WatchStatus, ...]:
+        """What this process saw last, without asking the store: for a gauge that is read on a clock."""
+        return self._latest
+
+    async def statuses(self) -> tuple[WatchStatus, ...]:
+        """What is known now, by all workers; StoreError when the store cannot be reached."""
+        found = await self._store.get(_WATCH, self._fresh.detector)
+        return self._seen(self._fresh if found is None else _stored(found).state)
+
+    async def finished(self, run: FinishedRun) -> tuple[WatchStatus, ...]:
+        """Take a finished run, once; told again it changes nothing, but a label that was missing is taken.
+
+        Raises StoreError when the store cannot be reached: the run may then be told again.
+        """
+        statuses, counted = await _take(self._store, self._fresh, run)
+        self._latest = statuses
+        if counted:
+            for observer in self._observers:
+                for status in statuses:
+                    observer(status)
+        return statuses
+
+    def _seen(self, state: CalibrationWatchState) -> tuple[WatchStatus, ...]:
+        self._latest = watch_statuses(state)
+        return self._latest
+
+
+async def stored_statuses(store: SessionStore) -> list[WatchStatus]:
+    """What every watch in a store has found, by detector."""
+    return [status for document in await store.scan(_WATCH) for status in watch_statuses(_stored(document).state)]
+
+
+async def label_run(store: SessionStore, run_id: str, success: bool) -> list[WatchStatus]:
+    """Give a finished run its outcome, in every watch that knows it; returns their statuses, empty when none does.
+
+    A label that was counted stays counted: a bet cannot be taken back.
+    """
+    found: list[WatchStatus] = []
+    for document in await store.scan(_WATCH):
+        state = _stored(document).state
+        known = await store.get(_RUN, _run_key(state, run_id))
+        if known is not None:
+            run = _run_from_json(run_id, known.body)[0]
+            statuses, _ = await _take(store, state, replace(run, success=success))
+            found += statuses
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """The document of one watch: its state, and the runs that its newest version counted, with their variants."""
+
+    state: CalibrationWatchState
+    counted: Mapping[str, tuple[Variant, ...]]
+
+
+async def _take(
+    store: SessionStore, fresh: CalibrationWatchState, run: FinishedRun
+) -> tuple[tuple[WatchStatus, ...], bool]:
+    """Count a run in the variants that it belongs to and is not in yet; also says whether it was counted in any."""
+    for attempt in range(_TRIES):
+        try:
+            found = await store.get(_WATCH, fresh.detector)
+            version, stored = (
+                (0, _Stored(state=fresh, counted={})) if found is None else (found.version, _stored(found))
+            )
+            for counted_id, variants in stored.counted.items():
+                await _mark(store, stored.state, counted_id, variants)
+            known, counted = await _remember(store, stored.state, run)
+            missing = [variant for variant in _belongs_to(known) if variant not in counted]
+            if not missing:
+                return watch_statuses(stored.state), False
+            state = stored.state
+            for variant in missing:
+                state = take_run(state, variant, known.run_id, known.log_peak)
+            body = _written(_Stored(state=state, counted={known.run_id: tuple(missing)}))
+            statuses = watch_statuses(state)
+            label = "alarmed" if any(status.alarmed for status in statuses) else "quiet"
+            await store.put(_WATCH, fresh.detector, body, expected=version, label=label)
+            return statuses, True
+        except SessionConflictError:  # another worker was first: look again at what it wrote
+            await anyio.sleep(min(0.001 * attempt, 0.05))
+    raise StoreError(f"The watch could not take run {run.run_id!r:.80}: {_TRIES} times another worker was first.")
+
+
+def _belongs_to(run: FinishedRun) -> list[Variant]:
+    natural = run.success is True and not run.touched
+    return [Variant.SUCCESSES, Variant.ALL_RUNS] if natural else [Variant.ALL_RUNS]
+
+
+async def _remember(
+    store: SessionStore, state: CalibrationWatchState, run: FinishedRun
+) -> tuple[FinishedRun, tuple[Variant, ...]]:
+    """Store what is known of the run, and return it with the variants that count it: the evidence that was told first,
+    the newest label, and touched once touched.
+    """
+    key = _run_key(state, run.run_id)
+    found = await store.get(_RUN, key)
+    if found is None:
+        await store.put(_RUN, key, _run_to_json(run, ()), expected=0)
+        return run, ()
+    known, counted = _run_from_json(run.run_id, found.body)
+    merged = replace(
+        known,
+        touched=known.touched or run.touched,
+        success=known.success if run.success is None else run.success,
+    )
+    if merged != known:
+        await store.put(_RUN, key, _run_to_json(merged, counted), expected=found.version)
+    return merged, counted
+
+
+async def _mark(store: SessionStore, state: CalibrationWatchState, run_id: str, variants: Sequence[Variant]) -> None:
+    """Write into a run's document that it is counted; nothing to do where it says so already."""
+    key = _run_key(state, run_id)
+    found = await store.get(_RUN, key)
+    if found is None:
+        raise StoreError(f"The watch counted run {run_id!r:.80}, whose document is gone.")
+    run, counted = _run_from_json(run_id, found.body)
+    merged = tuple(variant for variant in Variant if variant in counted or variant in variants)
+    if merged != counted:
+        await store.put(_RUN, key, _run_to_json(run, merged), expected=found.version)
+
+
+def _run_key(state: CalibrationWatchState, run_id: str) -> str:
+    return f"{state.detector}/{quote(run_id, safe='', errors='surrogatepass')}"
+
+
+def _run_to_json(run: FinishedRun, counted: Sequence[Variant]) -> str:
+    return json.dumps(
+        {
+            "v": 1,
+            "log_peak": read.written(run.log_peak),
+            "touched": run.touched,
+            "success": run.success,
+            "counted": [variant.value for variant in counted],
+        }
+    )
+
+
+def _run_from_json(run_id: str, body: str) -> tuple[FinishedRun, tuple[Variant, ...]]:
+    try:
+        fields = _versioned(body, {"v", "log_peak", "touched", "success", "counted"})
+        counted = read.items(fields["counted"], "counted", read.text)
+        success = fields["success"]
+        if success is not None and not isinstance(success, bool):
+            raise ConfigurationError.of("success", "from_json", "true, false or null", success)
+        run = FinishedRun(
+            run_id=run_id,
+            log_peak=read.extended(fields["log_peak"], "log_peak"),
+            touched=bool(fields["touched"]),
+            success=success,
+        )
+        return run, tuple(Variant(name) for name in counted)
+    except ValueError as error:
+        raise StoreError(f"The watch's document of run {run_id!r:.80} cannot be read: {error}") from error
+
+
+def _written(stored: _Stored) -> str:
+    counted = {run_id: [variant.value for variant in variants] for run_id, variants in stored.counted.items()}
+    return json.dumps({"v": 1, "state": watching_to_json(stored.state), "counted": counted})
+
+
+def _stored(document: Document) -> _Stored:
+    try:
+        fields = _versioned(document.body, {"v", "state", "counted"})
+        counted = {
+            str(run_id): tuple(Variant(name) for name in read.items(names, "counted", read.text))
+            for run_id, names in dict(fields["counted"]).items()
+        }
+        return _Stored(state=watching_from_json(fields["state"]), counted=counted)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"The watch {document.key!r:.80} cannot be read: {error}") from error
+
+
+def _versioned(body: str, keys: set[str]) -> Mapping[str, Any]:
+    fields = read.mapping(json.loads(body), "document", keys)
+    if fields["v"] != 1:
+        raise ConfigurationError.of("v", "from_json", "1; a newer version wrote it", fields["v"])
+    return fields

@@ -1,0 +1,292 @@
+"""The watch on one detector's calibration: which finished runs are bet on, against which bag, and what came of it.
+
+Two variants of the conformal test martingale (`test_martingale`) run side by side and share one level between them:
+
+- `successes`: runs that were labelled a success and that nobody touched, against the successes held out for the
+  threshold. It answers the question that the guarantee asks, as late as the labels come.
+- `all_runs`: every finished run, labelled or not, whatever became of it. It needs no label and sees changes that touch
+  failures alone, or the share of failures, too.
+
+An alarm of either says: this calibration no longer holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats import json_reading as read
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.eprocess_json import detector_to_json
+from grampus_uq.stats.eprocess_thresholds import (
+    Mode,
+    Threshold,
+    exceeds,
+    threshold_from_json,
+    threshold_to_json,
+    tie_uniform,
+)
+from grampus_uq.stats.test_martingale import (
+    WatchState,
+    capped,
+    watch_from_json,
+    watch_start,
+    watch_to_json,
+    watch_update,
+)
+
+__all__ = [
+    "REFERENCE_RUNS",
+    "CalibrationWatchState",
+    "Variant",
+    "WatchStatus",
+    "detector_id",
+    "start_watching",
+    "take_run",
+    "watch_statuses",
+    "watching_from_json",
+    "watching_to_json",
+]
+
+REFERENCE_RUNS = 60
+"""Runs that the bag holds before a variant bets; where calibration left fewer, the first finished runs fill it up."""
+
+
+class Variant(StrEnum):
+    """Which finished runs are bet on."""
+
+    SUCCESSES = "successes"
+    ALL_RUNS = "all_runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchStatus:
+    """What is known of one calibration by one variant: for gauges, reports and people.
+
+    Attributes:
+        detector: identity of the detector that is watched.
+        variant: which runs are bet on.
+        log_martingale: natural log of the capital now; 0 at the start, it rises on evidence that runs have changed.
+        log_peak: its maximum so far.
+        log_threshold: natural log of 1/level; `alarmed` once `log_peak` has reached it.
+        level: probability, at most, with which this variant ever alarms although nothing has changed.
+        alarmed: True from the first alarm on: it latches, and only a new calibration ends it.
+        n_runs: runs that were bet on.
+        gathering: runs still to come before it bets at all.
+    """
+
+    detector: str
+    variant: Variant
+    log_martingale: float
+    log_peak: float
+    log_threshold: float
+    level: float
+    alarmed: bool
+    n_runs: int
+    gathering: int
+
+    @property
+    def sentence(self) -> str:
+        """What this says, with its error rate."""
+        what = "labelled successes" if self.variant is Variant.SUCCESSES else "finished runs"
+        if self.alarmed:
+            return (
+                f"This calibration no longer holds: after {self.n_runs} {what} the evidence reached "
+                f"{math.exp(min(self.log_peak, 700.0)):.3g} to 1. Without a change that happens with probability at "
+                f"most {self.level:g}, however often one looks. Label new runs and fit again."
+            )
+        if self.gathering:
+            return f"Not watching yet: {self.gathering} more {what} are needed to compare with."
+        return f"No evidence of a change in {self.n_runs} {what}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bets:
+    """One variant: the runs gathered to compare with, then the martingale that replaced them."""
+
+    gathered: tuple[float, ...] = ()
+    martingale: WatchState | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationWatchState:
+    """All that the watch on one detector remembers; bounded however many runs it has seen, JSON-able.
+
+    Attributes:
+        detector: identity of the detector (`detector_id`).
+        salt: makes its draws its own.
+        threshold: the detector's deployed threshold.
+        acting: True when the alarm really pauses runs, so that only runs without an alarm have an outcome of their own.
+        level: allowed probability of a false alarm of all variants together, at any time.
+        bets: one a variant.
+    """
+
+    detector: str
+    salt: str
+    threshold: Threshold
+    acting: bool
+    level: float
+    bets: Mapping[Variant, _Bets]
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.level < 1.0:
+            raise ConfigurationError.of("level", "CalibrationWatch", "in (0, 1)", self.level)
+        object.__setattr__(self, "bets", MappingProxyType(dict(self.bets)))
+
+
+def detector_id(detector: Detector) -> str:
+    """Identity of a detector: 128 bits of the SHA-256 of its canonical JSON, in hex."""
+    text = json.dumps(detector_to_json(detector), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def start_watching(detector: Detector, *, level: float = 0.01, acting: bool = True) -> CalibrationWatchState:
+    """Begin to watch a detector's calibration.
+
+    Guarantee: as long as the calibration runs and the watched ones are exchangeable, the probability that either
+    variant ever alarms is at most `level` (Ville for each at level/2, and a union bound), at whichever time one looks.
+    What breaks it: runs that are left out for how they went. With `acting`, runs that alarmed are therefore left out of
+    the labelled variant on both sides, and count in the other one with their evidence cut at the threshold, where the
+    intervention has not changed it yet.
+
+    Args:
+        detector: fitted; its `null_peaks` fill the bag of the variant that they belong to.
+        level: in (0, 1).
+        acting: False only where the profile advises and no run is ever paused by it: the labelled variant then sees
+            alarms too.
+
+    Raises:
+        ConfigurationError: a level outside (0, 1).
+    """
+    threshold = detector.threshold
+    of_all = threshold.mode is Mode.BUDGET
+    bags: dict[Variant, list[float]] = {Variant.SUCCESSES: [], Variant.ALL_RUNS: []}
+    for peak, tie in detector.null_peaks:
+        alarmed = exceeds(threshold, peak, tie)
+        if of_all:
+            bags[Variant.ALL_RUNS].append(capped(peak, threshold.log_value))
+        elif not (acting and alarmed):
+            bags[Variant.SUCCESSES].append(peak)
+    state = CalibrationWatchState(
+        detector=detector_id(detector),
+        salt=detector.salt,
+        threshold=threshold,
+        acting=acting,
+        level=level,
+        bets={variant: _Bets(gathered=tuple(bag)) for variant, bag in bags.items()},
+    )
+    started = {variant: _begun(state, variant, bets) for variant, bets in state.bets.items()}
+    return replace(state, bets=started)
+
+
+def take_run(state: CalibrationWatchState, variant: Variant, run_id: str, log_peak: float) -> CalibrationWatchState:
+    """Take one finished run into a variant that it belongs to, once.
+
+    Args:
+        variant: `ALL_RUNS` for any finished run; `SUCCESSES` for one that was labelled a success and left alone.
+        run_id: its session id; draws its number.
+        log_peak: its largest log M_t up to its first alarm; -inf for a run without readings.
+
+    Returns:
+        The new state; the same one for a run that alarmed and that `acting` therefore leaves out.
+
+    Raises:
+        ConfigurationError: a NaN.
+    """
+    alarmed = exceeds(state.threshold, log_peak, tie_uniform(run_id, state.salt))
+    if variant is Variant.SUCCESSES and state.acting and alarmed:
+        return state
+    value = capped(log_peak, state.threshold.log_value) if variant is Variant.ALL_RUNS else log_peak
+    bets = state.bets[variant]
+    if bets.martingale is None:
+        fresh = _begun(state, variant, _Bets(gathered=(*bets.gathered, value)))
+    else:
+        draw = tie_uniform(run_id, f"{state.salt}/{variant.value}")
+        fresh = _Bets(martingale=watch_update(bets.martingale, value, draw)[0])
+    return replace(state, bets={**state.bets, variant: fresh})
+
+
+def watch_statuses(state: CalibrationWatchState) -> tuple[WatchStatus, ...]:
+    """What each variant has found, in the order of `Variant`."""
+    level = state.level / len(Variant)
+    limit = -math.log(level)
+    found = []
+    for variant in Variant:
+        bets = state.bets[variant]
+        seen = bets.martingale
+        peak = 0.0 if seen is None else seen.log_peak
+        found.append(
+            WatchStatus(
+                detector=state.detector,
+                variant=variant,
+                log_martingale=0.0 if seen is None else seen.log_capital,
+                log_peak=peak,
+                log_threshold=limit,
+                level=level,
+                alarmed=peak >= limit,
+                n_runs=0 if seen is None else seen.runs,
+                gathering=REFERENCE_RUNS - len(bets.gathered) if seen is None else 0,
+            )
+        )
+    return tuple(found)
+
+
+def _begun(state: CalibrationWatchState, variant: Variant, bets: _Bets) -> _Bets:
+    """Start betting once the bag is full enough; which runs become edges is drawn from the detector's own salt."""
+    if bets.martingale is not None or len(bets.gathered) < REFERENCE_RUNS:
+        return bets
+    seed = hashlib.sha256(f"{state.salt}/{variant.value}".encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(seed[:16], "big"))
+    return _Bets(martingale=watch_start(bets.gathered, rng))
+
+
+def watching_to_json(state: CalibrationWatchState) -> dict[str, Any]:
+    """Return a JSON-able mapping, about 4 kB; `watching_from_json` gives back an equal state."""
+    return {
+        "detector": state.detector,
+        "salt": state.salt,
+        "threshold": threshold_to_json(state.threshold),
+        "acting": state.acting,
+        "level": state.level,
+        "bets": {
+            variant.value: {
+                "gathered": [read.written(peak) for peak in bets.gathered],
+                "martingale": None if bets.martingale is None else watch_to_json(bets.martingale),
+            }
+            for variant, bets in state.bets.items()
+        },
+    }
+
+
+def watching_from_json(data: Any) -> CalibrationWatchState:
+    """Read what `watching_to_json` wrote, with every check of the constructors; raises ConfigurationError."""
+    fields = read.mapping(data, "watch", {"detector", "salt", "threshold", "acting", "level", "bets"})
+    stored = read.mapping(fields["bets"], "bets", {variant.value for variant in Variant})
+    if not isinstance(fields["acting"], bool):
+        raise ConfigurationError.of("acting", "from_json", "true or false", fields["acting"])
+    return CalibrationWatchState(
+        detector=read.text(fields["detector"], "detector"),
+        salt=read.text(fields["salt"], "salt"),
+        threshold=threshold_from_json(fields["threshold"]),
+        acting=fields["acting"],
+        level=read.number(fields["level"], "level"),
+        bets={variant: _bets_from_json(stored[variant.value]) for variant in Variant},
+    )
+
+
+def _bets_from_json(data: Any) -> _Bets:
+    fields = read.mapping(data, "bets", {"gathered", "martingale"})
+    martingale = fields["martingale"]
+    return _Bets(
+        gathered=read.items(fields["gathered"], "gathered", read.extended),
+        martingale=None if martingale is None else watch_from_json(martingale),
+    )
