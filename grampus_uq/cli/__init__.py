@@ -25,6 +25,7 @@ _COMMANDS = {
     "fit": "fit",
     "runs": "runs",
     "stop": "stop",
+    "watch": "watch",
 }
 
 

@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from grampus_uq.artifacts import InputFile, load
+from grampus_uq.cli.watch import read_statuses, status_json
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.backtest import BacktestRow, backtest
 from grampus_uq.fit.streams import TABLES, read_detector_runs
 from grampus_uq.recording.runs import recording_files
+from grampus_uq.stats.calibration_watch import detector_id
 
 __all__ = ["command"]
 
@@ -22,8 +24,11 @@ __all__ = ["command"]
 @click.argument("paths", nargs=-1, required=True)
 @click.option("--unlabelled", is_flag=True, help="Use no outcomes: only pauses and their position are shown.")
 @click.option("--all", "everything", is_flag=True, help="Show the thresholds of every mode, not the deployed one's.")
+@click.option("--watch", "store", metavar="STORE", help="Also say how the watch on this detector stands.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(profile: str, paths: tuple[str, ...], unlabelled: bool, everything: bool, as_json: bool) -> None:
+def command(
+    profile: str, paths: tuple[str, ...], unlabelled: bool, everything: bool, store: str | None, as_json: bool
+) -> None:
     """Apply every threshold in PROFILE to PATHS: folders of recordings, or one table of verifier scores."""
     artifact = load(profile)
     detector = artifact.profile.detector
@@ -34,9 +39,15 @@ def command(profile: str, paths: tuple[str, ...], unlabelled: bool, everything: 
     seen = {file.sha256 for file in artifact.provenance.inputs}
     files = list(paths) if paths[0].endswith(TABLES) else list(recording_files(list(paths)))
     overlap = sum(InputFile.of(path).sha256 in seen for path in files)
+    watched = [] if store is None else [s for s in read_statuses(store) if s.detector == detector_id(detector)]
     if as_json:
-        shown = [row.to_json() for row in rows]
-        click.echo(json.dumps({"profile": artifact.fingerprint, "files_used_in_the_fit": overlap, "rows": shown}))
+        shown = {
+            "profile": artifact.fingerprint,
+            "files_used_in_the_fit": overlap,
+            "rows": [row.to_json() for row in rows],
+            "watch": [status_json(status) for status in watched],
+        }
+        click.echo(json.dumps(shown))
         return
     if overlap:
         click.echo(f"CAUTION: {overlap} of {len(files)} files served the fit; these figures are too good.", err=True)
@@ -50,23 +61,26 @@ def command(profile: str, paths: tuple[str, ...], unlabelled: bool, everything: 
             f"{row.alpha:.3g}{mark}",
             _interval(row.false_alarm_rate, row.false_alarm_low, row.false_alarm_high),
             _interval(row.power, row.power_low, row.power_high),
-            _figure(row.precision),
-            _figure(row.alarm_position),
-            f"{row.pauses_per_100:.1f}",
-            _figure(row.cost_used),
+            _interval(row.precision, row.precision_low, row.precision_high),
+            _interval(row.alarm_position, row.alarm_position_low, row.alarm_position_high),
+            _interval(row.pauses_per_100, row.pauses_low, row.pauses_high, digits=1),
+            _interval(row.cost_used, row.cost_low, row.cost_high),
         )
     Console().print(table)
     deployed = next(row for row in rows if row.deployed)
-    click.echo(f"* deployed, on {deployed.runs} runs. {_standing(deployed)}")
+    click.echo(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_standing(deployed)}")
+    for status in watched:
+        click.echo(f"watch, {status.variant.value}: {status.sentence}")
+    if store is not None and not watched:
+        click.echo("watch: this detector is not watched in that store.")
 
 
 def _standing(row: BacktestRow) -> str:
     return f"It never rings: {row.shortage}" if row.shortage else row.guarantee
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _interval(value: float | None, low: float | None, high: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} [{low:.3f}, {high:.3f}]"
+def _interval(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "-"
+    ends = "" if low is None or high is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{value:.{digits}f}{ends}"

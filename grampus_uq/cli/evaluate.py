@@ -39,6 +39,7 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
 )
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with plots (extra: report).")
 def command(
@@ -48,6 +49,7 @@ def command(
     continuation: str | None,
     draws: int,
     seed: int,
+    store: str | None,
     as_json: bool,
     output: str | None,
 ) -> None:
@@ -57,13 +59,15 @@ def command(
     """
     import numpy as np
 
+    from grampus_uq.cli.watch import read_statuses
     from grampus_uq.evaluate import evaluate
 
     if continuation is not None and censoring != "exact":
         raise click.UsageError("--continuation belongs to --censoring exact.")
     runs = _read(paths, profile)
     how = _censoring(runs, censoring, continuation)
-    found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws)
+    watch = [] if store is None else read_statuses(store)
+    found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
     if output is not None:
         _write(found, output, ", ".join(Path(path).name or path for path in paths))
     if as_json:
@@ -167,6 +171,8 @@ def _print(found: Evaluation) -> None:
         click.echo(line)
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
+    for status in found.watch:
+        click.echo(f"calibration {status.detector[:12]}, {status.variant.value}: {status.sentence}")
     _print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import click
 import numpy as np
@@ -10,9 +12,12 @@ import numpy as np
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
 from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.detector import DetectorFit, fit_budget, fit_detector
+from grampus_uq.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
+from grampus_uq.fit.detector_choice import Costs
 from grampus_uq.fit.streams import TABLES, read_detector_runs
+from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.recording.runs import recording_files, runs
+from grampus_uq.vocabulary import UncertaintySource
 
 __all__ = ["command"]
 
@@ -25,6 +30,11 @@ __all__ = ["command"]
     "--assurance", default=0.9, show_default=True, help="Probability that calibration was not unlucky; 0: mean."
 )
 @click.option("--budget", type=float, default=None, help="Without labels: pause at most this share of all runs.")
+@click.option(
+    "--cost-missed-failure", type=float, help="What a failure without an alarm costs; with --cost-false-alarm."
+)
+@click.option("--cost-false-alarm", type=float, help="What an alarm in a good run costs, in the same unit.")
+@click.option("--cost-step", type=float, default=0.0, show_default=True, help="What a step costs (tokens, time).")
 @click.option("--stream", "streams", multiple=True, help="Score streams; fused by default. May be given several times.")
 @click.option("--seed", default=0, show_default=True, help="Draws the splits.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -34,6 +44,9 @@ def command(
     alpha: float,
     assurance: float,
     budget: float | None,
+    cost_missed_failure: float | None,
+    cost_false_alarm: float | None,
+    cost_step: float,
     streams: tuple[str, ...],
     seed: int,
     as_json: bool,
@@ -42,9 +55,13 @@ def command(
 
     Runs that a human or the monitor touched, or that hit the limit of steps, have no outcome of their own: they are
     left out and counted. With --budget no label is needed, and the promise is on the share of all runs that are paused.
+    With costs the statistic and the level are those of least expected cost; --false-alarms is then not looked at.
     """
     if not 0.0 <= assurance < 1.0:
         raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", assurance, "0.9 leaves a 10 % chance")
+    costs = _costs(cost_missed_failure, cost_false_alarm, cost_step)
+    if costs is not None and budget is not None:
+        raise ConfigurationError.of("--budget", "fit", "without costs: it needs no outcome", budget)
     table = paths[0].endswith(TABLES)
     chosen = streams or (("external",) if table else ("fused",))
     data = read_detector_runs(paths, chosen, labelled=budget is None)
@@ -52,10 +69,11 @@ def command(
     if budget is not None:
         fit = fit_budget(data, rng=rng, share=budget)
     else:
-        fit = fit_detector(data, rng=rng, alpha=alpha, delta=None if assurance == 0.0 else 1.0 - assurance)
+        delta = None if assurance == 0.0 else round(1.0 - assurance, 12)
+        fit = fit_detector(data, rng=rng, alpha=alpha, delta=delta, costs=costs)
     files = [] if table else list(recording_files(list(paths)))
     artifact = ProfileArtifact(
-        profile=Profile(detector=fit.detector),
+        profile=Profile(detector=fit.detector, policy=_policy(chosen)),
         fitted_for=FittedFor() if table else _fitted_for(paths),
         guarantees=(fit.detector.threshold.guarantee,),
         provenance=Provenance(
@@ -67,6 +85,24 @@ def command(
     )
     fingerprint = save(artifact, output)
     _print(fit, output, fingerprint, as_json)
+
+
+def _costs(missed_failure: float | None, false_alarm: float | None, step: float) -> Costs | None:
+    if missed_failure is None and false_alarm is None and step == 0.0:
+        return None
+    if missed_failure is None or false_alarm is None:
+        raise ConfigurationError.of(
+            "--cost-missed-failure", "fit", "given together with --cost-false-alarm", missed_failure
+        )
+    return Costs(missed_failure=missed_failure, false_alarm=false_alarm, step=step)
+
+
+def _policy(streams: Sequence[str]) -> UncertaintyPolicy:
+    """The guide's policy with those signals switched on that the detector reads: without them it would never ring."""
+    return UncertaintyPolicy(
+        enable_prefix_verifier=UncertaintySource.PREFIX_VERIFIER in streams,
+        enable_semantic_sampling=UncertaintySource.SEMANTIC_ENTROPY in streams,
+    )
 
 
 def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
@@ -95,6 +131,7 @@ def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool) -> No
             "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
             "guarantee": threshold.guarantee,
             "shortage": threshold.shortage,
+            "labels_needed": [asdict(need) for need in report.needs],
         }
         click.echo(json.dumps(shown))
         return
@@ -103,5 +140,15 @@ def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool) -> No
     click.echo(f"promise    {threshold.guarantee}")
     if threshold.shortage:
         click.echo(f"SHORTAGE   {threshold.shortage}")
+    for line in _advice(report.needs, threshold.delta):
+        click.echo(f"labels     {line}")
     click.echo(f"written    {output} ({fingerprint[:12]})")
     click.echo(f"next       grampus-uq backtest {output} OTHER_RUNS")
+
+
+def _advice(needs: Sequence[LabelNeed], delta: float | None) -> Iterator[str]:
+    """What the levels that are out of reach lack, the nearest first, in the mode that was asked for."""
+    for need in sorted(needs, key=lambda need: need.successes):
+        if need.delta == delta:
+            about = "" if need.runs is None else f", about {need.runs} runs as they come"
+            yield f"a false-alarm rate of {need.alpha:g} needs {need.successes} more labelled successes{about}"

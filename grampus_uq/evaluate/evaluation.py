@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from grampus_uq.evaluate.differences import DifferenceRow, difference_rows
 from grampus_uq.evaluate.forecast_runs import ForecastRuns, StopRow
 from grampus_uq.evaluate.invariance import InvarianceRow, invariance_rows
 from grampus_uq.evaluate.transparency import ScoredStream, TableRow, scored_streams, table_rows
+from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
 
 __all__ = ["Evaluation", "evaluate"]
@@ -38,6 +39,7 @@ class Evaluation:
     differences: tuple[DifferenceRow, ...]
     invariance: tuple[InvarianceRow, ...]
     streams: tuple[ScoredStream, ...]
+    watch: tuple[WatchStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: everything that the report prints, without forecasts or ids."""
@@ -52,6 +54,10 @@ class Evaluation:
             "draws": self.draws,
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
+            "watch": [
+                {**dataclasses.asdict(status), "variant": status.variant.value, "sentence": status.sentence}
+                for status in self.watch
+            ],
             **rows,
         }
 
@@ -63,6 +69,7 @@ def evaluate(
     censoring: Censoring | None = None,
     schedule: WeightSchedule = LINEAR_FRONT,
     draws: int = 2000,
+    watch: Sequence[WatchStatus] = (),
 ) -> Evaluation:
     """Judge every confidence stream of a set of runs.
 
@@ -72,6 +79,7 @@ def evaluate(
         censoring: how runs at their step budget are scored; None leaves them out.
         schedule: how steps count, fixed before scoring.
         draws: resamples of each paired bootstrap.
+        watch: how the watch on a deployed calibration stands; an alarm of it becomes the first warning.
 
     Returns:
         `Evaluation`.
@@ -88,7 +96,7 @@ def evaluate(
     return Evaluation(
         audit=runs.audit,
         assumptions=(*ASSUMPTIONS[how.mode], *how.notes),
-        warnings=tuple(_warnings(runs, streams, how)),
+        warnings=(*(s.sentence for s in watch if s.alarmed), *_warnings(runs, streams, how)),
         censoring=how.mode,
         censored_runs=int(runs.censored.sum()),
         schedule=schedule.name,
@@ -97,6 +105,7 @@ def evaluate(
         differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws, schedule=schedule)),
         invariance=tuple(invariance_rows(streams, schedule)),
         streams=tuple(streams),
+        watch=tuple(watch),
     )
 
 

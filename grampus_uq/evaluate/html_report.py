@@ -83,6 +83,7 @@ def report_html(evaluation: Evaluation, *, title: str, made: datetime | None = N
             f"<h1>Confidence streams of {_text(title)}</h1>",
             _lead(evaluation),
             *(f'<div class="warn"><p>{_text(warning)}</p></div>' for warning in evaluation.warnings),
+            _watch(evaluation),
             _stops(evaluation),
             _assumptions(evaluation),
             _transparency(evaluation),
@@ -107,6 +108,31 @@ def _lead(evaluation: Evaluation) -> str:
         f'<p class="lead">{scored} runs with a known outcome, {evaluation.censored_runs} censored at their step '
         f"budget. Scores are rewards: at most 0, higher is better. Steps weigh {_text(evaluation.schedule)}. "
         "A forecast is the stated probability that the run will succeed in the end.</p>"
+    )
+
+
+def _watch(evaluation: Evaluation) -> str:
+    """How the deployed calibration stands; nothing where none is watched."""
+    if not evaluation.watch:
+        return ""
+    rows: list[list[Cell]] = [
+        [
+            status.detector[:12],
+            status.variant.value.replace("_", " "),
+            "no longer holds" if status.alarmed else "gathering" if status.gathering else "no evidence of a change",
+            status.n_runs,
+            status.log_martingale,
+            status.log_peak,
+            status.log_threshold,
+            f"{status.level:g}",
+        ]
+        for status in evaluation.watch
+    ]
+    columns = ["detector", "runs bet on", "calibration", "n", "log martingale", "peak", "limit", "false alarms"]
+    return (
+        "<h2>Does the calibration still hold?</h2><p>Every finished run is ranked against the calibration runs and all "
+        "runs before it, and a gambler bets that the ranks are not uniform. The last column bounds the probability "
+        "that the peak ever reaches the limit although nothing has changed.</p>" + _table(columns, rows, texts=3)
     )
 
 

@@ -236,15 +236,15 @@ class Loop:
         return await self._end("failed", reason)
 
     async def _end(self, kind: str, reason: StopReason) -> RunEvent:
+        outcome = Outcome(
+            success=None,
+            stop_reason=StopReason.INTERVENED if self._state.touched else reason,
+            time_s=time.time(),
+        )
         if self._hold.session is not None:
-            self._hold.session.finish(
-                Outcome(
-                    success=None,
-                    stop_reason=StopReason.INTERVENED if self._state.touched else reason,
-                    time_s=time.time(),
-                )
-            )
+            self._hold.session.finish(outcome)
         await self._save()
+        await self._runner.tell_watch(self._hold, outcome)
         return RunEvent(kind=kind, result=self._runner.result(self._hold))
 
     async def _abort(self, step: StepUncertainty | None) -> None:
@@ -259,8 +259,10 @@ class Loop:
         state.metadata["uncertainty"] = summary
         await self._hold.note("aborted", {"step_id": step.step_id if step else None})
         await self._save()
+        outcome = Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time())
         if self._hold.session is not None:
-            self._hold.session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))
+            self._hold.session.finish(outcome)
+        await self._runner.tell_watch(self._hold, outcome)
         level = step.level if step else UncertaintyLevel.CRITICAL
         why = step.reasoning if step else ""
         raise UncertaintyError(

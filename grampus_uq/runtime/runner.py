@@ -25,7 +25,9 @@ from grampus_uq.runtime.state import AgentState, ExecutionResult, PendingSession
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.sub_agents import SubAgent
+from grampus_uq.runtime.watch import CalibrationWatch, finished_run
 from grampus_uq.runtime.whole_text import whole
+from grampus_uq.stats.calibration_watch import detector_id
 from grampus_uq.vocabulary import AgentStatus, Role, StopReason
 
 __all__ = ["AgentRunner"]
@@ -42,6 +44,7 @@ class AgentRunner:
     tools. A worker that dies is replaced once its lease of `lease_s` has run out; `logprobs` asks the model for token
     log-probabilities where it has them; `elicit_confidence` asks it to state a confidence. `checkpoints` keeps the
     state before every step of the model, so that a run can be rolled back (`grampus_uq.runtime.rollback`).
+    `calibration_watch` is told of every run that ends, where the monitor's profile has its detector.
 
     What is promised about executing a call: it is written to the store before the tool runs and its result after; no
     worker of this package starts it twice by itself. A call that was running when its process died is not run again
@@ -64,6 +67,7 @@ class AgentRunner:
         logprobs: bool = True,
         elicit_confidence: bool = False,
         checkpoints: bool = False,
+        calibration_watch: CalibrationWatch | None = None,
     ) -> None:
         if not lease_s > 0.0:
             raise ConfigurationError.of("lease_s", "AgentRunner", "above 0 seconds", lease_s)
@@ -77,6 +81,7 @@ class AgentRunner:
         self.logprobs = logprobs
         self.elicit_confidence = elicit_confidence
         self.checkpoints = checkpoints
+        self.calibration_watch = calibration_watch
         self._lease_s = lease_s
         self._worker = uuid.uuid4().hex
         self._stops = StopOrders(self.ledger)
@@ -232,8 +237,22 @@ class AgentRunner:
         except StoreError:  # it stands still all the same; the lease runs out, and the order holds for who resumes it
             state.store_failures += 1
         if hold.session is not None:
-            hold.session.finish(Outcome(success=None, stop_reason=StopReason.CANCELLED, time_s=time.time()))
+            outcome = Outcome(success=None, stop_reason=StopReason.CANCELLED, time_s=time.time())
+            hold.session.finish(outcome)
+            await self.tell_watch(hold, outcome)
         return self.result(hold)
+
+    async def tell_watch(self, hold: Hold, outcome: Outcome) -> None:
+        """Tell the calibration watch, if there is one, how a run ended; a store that is down is counted, no more."""
+        watch, session = self.calibration_watch, hold.session
+        if watch is None or session is None or session.profile.detector is None:
+            return
+        if detector_id(session.profile.detector) != watch.detector:
+            return
+        try:
+            await watch.finished(finished_run(session, outcome, touched=hold.state.touched))
+        except StoreError:
+            hold.state.store_failures += 1
 
     # -- looking after sessions -----------------------------------------------------------------------------------
 

@@ -125,6 +125,11 @@ class CalibrationWatch:
         self._latest = watch_statuses(self._fresh)
 
     @property
+    def detector(self) -> str:
+        """Identity of the detector that is watched (`stats.calibration_watch.detector_id`)."""
+        return self._fresh.detector
+
+    @property
     def latest(self) -> tuple[WatchStatus, ...]:
         """What this process saw last, without asking the store: for a gauge that is read on a clock."""
         return self._latest

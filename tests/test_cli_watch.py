@@ -1,0 +1,196 @@
+"""The watch from the command line: recordings feed it, labels arrive late, an alarm reaches report, backtest, exit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from grampus_uq import Profile
+from grampus_uq.artifacts import FittedFor, ProfileArtifact, Provenance, load, save
+from grampus_uq.errors import GrampusError
+from grampus_uq.fit.backtest import backtest
+from grampus_uq.fit.detector import fit_budget
+from grampus_uq.fit.streams import read_detector_runs
+from grampus_uq.recording.labels import Label
+from grampus_uq.recording.labels import label as label_recording
+from grampus_uq.recording.runs import find_run
+from grampus_uq.runtime.store import open_store
+from grampus_uq.runtime.watch import CalibrationWatch, FinishedRun
+from grampus_uq.stats.eprocess import log_peaks
+from tests.test_cli_fit import cli, record
+
+pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Recordings a (to fit on) and b (finished later), and a profile fitted on a."""
+    folder = tmp_path_factory.mktemp("watched")
+    record(folder / "a", np.random.default_rng(3), 240)
+    record(folder / "b", np.random.default_rng(9), 40, prefix="later")
+    cli("fit", str(folder / "a"), "-o", str(folder / "p.json"), "--assurance", "0")
+    return folder
+
+
+def shown(*arguments: str) -> Any:
+    return json.loads(cli(*arguments, "--json").stdout)
+
+
+def test_recordings_feed_it_once_however_often_and_in_pieces(made: Path, tmp_path: Path) -> None:
+    store = str(tmp_path / "s.db")
+    first = shown("watch", "feed", str(made / "p.json"), str(made / "b"), "--store", store, "--advisory")
+    by_variant = {status["variant"]: status for status in first}
+    successes = sum(number % 3 != 0 and number % 10 != 9 for number in range(40))
+    assert by_variant["successes"]["n_runs"] == successes
+    assert by_variant["all_runs"]["gathering"] == 60 - 40
+    assert shown("watch", "feed", str(made / "p.json"), str(made / "b"), "--store", store, "--advisory") == first
+    assert shown("watch", "show", "--store", store) == first
+    assert "No evidence" in cli("watch", "show", "--store", store).stdout
+
+
+def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tmp_path: Path) -> None:
+    store, folder = str(tmp_path / "s.db"), tmp_path / "r"
+    folder.mkdir()
+    for name in ("later9", "later19"):  # they reached their limit of steps: no outcome yet
+        run = find_run(made / "b", name)
+        (folder / Path(run.path).name).write_bytes(Path(run.path).read_bytes())
+    feed = ("watch", "feed", str(made / "p.json"), str(folder), "--store", store, "--advisory")
+    assert shown(*feed)[0]["n_runs"] == 0
+    assert shown("watch", "label", "later9", "success", "--store", store)[0]["n_runs"] == 0  # a stop at the budget
+    with pytest.raises(GrampusError, match="no watch in this store knows"):
+        cli("watch", "label", "nobody", "success", "--store", store)
+    run = find_run(made / "b", "later1")
+    text = Path(run.path).read_text().replace('"success":true', '"success":null')
+    (folder / Path(run.path).name).write_text(text)
+    assert shown(*feed)[0]["n_runs"] == 0
+    assert shown("watch", "label", "later1", "success", "--store", store)[0]["n_runs"] == 1
+    label_recording(folder, Label(session_id="later1", success=True), by="ann")
+    assert shown(*feed)[0]["n_runs"] == 1
+
+
+def test_what_is_fed_is_what_the_detector_makes_of_the_recorded_scores(made: Path) -> None:
+    from grampus_uq.fit.finished_runs import finished_in_recordings
+
+    profile = load(made / "p.json").profile
+    assert profile.detector is not None
+    data = read_detector_runs([str(made / "b")], profile.detector.streams, labelled=False)
+    peaks = dict(
+        zip((name.rpartition("#")[0] for name in data.ids), log_peaks(profile.detector, data.blocks), strict=True)
+    )
+    found = list(finished_in_recordings(made / "b", profile))
+    assert len(found) == 40
+    assert all(run.log_peak == pytest.approx(peaks[run.run_id], abs=1e-12) for run in found)
+    assert sum(run.touched for run in found) == 4  # those at their limit of steps
+
+
+@pytest.fixture
+def alarmed(made: Path, tmp_path: Path) -> str:
+    """A store whose watch has seen a changed agent."""
+    url = str(tmp_path / "alarmed.db")
+    detector = load(made / "p.json").profile.detector
+    assert detector is not None
+
+    async def change() -> None:
+        store = open_store(url)
+        watch = CalibrationWatch(store, detector, acting=False)
+        for i in range(60):
+            await watch.finished(FinishedRun(run_id=f"x{i}", log_peak=50.0, success=True))
+        await store.aclose()
+
+    anyio.run(change)
+    return url
+
+
+def test_an_alarm_is_in_the_exit_status_the_backtest_and_both_reports(made: Path, tmp_path: Path, alarmed: str) -> None:
+    pytest.importorskip("matplotlib", reason="the report needs the extra 'report', which 'test' brings")
+    failed = cli("watch", "show", "--store", alarmed, "--check")
+    assert failed.exit_code == 2
+    assert "ALARM" in failed.stdout
+    assert cli("watch", "show", "--store", alarmed).exit_code == 0
+    tested = shown("backtest", str(made / "p.json"), str(made / "b"), "--watch", alarmed)
+    assert [status["alarmed"] for status in tested["watch"]] == [True, False]
+    assert "no longer holds" in cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", alarmed).stdout
+    page = tmp_path / "report.html"
+    report = shown("evaluate", str(made / "b"), "--draws", "10", "--watch", alarmed, "-o", str(page))
+    assert report["watch"][0]["alarmed"] is True
+    assert "no longer holds" in report["warnings"][0]
+    assert "Does the calibration still hold?" in page.read_text()
+    assert "no longer holds" in page.read_text()
+
+
+def test_without_a_watch_report_and_backtest_say_nothing_of_it(made: Path, tmp_path: Path) -> None:
+    assert shown("evaluate", str(made / "b"), "--draws", "10")["watch"] == []
+    empty = str(tmp_path / "empty.db")
+    tested = cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", empty).stdout
+    assert "not watched" in tested
+    assert "No calibration is watched" in cli("watch", "show", "--store", empty).stdout
+
+
+def test_a_profile_without_a_detector_cannot_be_watched(tmp_path: Path) -> None:
+    artifact = ProfileArtifact(
+        profile=Profile(), fitted_for=FittedFor(), guarantees=("none",), provenance=Provenance(counts={})
+    )
+    save(artifact, tmp_path / "bare.json")
+    with pytest.raises(GrampusError, match="with a detector"):
+        cli("watch", "feed", str(tmp_path / "bare.json"), str(tmp_path), "--store", os.fspath(tmp_path / "s.db"))
+
+
+# -- fit and backtest, item by item --
+
+
+def test_costs_choose_the_level_and_the_labels_that_are_lacking_are_named(made: Path, tmp_path: Path) -> None:
+    out, rng = str(tmp_path / "p.json"), np.random.default_rng(0)
+    rows = ["uq_problem_idx,num_steps,judge_probability,solved"]
+    for i in range(400):
+        scores = np.clip(rng.normal(0.6 if i % 2 else 0.5, 0.15, 3), 0.0, 1.0)
+        rows += [f"{i},{t},{score:.3f},{i % 2 == 1}" for t, score in enumerate(scores, start=1)]
+    table = str(tmp_path / "noisy.csv")
+    Path(table).write_text("\n".join(rows))
+    careful = shown("fit", table, "-o", out, "--cost-missed-failure", "1", "--cost-false-alarm", "30")
+    eager = shown("fit", table, "-o", out, "--cost-missed-failure", "30", "--cost-false-alarm", "1")
+    assert careful["alpha"] < eager["alpha"]
+    lacking = {need["alpha"]: need["successes"] for need in careful["labels_needed"] if need["delta"] == 0.1}
+    assert lacking[0.01] > 0
+    assert "more labelled successes" in cli("fit", str(made / "a"), "-o", out).stdout
+    with pytest.raises(GrampusError, match="together"):
+        cli("fit", str(made / "a"), "-o", out, "--cost-missed-failure", "1")
+    with pytest.raises(GrampusError, match="--budget"):
+        cli(
+            "fit", str(made / "a"), "-o", out, "--cost-missed-failure", "1", "--cost-false-alarm", "1", "--budget", ".1"
+        )
+
+
+def test_a_detector_on_a_signal_that_is_off_by_default_brings_its_switch(tmp_path: Path) -> None:
+    rows = ["uq_problem_idx,num_steps,judge_probability,solved"]
+    rows += [f"{i},{t},{0.5 + (i % 7) / 20},{i % 3 != 0}" for i in range(90) for t in (1, 2)]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    cli("fit", str(tmp_path / "t.csv"), "-o", str(tmp_path / "p.json"), "--stream", "prefix_verifier")
+    policy = load(tmp_path / "p.json").profile.policy
+    assert (policy.enable_prefix_verifier, policy.enable_semantic_sampling) == (True, False)
+
+
+def test_every_figure_of_a_backtest_lies_in_its_interval_and_more_runs_narrow_it(made: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = read_detector_runs([str(made / "a")], ["fused"])
+    detector = fit_budget(data, rng=rng, share=0.2).detector
+    whole, part = backtest(detector, data), backtest(detector, data.take(np.arange(60)))
+    for rows in (whole, part):
+        row = next(row for row in rows if row.deployed).to_json()
+        for name, prefix in (
+            ("false_alarm_rate", "false_alarm"),
+            ("power", "power"),
+            ("precision", "precision"),
+            ("alarm_position", "alarm_position"),
+            ("pauses_per_100", "pauses"),
+            ("cost_used", "cost"),
+        ):
+            assert row[f"{prefix}_low"] <= row[name] <= row[f"{prefix}_high"], name
+    wide, narrow = (next(row for row in rows if row.deployed) for rows in (part, whole))
+    assert narrow.cost_high - narrow.cost_low < wide.cost_high - wide.cost_low  # type: ignore[operator]  # known above
+    assert narrow.power_high - narrow.power_low < wide.power_high - wide.power_low  # type: ignore[operator]
