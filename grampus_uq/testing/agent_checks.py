@@ -10,7 +10,7 @@ A check raises AssertionError where the sentence is false; `check_agent` makes a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -228,25 +228,11 @@ def sub_agent(scene: Scene) -> str:
 
 
 def ten_sessions(scene: Scene) -> None:
-    unsure = {n: n % 2 == 1 for n in range(10)}
-    calls = {n: pay(f"payee {n}", n, f"pay-{n}") for n in unsure}
-    script: Script = {}
-    for n in unsure:
-        script |= play(UNSURE if unsure[n] else SURE, calls[n], prompt=f"Order {n}.")
-    runs = [Act(do="run", session=f"s{n}", prompt=f"Order {n}.") for n in unsure]
-    results = dict(enumerate(scene.live(script, *runs, together=True, kill=True).results))
-    pending = {n: waiting(results[n], calls[n]) for n in unsure if unsure[n]}
-    for n in (n for n in unsure if not unsure[n]):
-        ended(results[n], f"[Order {n}.] {DONE}")
-    answers = [Act(do="resume", session=f"s{n}", decisions=(say("approve", pending[n]),)) for n in pending]
-    for n, result in zip(pending, scene.live(script, *answers, together=True).results, strict=True):
-        ended(result, f"[Order {n}.] {DONE}")
-    require(Counter(scene.executed()) == Counter(canonical_json(c.arguments) for c in calls.values()), "not each once")
-    scene.no_call_paid_twice()
+    _ten(scene, dict.fromkeys(range(10), True))
 
 
 def ten_beliefs(scene: Scene) -> None:
-    ten_sessions(scene)
+    _ten(scene, {n: n % 2 == 1 for n in range(10)})
     beliefs = list(scene.beliefs().values())
     require(len(beliefs) == 10, f"10 sessions were to be watched; there were {len(beliefs)}")
     alone = scene.beside("alone")
@@ -256,6 +242,25 @@ def ten_beliefs(scene: Scene) -> None:
     require(len(same) == 5, f"5 of 10 were to be believed what a lone run is, {reference}; of {beliefs}")
     different = [belief for belief in beliefs if belief != reference]
     require(all(belief == different[0] for belief in different), f"equal runs are believed differently: {different}")
+
+
+def _ten(scene: Scene, unsure: Mapping[int, bool]) -> None:
+    """Ten sessions of one agent at once, paused where they are unsure; killed; approved at once in another process."""
+    calls = {n: pay(f"payee {n}", n, f"pay-{n}") for n in unsure}
+    script: Script = {}
+    for n in unsure:
+        script |= play(UNSURE if unsure[n] else SURE, calls[n], prompt=f"Order {n}.")
+    runs = [Act(do="run", session=f"s{n}", prompt=f"Order {n}.") for n in unsure]
+    results = dict(zip(unsure, scene.live(script, *runs, together=True, kill=True).results, strict=True))
+    pending = {n: waiting(results[n], calls[n]) for n in unsure if unsure[n]}
+    for n in (n for n in unsure if not unsure[n]):
+        ended(results[n], f"[Order {n}.] {DONE}")
+    answers = [Act(do="resume", session=f"s{n}", decisions=(say("approve", pending[n]),)) for n in pending]
+    for n, result in zip(pending, scene.live(script, *answers, together=True).results, strict=True):
+        ended(result, f"[Order {n}.] {DONE}")
+    wanted = Counter(canonical_json(call.arguments) for call in calls.values())
+    require(Counter(scene.executed()) == wanted, f"each was to run once; ran {scene.executed()}")
+    scene.no_call_paid_twice()
 
 
 def advisory_stops_nothing(scene: Scene) -> str:
@@ -284,18 +289,16 @@ def critical_run_stopped(scene: Scene) -> str:
 
 
 def streaming(scene: Scene) -> str:
-    healthy, unsure = scene.beside("healthy"), scene.beside("unsure")
-    answer = healthy.live(play(SURE), Act(do="stream", session="s", prompt=PROMPT))
-    ended(one(answer), DONE)
-    require(len(answer.pieces) > 1, f"the text was to arrive in pieces: {answer.pieces}")
-    require(DONE in "".join(answer.pieces), f"the answer was to be among what was streamed: {answer.pieces}")
-    healthy.no_call_paid_twice()
     script = play(UNSURE)
-    pending = waiting(one(unsure.live(script, Act(do="stream", session="s", prompt=PROMPT), kill=True)))
-    require(unsure.executed() == [], f"pay ran although the stream was paused: {unsure.executed()}")
-    ended(unsure.resume(script, say("approve", pending)), DONE)
-    require(unsure.executed() == [PAID], f"the approved call was to run exactly once; ran {unsure.executed()}")
-    return unsure.no_call_paid_twice()
+    answer = scene.live(script, Act(do="stream", session="s", prompt=PROMPT), kill=True)
+    pending = waiting(one(answer))
+    require(scene.executed() == [], f"pay ran although the stream was paused: {scene.executed()}")
+    require(len(answer.pieces) > 1, f"the text was to arrive in pieces: {answer.pieces}")
+    text = script[PROMPT][0].text
+    require(text in "".join(answer.pieces), f"{text!r} was to be among what was streamed: {answer.pieces}")
+    ended(scene.resume(script, say("approve", pending)), DONE)
+    require(scene.executed() == [PAID], f"the approved call was to run exactly once; ran {scene.executed()}")
+    return scene.no_call_paid_twice()
 
 
 def _without_process(line: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def scripted(setup: AgentSetup) -> ModelClient:
 
     async def reply(messages: Sequence[Message], options: Mapping[str, Any]) -> ModelResponse:
         if messages[0].role is not Role.SYSTEM:
-            return await judge.complete(messages=messages, model="")
+            judged: ModelResponse = await judge.complete(messages=list(messages), model="")
+            return judged
         prompt = next(m.content or "" for m in messages if m.role is Role.USER)
         turn = setup.turn(prompt, sum(m.role is Role.ASSISTANT for m in messages))
         return answer(turn.text, tool_calls=turn.calls)

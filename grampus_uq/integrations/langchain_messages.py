@@ -1,0 +1,99 @@
+"""LangChain's messages in this package's words: what a model said, what it had been asked, what tools answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from grampus_uq import Message, Role, Session, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq.integrations.judged_turns import ModelTurn
+
+if TYPE_CHECKING:
+    from langchain_core.messages import AnyMessage
+
+__all__ = ["last_answer", "observe_between", "read_call", "read_message", "read_turn"]
+
+_ROLES = {"system": Role.SYSTEM, "human": Role.USER, "ai": Role.ASSISTANT, "tool": Role.TOOL}
+
+
+def last_answer(messages: Sequence[AnyMessage]) -> int | None:
+    """Where the model's latest message stands; None when it has said nothing."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].type == "ai":
+            return index
+    return None
+
+
+def read_turn(messages: Sequence[AnyMessage], index: int, *, with_prompt: bool) -> ModelTurn:
+    """The model's message at this place; the prompt is converted only for a monitor that asks a model."""
+    message: Any = messages[index]
+    metadata = message.response_metadata or {}
+    return ModelTurn(
+        text=str(message.text),
+        calls=[read_call(call, f"{message.id}-{n}") for n, call in enumerate(message.tool_calls)],
+        prompt=[read_message(m) for m in messages[:index]] if with_prompt else (),
+        logprobs=_logprobs(metadata.get("logprobs")),
+        usage=_usage(message.usage_metadata),
+        model=str(metadata.get("model_name") or ""),
+    )
+
+
+def read_call(call: Any, stand_in_id: str = "") -> ToolCall:
+    """A proposed call. Arguments that are no JSON are shown as text, so that they can be judged and told apart."""
+    call_id, name, arguments = call.get("id") or stand_in_id, call["name"], call["args"]
+    try:
+        return ToolCall(id=call_id, name=name, arguments=arguments)
+    except ValidationError:
+        return ToolCall(id=call_id, name=name, arguments={"unreadable": repr(arguments)[:10_000]})
+
+
+def read_message(message: AnyMessage) -> Message:
+    """One message of the transcript."""
+    spoken: Any = message
+    role = _ROLES.get(spoken.type, Role.USER)
+    return Message(
+        role=role,
+        content=str(spoken.text),
+        tool_calls=tuple(read_call(call) for call in spoken.tool_calls) if role is Role.ASSISTANT else (),
+        tool_call_id=spoken.tool_call_id if role is Role.TOOL else None,
+    )
+
+
+def observe_between(session: Session, messages: Sequence[AnyMessage], index: int) -> None:
+    """Tell the session what users and tools said since the model's turn before the one at `index`."""
+    start = index
+    while start > 0 and messages[start - 1].type != "ai":
+        start -= 1
+    for message in messages[start:index]:
+        spoken: Any = message
+        if spoken.type == "tool":
+            session.observe_tool_result(spoken.tool_call_id, str(spoken.text), is_error=spoken.status == "error")
+        elif spoken.type == "human":
+            session.observe_user(str(spoken.text))
+
+
+def _logprobs(raw: Any) -> list[TokenLogprob] | None:
+    """OpenAI's form, as langchain-openai keeps it: {"content": [{"token", "logprob", "top_logprobs"}]}."""
+    content = raw.get("content") if isinstance(raw, dict) else None
+    if not isinstance(content, list):
+        return None
+    try:
+        return [
+            TokenLogprob(
+                token=item["token"],
+                logprob=float(item["logprob"]),
+                top=tuple((top["token"], float(top["logprob"])) for top in item.get("top_logprobs") or ()),
+            )
+            for item in content
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None  # another provider's form
+
+
+def _usage(raw: Any) -> TokenUsage | None:
+    if not raw:
+        return None
+    spent_in, spent_out = raw.get("input_tokens") or 0, raw.get("output_tokens") or 0
+    return TokenUsage(input_tokens=spent_in, output_tokens=spent_out, total_tokens=spent_in + spent_out)

@@ -1,0 +1,282 @@
+"""The conformance harnesses of LangGraph: guarded by the adapter (async, sync, edges), and by LangGraph's own means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio.to_thread
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableLambda
+from langchain_core.tools import BaseTool, tool
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+from langgraph.types import Command
+
+from grampus_uq import ApprovalRequest
+from grampus_uq.integrations.langgraph import KEY, uncertainty_guard
+from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, Watch
+
+
+class ScriptedChatModel(BaseChatModel):
+    """LangChain's side of the script: finds its turn in the transcript, so that it survives restarts; streams words."""
+
+    setup: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "scripted"
+
+    def bind_tools(self, tools: Any, **_: Any) -> Any:
+        return self
+
+    def _answer(self, messages: Sequence[BaseMessage]) -> AIMessage:
+        prompt = next(str(m.text) for m in messages if m.type == "human")
+        turn = self.setup.turn(prompt, sum(m.type == "ai" for m in messages))
+        calls = [{"name": c.name, "args": dict(c.arguments), "id": c.id} for c in turn.calls]
+        return AIMessage(turn.text, tool_calls=calls)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **_: Any,
+    ) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self._answer(messages))])
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **_: Any,
+    ) -> ChatResult:
+        return self._generate(messages)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **_: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        answer = self._answer(messages)
+        words = str(answer.text).split(" ")
+        for number, word in enumerate(words):
+            text = word if number == 0 else f" {word}"
+            calls = [
+                {"name": c["name"], "args": json.dumps(c["args"]), "id": c["id"], "index": i, "type": "tool_call_chunk"}
+                for i, c in enumerate(answer.tool_calls)
+            ]
+            last = number == len(words) - 1
+            chunk = ChatGenerationChunk(message=AIMessageChunk(content=text, tool_call_chunks=calls if last else []))
+            if run_manager is not None:
+                run_manager.on_llm_new_token(text, chunk=chunk)
+            yield chunk
+
+
+def tools_of(setup: AgentSetup, delegate: BaseTool | None = None) -> list[BaseTool]:
+    @tool
+    def look_up(query: str) -> str:
+        """Look something up."""
+        return setup.look_up(query)
+
+    @tool
+    def pay(to: str, amount: int) -> str:
+        """Pay money."""
+        return setup.pay(to, amount)
+
+    return [look_up, pay, *([delegate] if delegate is not None else [])]
+
+
+def pending_of(interrupts: Sequence[Any]) -> tuple[Pending, ...]:
+    """What waits, as the human sees it; the token is the request, and the interrupt that asked."""
+    return tuple(
+        Pending(
+            call_id=request["call"]["id"],
+            name=request["call"]["name"],
+            arguments=request["call"]["arguments"],
+            token={"request": request, "interrupt": one.id},
+            reason=request["reason"],
+        )
+        for one in interrupts
+        for request in one.value["requests"]
+    )
+
+
+def decided(decision: Decision) -> dict[str, Any]:
+    request = ApprovalRequest.model_validate(decision.on.token["request"])
+    said = request.decide(decision.said, principal="ann", message=decision.message, arguments=decision.arguments)
+    return said.model_dump(mode="json")
+
+
+class GraphAgent:
+    """A graph whose agent calls a model and whose tools are guarded."""
+
+    lacks: Mapping[str, str] = {}
+
+    def __init__(self, setup: AgentSetup, checkpointer: Any) -> None:
+        self.setup = setup
+        self.app = self.graph(self.delegate()).compile(checkpointer=checkpointer)
+
+    def delegate(self) -> BaseTool:
+        child = self.graph(None).compile()
+
+        @tool
+        async def delegate(task: str) -> str:
+            """Hand a task to a sub-agent."""
+            result = await child.ainvoke({"messages": [("user", task)]})
+            return str(result["messages"][-1].text)
+
+        return delegate
+
+    def graph(self, delegate: BaseTool | None) -> StateGraph[Any, Any, Any, Any]:
+        model = ScriptedChatModel(setup=self.setup)
+
+        async def agent(state: MessagesState) -> dict[str, Any]:
+            return {"messages": [await model.ainvoke(state["messages"])]}
+
+        builder = StateGraph(MessagesState)
+        builder.add_node("agent", agent)
+        builder.add_edge(START, "agent")
+        tools = tools_of(self.setup, delegate)
+        if self.setup.watch is Watch.NONE:
+            builder.add_node("tools", ToolNode(tools))
+            builder.add_conditional_edges("agent", tools_condition)
+            builder.add_edge("tools", "agent")
+        else:
+            self.guard(builder, tools)
+        return builder
+
+    def guard(self, builder: Any, tools: list[BaseTool]) -> None:
+        monitor = self.setup.monitor(advisory=False)
+        assert monitor is not None
+        guard = uncertainty_guard(
+            monitor,
+            model_client=self.setup.judge(),
+            precondition=self.setup.precondition,
+            advisory=self.setup.watch is Watch.ADVISORY,
+        )
+        guard.attach(builder, after="agent", tools=tools)
+
+    def config(self, session: str) -> Any:
+        return {"configurable": {"thread_id": session}}
+
+    async def invoke(self, given: Any, session: str) -> None:
+        await self.app.ainvoke(given, self.config(session))
+
+    async def run(self, session: str, prompt: str) -> Ended | Paused:
+        await self.invoke({"messages": [("user", prompt)]}, session)
+        return await self.shown(session)
+
+    async def stream(self, session: str, prompt: str, pieces: list[str]) -> Ended | Paused:
+        given: Any = {"messages": [("user", prompt)]}
+        judged = 0
+        event: Any
+        async for mode, event in self.app.astream(given, self.config(session), stream_mode=["messages", "custom"]):
+            if mode == "messages" and event[0].type == "AIMessageChunk":
+                pieces.append(str(event[0].text))
+            judged += mode == "custom" and KEY in event
+        assert judged > 0, "what the monitor concluded was to be streamed"
+        return await self.shown(session)
+
+    async def resume(self, session: str, decisions: Sequence[Decision]) -> Ended | Paused:
+        state = await self.state(session)
+        if not state.interrupts:
+            return await self.shown(session)
+        said = [decided(decision) for decision in decisions]
+        command: Any = Command(resume={one.id: {"decisions": said} for one in state.interrupts})
+        await self.invoke(command, session)
+        return await self.shown(session)
+
+    async def state(self, session: str) -> Any:
+        return await self.app.aget_state(self.config(session))
+
+    async def shown(self, session: str) -> Ended | Paused:
+        state = await self.state(session)
+        if state.interrupts:
+            return Paused(pending=pending_of(state.interrupts))
+        turn = (state.values.get(KEY) or {}).get("turn")
+        return Ended(output=str(state.values["messages"][-1].text), stopped=turn["stopped"] if turn else None)
+
+
+@asynccontextmanager
+async def build(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
+    async with AsyncSqliteSaver.from_conn_string(str(setup.folder / "checkpoints.db")) as checkpointer:
+        yield GraphAgent(setup, checkpointer)
+
+
+class EdgesAgent(GraphAgent):
+    """Routed by conditional edges, with a tools' node of the user's own."""
+
+    def guard(self, builder: Any, tools: list[BaseTool]) -> None:
+        monitor = self.setup.monitor(advisory=False)
+        assert monitor is not None
+        builder.add_node("my_tools", ToolNode(tools))
+        uncertainty_guard(
+            monitor,
+            model_client=self.setup.judge(),
+            precondition=self.setup.precondition,
+            advisory=self.setup.watch is Watch.ADVISORY,
+        ).attach(builder, tools="my_tools", conditional_edges=True)
+
+
+@asynccontextmanager
+async def build_edges(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
+    async with AsyncSqliteSaver.from_conn_string(str(setup.folder / "checkpoints.db")) as checkpointer:
+        yield EdgesAgent(setup, checkpointer)
+
+
+class SyncAgent(GraphAgent):
+    """Runs without `await`, in threads, as a synchronous application does."""
+
+    def delegate(self) -> BaseTool:
+        child = self.graph(None).compile()
+
+        @tool
+        def delegate(task: str) -> str:
+            """Hand a task to a sub-agent."""
+            return str(child.invoke({"messages": [("user", task)]})["messages"][-1].text)
+
+        return delegate
+
+    def graph(self, delegate: BaseTool | None) -> StateGraph[Any, Any, Any, Any]:
+        builder = super().graph(delegate)
+        model = ScriptedChatModel(setup=self.setup)
+
+        def agent(state: MessagesState) -> dict[str, Any]:
+            return {"messages": [model.invoke(state["messages"])]}
+
+        builder.nodes["agent"].runnable = RunnableLambda(agent)
+        return builder
+
+    async def invoke(self, given: Any, session: str) -> None:
+        await anyio.to_thread.run_sync(lambda: self.app.invoke(given, self.config(session)))
+
+    async def stream(self, session: str, prompt: str, pieces: list[str]) -> Ended | Paused:
+        def stream() -> None:
+            given: Any = {"messages": [("user", prompt)]}
+            event: Any
+            for mode, event in self.app.stream(given, self.config(session), stream_mode=["messages", "custom"]):
+                if mode == "messages" and event[0].type == "AIMessageChunk":
+                    pieces.append(str(event[0].text))
+
+        await anyio.to_thread.run_sync(stream)
+        return await self.shown(session)
+
+    async def state(self, session: str) -> Any:
+        return await anyio.to_thread.run_sync(lambda: self.app.get_state(self.config(session)))
+
+
+@asynccontextmanager
+async def build_sync(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
+    with SqliteSaver.from_conn_string(str(setup.folder / "checkpoints.db")) as checkpointer:
+        yield SyncAgent(setup, checkpointer)
