@@ -229,13 +229,17 @@ class HeldCalls:
         if decision.kind is ApprovalKind.REJECT:
             self._rejected = [*self._rejected, held.call.digest()][-_MAX_SETTLED:]
 
-    def accept_foreign(self, call: ToolCall, *, principal: str) -> bool:
-        """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody."""
+    def accept_foreign(self, call: ToolCall, *, principal: str, arguments: dict[str, JsonValue] | None = None) -> bool:
+        """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody.
+
+        `arguments` are those that a human put in place of the call's own, None for a call that was not edited.
+        """
         held = self._held.get((call.id, call.digest()))
         if held is None or not held.waiting or held.request is None:
             return False
+        kind = ApprovalKind.APPROVE if arguments is None else ApprovalKind.EDIT
         try:
-            self.decide(held.request.decide(ApprovalKind.APPROVE, principal=principal))
+            self.decide(held.request.decide(kind, principal=principal, arguments=arguments))
         except ApprovalError:
             return False
         return True
@@ -257,7 +261,7 @@ class HeldCalls:
             return Release(answer=RAN_BEFORE)
         if held.decision.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
             held.phase = _Phase.RELEASED
-            return Release(answer=self.spoken(held))
+            return Release(answer=self.told(held.decision))
         return await self._let_through(held, held.decision)
 
     async def _let_through(self, held: HeldCall, decision: ApprovalDecision) -> Release:
@@ -298,14 +302,15 @@ class HeldCalls:
             return f"its precondition could not be checked ({type(error).__name__}: {error})"
 
     @staticmethod
-    def spoken(held: HeldCall) -> str:
-        """What the model is told in place of a result, for a rejected or answered call."""
-        decision = held.decision
-        if decision is None or decision.kind not in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
-            return ""
+    def told(decision: ApprovalDecision) -> str:
+        """What the model is told in place of a result when a human rejected the call, or answered for it."""
         if decision.kind is ApprovalKind.RESPOND:
             return decision.message or ""
         return REJECTED.format(said=f" They said: {decision.message}" if decision.message else "")
+
+    def decision(self, call_id: str) -> ApprovalDecision | None:
+        """What was decided on the latest call of this id."""
+        return next((held.decision for held in reversed(self._held.values()) if held.call.id == call_id), None)
 
     def edit_of(self, call: ToolCall) -> Edit | None:
         """What a human put in place of this call's arguments, None for a call that was not edited."""
