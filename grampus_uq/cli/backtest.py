@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from grampus_uq.artifacts import InputFile, load
+from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.cli.watch import read_statuses, status_json
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.backtest import BacktestRow, backtest
-from grampus_uq.fit.streams import TABLES, read_detector_runs
+from grampus_uq.fit.streams import read_detector_runs
 from grampus_uq.recording.runs import recording_files
 from grampus_uq.stats.calibration_watch import detector_id
 
@@ -25,19 +26,30 @@ __all__ = ["command"]
 @click.option("--unlabelled", is_flag=True, help="Use no outcomes: only pauses and their position are shown.")
 @click.option("--all", "everything", is_flag=True, help="Show the thresholds of every mode, not the deployed one's.")
 @click.option("--watch", "store", metavar="STORE", help="Also say how the watch on this detector stands.")
+@spreading
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    profile: str, paths: tuple[str, ...], unlabelled: bool, everything: bool, store: str | None, as_json: bool
+    profile: str,
+    paths: tuple[str, ...],
+    unlabelled: bool,
+    everything: bool,
+    store: str | None,
+    workers: int | None,
+    backend: str,
+    as_json: bool,
 ) -> None:
-    """Apply every threshold in PROFILE to PATHS: folders of recordings, or one table of verifier scores."""
+    """Apply every threshold in PROFILE to PATHS: recordings or folders of them, or one table of verifier scores."""
     artifact = load(profile)
     detector = artifact.profile.detector
     if detector is None:
         raise ConfigurationError.of("PROFILE", "backtest", "a profile with a detector", profile, "Run grampus-uq fit.")
-    data = read_detector_runs(paths, detector.streams, labelled=not unlabelled)
+    scores = is_table(paths[0])
+    spread = {} if scores else spread_over(paths, workers, backend)
+    with telling("Reading runs") as advance:
+        data = read_detector_runs(paths, detector.streams, labelled=not unlabelled, on_runs=advance, **spread)
     rows = backtest(detector, data)
     seen = {file.sha256 for file in artifact.provenance.inputs}
-    files = list(paths) if paths[0].endswith(TABLES) else list(recording_files(list(paths)))
+    files = list(paths) if scores else list(recording_files(list(paths)))
     overlap = sum(InputFile.of(path).sha256 in seen for path in files)
     watched = [] if store is None else [s for s in read_statuses(store) if s.detector == detector_id(detector)]
     if as_json:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.errors import DataError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-_TABLES = (".csv", ".csv.gz", ".parquet", ".pq")
 _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
 
 
@@ -40,6 +40,7 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
 @click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
+@spreading
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 @click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with plots (extra: report).")
 def command(
@@ -50,12 +51,15 @@ def command(
     draws: int,
     seed: int,
     store: str | None,
+    workers: int | None,
+    backend: str,
     as_json: bool,
     output: str | None,
 ) -> None:
     """Score every confidence stream of labelled runs by the Trajectory Proper Score.
 
-    RUNS are recordings or folders of them, or one table of step-wise verifier scores (CSV, gzipped CSV or Parquet).
+    RUNS are recordings, packed ones too, or folders of them, or one table of step-wise verifier scores (CSV, gzipped
+    CSV or Parquet).
     """
     import numpy as np
 
@@ -64,7 +68,7 @@ def command(
 
     if continuation is not None and censoring != "exact":
         raise click.UsageError("--continuation belongs to --censoring exact.")
-    runs = _read(paths, profile)
+    runs = _read(paths, profile, workers, backend)
     how = _censoring(runs, censoring, continuation)
     watch = [] if store is None else read_statuses(store)
     found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
@@ -78,18 +82,18 @@ def command(
         click.echo(f"The report is in {output}.")
 
 
-def _read(paths: Sequence[str], profile: str | None) -> ForecastRuns:
-    from grampus_uq.cli.runs import _progress
+def _read(paths: Sequence[str], profile: str | None, workers: int | None, backend: str) -> ForecastRuns:
     from grampus_uq.evaluate import read_recordings, read_table
 
-    if any(path.lower().endswith(_TABLES) and not Path(path).is_dir() for path in paths):
+    if any(is_table(path) for path in paths):
         if len(paths) > 1:
             raise click.UsageError("Give one table, or recordings.")
         if profile is not None:
             raise click.UsageError("A table of scores holds no readings that a profile could judge.")
         return read_table(paths[0])
-    with _progress("Reading runs") as advance:
-        return read_recordings(paths, profile=_profile(profile), on_run=advance)
+    spread = spread_over(paths, workers, backend)
+    with telling("Reading runs") as advance:
+        return read_recordings(paths, profile=_profile(profile), on_runs=advance, **spread)
 
 
 def _profile(path: str | None) -> Profile | None:

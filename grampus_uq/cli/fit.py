@@ -10,13 +10,14 @@ import click
 import numpy as np
 
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
+from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
 from grampus_uq.fit.detector_choice import Costs
-from grampus_uq.fit.streams import TABLES, read_detector_runs
+from grampus_uq.fit.streams import read_detector_runs
 from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.recording.runs import recording_files, runs
+from grampus_uq.recording.runs import beginnings, recording_files
 from grampus_uq.vocabulary import UncertaintySource
 
 __all__ = ["command"]
@@ -37,6 +38,7 @@ __all__ = ["command"]
 @click.option("--cost-step", type=float, default=0.0, show_default=True, help="What a step costs (tokens, time).")
 @click.option("--stream", "streams", multiple=True, help="Score streams; fused by default. May be given several times.")
 @click.option("--seed", default=0, show_default=True, help="Draws the splits.")
+@spreading
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     paths: tuple[str, ...],
@@ -49,6 +51,8 @@ def command(
     cost_step: float,
     streams: tuple[str, ...],
     seed: int,
+    workers: int | None,
+    backend: str,
     as_json: bool,
 ) -> None:
     """Fit a detector on PATHS: folders of labelled recordings, or one table of verifier scores.
@@ -62,9 +66,11 @@ def command(
     costs = _costs(cost_missed_failure, cost_false_alarm, cost_step)
     if costs is not None and budget is not None:
         raise ConfigurationError.of("--budget", "fit", "without costs: it needs no outcome", budget)
-    table = paths[0].endswith(TABLES)
+    table = is_table(paths[0])
     chosen = streams or (("external",) if table else ("fused",))
-    data = read_detector_runs(paths, chosen, labelled=budget is None)
+    spread = {} if table else spread_over(paths, workers, backend)
+    with telling("Reading runs") as advance:
+        data = read_detector_runs(paths, chosen, labelled=budget is None, on_runs=advance, **spread)
     rng = np.random.default_rng(seed)
     if budget is not None:
         fit = fit_budget(data, rng=rng, share=budget)
@@ -107,10 +113,8 @@ def _policy(streams: Sequence[str]) -> UncertaintyPolicy:
 
 def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
     """What the runs have in common; what differs between them, or was not recorded, is not known."""
-    starts = [run.start for run in runs(list(paths)) if run.start is not None]
-    models = {start.model for start in starts}
-    prompts = {start.prompt_hash for start in starts}
-    tools = {start.tools_hash for start in starts}
+    facts = {(start.model, start.prompt_hash, start.tools_hash) for start in beginnings(list(paths))}
+    models, prompts, tools = ({fact[place] for fact in facts} for place in range(3))
     return FittedFor(
         model=(models.pop() or None) if len(models) == 1 else None,
         prompt_hash=prompts.pop() if len(prompts) == 1 else None,

@@ -7,16 +7,22 @@ after several readings of one source is the last of them.
 from __future__ import annotations
 
 import os
+from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from grampus_uq.engine import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.evaluate.forecast_runs import ForecastRuns, Use, stop_rows
 from grampus_uq.events import ObservationEvent, StepEvent
-from grampus_uq.recording.runs import Paths, Run, runs
+from grampus_uq.parallel import Backend, in_order
+from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
+from grampus_uq.recording.runs import Paths, Run
 from grampus_uq.records import StepUncertainty
 from grampus_uq.replay import ReplayedStep, replay
 from grampus_uq.risk import confidence_of_risk
@@ -31,30 +37,54 @@ FEATURES = ("log steps so far", "share of tool calls", "share of failed results"
 NO_READING = "no reading on this step"  # what the engine says where the guide's 0.5 stands for nothing
 _DERIVED = frozenset({"fused", "propagated", "p_success", "trajectory_risk"})
 _Trace = dict[str, list[float]]
+_NAN = float("nan")
 
 
 @dataclass(slots=True)
 class _Found:
-    """What was read so far."""
+    """What was read so far, eight bytes a number; `streams` are as long as the sum of `lengths`."""
 
+    runs: int = 0
     ids: list[str] = field(default_factory=list)
-    outcomes: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    traces: list[_Trace] = field(default_factory=list)
-    features: list[list[float]] = field(default_factory=list)
-    audit: list[tuple[str, Use, str, bool | None]] = field(default_factory=list)
+    places: list[tuple[str, int]] = field(default_factory=list)
+    outcomes: array[float] = field(default_factory=lambda: array("d"))
+    lengths: array[int] = field(default_factory=lambda: array("q"))
+    streams: dict[str, array[float]] = field(default_factory=dict)
+    features: array[float] = field(default_factory=lambda: array("d"))
+    audit: Counter[tuple[str, Use, str, bool | None]] = field(default_factory=Counter)
+    steps: int = 0
+
+    def add_streams(self, new: dict[str, array[float]], length: int) -> None:
+        """Append these; a stream that lacks here or there is missing on all of those steps."""
+        for name, values in new.items():
+            if name not in self.streams:
+                self.streams[name] = array("d", [_NAN]) * self.steps
+            self.streams[name].extend(values)
+        self.steps += length
+        for values in self.streams.values():
+            if len(values) < self.steps:
+                values.extend(array("d", [_NAN]) * length)
 
 
 def read_recordings(
-    paths: Paths, *, profile: Profile | None = None, on_run: Callable[[Run], None] | None = None
+    paths: Paths,
+    *,
+    profile: Profile | None = None,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_runs: Callable[[int], None] | None = None,
 ) -> ForecastRuns:
     """Read every run under files and folders.
 
+    Holds eight bytes for every forecast and every fact of a step, and the ids. The result is the same with any number
+    of workers.
+
     Args:
-        paths: recordings, or folders of them.
+        paths: recordings, packed ones too, or folders of them.
         profile: what the runs are to be judged by; the recorded readings go through it again (`replay`), so that
             `fused`, `propagated` and `p_success` are what it would have concluded. None: as they were recorded.
-        on_run: called with each run, for a progress line.
+        workers, backend: as `parallel.in_order`.
+        on_runs: called with the number of runs of each part that was read, for a progress line.
 
     Returns:
         The runs that may be scored, and the audit of all.
@@ -64,20 +94,36 @@ def read_recordings(
     """
     found = _Found()
     where: dict[str, str] = {}
-    for run in runs(paths):
-        use, why, stop, success = _judge(run)
-        found.audit.append((stop, use, why, success))
-        if use != "left out":
-            if run.session_id in where:
-                reason = f"the session {run.session_id!r:.100} is also in {where[run.session_id]}: is a file copied?"
-                raise DataError(reason, path=run.path, line=run.line, field="session_id")
-            where[run.session_id] = run.path
-            found.ids.append(run.session_id)
-            found.outcomes.append(float("nan") if use == "censored" or success is None else float(success))
-            _take(found, run, profile)
-        if on_run is not None:
-            on_run(run)
+    parts = recording_parts(paths)
+    for part in in_order(partial(_read_part, profile), parts, workers=workers, backend=backend):
+        for session_id, (path, line) in zip(part.ids, part.places, strict=True):
+            if session_id in where:
+                reason = f"the session {session_id!r:.100} is also in {where[session_id]}: is a file copied?"
+                raise DataError(reason, path=path, line=line, field="session_id")
+            where[session_id] = path
+        found.ids += part.ids
+        found.outcomes += part.outcomes
+        found.lengths += part.lengths
+        found.features += part.features
+        found.audit += part.audit
+        found.add_streams(part.streams, part.steps)
+        if on_runs is not None:
+            on_runs(part.runs)
     return _assembled(found)
+
+
+def _read_part(profile: Profile | None, part: RecordingPart) -> _Found:
+    found = _Found()
+    for run in runs_of_part(part):
+        found.runs += 1
+        use, why, stop, success = _judge(run)
+        found.audit[stop, use, why, success] += 1
+        if use != "left out":
+            found.ids.append(run.session_id)
+            found.places.append((run.path, run.line))
+            found.outcomes.append(_NAN if use == "censored" or success is None else float(success))
+            _take(found, run, profile)
+    return found
 
 
 def _judge(run: Run) -> tuple[Use, str, str, bool | None]:
@@ -126,14 +172,14 @@ def _take(found: _Found, run: Run, profile: Profile | None) -> None:
             read = read or any(reading.value is not None for reading in event.readings)
             if _is_forecast(event):
                 for name, value in _forecasts(event, assessment, read=read).items():
-                    trace.setdefault(name, [float("nan")] * length).append(value)
+                    trace.setdefault(name, [_NAN] * length).append(value)
                 length += 1
                 for values in trace.values():
                     if len(values) < length:
-                        values.append(float("nan"))
-                found.features.append(facts.row())
+                        values.append(_NAN)
+                found.features.extend(facts.row())
     found.lengths.append(length)
-    found.traces.append(trace)
+    found.add_streams({name: array("d", values) for name, values in trace.items()}, length)
 
 
 def _concluded(run: Run, profile: Profile) -> list[StepUncertainty]:
@@ -194,19 +240,18 @@ class _PrefixFacts:
 
 def _assembled(found: _Found) -> ForecastRuns:
     lengths = np.array(found.lengths, dtype=np.int64)
-    names = sorted({name for trace in found.traces for name in trace})
     streams = {}
-    for name in names:
-        rows = [
-            trace.get(name) or [float("nan")] * length
-            for trace, length in zip(found.traces, found.lengths, strict=True)
-        ]
-        flat = np.array([value for row in rows for value in row], dtype=np.float64)
-        streams[name] = ForecastTraces(forecasts=flat, lengths=lengths)
+    for name in sorted(found.streams):
+        streams[name] = ForecastTraces(forecasts=_floats(found.streams.pop(name)), lengths=lengths)
     return ForecastRuns(
         ids=tuple(found.ids),
-        outcomes=np.array(found.outcomes, dtype=np.float64),
+        outcomes=_floats(found.outcomes),
         streams=streams,
-        features=np.array(found.features, dtype=np.float64).reshape(len(found.features), len(FEATURES)),
-        audit=stop_rows(found.audit),
+        features=_floats(found.features).reshape(-1, len(FEATURES)),
+        audit=stop_rows(found.audit.elements()),
     )
+
+
+def _floats(values: array[float]) -> npt.NDArray[np.float64]:
+    """The same memory as an array of numpy."""
+    return np.frombuffer(values, dtype=np.float64) if len(values) else np.empty(0)

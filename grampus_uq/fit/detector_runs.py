@@ -126,6 +126,49 @@ def detector_runs(
     return _with_outcomes(runs, outcomes, stop_reasons or {}, max_steps_is_failure)
 
 
+def whole_runs(
+    *,
+    ids: Sequence[str],
+    lengths: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    outcomes: Sequence[bool | None] | None = None,
+    stop_reasons: Sequence[str] | None = None,
+    streams: Sequence[str] = ("score",),
+    bounded: bool | Sequence[bool] = True,
+) -> DetectorRuns:
+    """Like `detector_runs`, for runs whose rows are gathered already: without a name and a number for each row.
+
+    Args:
+        ids: one a run, different, none empty.
+        lengths: shape (runs,), rows of each run, at least 1.
+        scores: shape (rows, streams), the runs one after the other, each in order of its steps.
+        outcomes, stop_reasons: one a run; the others as `detector_runs`.
+    """
+    names = _ids(ids)
+    counts = np.asarray(lengths, dtype=np.intp)
+    if len(set(names)) < len(names) or counts.shape != (len(names),) or (counts < 1).any():
+        raise ConfigurationError.of("ids", "whole_runs", "different, each with at least one row", names[:3])
+    values = _scores(scores, int(counts.sum()), tuple(streams))
+    inside = _check_bounded(bounded, values)
+    order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
+    starts = np.cumsum(counts) - counts
+    sorted_counts = counts[order]
+    ends = np.cumsum(sorted_counts)
+    rows = np.arange(len(values)) + np.repeat(starts[order] - (ends - sorted_counts), sorted_counts)
+    runs = DetectorRuns(
+        streams=tuple(streams),
+        bounded=inside,
+        ids=tuple(names[place] for place in order.tolist()),
+        values=values[rows],
+        lengths=sorted_counts,
+        success=None,
+    )
+    if outcomes is None:
+        return runs
+    stops = dict(zip(names, stop_reasons, strict=True)) if stop_reasons is not None else {}
+    return _with_outcomes(runs, dict(zip(names, outcomes, strict=True)), stops, max_steps_is_failure=False)
+
+
 def _ids(run_ids: Sequence[Any] | npt.NDArray[Any]) -> list[str]:
     items = run_ids.tolist() if isinstance(run_ids, np.ndarray) else list(run_ids)
     for item in items:

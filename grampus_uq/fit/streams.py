@@ -8,23 +8,27 @@ and counted, never a plain negative.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from grampus_uq.engine import Profile, SessionState, advance
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import StepEvent
-from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.fit.detector_runs import DetectorRuns, whole_runs
 from grampus_uq.importers.verifier_scores import read_scores
+from grampus_uq.parallel import Backend, in_order
+from grampus_uq.recording.packed import is_packed
+from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Run
-from grampus_uq.recording.runs import runs as read_runs
 from grampus_uq.risk import confidence_of_risk
 from grampus_uq.vocabulary import StopReason
 
-__all__ = ["read_detector_runs", "runs_of_recordings", "step_scores"]
+__all__ = ["is_table", "read_detector_runs", "runs_of_recordings", "step_scores"]
 
 TABLES = (".csv", ".csv.gz", ".parquet")
 
@@ -62,51 +66,105 @@ def runs_of_recordings(
     With `labelled` every run needs an outcome or a stop reason, and untouched ones count only; without (for an
     interruption budget) every run counts, whatever became of it.
     """
-    ids: list[str] = []
-    steps: list[int] = []
-    scores: list[list[float]] = []
-    outcomes: dict[Any, bool | None] = {}
-    reasons: dict[Any, str] = {}
-    for number, run in enumerate(recorded):
-        rows = step_scores(run.steps, streams, profile)
-        if not rows:
-            continue
-        name = f"{run.session_id}#{number}"
-        ids += [name] * len(rows)
-        steps += range(1, len(rows) + 1)
-        scores += rows
-        outcome = run.outcome
-        outcomes[name] = None if outcome is None else outcome.success
-        reason = StopReason.MAX_STEPS if outcome is None else outcome.stop_reason
-        reasons[name] = StopReason.INTERVENED if run.touched else reason
-    if not ids:
-        raise ConfigurationError.of("runs", "fit", "recordings with at least one step of the model", 0)
-    return detector_runs(
-        run_ids=ids,
-        steps=steps,
-        scores=scores,
-        outcomes=outcomes if labelled else None,
-        stop_reasons=reasons if labelled else None,
+    return _gathered([_scored(recorded, streams, profile)], streams, labelled)
+
+
+def read_detector_runs(
+    paths: Sequence[str],
+    streams: Sequence[str],
+    *,
+    labelled: bool = True,
+    profile: Profile | None = None,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_runs: Callable[[int], None] | None = None,
+) -> DetectorRuns:
+    """Read recordings (files or folders, packed ones too) or one table of verifier scores (CSV, gz, Parquet).
+
+    Recordings are read part by part, by `workers` processes (`parallel.in_order`); the result does not depend on how
+    many. `on_runs` is called with the number of runs of each part. Holds eight bytes a score, and the ids.
+    """
+    tables = [path for path in paths if is_table(path)]
+    if not tables:
+        parts = recording_parts([Path(path) for path in paths])
+        work = partial(_scored_part, tuple(streams), profile)
+        return _gathered(_told(in_order(work, parts, workers=workers, backend=backend), on_runs), streams, labelled)
+    if len(paths) != 1:
+        raise DataError("one table of scores at a time, and no recordings beside it", path=tables[0])
+    table = read_scores(tables[0], allow_missing=True)
+    return whole_runs(
+        ids=table.ids,
+        lengths=table.lengths,
+        scores=table.scores,
+        outcomes=table.solved.tolist() if labelled else None,
         streams=streams,
     )
 
 
-def read_detector_runs(
-    paths: Sequence[str], streams: Sequence[str], *, labelled: bool = True, profile: Profile | None = None
-) -> DetectorRuns:
-    """Read recordings (files or folders) or one table of verifier scores (CSV, gz, Parquet)."""
-    tables = [path for path in paths if path.endswith(TABLES)]
-    if not tables:
-        return runs_of_recordings(read_runs([Path(p) for p in paths]), streams, labelled=labelled, profile=profile)
-    if len(paths) != 1:
-        raise DataError("one table of scores at a time, and no recordings beside it", path=tables[0])
-    table = read_scores(tables[0], allow_missing=True)
-    return detector_runs(
-        run_ids=np.repeat(np.array(table.ids, dtype=object), table.lengths),
-        steps=np.concatenate([np.arange(1, length + 1) for length in table.lengths]),
-        scores=table.scores,
-        outcomes={name: bool(solved) for name, solved in zip(table.ids, table.solved, strict=True)}
-        if labelled
-        else None,
+def is_table(path: str) -> bool:
+    """Say whether a path names a table of scores, and not recordings."""
+    return path.endswith(TABLES) and not Path(path).is_dir() and not is_packed(Path(path))
+
+
+@dataclass(slots=True)
+class _Scored:
+    """The scores of some runs: `numbers` say which of all `read` they are, since those without a step are left out."""
+
+    read: int = 0
+    numbers: array[int] = field(default_factory=lambda: array("q"))
+    ids: list[str] = field(default_factory=list)
+    lengths: array[int] = field(default_factory=lambda: array("q"))
+    scores: array[float] = field(default_factory=lambda: array("d"))
+    outcomes: list[bool | None] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+
+def _scored_part(streams: tuple[str, ...], profile: Profile | None, part: RecordingPart) -> _Scored:
+    return _scored(runs_of_part(part), streams, profile)
+
+
+def _scored(recorded: Iterable[Run], streams: Sequence[str], profile: Profile | None) -> _Scored:
+    found = _Scored()
+    for run in recorded:
+        rows = step_scores(run.steps, streams, profile)
+        if rows:
+            outcome = run.outcome
+            reason = StopReason.MAX_STEPS if outcome is None else outcome.stop_reason
+            found.numbers.append(found.read)
+            found.ids.append(run.session_id)
+            found.lengths.append(len(rows))
+            found.outcomes.append(None if outcome is None else outcome.success)
+            found.reasons.append(StopReason.INTERVENED if run.touched else reason)
+            for row in rows:
+                found.scores.extend(row)
+        found.read += 1
+    return found
+
+
+def _told(parts: Iterable[_Scored], on_runs: Callable[[int], None] | None) -> Iterator[_Scored]:
+    for part in parts:
+        if on_runs is not None:
+            on_runs(part.read)
+        yield part
+
+
+def _gathered(parts: Iterable[_Scored], streams: Sequence[str], labelled: bool) -> DetectorRuns:
+    all_runs = _Scored()
+    for part in parts:
+        names = zip(part.ids, part.numbers, strict=True)
+        all_runs.ids += [f"{name}#{all_runs.read + number}" for name, number in names]
+        all_runs.lengths += part.lengths
+        all_runs.scores += part.scores
+        all_runs.outcomes += part.outcomes
+        all_runs.reasons += part.reasons
+        all_runs.read += part.read
+    if not all_runs.ids:
+        raise ConfigurationError.of("runs", "fit", "recordings with at least one step of the model", 0)
+    return whole_runs(
+        ids=all_runs.ids,
+        lengths=np.array(all_runs.lengths),
+        scores=np.frombuffer(all_runs.scores).reshape(-1, len(streams)),
+        outcomes=all_runs.outcomes if labelled else None,
+        stop_reasons=all_runs.reasons if labelled else None,
         streams=streams,
     )

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.recording.codec import decode
 from grampus_uq.recording.names import SUFFIX, file_name
 from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
-from grampus_uq.recording.reader import TornLine, read_numbered, report
+from grampus_uq.recording.reader import TornLine, raw_lines, read_numbered, report
 from grampus_uq.records import Outcome
 
-__all__ = ["Run", "RunSummary", "find_run", "recording_files", "runs", "runs_of_file", "summarise"]
+__all__ = ["Run", "RunSummary", "beginnings", "find_run", "recording_files", "runs", "runs_of_file", "summarise"]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -149,6 +150,23 @@ def runs_of_file(
         if not events:
             first = number
         events.append(event)
+
+
+def beginnings(paths: Paths) -> Iterator[SessionStarted]:
+    """Yield how each session under files and folders began; of the other lines nothing is read but their type.
+
+    Lines that do not decode are passed over: whoever reads the runs is told of them.
+    """
+    for path in recording_files(paths):
+        for _, line in raw_lines(path):
+            # Only these lines have the field; in a text its quotes would be escaped.
+            if isinstance(line, bytes) and b'"resumed"' in line:
+                try:
+                    event = decode(line)
+                except DataError:
+                    continue
+                if isinstance(event, SessionStarted):
+                    yield event
 
 
 def find_run(paths: Paths, session_id: str) -> Run:
