@@ -33,6 +33,7 @@ _MOST_SHOWN = 20
     help="[default: http for port 4318 and addresses that end in /v1/traces, else grpc]",
 )
 @click.option("--service-name", metavar="NAME", help="[default: OTEL_SERVICE_NAME, else grampus-uq]")
+@click.option("--content", is_flag=True, help="Send what the model said and tools were called with, unredacted.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(min=1.0), default=30.0, show_default=True, metavar="S")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -40,15 +41,17 @@ def command(
     endpoint: str,
     protocol: str | None,
     service_name: str | None,
+    content: bool,
     timeout_s: float,
     as_json: bool,
 ) -> None:
     """Send recorded runs as traces, at the times at which they happened.
 
     RUNS are recordings or folders of them. Ids come from the recordings: sending again makes no second trace. Texts
-    and arguments are never sent. Headers (keys), certificates and compression are taken from OpenTelemetry's
-    environment variables, such as OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer ...". Lines that cannot be read are
-    named, the others sent; the exit status is then 1.
+    and arguments are sent only with --content, and only as far as they were recorded. Headers (keys), certificates and
+    compression are taken from OpenTelemetry's environment variables, such as
+    OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer ...". Lines that cannot be read are named, the others sent; the
+    exit status is then 1.
     """
     exporter = otlp_exporter(endpoint, protocol=protocol, timeout_s=timeout_s)
     told = 0
@@ -61,7 +64,9 @@ def command(
 
     try:
         with _progress() as on_sent:
-            report = send_recordings(paths, exporter, service_name=service_name, on_sent=on_sent, on_refused=tell)
+            report = send_recordings(
+                paths, exporter, service_name=service_name, content=content, on_sent=on_sent, on_refused=tell
+            )
     finally:
         exporter.shutdown()
     _print(report, endpoint, as_json)

@@ -19,9 +19,11 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import Event, SessionStarted, StepEvent
 from grampus_uq.recording.reader import TornLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
+from grampus_uq.telemetry.content import Redact
 from grampus_uq.telemetry.export_batches import Batches
 from grampus_uq.telemetry.export_ids import RecordedIds
 from grampus_uq.telemetry.export_run import RunAsSpans, time_ns_of, wrong_number
+from grampus_uq.telemetry.otlp import span_exporter
 
 __all__ = ["ExportReport", "otlp_exporter", "send_recordings"]
 
@@ -54,6 +56,8 @@ def send_recordings(
     *,
     service_name: str | None = None,
     resource_attributes: Mapping[str, Any] | None = None,
+    content: bool = False,
+    redact: Redact | None = None,
     on_sent: Callable[[int], None] | None = None,
     on_refused: Callable[[DataError], None] | None = None,
 ) -> ExportReport:
@@ -62,7 +66,9 @@ def send_recordings(
     Ids are computed from the recording, so sending twice sends the same spans twice, and a run that was paused and
     taken up again, in whatever process, is one trace. A line at a time is held, and at most one batch of spans; each
     batch is waited for and none is dropped. A line that cannot be read, and a run without times, is left out, told to
-    `on_refused` and listed in the report; everything else is sent. Texts, arguments, outputs and messages are not.
+    `on_refused` and listed in the report; everything else is sent. Texts, arguments, outputs and messages are not,
+    unless `content` asks for what the model said and tools were called with, each text after `redact`, as in
+    `SpanEmitter`, and as far as it was recorded.
 
     `service_name` is "grampus-uq" unless it, `resource_attributes` or OTEL_SERVICE_NAME say otherwise. `on_sent` is
     told the number of spans of each batch. The exporter is not shut down. Raises ExportError when the exporter gives
@@ -87,9 +93,12 @@ def send_recordings(
         if on_refused is not None:
             on_refused(error)
 
+    def begin(first: Event, began_ns: int) -> RunAsSpans:
+        return RunAsSpans(provider, ids, first, began_ns, content=content, redact=redact)
+
     for path in files:
         report.files += 1
-        _send_file(path, provider, ids, report, refuse)
+        _send_file(path, report, refuse, begin)
     batches.send()
     report.spans = batches.sent
     return report
@@ -106,7 +115,10 @@ def _resource(service_name: str | None, given: Mapping[str, Any] | None) -> Reso
 
 
 def _send_file(
-    path: Path, provider: TracerProvider, ids: RecordedIds, report: ExportReport, refuse: Callable[[DataError], None]
+    path: Path,
+    report: ExportReport,
+    refuse: Callable[[DataError], None],
+    begin: Callable[[Event, int], RunAsSpans],
 ) -> None:
     run: RunAsSpans | None = None
     current: str | None = None
@@ -121,8 +133,12 @@ def _send_file(
                 run.finish()
             seen.add(event.session_id)
             current = event.session_id
-            run = _begin(event, str(path), line, provider, ids, refuse)
+            began_ns = _began_ns(event)
+            run = begin(event, began_ns) if began_ns > 0 else None
             report.runs += run is not None
+            if run is None:
+                reason = f"the run {current!r:.100} has no time to be shown at: import it with `start_s`."
+                refuse(DataError(reason, path=str(path), line=line))
         if run is not None:
             report.steps += isinstance(event, StepEvent)
             run.take(_timed(event))
@@ -130,22 +146,8 @@ def _send_file(
         run.finish()
 
 
-def _begin(
-    first: Event,
-    path: str,
-    line: int,
-    provider: TracerProvider,
-    ids: RecordedIds,
-    refuse: Callable[[DataError], None],
-) -> RunAsSpans | None:
-    began_ns = first.started_ns or time_ns_of(first) if isinstance(first, StepEvent) else time_ns_of(first)
-    if began_ns <= 0:
-        reason = (
-            f"the run {first.session_id!r:.100} has no time, so it cannot be shown at one: import it with `start_s`."
-        )
-        refuse(DataError(reason, path=path, line=line))
-        return None
-    return RunAsSpans(provider, ids, first, began_ns)
+def _began_ns(first: Event) -> int:
+    return (first.started_ns if isinstance(first, StepEvent) else 0) or time_ns_of(first)
 
 
 def _timed(event: Event) -> Event:
@@ -174,32 +176,22 @@ def _sound_events(path: Path, report: ExportReport, refuse: Callable[[DataError]
 def otlp_exporter(endpoint: str, *, protocol: str | None = None, timeout_s: float = 10.0) -> SpanExporter:
     """An OTLP exporter of spans; headers, certificates and compression are those of OpenTelemetry's environment.
 
-    `endpoint` is such as "http://localhost:4317" (gRPC) or "http://localhost:4318" (HTTP; "/v1/traces" is added when
-    the address has no path). `protocol` is "grpc" or "http"; None: HTTP for port 4318 and for a path that ends in
-    "/v1/traces", else gRPC. `timeout_s` bounds one batch with all its repetitions. Raises ConfigurationError.
+    `endpoint` is such as "http://localhost:4317" (gRPC) or "http://localhost:4318" (HTTP; "/v1/traces" is added where
+    it is missing). `protocol` is "grpc" or "http"; None: HTTP for port 4318 and for a path that ends in "/v1/traces",
+    else gRPC. `timeout_s` bounds one batch with all its repetitions. Raises ConfigurationError.
     """
     if protocol not in (None, "grpc", "http"):
         raise ConfigurationError.of("protocol", "otlp_exporter", "'grpc' or 'http'", protocol)
     address = endpoint if "://" in endpoint else f"http://{endpoint}"
     try:
         parts = urlsplit(address)
-        port = parts.port
-    except ValueError as error:
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:  # a port that is no number
         raise _not_an_address(endpoint) from error
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not whole:
         raise _not_an_address(endpoint)
-    if protocol is None:
-        protocol = "http" if port == 4318 or parts.path.rstrip("/").endswith("/v1/traces") else "grpc"
-    if protocol == "http":
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
-
-        if parts.path in ("", "/"):
-            address = f"{parts.scheme}://{parts.netloc}/v1/traces"
-        return HttpExporter(endpoint=address, timeout=timeout_s)
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
-
-    # The exporter counts whole seconds down between repetitions, and takes no fraction below one.
-    return GrpcExporter(endpoint=address, insecure=parts.scheme == "http", timeout=max(1, round(timeout_s)))
+    spoken = "http/protobuf" if protocol == "http" else protocol
+    return span_exporter(address, spoken, owner="otlp_exporter", timeout_s=timeout_s)
 
 
 def _not_an_address(endpoint: str) -> ConfigurationError:

@@ -18,12 +18,14 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.telemetry.content import Redact, plain_name
 from grampus_uq.telemetry.export_ids import RecordedIds
 from grampus_uq.telemetry.spans import SpanEmitter
 
 __all__ = ["RunAsSpans", "time_ns_of", "wrong_number"]
 
-_LARGEST: Final = 2**63 - 1  # in nanoseconds: the year 2262
+_LATEST_NS: Final = 2**63 - 1  # what a backend can hold: the year 2262
+_LARGEST: Final = 2**53  # sums of several still fit into 63 bits
 _MOST_OPEN_CALLS: Final = 1024
 
 
@@ -42,10 +44,19 @@ class RunAsSpans:
     It holds the run's open span and the calls without a result, not the events: a run may be as long as it likes.
     """
 
-    def __init__(self, provider: TracerProvider, ids: RecordedIds, first: Event, began_ns: int) -> None:
+    def __init__(
+        self,
+        provider: TracerProvider,
+        ids: RecordedIds,
+        first: Event,
+        began_ns: int,
+        *,
+        content: bool = False,
+        redact: Redact | None = None,
+    ) -> None:
         self._ids = ids
         self._tracer = provider.get_tracer("grampus_uq")
-        self._emitter = SpanEmitter(self._tracer)
+        self._emitter = SpanEmitter(self._tracer, content=content, redact=redact)
         self._counts: dict[str, int] = {}
         self._open: OrderedDict[str, _OpenCall] = OrderedDict()
         self._latest_ns = began_ns
@@ -101,14 +112,15 @@ class RunAsSpans:
         if call is None or call.since_ns is None:  # a held call was never run, whatever was said to the model
             return
         self._ids.begin_event(f"tool {call.key} {event.call_id}")
+        name = plain_name(call.name, None)
         span = self._tracer.start_span(
-            f"execute_tool {call.name}",
+            f"execute_tool {name}",
             context=self._context,
             start_time=min(call.since_ns, time_ns),
             attributes={
                 "gen_ai.operation.name": "execute_tool",
-                "gen_ai.tool.name": call.name,
-                "gen_ai.tool.call.id": event.call_id or "",
+                "gen_ai.tool.name": name,
+                "gen_ai.tool.call.id": plain_name(event.call_id or "", None),
                 "gen_ai.conversation.id": event.session_id,
             },
         )
@@ -119,10 +131,12 @@ class RunAsSpans:
 
     def _decision(self, event: DecisionEvent, time_ns: int) -> None:
         attributes: dict[str, AttributeValue] = {"decision": event.decision, "principal": event.principal}
-        for name in ("step_id", "call_id", "call_digest"):
-            value = getattr(event, name)
-            if value is not None:
-                attributes[name] = value
+        if event.step_id is not None:
+            attributes["step_id"] = event.step_id
+        if event.call_id is not None:
+            attributes["gen_ai.tool.call.id"] = plain_name(event.call_id, None)
+        if event.call_digest is not None:
+            attributes["call_digest"] = event.call_digest
         if event.acknowledged is not None:
             attributes["acknowledged"] = event.acknowledged.value
         self._root.add_event("uncertainty.decision", attributes, time_ns)
@@ -183,8 +197,11 @@ def wrong_number(event: Event, path: str, line: int) -> DataError | None:
                 numbers.append((f"readings.{index}.{name}", getattr(reading, name)))
     else:
         times = [("outcome.time_s" if isinstance(event, OutcomeEvent) else "time_s", time_ns_of(event))]
-    for found, rule in ((times, "a time from 1970 to 2262, in nanoseconds"), (numbers, "a count below 2^63")):
+    for found, rule, most in (
+        (times, "a time from 1970 to 2262, in nanoseconds", _LATEST_NS),
+        (numbers, "a count up to 2^53", _LARGEST),
+    ):
         for field, number in found:
-            if not 0 <= number <= _LARGEST:
+            if not 0 <= number <= most:
                 return DataError(f"must be {rule}. Got {number}.", path=path, line=line, field=field)
     return None

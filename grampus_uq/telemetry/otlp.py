@@ -17,18 +17,26 @@ _SIGNALS = ("traces", "metrics", "logs")
 
 
 def span_exporter(
-    endpoint: str, protocol: str | None = None, headers: Mapping[str, str] | None = None, *, owner: str
+    endpoint: str,
+    protocol: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    owner: str,
+    timeout_s: float | None = None,
 ) -> SpanExporter:
-    """An exporter of spans to the endpoint, by gRPC or by HTTP."""
+    """An exporter of spans to the endpoint, by gRPC or by HTTP; `timeout_s` bounds a batch with its repetitions."""
     if _speaks(endpoint, protocol, owner) == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
         return GrpcExporter(
-            endpoint=endpoint, insecure=not endpoint.startswith("https://"), headers=tuple((headers or {}).items())
+            endpoint=endpoint,
+            insecure=not endpoint.startswith("https://"),
+            headers=tuple((headers or {}).items()),
+            timeout=timeout_s,
         )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    return HttpExporter(endpoint=_with_path(endpoint, "traces"), headers=dict(headers or {}))
+    return HttpExporter(endpoint=_with_path(endpoint, "traces"), headers=dict(headers or {}), timeout=timeout_s)
 
 
 def metric_exporter(

@@ -21,7 +21,7 @@ from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEve
 from grampus_uq.importers import events as imported_events
 from grampus_uq.importers import read_tau_bench
 from grampus_uq.recording import Label, RecordingProcessor, encode, label, read
-from grampus_uq.records import Outcome
+from grampus_uq.records import Outcome, ToolCall
 from grampus_uq.telemetry.export import ExportReport, otlp_exporter, send_recordings
 from tests.recording.events import START_S, events, session, started, step_event
 from tests.telemetry.backends.receiver import Receiver, by_grpc, by_http, values
@@ -158,6 +158,32 @@ def test_no_text_of_a_run_that_was_recorded_in_full_is_sent(tmp_path: Path) -> N
     assert SECRET.encode() not in receiver.wire()
 
 
+def test_texts_are_sent_when_they_are_asked_for_and_after_redaction(tmp_path: Path) -> None:
+    watched(tmp_path)
+    said = [
+        s.attributes["gen_ai.output.messages"]
+        for s in sent(tmp_path, content=True)[1]
+        if "gen_ai.output.messages" in s.attributes
+    ]
+    assert len(said) == 1
+    assert f"I look it up: {SECRET}" in said[0]
+    _, spans = sent(tmp_path, content=True, redact=lambda key, text: text.replace(SECRET, "[code]"))
+    assert SECRET not in texts_sent(spans)
+    assert "I look it up: [code]" in texts_sent(spans)
+
+
+def test_a_hostile_name_of_a_tool_is_not_shown(tmp_path: Path) -> None:
+    call = ToolCall(id="c0", name=f"tell {SECRET}")
+    told = dataclasses.replace(
+        step_event(0), step=dataclasses.replace(step_event(0).step, kind="tool_call", tool_calls=(call,))
+    )
+    result = ObservationEvent(
+        session_id="s1", agent_id="agent", kind="tool_result", text="", call_id="c0", time_s=START_S
+    )
+    write(tmp_path / "a.jsonl", [started("s1"), told, result])
+    assert [span.name for span in sent(tmp_path)[1] if "tool" in span.name] == ["execute_tool other"]
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(found=st.lists(events, min_size=1, max_size=6))
 def test_whatever_a_recording_holds_is_sent_or_named_and_texts_stay(tmp_path: Path, found: list[Event]) -> None:
@@ -178,11 +204,13 @@ def test_whatever_a_recording_holds_is_sent_or_named_and_texts_stay(tmp_path: Pa
 def _planted(event: Event) -> Event:
     if isinstance(event, StepEvent):
         readings = tuple(dataclasses.replace(reading, detail=SECRET) for reading in event.readings)
-        return dataclasses.replace(event, step=dataclasses.replace(event.step, text=SECRET), readings=readings)
+        calls = (ToolCall(id=f"the id is {SECRET}", name=f"tell {SECRET}", arguments={"to": SECRET}),)
+        step = dataclasses.replace(event.step, text=SECRET, tool_calls=calls)
+        return dataclasses.replace(event, step=step, readings=readings)
     if isinstance(event, OutcomeEvent):
         return dataclasses.replace(event, outcome=dataclasses.replace(event.outcome, note=SECRET))
     if isinstance(event, ObservationEvent):
-        return dataclasses.replace(event, text=SECRET)
+        return dataclasses.replace(event, text=SECRET, call_id=f"the id is {SECRET}")
     return dataclasses.replace(event, message=SECRET) if isinstance(event, DecisionEvent) else event
 
 
@@ -397,7 +425,7 @@ def test_an_address_that_cannot_be_one_is_refused_without_showing_its_password(
     assert "hunter2" not in err
 
 
-def test_the_path_of_http_is_added_only_where_there_is_none() -> None:
+def test_the_path_of_http_is_added_only_where_it_is_missing() -> None:
     def endpoint(*given: Any, **more: Any) -> str:
         exporter: Any = otlp_exporter(*given, **more)
         exporter.shutdown()
@@ -407,7 +435,7 @@ def test_the_path_of_http_is_added_only_where_there_is_none() -> None:
     assert endpoint("http://x:4318") == "http://x:4318/v1/traces"
     assert endpoint("x:4318") == "http://x:4318/v1/traces"
     assert endpoint("https://x/otlp/v1/traces") == "https://x/otlp/v1/traces"
-    assert endpoint("https://x/api/otel", protocol="http") == "https://x/api/otel"
+    assert endpoint("https://x/api/otel", protocol="http") == "https://x/api/otel/v1/traces"
     assert endpoint("localhost:4317") == "localhost:4317"
     with pytest.raises(ConfigurationError, match="'grpc' or 'http'"):
         otlp_exporter("http://x", protocol="zipkin")
