@@ -102,6 +102,11 @@ class Outbox(Generic[T]):
             elif waiting in (1, self._batch):  # the first one starts the clock, a full batch need not wait for it
                 self._state.notify_all()
 
+    def count_dropped(self, n: int) -> None:
+        """Count items that `send` handed over and that were then refused one by one."""
+        with self._state:
+            self._dropped += n
+
     def flush(self, timeout_s: float) -> bool:
         """Return True when all that was put before has left the queue and `send` has returned, False at the deadline.
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from opentelemetry import trace
 from opentelemetry.context import Context, get_current
-from opentelemetry.trace import Span, Tracer
+from opentelemetry.trace import Span, SpanContext, Tracer
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import Event, StepEvent
@@ -107,6 +107,10 @@ class SpanEmitter:
     def carrier(self, session_id: str) -> dict[str, str] | None:
         """The session's trace as W3C headers, for its snapshot; None before its first span."""
         return self._traces.carrier(session_id)
+
+    def latest(self, session_id: str) -> SpanContext | None:
+        """The estimate span of the session's latest step, for processors that come after this one; else None."""
+        return self._traces.latest(session_id)
 
     def on_event(self, event: Event) -> None:
         """Emit the spans of a step; other events have none."""

@@ -29,6 +29,7 @@ class _Place:
     """`anchor` is where spans go when no span is current; `earlier` is linked from the next span, once."""
 
     anchor: SpanContext | None = None
+    latest: SpanContext | None = None
     earlier: SpanContext | None = None
 
 
@@ -71,11 +72,18 @@ class SessionTraces:
         return trace.set_span_in_context(NonRecordingSpan(anchor), current), links
 
     def started(self, session_id: str, span: SpanContext) -> None:
-        """A span was started; it becomes the root of the session's trace when there is none yet."""
+        """A step's span was started; it becomes the root of the session's trace when there is none yet."""
         with self._lock:
             place = self._place(session_id)
+            place.latest = span if span.is_valid else None
             if place.anchor is None and span.is_valid:
                 place.anchor = span
+
+    def latest(self, session_id: str) -> SpanContext | None:
+        """The estimate span of the session's latest step, or None before the first."""
+        with self._lock:
+            place = self._places.get(session_id)
+        return None if place is None else place.latest
 
     def carrier(self, session_id: str) -> dict[str, str] | None:
         """The session's place as W3C headers, or None while it has none."""

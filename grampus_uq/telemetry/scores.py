@@ -1,0 +1,243 @@
+"""Writes each step's scores to Phoenix as span annotations, and to Langfuse as scores, on the spans of the steps.
+
+Both send numbers, levels and ids only, in batches, from a bounded queue on a thread of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.events import Event, StepEvent
+from grampus_uq.telemetry.evaluations import evaluations
+from grampus_uq.telemetry.outbox import Outbox
+from grampus_uq.telemetry.posting import Poster, timestamp
+from grampus_uq.telemetry.spans import SpanEmitter
+from grampus_uq.vocabulary import STOPPING, UncertaintyLevel
+
+__all__ = ["LangfuseScores", "PhoenixAnnotations"]
+
+_GRAVE: Final = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
+_OURS: Final = uuid.UUID("6a6f0d2e-93a5-5c0f-9b7e-2f9a6c1d8e44")  # names our scores, so that one sent twice is one
+_DELAY_S: Final = 3.0  # the span should be there first: its exporter waits a second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Score:
+    trace_id: str
+    span_id: str
+    session_id: str
+    step_id: str
+    name: str
+    value: float
+    label: str | None
+    time_ns: int
+
+
+class _Scores:
+    """The queue that both backends share: an event's scores go in, batches of them come out."""
+
+    def __init__(
+        self,
+        spans: SpanEmitter,
+        poster: Poster,
+        name: str,
+        capacity: int,
+        delay_s: float,
+        send: Callable[[Sequence[_Score]], None],
+    ) -> None:
+        if not isinstance(spans, SpanEmitter):
+            raise ConfigurationError.of(
+                "spans", name, "the SpanEmitter that the monitor was given as its tracer", type(spans).__name__
+            )
+        self._spans, self.poster = spans, poster
+        self.outbox: Outbox[_Score] = Outbox(
+            send, name=name, capacity=capacity, batch=min(256, capacity), delay_s=delay_s
+        )
+
+    def take(self, event: Event) -> None:
+        if not isinstance(event, StepEvent):
+            return
+        span = self._spans.latest(event.session_id)
+        if span is None or not span.trace_flags.sampled:  # its span is nowhere: nothing to put a score on
+            return
+        step = event.assessment
+        urgent = (step.advisory_action or step.action) in STOPPING or step.level in _GRAVE
+        for found in evaluations(step):
+            score = _Score(
+                trace_id=format(span.trace_id, "032x"),
+                span_id=format(span.span_id, "016x"),
+                session_id=event.session_id,
+                step_id=step.step_id,
+                name=found.name,
+                value=found.value,
+                label=found.label,
+                time_ns=event.ended_ns,
+            )
+            self.outbox.put(score, urgent=urgent)
+
+    def close(self, timeout_s: float) -> bool:
+        in_time = self.outbox.close(timeout_s)
+        self.poster.stop()
+        if in_time:
+            self.poster.close()
+        return in_time
+
+
+class PhoenixAnnotations:
+    """A `Processor` that annotates each step's estimate span in Arize Phoenix: name, score, and the level as label.
+
+    `spans` is the `SpanEmitter` given to the monitor as `tracer`, so that the span's id is known. `endpoint` and
+    `api_key` default to the environment's PHOENIX_COLLECTOR_ENDPOINT and PHOENIX_API_KEY. Annotating a span again
+    replaces the annotation. `dropped` counts what was not taken. `attempts` and `timeout_s` are of one request.
+    """
+
+    def __init__(
+        self,
+        spans: SpanEmitter,
+        *,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        capacity: int = 2048,
+        delay_s: float = _DELAY_S,
+        timeout_s: float = 10.0,
+        attempts: int = 4,
+    ) -> None:
+        owner = type(self).__name__
+        base = endpoint or os.environ.get("PHOENIX_COLLECTOR_ENDPOINT") or "http://localhost:6006"
+        key = api_key or os.environ.get("PHOENIX_API_KEY")
+        poster = Poster(
+            base.rstrip("/") + "/v1/span_annotations",
+            owner=owner,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout_s=timeout_s,
+            attempts=attempts,
+        )
+        self._scores = _Scores(spans, poster, owner, capacity, delay_s, self._post)
+
+    def on_event(self, event: Event) -> None:
+        """Queue the annotations of a step; other events have none. Takes microseconds."""
+        self._scores.take(event)
+
+    def _post(self, batch: Sequence[_Score]) -> None:
+        data = []
+        for score in batch:
+            result = {"score": score.value} if score.label is None else {"score": score.value, "label": score.label}
+            data.append(
+                {
+                    "span_id": score.span_id,
+                    "name": score.name,
+                    "annotator_kind": "CODE",
+                    "identifier": "grampus_uq",
+                    "result": result,
+                    "metadata": {"session_id": score.session_id, "step_id": score.step_id},
+                }
+            )
+        self._scores.poster.post({"data": data})
+
+    @property
+    def dropped(self) -> int:
+        """How many annotations were not taken: the queue was full or closed, or Phoenix refused them."""
+        return self._scores.outbox.dropped
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Send what is queued; False when the deadline passed first. Blocks."""
+        return self._scores.outbox.flush(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Send what is queued and stop; False when the deadline passed first. Blocks."""
+        return self._scores.close(timeout_s)
+
+
+class LangfuseScores:
+    """A `Processor` that writes each step's scores to Langfuse, on the estimate span's observation.
+
+    `spans` is the `SpanEmitter` given to the monitor as `tracer`. `host`, `public_key` and `secret_key` default to the
+    environment's LANGFUSE_HOST, LANGFUSE_PUBLIC_KEY and LANGFUSE_SECRET_KEY. A score that is sent twice is kept once:
+    its id is made from the span and the name. `dropped` counts what was not taken.
+
+    Raises ConfigurationError when a key is missing.
+    """
+
+    def __init__(
+        self,
+        spans: SpanEmitter,
+        *,
+        host: str | None = None,
+        public_key: str | None = None,
+        secret_key: str | None = None,
+        capacity: int = 2048,
+        delay_s: float = _DELAY_S,
+        timeout_s: float = 10.0,
+        attempts: int = 4,
+    ) -> None:
+        owner = type(self).__name__
+        public = public_key or os.environ.get("LANGFUSE_PUBLIC_KEY")
+        secret = secret_key or os.environ.get("LANGFUSE_SECRET_KEY")
+        for name, key in (("public_key", public), ("secret_key", secret)):
+            if not key:
+                raise ConfigurationError.of(name, owner, "given, or set as LANGFUSE_" + name.upper(), None)
+        base = host or os.environ.get("LANGFUSE_HOST") or "https://cloud.langfuse.com"
+        basic = base64.b64encode(f"{public}:{secret}".encode()).decode()
+        poster = Poster(
+            base.rstrip("/") + "/api/public/ingestion",
+            owner=owner,
+            headers={"Authorization": f"Basic {basic}"},
+            timeout_s=timeout_s,
+            attempts=attempts,
+        )
+        self._scores = _Scores(spans, poster, owner, capacity, delay_s, self._post)
+
+    def on_event(self, event: Event) -> None:
+        """Queue the scores of a step; other events have none. Takes microseconds."""
+        self._scores.take(event)
+
+    def _post(self, batch: Sequence[_Score]) -> None:
+        events = []
+        for score in batch:
+            identity = str(uuid.uuid5(_OURS, f"{score.trace_id}/{score.span_id}/{score.name}"))
+            body: dict[str, Any] = {
+                "id": identity,
+                "traceId": score.trace_id,
+                "observationId": score.span_id,
+                "name": score.name,
+                "value": score.value,
+                "dataType": "NUMERIC",
+            }
+            if score.label is not None:
+                body["comment"] = f"level {score.label}"
+            when = timestamp(score.time_ns)
+            events.append({"id": identity, "type": "score-create", "timestamp": when, "body": body})
+        response = self._scores.poster.post({"batch": events})
+        refused = _refused(response)
+        if refused:  # the batch was taken, these were not: Langfuse answers 207 and never 4xx for a single event
+            self._scores.outbox.count_dropped(refused)
+
+    @property
+    def dropped(self) -> int:
+        """How many scores were not taken: the queue was full or closed, or Langfuse refused them."""
+        return self._scores.outbox.dropped
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Send what is queued; False when the deadline passed first. Blocks."""
+        return self._scores.outbox.flush(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Send what is queued and stop; False when the deadline passed first. Blocks."""
+        return self._scores.close(timeout_s)
+
+
+def _refused(response: Any) -> int:
+    """How many events of a batch a 207 lists as errors; an answer that cannot be read counts as none."""
+    if response.status_code != 207:
+        return 0
+    try:
+        errors = response.json().get("errors")
+    except (ValueError, AttributeError):
+        return 0
+    return len(errors) if isinstance(errors, list) else 0
