@@ -14,7 +14,7 @@ import pytest
 from grampus_uq import Profile, Reading, SessionState, Step, UncertaintyAction, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.engine import advance, answer_alarm, rearm_alarm, state_from_json, state_to_json
 from grampus_uq.events import Event
-from grampus_uq.fit.detector import fit_detector
+from grampus_uq.fit.detector import fit_budget, fit_detector
 from grampus_uq.fit.detector_runs import detector_runs
 from grampus_uq.recording import decode, encode
 from grampus_uq.replay import replay
@@ -113,6 +113,44 @@ def test_an_answered_alarm_asks_no_more_and_a_rearmed_one_says_that_alpha_is_spe
     assert again.action is UncertaintyAction.PAUSE_FOR_HUMAN
     assert again.guarantee is not None
     assert again.guarantee.startswith("no guarantee")
+
+
+def test_the_policy_may_abort_on_an_alarm_and_advisory_only_says_so(detector: Detector) -> None:
+    scores = [0.7] * 5 + [0.15] * 15
+    _, seen = drive(profile_of(detector, on_alarm=UncertaintyAction.ABORT), scores)
+    assert (seen[-1].action, seen[-1].rule) == (UncertaintyAction.ABORT, "detector")
+    advising = profile_of(detector, on_alarm=UncertaintyAction.ABORT).model_copy(update={"advisory": True})
+    _, told = drive(advising, scores)
+    assert not any(a.action.stops for a in told)
+    assert told[-1].advisory_action is UncertaintyAction.ABORT
+    assert told[-1].guarantee == detector.threshold.guarantee
+
+
+def test_an_external_verifiers_score_drives_it_by_name_and_is_recorded_and_replayed() -> None:
+    pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+    data = detector_runs(
+        run_ids=np.repeat([f"r{i}" for i in range(100)], 4),
+        steps=np.tile(np.arange(1, 5), 100),
+        scores=np.random.default_rng(0).uniform(0.5, 0.9, 400),
+        streams=("judge",),
+    )
+    profile = profile_of(fit_budget(data, rng=np.random.default_rng(0), share=0.1).detector)
+    events: list[Event] = []
+
+    class Keep:
+        def on_event(self, event: Event) -> None:
+            events.append(event)
+
+    async def run() -> list[Any]:
+        session = UncertaintyMonitor(profile=profile, processors=[Keep()]).session("s")
+        told = [{"judge": 0.9}, {"other": 0.01}, {"judge": 0.05}]
+        return [(await session.observe_llm_response("", str(i), external=x))[0] for i, x in enumerate(told)]
+
+    live = anyio.run(run)
+    assert [a.action.stops for a in live] == [False, False, True]
+    assert live[0].log_e_value == live[1].log_e_value  # a score of another name is none of its stream
+    stored = [decode(encode(event, content="full")) for event in events]
+    assert [found.assessment for found in replay(stored, profile)] == live
 
 
 def test_irreversible_calls_go_through_while_nothing_rings_and_wait_while_it_does(detector: Detector) -> None:

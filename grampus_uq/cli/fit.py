@@ -152,7 +152,11 @@ def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool) -> No
 
 def _advice(needs: Sequence[LabelNeed], delta: float | None) -> Iterator[str]:
     """What the levels that are out of reach lack, the nearest first, in the mode that was asked for."""
-    for need in sorted(needs, key=lambda need: need.successes):
-        if need.delta == delta:
+    for need in sorted(needs, key=lambda need: (need.successes, -need.alpha)):
+        if need.delta != delta:
+            continue
+        if need.successes == 0:
+            yield f"a false-alarm rate of {need.alpha:g} can be had from these: fit with --false-alarms {need.alpha:g}"
+        else:
             about = "" if need.runs is None else f", about {need.runs} runs as they come"
             yield f"a false-alarm rate of {need.alpha:g} needs {need.successes} more labelled successes{about}"

@@ -134,6 +134,10 @@ class CalibrationWatch:
         """What this process saw last, without asking the store: for a gauge that is read on a clock."""
         return self._latest
 
+    def by_variant(self) -> dict[str, WatchStatus]:
+        """`latest` by the variant's name: what `MetricsProcessor(calibration_watch=watch.by_variant)` exports."""
+        return {status.variant.value: status for status in self._latest}
+
     async def statuses(self) -> tuple[WatchStatus, ...]:
         """What is known now, by all workers; StoreError when the store cannot be reached."""
         found = await self._store.get(_WATCH, self._fresh.detector)

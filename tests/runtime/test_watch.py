@@ -27,7 +27,8 @@ from grampus_uq.runtime.watch import CalibrationWatch, FinishedRun, finished_run
 from grampus_uq.stats.calibration_watch import REFERENCE_RUNS, Variant, WatchStatus
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_thresholds import Mode, conformal_threshold
-from grampus_uq.vocabulary import StopReason
+from grampus_uq.vocabulary import AgentStatus, StopReason
+from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 
 pytestmark = pytest.mark.anyio
 
@@ -317,3 +318,51 @@ async def test_an_answered_alarm_or_a_stop_makes_the_outcome_selected() -> None:
 def test_a_session_without_a_detector_has_nothing_to_tell() -> None:
     with pytest.raises(ConfigurationError, match="detector"):
         finished_run(UncertaintyMonitor().session("s"), Outcome(success=True))
+
+
+# -- AgentRunner tells it by itself --
+
+
+def _watched_monitor() -> UncertaintyMonitor:
+    rng = np.random.default_rng(0)
+    data = detector_runs(
+        run_ids=np.repeat([f"r{i}" for i in range(100)], 3),
+        steps=np.tile(np.arange(1, 4), 100),
+        scores=rng.uniform(0.5, 0.9, 300),
+        streams=("fused",),
+    )
+    return UncertaintyMonitor(profile=Profile(detector=fit_budget(data, rng=rng, share=0.1).detector))
+
+
+async def test_a_runner_tells_the_watch_of_runs_that_end_and_not_of_those_that_wait() -> None:
+    monitor, store = _watched_monitor(), MemoryStore()
+    assert monitor.profile.detector is not None
+    watch = CalibrationWatch(MemoryStore(), monitor.profile.detector)
+    quiet = runner(World(), ["Done."], p_true=0.9, monitor=monitor, calibration_watch=watch)
+    await quiet.run(AGENT, "x", session_id="quiet")
+    assert of(watch.latest, Variant.ALL_RUNS).n_runs == 1
+    low = runner(World(), SEND_ONE, p_true=0.01, monitor=monitor, store=store, calibration_watch=watch)
+    waiting = await low.run(AGENT, "x", session_id="low")
+    assert waiting.pending
+    assert of(await watch.statuses(), Variant.ALL_RUNS).n_runs == 1
+    other = runner(World(), SEND_ONE, p_true=0.9, monitor=monitor, store=store, calibration_watch=watch)
+    ended = await other.resume(AGENT.name, "low", [r.decide("approve", principal="ann") for r in waiting.pending])
+    assert not ended.pending
+    assert of(await watch.statuses(), Variant.ALL_RUNS).n_runs == 2
+    assert await label_run(watch._store, "low", True)  # its outcome is selected: it stays out of the labelled variant
+    assert of(await watch.statuses(), Variant.SUCCESSES).gathering == REFERENCE_RUNS
+    assert watch.by_variant()["all_runs"].n_runs == 2
+
+
+async def test_a_watch_whose_store_is_down_does_not_take_the_agent_down() -> None:
+    monitor = _watched_monitor()
+    assert monitor.profile.detector is not None
+    broken = Dies()
+    broken.left = 0
+    watch = CalibrationWatch(broken, monitor.profile.detector)
+    told = runner(World(), ["Done."], p_true=0.9, monitor=monitor, calibration_watch=watch)
+    assert (await told.run(AGENT, "x")).status is AgentStatus.COMPLETED
+    elsewhere = CalibrationWatch(MemoryStore(), detector())
+    other = runner(World(), ["Done."], p_true=0.9, monitor=monitor, calibration_watch=elsewhere)
+    await other.run(AGENT, "x")
+    assert of(await elsewhere.statuses(), Variant.ALL_RUNS).gathering == REFERENCE_RUNS  # another detector's runs
