@@ -253,18 +253,13 @@ def _reading(turns: Turns, components: Sequence[Any], step: Step | None) -> Traj
     return TrajectoryReading(completed=tuple(components[:completed]), pending=pending, no_surprisal=why)
 
 
-def filled_in(
-    events: Iterable[Event],
-    settings: TracerSettings,
-    embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None = None,
-) -> Iterator[Event]:
+def filled_in(events: Iterable[Event], sensor: TrajectorySensor) -> Iterator[Event]:
     """Yield recorded or imported events with the components that a live session would have put into them.
 
-    Needs the texts: of a recording that kept hashes or nothing (`content`), only surprisal could have been left, and it
-    was not. Sessions may be interleaved. A session that is taken up from an older state is read as if it went on. What
-    the embedder raises goes through.
+    Needs the texts: a recording that kept hashes or nothing (`content`) has none to compare. Sessions may be
+    interleaved; one that is taken up from an older state is read as if it went on. What the embedder raises goes
+    through.
     """
-    sensor = TrajectorySensor.of(settings, embedder)
     memories: dict[str, TurnMemory] = {}
     for event in events:
         name = event.session_id
@@ -278,7 +273,7 @@ def filled_in(
             continue
         elif isinstance(event, ObservationEvent):
             memories[name] = sensor.observation(memory, event)
-        elif isinstance(event, OutcomeEvent) and event.outcome.labelled_by is None:
+        elif isinstance(event, OutcomeEvent):
             yield replace(event, trajectory=sensor.read_now(sensor.end(memory)))
             continue
         yield event

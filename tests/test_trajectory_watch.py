@@ -29,7 +29,7 @@ from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.text import turn_of_observation, turn_of_step
 from grampus_uq.signals.trajectory import run_components
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream, tracer_score
-from grampus_uq.trajectory_watch import MAX_WAITING, filled_in
+from grampus_uq.trajectory_watch import MAX_WAITING, TrajectorySensor, filled_in
 from tests.scripted_runs import Captured
 
 TRACER = TracerSettings()
@@ -125,7 +125,7 @@ def test_the_risk_of_a_step_is_the_exact_score_of_what_was_complete_and_what_was
 def test_filling_in_an_unwatched_recording_gives_what_a_live_session_recorded(story: list[Told]) -> None:
     live = events_of(story)
     bare = [replace(e, trajectory=None) if isinstance(e, StepEvent | OutcomeEvent) else e for e in live]
-    assert list(filled_in(bare, TRACER)) == live
+    assert list(filled_in(bare, TrajectorySensor.of(TRACER))) == live
 
 
 def test_without_texts_a_recording_replays_to_the_same_risks_in_a_session_taken_up_by_another_process(

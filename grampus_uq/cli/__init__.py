@@ -23,6 +23,7 @@ _COMMANDS = {
     "evaluate": "evaluate",
     "export": "export",
     "fit": "fit",
+    "risk": "risk",
     "runs": "runs",
     "stop": "stop",
     "watch": "watch",

@@ -16,6 +16,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
 from grampus_uq.fit.detector_choice import Costs
 from grampus_uq.fit.streams import read_detector_runs
+from grampus_uq.fit.tracer_runs import TracerShare, tracer_and_detector_runs
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.recording.runs import beginnings, recording_files
 from grampus_uq.vocabulary import UncertaintySource
@@ -37,6 +38,9 @@ __all__ = ["command"]
 @click.option("--cost-false-alarm", type=float, help="What an alarm in a good run costs, in the same unit.")
 @click.option("--cost-step", type=float, default=0.0, show_default=True, help="What a step costs (tokens, time).")
 @click.option("--stream", "streams", multiple=True, help="Score streams; fused by default. May be given several times.")
+@click.option(
+    "--tracer", "fits_tracer", is_flag=True, help="Fit TRACER on half of the tasks, and the alarm on the rest."
+)
 @click.option("--seed", default=0, show_default=True, help="Draws the splits.")
 @spreading
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -50,6 +54,7 @@ def command(
     cost_false_alarm: float | None,
     cost_step: float,
     streams: tuple[str, ...],
+    fits_tracer: bool,
     seed: int,
     workers: int | None,
     backend: str,
@@ -60,6 +65,7 @@ def command(
     Runs that a human or the monitor touched, or that hit the limit of steps, have no outcome of their own: they are
     left out and counted. With --budget no label is needed, and the promise is on the share of all runs that are paused.
     With costs the statistic and the level are those of least expected cost; --false-alarms is then not looked at.
+    The stream trajectory_risk needs runs that were watched with TRACER; the profile then holds its parameters.
     """
     if not 0.0 <= assurance < 1.0:
         raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", assurance, "0.9 leaves a 10 % chance")
@@ -68,10 +74,14 @@ def command(
         raise ConfigurationError.of("--budget", "fit", "without costs: it needs no outcome", budget)
     table = is_table(paths[0])
     chosen = streams or (("external",) if table else ("fused",))
-    spread = {} if table else spread_over(paths, workers, backend)
-    with telling("Reading runs") as advance:
-        data = read_detector_runs(paths, chosen, labelled=budget is None, on_runs=advance, **spread)
     rng = np.random.default_rng(seed)
+    tracer = None
+    if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in chosen):
+        tracer, data = tracer_and_detector_runs(paths, chosen, rng=rng, fits=fits_tracer, labelled=budget is None)
+    else:
+        spread = {} if table else spread_over(paths, workers, backend)
+        with telling("Reading runs") as advance:
+            data = read_detector_runs(paths, chosen, labelled=budget is None, on_runs=advance, **spread)
     if budget is not None:
         fit = fit_budget(data, rng=rng, share=budget)
     else:
@@ -79,18 +89,21 @@ def command(
         fit = fit_detector(data, rng=rng, alpha=alpha, delta=delta, costs=costs)
     files = [] if table else list(recording_files(list(paths)))
     artifact = ProfileArtifact(
-        profile=Profile(detector=fit.detector, policy=_policy(chosen)),
+        profile=Profile(
+            detector=fit.detector, policy=_policy(chosen), tracer=None if tracer is None else tracer.settings
+        ),
         fitted_for=FittedFor() if table else _fitted_for(paths),
         guarantees=(fit.detector.threshold.guarantee,),
         provenance=Provenance(
             counts=dict(fit.report.counts),
             inputs=tuple(InputFile.of(path) for path in (paths if table else files[:1000])),
-            splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)},
+            splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)}
+            | ({} if tracer is None or tracer.runs == 0 else {"tracer": tracer.runs}),
             seed=seed,
         ),
     )
     fingerprint = save(artifact, output)
-    _print(fit, output, fingerprint, as_json)
+    _print(fit, output, fingerprint, as_json, tracer)
 
 
 def _costs(missed_failure: float | None, false_alarm: float | None, step: float) -> Costs | None:
@@ -122,7 +135,7 @@ def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
     )
 
 
-def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool) -> None:
+def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool, tracer: TracerShare | None) -> None:
     threshold, report = fit.detector.threshold, fit.report
     if as_json:
         shown = {
@@ -137,10 +150,19 @@ def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool) -> No
             "shortage": threshold.shortage,
             "labels_needed": [asdict(need) for need in report.needs],
         }
+        if tracer is not None:
+            parameters = tracer.settings.model_dump(mode="json")["parameters"]
+            worth = {"auroc": tracer.auroc, "default_auroc": tracer.default_auroc}
+            shown["tracer"] = {"parameters": parameters, "runs": tracer.runs, **worth}
         click.echo(json.dumps(shown))
         return
     click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in report.counts.items() if n)}")
     click.echo(f"statistic  {report.member} ({report.reason})")
+    if tracer is not None and tracer.runs:
+        said = "not validated: too few tasks"
+        if tracer.auroc is not None and tracer.default_auroc is not None:
+            said = f"AUROC on other tasks {tracer.auroc:.3f}, unfitted {tracer.default_auroc:.3f}"
+        click.echo(f"TRACER     {tracer.runs} runs, {said}")
     click.echo(f"promise    {threshold.guarantee}")
     if threshold.shortage:
         click.echo(f"SHORTAGE   {threshold.shortage}")

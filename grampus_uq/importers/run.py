@@ -79,12 +79,18 @@ def events(
 
     Signals that ask a model cannot be run on a finished run; a step without readings is recorded as one without
     evidence. What the profile would have stopped is recorded as stopped only if `profile.advisory` is not set: set it,
-    since the run really went on. The default profile is the guide's, advisory.
+    since the run really went on. The default profile is the guide's, advisory. The session's metadata names the task
+    (`task_id`); what TRACER reads is added by `trajectory_watch.filled_in`.
     """
     profile = profile if profile is not None else Profile(advisory=True)
     state = SessionState(session_id=run.run_id, agent_id=agent_id)
     yield SessionStarted(
-        session_id=run.run_id, agent_id=agent_id, time_s=start_s, model=model, advisory=profile.advisory
+        session_id=run.run_id,
+        agent_id=agent_id,
+        time_s=start_s,
+        model=model,
+        advisory=profile.advisory,
+        metadata={} if run.task_id is None else {"task_id": run.task_id},
     )
     for turn in turns(run, start_s=start_s, tool_steps=tool_steps):
         if isinstance(turn, ObservationEvent):

@@ -242,6 +242,7 @@ class Loop:
             time_s=time.time(),
         )
         if self._hold.session is not None:
+            await self._hold.session.settle()
             self._hold.session.finish(outcome)
         await self._save()
         await self._runner.tell_watch(self._hold, outcome)

@@ -10,10 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from grampus_uq.stats.trajectory_risk import StepComponents
 from tests.benchmarks import tracer
 
 SCORES = [
@@ -70,23 +68,6 @@ def test_the_airline_figures_with_minilm_are_reached() -> None:
         rows = measured(file, "--embedder", "minilm", "--model-dir", model)
     assert_sound(rows)
     assert rows["tracer_default"]["auroc"] == pytest.approx(0.57, abs=0.03)
-
-
-def run(task: str, failed: bool, path: list[float]) -> tuple[tracer.Run, np.ndarray[Any, np.dtype[np.float64]]]:
-    steps = [StepComponents(is_agent=True) for _ in path]
-    return tracer.Run(task, failed, steps, np.zeros(len(path))), np.array(path)
-
-
-def test_an_alarm_is_raised_by_successes_of_other_tasks_only_and_strictly_above_them() -> None:
-    # 9 tasks with one success each at .1 to .9: the 90 % quantile of the 8 or 9 others is their largest.
-    pairs = [run(str(i), False, [0.0, i / 10]) for i in range(1, 10)]
-    pairs += [run("failing", True, [0.2, 0.9, 0.95, 0.1]), run("failing", True, [0.9, 0.9])]
-    pairs += [run("1", True, [0.3, 0.91])]
-    stops = tracer.alarms([pair[0] for pair in pairs], [pair[1] for pair in pairs])
-    assert stops[-3] == 3  # .9 is not above .9
-    assert stops[-2] is None
-    assert stops[-1] is None  # with its own task left out 8 successes are too few for a promise of 10 %
-    assert stops[:9] == [None] * 9
 
 
 def test_a_run_that_is_refused_is_named_and_the_others_are_measured(

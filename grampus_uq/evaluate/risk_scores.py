@@ -1,0 +1,135 @@
+"""TRACER, what it has to beat, and its parts, each as a score after every step of a run; higher is worse.
+
+The trivial counts are there because, on the published runs that we measured, most of them do better than TRACER.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.recording.trajectories import Trajectory
+from grampus_uq.stats.propagation import SaupState, saup_uncertainty, saup_update
+from grampus_uq.stats.trajectory_risk import (
+    Composite,
+    StepComponents,
+    TracerParameters,
+    TracerStream,
+    extended_step_risk,
+)
+
+__all__ = ["ABLATIONS", "READINGS", "SCORES", "PathScore", "fitted_paths", "tracer_path"]
+
+FloatArray = npt.NDArray[np.float64]
+PathScore = Callable[[Trajectory], FloatArray]
+
+
+def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], bool] | None = None) -> PathScore:
+    """Make the function that scores every prefix of a run; steps that `keep` refuses stay in it with risk 0."""
+
+    def path(run: Trajectory) -> FloatArray:
+        stream = TracerStream(parameters)
+        seen = (step if keep is None or keep(step) else StepComponents(is_agent=step.is_agent) for step in run.steps)
+        return np.array([stream.update(step).score for step in seen])
+
+    return path
+
+
+def _counted(what: Callable[[StepComponents], float]) -> PathScore:
+    """Make the function that sums a number of each step over every prefix of a run."""
+    return lambda run: np.cumsum([what(step) for step in run.steps], dtype=np.float64)
+
+
+def _characters(run: Trajectory) -> FloatArray:
+    """Characters so far; NaN for a recording that kept no text at all."""
+    so_far = np.cumsum(run.characters, dtype=np.float64)
+    return so_far if so_far[-1] else np.full(len(so_far), np.nan)
+
+
+def _averaged(source: str, risk: Callable[[float], float]) -> PathScore:
+    """Make the function that averages the risk of a reading over the steps that have it; NaN before the first."""
+
+    def path(run: Trajectory) -> FloatArray:
+        total, count, values = 0.0, 0, []
+        for value in run.readings.get(source, (math.nan,) * len(run.steps)):
+            if not math.isnan(value):
+                total, count = total + risk(value), count + 1
+            values.append(total / count if count else math.nan)
+        return np.array(values)
+
+    return path
+
+
+def _saup(run: Trajectory) -> FloatArray:
+    """Root mean square of the steps' token entropies: SAUP with all situational weights 1."""
+    state, values = SaupState(), []
+    for value in run.readings.get("token_entropy", (math.nan,) * len(run.steps)):
+        if not math.isnan(value):
+            state = saup_update(state, _entropy(value), 1.0)
+        so_far = saup_uncertainty(state)
+        values.append(math.nan if so_far is None else so_far)
+    return np.array(values)
+
+
+def _entropy(confidence: float) -> float:
+    """Give the mean token entropy in nats behind the reading exp(-H); divided by any ln K it ranks runs the same."""
+    return -math.log(max(confidence, 1e-300))
+
+
+def _doubt(confidence: float) -> float:
+    return 1.0 - confidence
+
+
+DEFAULTS: Final = TracerParameters()
+SCORES: Final[Mapping[str, PathScore]] = {
+    "tracer_default": tracer_path(DEFAULTS),
+    "extended_sum": _counted(extended_step_risk),
+    "n_steps": _counted(lambda step: 1.0),
+    "n_chars": _characters,
+    "tool_errors": _counted(lambda step: float(bool(step.tool_error))),
+    "duplicate_calls": _counted(lambda step: float(bool(step.duplicate_call))),
+}
+"""TRACER unfitted, its extension, and counts."""
+
+READINGS: Final[Mapping[str, PathScore]] = {
+    "normalised_entropy": _averaged("token_entropy", _entropy),
+    "self_confidence": _averaged("verbalized", _doubt),
+    "p_true": _averaged("p_true", _doubt),
+    "semantic_entropy": _averaged("semantic_entropy", _doubt),
+    "saup": _saup,
+}
+"""The paper's baselines, from what the monitor read: means over the steps so far, SAUP a root mean square."""
+
+ABLATIONS: Final[Mapping[str, PathScore]] = {
+    "tracer_agent_only": tracer_path(DEFAULTS, keep=lambda step: step.is_agent),
+    "tracer_user_only": tracer_path(DEFAULTS, keep=lambda step: not step.is_agent),
+    "tracer_additive": tracer_path(TracerParameters(composite=Composite.ADDITIVE)),
+    "tracer_multiplicative": tracer_path(TracerParameters(composite=Composite.MULTIPLICATIVE)),
+    "tracer_separate": tracer_path(TracerParameters(composite=Composite.SEPARATE)),
+    "tracer_with_events": tracer_path(TracerParameters(event=1.0)),
+    "duplicate_observations": _counted(lambda step: float(bool(step.duplicate_observation))),
+}
+"""Table III (one actor alone), Table IV (other composites), TRACER with events."""
+
+
+def fitted_paths(
+    runs: Sequence[Trajectory], fold_of: Sequence[int], parameters: Sequence[TracerParameters]
+) -> list[FloatArray]:
+    """Score every prefix by parameters that were fitted on other folds, as a rank among the runs of those folds.
+
+    `fold_of`: each run's fold; `parameters`: those fitted without each fold. The scores of two folds have different
+    scales; ranks among the highest scores of the fitting runs have one, in [0, 1].
+    """
+    paths: list[FloatArray] = [np.empty(0)] * len(runs)
+    for fold, fitted in enumerate(parameters):
+        score = tracer_path(fitted)
+        inside = np.sort([score(run).max() for run, its in zip(runs, fold_of, strict=True) if its != fold])
+        for index in (index for index, its in enumerate(fold_of) if its == fold):
+            path = score(runs[index])
+            below = np.searchsorted(inside, path, "left") + np.searchsorted(inside, path, "right")
+            paths[index] = below / (2.0 * len(inside))
+    return paths

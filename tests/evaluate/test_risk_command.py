@@ -1,0 +1,173 @@
+"""`grampus-uq risk` measures what was recorded: the same figures from live components, from texts, and from a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq import Outcome, Profile, TokenLogprob, ToolCall, UncertaintyMonitor
+from grampus_uq.artifacts import ProfileArtifact, load, save
+from grampus_uq.cli.fit import command as fit_command
+from grampus_uq.cli.risk import command
+from grampus_uq.events import OutcomeEvent, StepEvent
+from grampus_uq.importers.run import events
+from grampus_uq.importers.tau_bench import read_tau_bench
+from grampus_uq.recording import RecordingProcessor, runs
+from grampus_uq.recording.trajectories import labelled_trajectories, trajectory_of
+from grampus_uq.risk import TracerSettings
+from grampus_uq.stats.trajectory_risk import TracerParameters
+from grampus_uq.vocabulary import StopReason
+
+TRACER = TracerSettings()
+
+
+async def one_run(monitor: UncertaintyMonitor, name: str, *, bad: bool, rng: np.random.Generator) -> None:
+    """A run of a support desk; a bad one repeats a call that fails."""
+    session = monitor.session(name, "desk", metadata={"task_id": f"task {int(name.split('-')[1]) % 12}"})
+    session.observe_user(f"please change booking {name}")
+    for turn in range(int(rng.integers(3, 7))):
+        again = bad and turn > 1
+        call = ToolCall(id=f"c{turn}", name="change", arguments={"booking": name, "n": 1 if again else turn})
+        logprob = float(-rng.exponential(1.5 if bad else 0.9))
+        tokens = (TokenLogprob(token=" change", logprob=logprob, top=((" change", logprob), (" keep", -2.0))),)
+        said = "I will try the change once more" if again else f"Step {turn}: I look at item {int(rng.integers(99))}"
+        await session.observe_llm_response(said, f"s{turn}", tool_calls=[call], logprobs=tokens)
+        await session.observe_tool_call(call, f"t{turn}")
+        session.observe_tool_result(
+            call.id, "Error: not possible" if again and rng.random() < 0.7 else f"item {turn} ok"
+        )
+    session.finish(Outcome(success=not bad, labelled_by="test"))
+
+
+def recorded(folder: Path, count: int, *, content: Any = "full", settings: TracerSettings | None = TRACER) -> Path:
+    rng = np.random.default_rng(11)
+    with RecordingProcessor(folder, content=content) as recorder:
+        monitor = UncertaintyMonitor(profile=Profile(tracer=settings, advisory=True), processors=[recorder])
+        for number in range(count):
+            anyio.run(partial(one_run, monitor, f"run-{number:03}", bad=bool(number % 2), rng=rng))
+    return folder
+
+
+def measured(*arguments: str) -> dict[str, Any]:
+    done = CliRunner().invoke(command, [*arguments, "--json", "--draws", "30"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def by_score(value: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["score"]: row for row in value["scores"]}
+
+
+def test_figures_are_the_same_from_hashed_recordings_and_from_texts_read_anew(tmp_path: Path) -> None:
+    hashed = measured(str(recorded(tmp_path / "hashed", 40, content="hashed")))
+    full = recorded(tmp_path / "full", 40, settings=None)
+    assert measured(str(full)) == {"runs": 0, "left_out": {"no_components": 40}, "scores": []}
+    anew = measured(str(full), "--embedder", "hash")
+    rows, again = by_score(hashed), by_score(anew)
+    assert hashed["runs"] == anew["runs"] == 40
+    assert rows.keys() >= {"tracer_fitted", "tracer_default", "n_steps", "n_chars", "tool_errors", "duplicate_calls"}
+    assert rows.keys() >= {"normalised_entropy", "saup", "tracer_agent_only", "tracer_user_only", "extended_sum"}
+    assert "semantic_entropy" not in rows  # nobody asked for samples
+    for name in rows.keys() - {"n_chars"}:  # arguments are hashed too, and their hash is not as long as they are
+        assert rows[name] == again[name], name
+    assert rows["duplicate_calls"]["auroc"] > 0.8  # what makes these runs bad
+    assert rows["tool_errors"]["auroc"] > 0.8
+    assert 0.0 <= rows["tracer_default"]["early_false_alarm_rate"] <= 0.3
+
+
+def test_runs_that_were_touched_stopped_or_not_labelled_are_left_out_and_counted(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "runs", 6)
+    kept = list(runs(folder))
+    stopped = [
+        replace(e, outcome=Outcome(success=False, stop_reason=StopReason.TOOL_ERROR))
+        if isinstance(e, OutcomeEvent)
+        else e
+        for e in kept[0].events
+    ]
+    unknown = [replace(e, outcome=Outcome(success=None)) if isinstance(e, OutcomeEvent) else e for e in kept[1].events]
+    unread = [
+        replace(e, trajectory=replace(e.trajectory, reason="timeout"))
+        if isinstance(e, StepEvent) and e.trajectory
+        else e
+        for e in kept[2].events
+    ]
+    changed = [replace(kept[i], events=tuple(e)) for i, e in enumerate([stopped, unknown, unread])]
+    found = labelled_trajectories([*changed, *kept[3:]])
+    assert found.excluded == {"no_outcome": 1, "tool_error": 1, "unread_texts": 1}
+    assert [run.run_id for run in found.runs] == [run.session_id for run in kept[3:]]
+
+
+def test_a_trajectory_holds_every_step_of_the_run_with_what_was_read_and_written_there(tmp_path: Path) -> None:
+    (run, *_) = runs(recorded(tmp_path, 1))
+    got = trajectory_of(run)
+    assert got is not None
+    turns = [event for event in run.steps if event.step.kind != "tool_call"]
+    assert [step.is_agent for step in got.steps] == [False, *[True] * len(turns)]
+    assert all(step.agent_gap is not None for step in got.steps[1:])  # the last one's answer came before the end
+    entropies = [event.assessment.token_entropy for event in turns]
+    assert list(got.readings["token_entropy"][1:]) == entropies
+    assert np.isnan(got.readings["token_entropy"][0])
+    said = sum(len(e.step.text) + len(e.step.tool_calls[0].canonical()) for e in turns)
+    assert sum(got.characters) == said + sum(len(event.text) for event in run.observations)
+
+
+def test_fitted_parameters_go_into_the_profile_with_a_stream_that_live_sessions_have_too(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "runs", 120)
+    out = tmp_path / "profile.json"
+    given = [str(folder), "-o", str(out), "--stream", "trajectory_risk", "--tracer", "--false-alarms", "0.3"]
+    done = CliRunner().invoke(fit_command, [*given, "--assurance", "0", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    shown = json.loads(done.stdout)
+    assert shown["tracer"]["parameters"]["alpha"] <= 1.0
+    assert load(out).provenance.splits["tracer"] == shown["tracer"]["runs"] == 60
+    assert sum(shown["counts"].values()) == 60  # no run teaches both
+    monitor = UncertaintyMonitor(profile=load(out).profile)
+    session = monitor.session("live")
+    anyio.run(session.observe_llm_response, "hello", "a")
+    step = session.belief().step_uncertainties[0]
+    assert step.trajectory_risk is not None
+    assert step.log_e_value is not None  # the detector had its stream
+    rows = by_score(measured(str(folder), "--profile", str(out)))
+    assert "tracer_profile" in rows
+
+
+def test_a_profile_without_tracer_is_refused(tmp_path: Path) -> None:
+    save(ProfileArtifact(profile=Profile()), tmp_path / "p.json")
+    done = CliRunner().invoke(command, [str(tmp_path), "--profile", str(tmp_path / "p.json")])
+    assert done.exit_code == 2
+    assert "no TRACER parameters" in done.output
+
+
+def test_a_profile_of_its_own_parameters_is_measured(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "runs", 24)
+    profile = Profile(tracer=TracerSettings(parameters=TracerParameters(k=1.0, w=0.0)))
+    save(ProfileArtifact(profile=profile), tmp_path / "p.json")
+    rows = by_score(measured(str(folder), "--profile", str(tmp_path / "p.json")))
+    assert rows["tracer_profile"]["auroc"] != rows["tracer_default"]["auroc"]
+
+
+def test_imported_airline_runs_have_the_benchmarks_figures(tmp_path: Path) -> None:
+    data = os.environ.get("GRAMPUS_UQ_DATA")
+    if not data:
+        pytest.skip("GRAMPUS_UQ_DATA is not set: the airline runs are not part of the project")
+    file = Path(data) / "tau_bench" / "gpt-4o-airline.json.gz"
+    with RecordingProcessor(tmp_path, content="full", fsync="none") as recorder:
+        for run in read_tau_bench(str(file), at_max_turns="reward"):
+            for event in events(run):
+                recorder.on_event(event)
+    value = measured(str(tmp_path), "--embedder", "hash")
+    assert (value["runs"], value["left_out"]) == (195, {"max_steps": 5})
+    rows = by_score(value)
+    assert rows["n_steps"]["auroc"] == pytest.approx(0.668, abs=0.015)  # measured elsewhere, on all 200
+    assert rows["extended_sum"]["auroc"] >= 0.63
+    assert rows["extended_sum"]["early_detection"] >= 0.24
