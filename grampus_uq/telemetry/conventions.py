@@ -89,6 +89,7 @@ _ALL: Final = (
     _a("uncertainty.confidence.propagated", "double", _BOTH, "always", "number"),
     _a("uncertainty.p_success", "double", _BOTH, "the profile is calibrated", "number"),
     _a("uncertainty.trajectory_risk", "double", _BOTH, "the profile has a TRACER", "number"),
+    _a("uncertainty.surprisal", "double", ESTIMATE, "TRACER, and the model reports log-probabilities", "number"),
     _a("uncertainty.level", "string", _BOTH, "always", "word"),
     _a("uncertainty.action", "string", _BOTH, "always", "word"),
     _a("uncertainty.step_id", "string", PARENT, "always", "id"),

@@ -86,6 +86,9 @@ def estimate_attributes(
         attributes["p_success"] = attributes["uncertainty.p_success"] = p_success
     if step.trajectory_risk is not None:
         attributes["uncertainty.trajectory_risk"] = step.trajectory_risk
+    opened = None if event.trajectory is None else event.trajectory.pending
+    if opened is not None and opened.surprisal is not None and step.step_type != "tool_call":
+        attributes["uncertainty.surprisal"] = opened.surprisal
     if step.alarm_mode is not None:
         _add_alarm(attributes, step)
     if step.tool_name is not None:
