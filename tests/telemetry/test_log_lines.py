@@ -23,7 +23,7 @@ def run(processor, session_id="s1", **given):
     session = UncertaintyMonitor(processors=[processor], **given).session(session_id, "desk")
 
     async def steps():
-        await session.observe_llm_response("Confidence: 90%", "l1")
+        await session.observe_llm_response("Confidence: 80%", "l1")
         session.observe_tool_result("c", "hunter2")
         await session.observe_tool_call(ToolCall(name="pay"), "t1", effect=Effect.IRREVERSIBLE)
         session.record_decision("approve", principal="ann", step_id="t1", message="hunter2")
