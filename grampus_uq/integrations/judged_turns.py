@@ -135,12 +135,15 @@ class TurnJudge:
             steps = snapshot[window]
             snapshot[window] = steps[-self._keep_steps :] if isinstance(steps, list) else steps
         tag = uuid.uuid4().hex
+        self._keep(tag, session)
+        kept = before or {"turns": 0, "rejected": [], "repeats": []}
+        return {**kept, "v": VERSION, "tag": tag, "session": snapshot, **changes}
+
+    def _keep(self, tag: str, session: Session) -> None:
         with self._lock:
             self._at_hand[session.session_id] = tag, session
             while len(self._at_hand) > _MAX_AT_HAND:
                 self._at_hand.popitem(last=False)
-        kept = before or {"turns": 0, "rejected": [], "repeats": []}
-        return {**kept, "v": VERSION, "tag": tag, "session": snapshot, **changes}
 
     # -- judging --------------------------------------------------------------------------------------------------
 
@@ -199,10 +202,12 @@ class TurnJudge:
         }
         return self.belief(session, before, turns=number + 1), turn
 
-    def unjudged(self, session: Session, step_id: str, call: ToolCall) -> dict[str, Any]:
+    async def judge_late(self, session_id: str, belief: Belief | None, step_id: str, call: ToolCall) -> dict[str, Any]:
         """The entry of a call that the model's turn did not hold (another hook changed it): judged, not committed."""
-        effect = self._effects.resolve(call)
-        verdict = session.would_allow(call, effect=effect)
+        session = self.session(session_id, belief)
+        if belief is not None:
+            self._keep(belief["tag"], session)
+        verdict = session.would_allow(call, effect=self._effects.resolve(call))
         if verdict.allowed:
             return _entry(call, "cleared")
         request = self._asked(session, step_id, call, verdict.level, verdict.rule, verdict.reason, verdict.guarantee)

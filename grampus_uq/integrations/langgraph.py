@@ -19,6 +19,7 @@ from grampus_uq import ApprovalPolicy, ConfigurationError, MissingDependencyErro
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.judged_turns import CHANGED, Precondition, Turn, TurnJudge, requests_of, run_of
 from grampus_uq.integrations.langchain_messages import last_answer, observe_between, read_call, read_turn
+from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
 try:
     from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage, ToolMessage
@@ -35,7 +36,18 @@ if TYPE_CHECKING:
 
     from grampus_uq.protocols import ModelClient
 
-__all__ = ["KEY", "GuardNodes", "UncertaintyGuard", "uncertainty_guard"]
+__all__ = [
+    "KEY",
+    "GuardNodes",
+    "UncertaintyGuard",
+    "answered_for",
+    "resume_with",
+    "session_id_of",
+    "shown",
+    "uncertainty_guard",
+    "waiting_requests",
+    "with_note",
+]
 
 KEY = "uncertainty"
 """The channel that the guard adds to the graph's state: {"belief": ..., "turn": ...}, JSON values."""
@@ -140,7 +152,7 @@ class UncertaintyGuard:
         edited = self._fence(request)
         if isinstance(edited, ToolMessage):
             return edited
-        return _with_note(handler(request), edited)
+        return with_note(handler(request), edited)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
@@ -149,7 +161,7 @@ class UncertaintyGuard:
         edited = self._fence(request)
         if isinstance(edited, ToolMessage):
             return edited
-        return _with_note(await handler(request), edited)
+        return with_note(await handler(request), edited)
 
     def _fence(self, request: ToolCallRequest) -> ToolMessage | dict[str, Any] | None:
         """What to answer in the tool's place, or the arguments that a human gave, or None for a call as proposed."""
@@ -186,14 +198,14 @@ class GuardNodes:
             rule = "with a message of the model, which the guard judges"
             raise ConfigurationError.of(self.guard.messages_key, "uncertainty_guard", rule, f"{len(messages)} messages")
         before = (state.get(KEY) or {}).get("belief")
-        session = self.guard.judge.session(_session_id(config), before)
+        session = self.guard.judge.session(session_id_of(config), before)
         observe_between(session, messages, index)
         said = read_turn(messages, index, with_prompt=self.guard.judge.model_client is not None)
         belief, turn = await self.guard.judge.judge(session, before, said)
-        told: list[Any] = _results(entry for entry in turn["calls"] if entry["phase"] == "settled")
+        told: list[Any] = answered_for(entry for entry in turn["calls"] if entry["phase"] == "settled")
         if turn["reflect"] and not turn["calls"]:
             told.append(SystemMessage(self.guard.judge.monitor.get_reflection_message().content or ""))
-        get_stream_writer()({KEY: _shown(turn, session.session_id)})
+        get_stream_writer()({KEY: shown(turn, session.session_id)})
         return self._go_on(state, belief, turn, told)
 
     # -- asking ---------------------------------------------------------------------------------------------------
@@ -205,14 +217,14 @@ class GuardNodes:
         waiting = requests_of(turn)
         if not waiting:
             return self._go_on(state, before, turn, [])
-        answer = interrupt({"type": "uncertainty_review", "requests": waiting, "refused": held.get("refused", [])})
+        answer = interrupt({"type": REVIEW, "requests": waiting, "refused": held.get("refused", [])})
         after, accepted, refused = await self.guard.judge.decide(turn, answer)
         belief = before
         if accepted:
-            session = self.guard.judge.session(_session_id(config), before)
+            session = self.guard.judge.session(session_id_of(config), before)
             belief = self.guard.judge.record(session, before, after, accepted)
         fresh = [new for new, old in zip(after["calls"], turn["calls"], strict=True) if new["phase"] != old["phase"]]
-        told: list[Any] = _results(entry for entry in fresh if entry["phase"] == "settled")
+        told: list[Any] = answered_for(entry for entry in fresh if entry["phase"] == "settled")
         if self.rewrites and any(entry["arguments"] is not None for entry in fresh):
             told.insert(0, self._rewritten(state, after))
         reviewed = after.pop("reviewed", None)
@@ -304,7 +316,7 @@ def _seeing(schema: Any, route: Callable[[dict[str, Any]], Any]) -> Callable[[di
     return path
 
 
-def _session_id(config: RunnableConfig) -> str:
+def session_id_of(config: RunnableConfig) -> str:
     """The thread's id, and for a sub-graph its place within the run; a graph without a checkpointer has a new one."""
     given = config.get("configurable", {})
     within = str(given.get("checkpoint_ns") or "").rpartition("|")[0]
@@ -323,7 +335,7 @@ def _answered(messages: Sequence[AnyMessage]) -> set[str]:
     return found
 
 
-def _results(entries: Iterable[dict[str, Any]]) -> list[Any]:
+def answered_for(entries: Iterable[dict[str, Any]]) -> list[Any]:
     """Tool results for calls that were answered for without running."""
     return [
         ToolMessage(
@@ -336,7 +348,7 @@ def _results(entries: Iterable[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def _with_note(result: Any, edited: dict[str, Any] | None) -> Any:
+def with_note(result: Any, edited: dict[str, Any] | None) -> Any:
     """Tell the model that the result is of other arguments than it proposed."""
     if edited is None or not isinstance(result, ToolMessage) or not isinstance(result.content, str):
         return result
@@ -349,7 +361,7 @@ def _said_of_answer(decision: Mapping[str, Any]) -> str:
     return f"A human rejected this answer. {said}".strip() if decision["kind"] == "reject" else said
 
 
-def _shown(turn: Turn, session_id: str) -> dict[str, Any]:
+def shown(turn: Turn, session_id: str) -> dict[str, Any]:
     """What is streamed of a judged turn; no content, only names and numbers."""
     calls = [{"id": e["call"]["id"], "name": e["call"]["name"], "phase": e["phase"]} for e in turn["calls"]]
     shown = ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped")

@@ -33,7 +33,15 @@ def test_an_adapter_imports_only_public_names(path: Path) -> None:
     assert not private
 
 
-@pytest.mark.parametrize(("adapter", "package"), [("openai_agents", "agents"), ("pydantic_ai", "pydantic_ai")])
+@pytest.mark.parametrize(
+    ("adapter", "package"),
+    [
+        ("openai_agents", "agents"),
+        ("pydantic_ai", "pydantic_ai"),
+        ("langgraph", "langgraph.types"),
+        ("langchain", "langchain.agents"),
+    ],
+)
 def test_without_its_framework_an_adapter_says_what_to_install(adapter: str, package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None; import grampus_uq.integrations.{adapter}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
