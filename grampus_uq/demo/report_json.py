@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from grampus_uq.demo.report import DemoReport, Spent
+from grampus_uq.demo.risk_worth import RiskWorth
 from grampus_uq.demo.run import Answered
 from grampus_uq.demo.wiring import DemoPlan
 
@@ -13,7 +15,12 @@ __all__ = ["report_json"]
 
 
 def report_json(
-    report: DemoReport, answers: Sequence[Answered], plan: DemoPlan, *, interrupted: bool
+    report: DemoReport,
+    answers: Sequence[Answered],
+    plan: DemoPlan,
+    *,
+    interrupted: bool,
+    risks: Sequence[RiskWorth] = (),
 ) -> dict[str, Any]:
     """Write the report as JSON values; answers are in the order of their ids."""
     return {
@@ -40,6 +47,7 @@ def report_json(
             }
             for worth in report.signals
         ],
+        "risks": [asdict(worth) for worth in risks],
         "agent": _spent_json(report.agent),
         "monitor": _spent_json(report.monitor),
         "remarks": list(report.remarks),
@@ -76,6 +84,8 @@ def _answer_json(one: Answered) -> dict[str, Any]:
         "level": None if assessment is None else assessment.level.value,
         "fused_confidence": None if assessment is None else assessment.fused_confidence,
         "propagated_confidence": None if assessment is None else assessment.propagated_confidence,
+        "trajectory_risk": None if assessment is None else assessment.trajectory_risk,
+        "surprisal": one.surprisal,
         "readings": {
             reading.source: reading.value if reading.value is not None else {"missing": reading.reason}
             for reading in one.readings

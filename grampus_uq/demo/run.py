@@ -70,7 +70,8 @@ class Answered:
     """What became of one question.
 
     `fate` says whether the answer was published, or held (`wanted` is what the policy wanted: with an advisory monitor
-    it may be a pause although the answer was published). `right` is the answer key's word, None without an answer.
+    it may be a pause although the answer was published). `surprisal` is U_t of the answer in nats, where the model
+    reports log-probabilities. `right` is the answer key's word, None without an answer.
     `started_s` is on the monotonic clock.
     """
 
@@ -83,6 +84,7 @@ class Answered:
     verdict: Verdict | None = None
     assessment: StepUncertainty | None = None
     readings: tuple[Reading, ...] = ()
+    surprisal: float | None = None
     usage: TokenUsage = field(default_factory=TokenUsage)
     started_s: float = 0.0
     duration_s: float = 0.0
@@ -90,19 +92,20 @@ class Answered:
 
 
 class ReadingsOfAnswers:
-    """A processor that keeps the readings of the answer step of each session until they are taken."""
+    """A processor that keeps readings and surprisal of the answer step of each session until they are taken."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[Reading, ...]] = {}
+        self._kept: dict[str, tuple[tuple[Reading, ...], float | None]] = {}
 
     def on_event(self, event: Event) -> None:
         """Keep the readings of an answer."""
         if isinstance(event, StepEvent) and event.step.step_id == ANSWER_STEP:
-            self._kept[event.session_id] = event.readings
+            opened = None if event.trajectory is None else event.trajectory.pending
+            self._kept[event.session_id] = event.readings, None if opened is None else opened.surprisal
 
-    def take(self, session_id: str) -> tuple[Reading, ...]:
-        """The readings, once."""
-        return self._kept.pop(session_id, ())
+    def take(self, session_id: str) -> tuple[tuple[Reading, ...], float | None]:
+        """Readings and surprisal, once."""
+        return self._kept.pop(session_id, ((), None))
 
 
 class ShortAnswers:
@@ -233,6 +236,7 @@ async def _answer_and_publish(work: Work, question: Question, session: Session, 
     answer = reply.content.strip()
     if not answer:
         raise ModelError(f"The model answered nothing (it may have up to {work.max_tokens} tokens: --max-tokens).")
+    session.observe_user(question.text)
     assessment, _ = await session.observe_llm_response(
         answer,
         ANSWER_STEP,
@@ -251,6 +255,7 @@ async def _answer_and_publish(work: Work, question: Question, session: Session, 
         fate = "published"
     right = question.is_right(answer)
     session.finish(_outcome(right, StopReason.CLEAN if fate == "published" else StopReason.MONITOR_STOP))
+    readings, surprisal = work.readings.take(session.session_id)
     return Answered(
         question=question,
         session_id=session.session_id,
@@ -260,7 +265,8 @@ async def _answer_and_publish(work: Work, question: Question, session: Session, 
         wanted=proposed.advisory_action or action,
         verdict=verdict,
         assessment=assessment,
-        readings=work.readings.take(session.session_id),
+        readings=readings,
+        surprisal=surprisal,
         usage=reply.token_usage,
         started_s=started,
         duration_s=time.monotonic() - started,

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grampus_uq.demo.report import FUSED, NAMES, DemoReport, SignalWorth, Spent
+from grampus_uq.demo.risk_worth import RiskWorth
 from grampus_uq.demo.run import Answered
 from grampus_uq.demo.wiring import PUBLISHED, DemoPlan
 
@@ -95,7 +96,7 @@ def answers_view(answers: Sequence[Answered]) -> Table:
     table.add_column("question", max_width=44, no_wrap=True, overflow="ellipsis")
     table.add_column("answer", max_width=30, no_wrap=True, overflow="ellipsis")
     table.add_column("key")
-    for name in ("token p", "P(True)", "samples", "confidence"):
+    for name in ("U_t", "token p", "P(True)", "samples", "confidence"):
         table.add_column(name, justify="right")
     table.add_column("decision", no_wrap=True)
     for one in answers:
@@ -105,6 +106,7 @@ def answers_view(answers: Sequence[Answered]) -> Table:
             Text(printable(one.question.text.partition("?")[0]) + "?"),
             Text(printable(one.answer or one.error)),
             {True: Text("right", "green"), False: Text("wrong", "red"), None: Text("-")}[one.right],
+            _number(one.surprisal),
             *(_number(_value(one, source)) for source in ("token_probability", "p_true", "semantic_entropy")),
             _number(confidence),
             Text(one.fate, style),
@@ -112,9 +114,9 @@ def answers_view(answers: Sequence[Answered]) -> Table:
     return table
 
 
-def report_view(report: DemoReport, plan: DemoPlan, *, interrupted: bool) -> Stack:
+def report_view(report: DemoReport, plan: DemoPlan, *, interrupted: bool, risks: Sequence[RiskWorth] = ()) -> Stack:
     """The figures, and in words what in them needs explaining."""
-    return Stack(*_report_parts(report, plan, interrupted))
+    return Stack(*_report_parts(report, plan, interrupted, risks))
 
 
 def closing_lines(report: DemoReport, plan: DemoPlan) -> list[str]:
@@ -124,7 +126,9 @@ def closing_lines(report: DemoReport, plan: DemoPlan) -> list[str]:
     return [where, f"Next:      {plan.next_command}"]
 
 
-def _report_parts(report: DemoReport, plan: DemoPlan, interrupted: bool) -> Iterator[RenderableType]:
+def _report_parts(
+    report: DemoReport, plan: DemoPlan, interrupted: bool, risks: Sequence[RiskWorth]
+) -> Iterator[RenderableType]:
     done = f"{report.answered} of {len(plan.questions)}" if report.answered < len(plan.questions) else report.answered
     right = _share(report.right, report.answered)
     yield Text(
@@ -141,6 +145,9 @@ def _report_parts(report: DemoReport, plan: DemoPlan, interrupted: bool) -> Iter
     yield Text()
     yield _signals_view(report.signals)
     yield Text()
+    if risks:
+        yield _risks_view(risks)
+        yield Text()
     yield Text(f"The agent itself spent {_spent(report.agent)}; the monitor {_spent(report.monitor)}.")
     for remark in report.remarks:
         yield Text(remark)
@@ -179,6 +186,18 @@ def _signals_view(signals: Sequence[SignalWorth]) -> Table:
             f"{worth.tokens:,}" if worth.tokens else "-",
             Text(", ".join(f"{reason.replace('_', ' ')} {n}" for reason, n in worth.missing.items()) or "-"),
         )
+    return table
+
+
+def _risks_view(risks: Sequence[RiskWorth]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("trajectory risk at the answer (TRACER) and its baselines")
+    for name in ("n", "AUROC of wrong", "95 % interval"):
+        table.add_column(name, justify="right")
+    for worth in risks:
+        interval = "-" if worth.low is None or worth.high is None else f"{worth.low:.2f} to {worth.high:.2f}"
+        style = "bold" if worth.score.startswith("tracer") else ""
+        table.add_row(Text(worth.score, style), str(worth.n), _number(worth.auroc), interval)
     return table
 
 

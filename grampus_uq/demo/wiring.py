@@ -24,6 +24,7 @@ from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
 from grampus_uq.recording import Content, RecordingProcessor
+from grampus_uq.risk import TracerSettings
 from grampus_uq.signals.driver import Budget
 from grampus_uq.telemetry.tracer import GrampusTracer
 
@@ -126,6 +127,7 @@ def plan_demo(
             budget=Budget(timeout_s=_SIGNAL_TIMEOUT_S),
             processors=[readings, recording],
             advisory=advisory,
+            trajectory=None if artifact else TracerSettings(),
         ),
         readings=readings,
         recording=recording,

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from grampus_uq.recording import runs
+from grampus_uq.recording import Run, runs
+from grampus_uq.stats.surprisal import content_surprisal
 from grampus_uq.vocabulary import StopReason
+from tests.telemetry.receivers import otlp_grpc
 
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -24,8 +26,17 @@ SOURCES = {"verbalized", "token_probability", "token_entropy", "p_true", "semant
 
 
 def test_real_answers_are_sensed_decided_graded_and_recorded(tmp_path: Path) -> None:
-    command = [*COMMAND, "--n", "24", "--seed", "1", "--runs-folder", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)
+    with otlp_grpc() as collector:
+        command = [*COMMAND, "--n", "24", "--seed", "1", "--runs-folder", str(tmp_path), "--otlp", collector.endpoint]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1100, check=False)
+        told = [
+            {pair.key: pair.value for pair in span.attributes}
+            for request in collector.traces
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+            if span.name == "uncertainty.estimate"
+        ]
     assert done.returncode == 0, done.stderr
     value: dict[str, Any] = json.loads(done.stdout)
     assert value["answered"] == 24
@@ -46,6 +57,36 @@ def test_real_answers_are_sensed_decided_graded_and_recorded(tmp_path: Path) -> 
     recorded = list(runs(value["recording"]))
     assert len(recorded) == 24
     assert sum(bool(run.outcome and run.outcome.success) for run in recorded) == value["right"]
+    assert_surprisal_is_in_recording_and_span(value, recorded, told)
+    risks = {one["score"]: one for one in value["risks"]}
+    assert risks.keys() >= {"tracer_default", "n_steps", "n_chars", "normalised_entropy", "p_true", "saup"}
+    assert risks["tracer_default"]["n"] == 24
+    assert risks["tracer_default"]["auroc"] > 0.5
+    assert risks["n_steps"]["auroc"] == 0.5  # every question is one turn
+
+
+def assert_surprisal_is_in_recording_and_span(value: dict[str, Any], recorded: list[Run], told: list[Any]) -> None:
+    """U_t of the answer from the model's own log-probabilities: computed again, recorded, in span and report."""
+    shown = {one["session_id"]: one for one in value["answers"]}
+    spans = {
+        span["gen_ai.conversation.id"].string_value: span
+        for span in told
+        if span["step_type"].string_value == "llm_call"
+    }
+    assert shown.keys() == spans.keys()
+    for run in recorded:
+        answer = run.steps[0]
+        logprobs = answer.step.logprobs
+        assert logprobs
+        u_t = content_surprisal([token.token for token in logprobs], [token.logprob for token in logprobs])
+        assert answer.trajectory is not None
+        assert answer.trajectory.pending is not None
+        assert answer.trajectory.pending.surprisal == u_t == shown[run.session_id]["surprisal"]
+        span = spans[run.session_id]
+        assert span["uncertainty.surprisal"].double_value == u_t
+        assert span["uncertainty.trajectory_risk"].double_value == answer.assessment.trajectory_risk
+        assert answer.assessment.trajectory_risk == pytest.approx(u_t)  # one turn: nothing repeated, no gap
+    assert len({one["surprisal"] for one in shown.values()}) > 12  # answers without a doubtful content token share eps
 
 
 def test_ctrl_c_on_a_terminal_ends_model_and_run_and_keeps_what_was_recorded(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def test_the_recording_holds_the_readings_the_decision_and_the_label_of_ev
         assert spoken.step.text == one.answer
         assert proposed.step.tool_name == TOOL
         assert proposed.assessment.action == (one.verdict and one.verdict.action)
-        assert len(run.observations) == (key in published)
+        assert [event.kind for event in run.observations] == ["user", *(["tool_result"] if key in published else [])]
         assert run.outcome is not None
         assert run.outcome.success is one.right
         assert run.outcome.stop_reason is (StopReason.CLEAN if key in published else StopReason.MONITOR_STOP)
