@@ -82,7 +82,7 @@ def prometheus_tools() -> Path:
     with _installing("prometheus-deb") as (folder, whole):
         if not whole:
             _run(["apt-get", "download", "-q", "prometheus"], why, cwd=folder)
-            _run(["dpkg", "-x", next(folder.glob("prometheus_*.deb")), folder / "root"], why)
+            _run(["dpkg", "-x", *folder.glob("prometheus_*.deb"), folder / "root"], why)
     return folder / "root/usr/bin"
 
 
@@ -248,7 +248,7 @@ class Rotel:
 def rotel(folder: Path) -> Iterator[Rotel]:
     """A collector in Rust, which shares no code with OpenTelemetry's Python: it prints what it decodes."""
     venv = environment_with(ROTEL)
-    agent = next(venv.glob("lib/python*/site-packages/rotel/rotel-agent"))
+    (agent,) = venv.glob("lib/python*/site-packages/rotel/rotel-agent")
     grpc_port, http_port = free_ports(2)
     command = [
         *(agent, "start"),
