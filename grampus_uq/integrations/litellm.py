@@ -1,0 +1,329 @@
+"""Watches litellm calls that no framework holds together: the calls that name one session are one run.
+
+    import litellm
+    callback = UncertaintyCallback(UncertaintyMonitor(processors=[...]))
+    litellm.callbacks.append(callback)
+
+    litellm.completion(model=..., messages=..., metadata={"session_id": "order-7"})     # or acompletion, or stream=True
+    callback.flush()
+    callback.belief("order-7"), callback.would_allow("order-7", "pay")
+
+A callback sees a call when it is over, and cannot stop anything: ask `would_allow` before you run a tool. litellm's own
+logging hands each answer over a moment after the call has returned; a thread of this callback's own then judges them in
+that order, so that no call ever waits for it or fails because of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grampus_uq import (
+    AgentBeliefState,
+    ConfigurationError,
+    Message,
+    MissingDependencyError,
+    Role,
+    Session,
+    TokenLogprob,
+    TokenUsage,
+    ToolCall,
+    UncertaintyMonitor,
+    Verdict,
+)
+from grampus_uq.protocols import ModelClient
+
+try:
+    from litellm.integrations.custom_logger import CustomLogger
+except ImportError as error:  # litellm is a dependency, but its own dependencies can be missing or too new
+    raise MissingDependencyError.of("litellm", "test", "watching litellm calls") from error
+
+__all__ = ["UncertaintyCallback"]
+
+log = logging.getLogger("grampus_uq.integrations.litellm")
+
+_MAX_SEEN = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One finished call, as litellm hands it over."""
+
+    session_id: str
+    model: str
+    messages: Any
+    tools: Any
+    response: Any
+
+
+@dataclass(slots=True)
+class _Watched:
+    session: Session
+    steps: int
+    used_s: float
+
+
+class UncertaintyCallback(CustomLogger):
+    """Keeps one session of the monitor for each value of a metadata key; calls without the key are not watched.
+
+    Parameters
+    ----------
+    monitor
+        What judges. Sessions only advise unless `advisory` is False, which changes what `would_allow` answers.
+    key
+        The entry of the call's `metadata` that names its session.
+    model_client, model_id
+        The model that the signals ask, and its name there; its own calls must not carry the key.
+    max_sessions, expires_s
+        The session that was used longest ago goes when there are too many, and any after this many seconds without a
+        call. A call that names it later starts it anew.
+    max_waiting
+        Answers that may wait to be judged; what comes when there are more is dropped, and counted in `dropped`.
+    """
+
+    def __init__(
+        self,
+        monitor: UncertaintyMonitor,
+        *,
+        key: str = "session_id",
+        advisory: bool = True,
+        model_client: ModelClient | None = None,
+        model_id: str = "",
+        max_sessions: int = 1000,
+        expires_s: float = 3600.0,
+        max_waiting: int = 1000,
+    ) -> None:
+        super().__init__()
+        for name, value in (("max_sessions", max_sessions), ("expires_s", expires_s), ("max_waiting", max_waiting)):
+            if not value > 0:
+                raise ConfigurationError.of(name, "UncertaintyCallback", "above 0", value)
+        self.monitor, self.key, self.advisory = monitor, key, advisory
+        self.dropped = 0
+        """Answers that came while `max_waiting` were waiting already."""
+        self.failures = 0
+        """Answers that could not be judged; the first is logged with its reason."""
+        self._client, self._model_id = model_client, model_id
+        self._max_sessions, self._expires_s = max_sessions, expires_s
+        self._sessions: OrderedDict[str, _Watched] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._waiting: queue.Queue[_Call | None] = queue.Queue(max_waiting)
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    # -- what litellm calls ---------------------------------------------------------------------------------------
+
+    def log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
+        """A synchronous call is over."""
+        self._take(kwargs, response_obj)
+
+    async def async_log_success_event(self, kwargs: Any, response_obj: Any, start_time: Any, end_time: Any) -> None:
+        """An asynchronous call is over."""
+        self._take(kwargs, response_obj)
+
+    def _take(self, given: Any, response: Any) -> None:
+        """Put an answer into the queue, once; whatever goes wrong here is counted and goes no further."""
+        try:
+            named = ((given.get("litellm_params") or {}).get("metadata") or {}).get(self.key)
+            if named is None or not getattr(response, "choices", None):
+                return
+            if not self._first(given.get("litellm_call_id")):
+                return
+            tools = (given.get("optional_params") or {}).get("tools")
+            call = _Call(
+                session_id=str(named),
+                model=str(given.get("model") or ""),
+                messages=given.get("messages"),
+                tools=tools,
+                response=response,
+            )
+            self._start()
+            self._waiting.put_nowait(call)
+        except queue.Full:
+            with self._lock:
+                self.dropped += 1
+        except Exception:  # noqa: BLE001 (a callback must never take the call down)
+            self._failed()
+
+    def _first(self, call_id: Any) -> bool:
+        """True the first time that a call is seen; litellm may report one to both kinds of callback."""
+        if call_id is None:
+            return True
+        with self._lock:
+            if call_id in self._seen:
+                return False
+            self._seen[call_id] = None
+            while len(self._seen) > _MAX_SEEN:
+                self._seen.popitem(last=False)
+            return True
+
+    def _failed(self) -> None:
+        with self._lock:
+            self.failures += 1
+            first = self.failures == 1
+        if first:
+            log.exception("an answer could not be judged; further failures are only counted")
+
+    # -- the thread that judges -----------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # also in a process that was forked
+                self._thread = threading.Thread(target=self._judge_all, name="grampus_uq-litellm", daemon=True)
+                self._thread.start()
+
+    def _judge_all(self) -> None:
+        with asyncio.Runner() as runner:  # one event loop for all answers: a model client keeps its connections in it
+            while True:
+                call = self._waiting.get()
+                if call is None:
+                    self._waiting.task_done()
+                    return
+                try:
+                    runner.run(self._judge(call))
+                except Exception:  # noqa: BLE001 (one answer that cannot be read must not end the thread)
+                    self._failed()
+                finally:
+                    self._waiting.task_done()
+
+    async def _judge(self, call: _Call) -> None:
+        watched = self._session(call.session_id, call.model)
+        message = call.response.choices[0].message
+        watched.steps += 1
+        await watched.session.observe_llm_response(
+            _text(getattr(message, "content", None)),
+            f"call-{watched.steps}",
+            prompt_messages=_read_messages(call.messages) if self._client is not None else (),
+            model_client=self._client,
+            model_id=self._model_id,
+            tool_calls=_calls(message),
+            logprobs=_logprobs(call.response.choices[0]),
+            usage=_usage(call.response),
+            tools=call.tools,
+        )
+
+    def _session(self, session_id: str, model: str) -> _Watched:
+        now_s = time.monotonic()
+        with self._lock:
+            while self._sessions and now_s - next(iter(self._sessions.values())).used_s > self._expires_s:
+                self._sessions.popitem(last=False)  # the one at the front was used longest ago
+            watched = self._sessions.get(session_id)
+            if watched is None:
+                session = self.monitor.session(session_id, model=model, advisory=self.advisory)
+                watched = self._sessions[session_id] = _Watched(session, 0, now_s)
+            watched.used_s = now_s
+            self._sessions.move_to_end(session_id)
+            while len(self._sessions) > self._max_sessions:
+                self._sessions.popitem(last=False)
+            return watched
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Wait until every answer that litellm has handed over is judged; False when the time is up first.
+
+        litellm hands an answer over a moment after its call returned: one that it still holds is not waited for.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while self._waiting.unfinished_tasks and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        return not self._waiting.unfinished_tasks
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Judge what waits and end the thread. Take the callback out of litellm's callbacks first."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():
+            try:
+                self._waiting.put(None, timeout=timeout_s)
+            except queue.Full:
+                return  # it judges on; being a daemon, it keeps no process alive
+            thread.join(timeout_s)
+
+    def session(self, session_id: str) -> Session | None:
+        """The session of this name, None when there is none any more or yet."""
+        with self._lock:
+            watched = self._sessions.get(session_id)
+        return None if watched is None else watched.session
+
+    def belief(self, session_id: str) -> AgentBeliefState | None:
+        """What is believed of a session, None when there is none any more or yet."""
+        session = self.session(session_id)
+        return None if session is None else session.belief()
+
+    def would_allow(self, session_id: str, call: ToolCall | str) -> Verdict | None:
+        """What would be said of a tool call now; None, which is no leave, for a session that nothing is known of."""
+        session = self.session(session_id)
+        return None if session is None else session.would_allow(call)
+
+
+# -- litellm's values -------------------------------------------------------------------------------------------------
+
+
+def _get(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    parts: Sequence[Any] = content if isinstance(content, list) else ()
+    return "\n".join(str(_get(part, "text") or "") for part in parts)
+
+
+def _calls(message: Any) -> tuple[ToolCall, ...]:
+    found = []
+    for call in _get(message, "tool_calls") or ():
+        function = _get(call, "function")
+        found.append(_proposed(_get(call, "id"), _get(function, "name"), _get(function, "arguments")))
+    return tuple(found)
+
+
+def _proposed(call_id: Any, name: Any, written: Any) -> ToolCall:
+    """A call as the model wrote it; arguments that are no JSON object are kept as one text."""
+    identity = {"id": str(call_id or ""), "name": str(name or "")}
+    try:
+        arguments = json.loads(written) if isinstance(written, str) and written.strip() else written or {}
+        return ToolCall(**identity, arguments=arguments)
+    except ValueError:  # no JSON, no object, or NaN
+        return ToolCall(**identity, arguments={"input": str(written)})
+
+
+def _logprobs(choice: Any) -> list[TokenLogprob] | None:
+    """Token log-probabilities; litellm keeps none of a streamed answer."""
+    tokens: Iterable[Any] = _get(_get(choice, "logprobs"), "content") or ()
+    return [
+        TokenLogprob(
+            token=str(_get(token, "token")),
+            logprob=float(_get(token, "logprob")),
+            top=tuple((str(_get(t, "token")), float(_get(t, "logprob"))) for t in _get(token, "top_logprobs") or ()),
+        )
+        for token in tokens
+    ] or None
+
+
+def _usage(response: Any) -> TokenUsage:
+    usage = _get(response, "usage")
+    spent_in, spent_out = (int(_get(usage, name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+    return TokenUsage(input_tokens=spent_in, output_tokens=spent_out, total_tokens=spent_in + spent_out)
+
+
+def _read_messages(messages: Any) -> list[Message]:
+    """The prompt of a call: what signals show to the model that they ask."""
+    roles = {"assistant": Role.ASSISTANT, "user": Role.USER, "tool": Role.TOOL}
+    return [
+        Message(
+            role=roles.get(str(_get(message, "role")), Role.SYSTEM),
+            content=_text(_get(message, "content")),
+            tool_calls=_calls(message),
+            tool_call_id=_get(message, "tool_call_id"),
+        )
+        for message in messages or ()
+    ]

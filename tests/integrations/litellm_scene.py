@@ -1,0 +1,192 @@
+"""Calls litellm in every way against a server on loopback, and prints as JSON what the callback made of them.
+
+A process of its own: litellm keeps callbacks, threads and an event loop for the life of a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-up of prices on the network
+
+import litellm
+
+from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.events import Event, StepEvent
+from grampus_uq.integrations.litellm import UncertaintyCallback
+from grampus_uq.testing import HANG, ScriptedModel
+from tests.models.loopback import Loopback, Reply, Request, as_json, chat, serving
+
+TOKEN = {"token": "Paris", "logprob": -0.6, "top_logprobs": [{"token": "Rome", "logprob": -2.0}]}
+CALL = {"id": "c1", "type": "function", "function": {"name": "pay", "arguments": '{"to": "bob"}'}}
+
+
+def behave(request: Request, server: Loopback) -> Reply:
+    if request.body["messages"][0]["content"] == "Fail.":
+        return as_json({"error": {"message": "no"}}, status=400)
+    if not request.body.get("stream"):
+        usage = {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+        return as_json(chat("Paris", logprobs={"content": [TOKEN]}, usage=usage, tool_calls=[CALL]))
+    lines = []
+    for delta in ({"content": "Pa"}, {"content": "ris"}, {}):
+        choice = {"index": 0, "delta": delta, "finish_reason": None if delta else "stop"}
+        chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "tiny", "choices": [choice]}
+        lines.append(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    return Reply(200, iter([*lines, b"data: [DONE]\n\n"]), {"content-type": "text/event-stream"})
+
+
+class Seen:
+    """Keeps the steps that the monitor emitted."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepEvent] = []
+
+    def on_event(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            self.steps.append(event)
+
+
+class Scene:
+    def __init__(self, server: Loopback) -> None:
+        self.server = server
+        self.callbacks: list[UncertaintyCallback] = []
+
+    def watch(self, **given: Any) -> tuple[UncertaintyCallback, Seen]:
+        seen = Seen()
+        policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+        callback = UncertaintyCallback(UncertaintyMonitor(policy=policy, processors=[seen]), **given)
+        for callbacks in (litellm.callbacks, litellm.success_callback, litellm._async_success_callback):
+            callbacks.clear()
+        litellm.callbacks.append(callback)
+        self.callbacks.append(callback)
+        return callback, seen
+
+    def given(self, session: str | None, text: str = "Capital of France?", **more: Any) -> dict[str, Any]:
+        metadata = {} if session is None else {"metadata": {"session_id": session}}
+        where = {"model": "openai/tiny", "api_base": self.server.api_base, "api_key": "x", "max_retries": 0}
+        return {**where, "messages": [{"role": "user", "content": text}], **metadata, **more}
+
+    def call(self, session: str | None, **more: Any) -> str:
+        answer = litellm.completion(**self.given(session, **more))
+        return str(answer.choices[0].message.content)
+
+    # -- scenes ---------------------------------------------------------------------------------------------------
+
+    def every_kind(self) -> Any:
+        callback, seen = self.watch()
+        self.call("order-7")
+        until(lambda: len(seen.steps) == 1)
+        for _ in litellm.completion(**self.given("order-7", stream=True)):
+            pass
+        until(lambda: len(seen.steps) == 2)
+        self.call(None)
+        try:
+            litellm.completion(**self.given("order-7", "Fail."))
+        except litellm.BadRequestError:
+            refused = True
+
+        async def asynchronously() -> None:
+            await litellm.acompletion(**self.given("order-7"))
+            async for _ in await litellm.acompletion(**self.given("order-7", stream=True)):
+                pass
+            await asyncio.to_thread(until, lambda: len(seen.steps) == 4)  # litellm's own queue needs this loop
+
+        asyncio.run(asynchronously())
+        time.sleep(0.3)  # a second report of a call would come now
+        first = seen.steps[0].step
+        belief = callback.belief("order-7")
+        return {
+            "texts": [event.step.text for event in seen.steps],
+            "sessions": sorted({event.session_id for event in seen.steps}),
+            "believed": None if belief is None else belief.total_steps,
+            "calls": [[call.id, call.name, call.arguments] for call in first.tool_calls],
+            "tokens": [first.input_tokens, first.output_tokens],
+            "logprobs": [[token.logprob, token.top] for token in first.logprobs or ()],
+            "streamed_logprobs": seen.steps[1].step.logprobs,
+            "refused": refused,
+            "lost": [callback.failures, callback.dropped],
+        }
+
+    def a_judge_that_hangs(self) -> Any:
+        callback, seen = self.watch(model_client=ScriptedModel(HANG), max_waiting=1)
+        answers = [self.call("s") for _ in range(6)]
+        until(lambda: callback.dropped > 0)
+        return {"answers": answers, "judged": len(seen.steps), "flushed": callback.flush(0.1)}
+
+    def a_monitor_that_fails(self) -> Any:
+        callback, _ = self.watch()
+        callback.monitor = None  # type: ignore[assignment]  # as wrong as it can be
+        answers = [self.call("s"), self.call("s")]
+        until(lambda: callback.failures == 2)
+        return {"answers": answers}
+
+    def bounds(self) -> Any:
+        callback, seen = self.watch(max_sessions=2)
+        for number in range(3):
+            self.call(f"s{number}")
+            until(lambda wanted=number: len(seen.steps) == wanted + 1)
+        kept = [name for name in ("s0", "s1", "s2") if callback.session(name) is not None]
+        brief, seen = self.watch(expires_s=1e-9)
+        for name in ("a", "b"):
+            self.call(name)
+            until(lambda wanted=name: bool(seen.steps) and seen.steps[-1].session_id == wanted)
+        return {"kept": kept, "expired": [brief.belief("a") is None, brief.would_allow("a", "pay") is None]}
+
+    def verdicts(self) -> Any:
+        found = []
+        for advisory in (True, False):
+            callback, seen = self.watch(advisory=advisory, key="run")
+            self.call(None, metadata={"run": "r"}, logprobs=False)
+            until(lambda seen=seen: len(seen.steps) == 1)
+            verdict = callback.would_allow("r", "pay")
+            found.append(None if verdict is None else verdict.allowed)
+        return {"allowed": found}
+
+    def ten_at_once(self) -> Any:
+        callback, seen = self.watch()
+
+        def one(number: int) -> None:
+            for _ in range(3):
+                self.call(f"s{number}")
+
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(10)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: len(seen.steps) == 30)
+        beliefs = [callback.belief(f"s{number}") for number in range(10)]
+        callback.close()
+        return {"steps": [belief.total_steps for belief in beliefs if belief is not None], "flushed": callback.flush()}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """litellm hands answers over in threads of its own, some time after the call has returned."""
+    deadline_s = time.monotonic() + 20
+    while not holds() and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+
+
+def main() -> None:
+    scenes = (
+        Scene.every_kind,
+        Scene.a_judge_that_hangs,
+        Scene.a_monitor_that_fails,
+        Scene.bounds,
+        Scene.verdicts,
+        Scene.ten_at_once,
+    )
+    with serving(behave) as server:
+        found = {scene.__name__: scene(Scene(server)) for scene in scenes}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The litellm callback against a real server on loopback: every kind of call, one step each, and no call harmed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """What the scene printed; its process ends, since the callback's thread is a daemon."""
+    pytest.importorskip("openai", reason="litellm is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integrations.litellm_scene"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result: dict[str, Any] = json.loads(done.stdout[done.stdout.index('{"every_kind"') :])
+    return result
+
+
+def test_every_kind_of_call_is_one_step_of_the_session_that_it_names(found: dict[str, Any]) -> None:
+    """Synchronous, streamed, asynchronous, streamed; neither the call without a session nor the refused one."""
+    seen = found["every_kind"]
+    assert (seen["texts"], seen["sessions"], seen["believed"]) == (["Paris"] * 4, ["order-7"], 4)
+    assert (seen["lost"], seen["refused"]) == ([0, 0], True)
+
+
+def test_calls_tokens_and_probabilities_are_read(found: dict[str, Any]) -> None:
+    seen = found["every_kind"]
+    assert (seen["calls"], seen["tokens"]) == ([["c1", "pay", {"to": "bob"}]], [3, 1])
+    assert seen["logprobs"] == [[-0.6, [["Rome", -2.0]]]]
+    assert seen["streamed_logprobs"] is None  # litellm keeps none of a streamed answer
+
+
+def test_a_judge_that_hangs_does_not_reach_the_call(found: dict[str, Any]) -> None:
+    assert found["a_judge_that_hangs"] == {"answers": ["Paris"] * 6, "judged": 0, "flushed": False}
+
+
+def test_a_monitor_that_fails_does_not_reach_the_call(found: dict[str, Any]) -> None:
+    assert found["a_monitor_that_fails"] == {"answers": ["Paris", "Paris"]}
+
+
+def test_sessions_are_bounded_and_expire(found: dict[str, Any]) -> None:
+    assert found["bounds"] == {"kept": ["s1", "s2"], "expired": [True, True]}
+
+
+def test_the_verdict_only_advises_unless_told_otherwise(found: dict[str, Any]) -> None:
+    assert found["verdicts"] == {"allowed": [True, False]}
+
+
+def test_sessions_that_run_at_once_do_not_mix(found: dict[str, Any]) -> None:
+    assert found["ten_at_once"] == {"steps": [3] * 10, "flushed": True}
