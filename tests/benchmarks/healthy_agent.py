@@ -4,7 +4,8 @@
 
 The agent states .93 (sd .08), P(True) says .85 (sd .15), 100 steps, every fifth an irreversible tool call; every run
 would have succeeded. The detector sees the fused score of each step and is calibrated on other healthy runs (and, to
-learn from, on failing ones that sag by .3 half way). `paused` is the share of runs that are ever paused.
+learn from, on failing ones that sag by .3 half way). `paused` is the share of runs that are ever paused: over the
+evidence alone, and, `through the engine`, by whatever rule at whichever step or irreversible call a profile decides.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from grampus_uq.engine import Profile, SessionState, advance
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.fit.detector import fit_detector, threshold_for
 from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import UncertaintyPropagator
+from grampus_uq.records import Reading, Step
 from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.stats.ranks import binomial_interval
+from grampus_uq.vocabulary import Effect
 from tests.benchmarks._report import emit
 
 FloatArray = npt.NDArray[np.float64]
@@ -81,6 +85,28 @@ def paused_by_detector(
     return alarm_steps(blocks, score_rows(detector, blocks), threshold_for(detector, alpha, delta), ties) > 0
 
 
+def paused_by_engine(detector: Detector, fused: FloatArray, tag: str) -> int:
+    """How many runs a session with this detector pauses or aborts at least once, at a step or at an irreversible call.
+
+    The estimator is set so that the fused confidence of a step is the score given.
+    """
+    estimator = UncertaintyEstimator(enable_p_true=False, verbalized_calibration_bias=0.0)
+    profile = Profile(detector=detector, estimator=estimator)
+    paused = 0
+    for number, run in enumerate(fused.tolist()):
+        state = SessionState(session_id=f"{tag}-{number:05d}")
+        for index, confidence in enumerate(run, start=1):
+            step = Step(step_id=str(index), kind="llm_call", time_s=0.0)
+            state, seen = advance(profile, state, step, [Reading(source="verbalized", value=confidence)])
+            if not seen.action.stops and index % EVERY == 0:
+                call = Step(step_id=f"t{index}", kind="tool_call", time_s=0.0, effect=Effect.IRREVERSIBLE)
+                state, seen = advance(profile, state, call, [])
+            if seen.action.stops:
+                paused += 1
+                break
+    return paused
+
+
 def rows(runs: int, calibrations: int, alpha: float) -> Iterator[dict[str, Any]]:
     """The tiers first, then the detector with either threshold, averaged over calibrations."""
     rng = np.random.default_rng(0)
@@ -91,6 +117,8 @@ def rows(runs: int, calibrations: int, alpha: float) -> Iterator[dict[str, Any]]
         yield {"driver": name, "paused": paused / runs, "interval": binomial_interval(paused, runs)}
     fresh = labelled(healthy, failing, "fresh")
     shares: dict[str, list[tuple[float, float]]] = {"pac": [], "conformal": []}
+    few = max(1, runs // calibrations)
+    in_engine, driven = 0, 0
     for seed in range(calibrations):
         known = labelled(fused_scores(rng, 120), fused_scores(rng, 60, failing=True), f"known-{seed}")
         detector = fit_detector(known, rng=np.random.default_rng(seed), alpha=alpha, delta=0.1).detector
@@ -98,6 +126,15 @@ def rows(runs: int, calibrations: int, alpha: float) -> Iterator[dict[str, Any]]
             rang = paused_by_detector(detector, fresh, alpha, delta)
             good = np.asarray(fresh.success)
             shares[mode].append((float(rang[good].mean()), float(rang[~good].mean())))
+        in_engine += paused_by_engine(detector, fused_scores(rng, few), f"live-{seed}")
+        driven += few
+    yield {
+        "driver": "detector, pac, through the engine",
+        "alpha": alpha,
+        "paused": in_engine / driven,
+        "interval": binomial_interval(in_engine, driven),
+        "calibrations": calibrations,
+    }
     for mode, pairs in shares.items():
         false_alarms, power = np.array(pairs).T
         yield {
