@@ -109,14 +109,23 @@ def decide_fitted(
         if release is not None and not action.stops:
             action, rule, reason = _released(release, chance, action)
             evidence = evidence and chance is not None
-        if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
+        blind = detector is not None and _is_blind(alarm)
+        if (blind or not evidence) and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
             action, rule = policy.on_missing_evidence, "missing_evidence"
-            reason = "irreversible call without any reading"
+            reason = "irreversible call before the detector had any score" if blind else _UNREAD
         floor = policy.worst_so_far_floor
         if floor is not None and worst is not None and worst < floor and not action.stops:
             action, rule = _PAUSE, "worst_so_far"
             reason = f"irreversible call after a step at confidence {worst:.2f}"
     return action, rule, reason
+
+
+_UNREAD = "irreversible call without any reading"
+
+
+def _is_blind(alarm: AlarmState | None) -> bool:
+    """True while none of the detector's streams was ever read in this session: its silence then says nothing."""
+    return alarm is None or (alarm.evidence.log_m is None and alarm.rearmed == 0)
 
 
 def _released(release: ReleaseRule, chance: float | None, action: UncertaintyAction) -> Decision:

@@ -167,6 +167,25 @@ def test_irreversible_calls_go_through_while_nothing_rings_and_wait_while_it_doe
     assert blind.guarantee is None
 
 
+def test_a_detector_whose_streams_nobody_feeds_lets_no_irreversible_call_through(detector: Detector) -> None:
+    """Its silence would read as safety: a misspelt stream, a signal that was switched off."""
+    unfed = Detector(
+        streams=("nobody",),
+        scorer=detector.scorer,
+        thresholds=detector.thresholds,
+        deployed=detector.deployed,
+        salt=detector.salt,
+    )
+    state, seen = drive(profile_of(unfed), [0.9] * 10)
+    assert not any(a.action.stops for a in seen)
+    _, call = advance(profile_of(unfed), state, step(10, "tool_call", Effect.IRREVERSIBLE), [])
+    assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "missing_evidence")
+    assert "before the detector had any score" in call.reasoning
+    fed, _ = drive(profile_of(detector), [0.75] * 10)
+    _, call = advance(profile_of(detector), fed, step(10, "tool_call", Effect.IRREVERSIBLE), [])
+    assert not call.action.stops
+
+
 def test_profile_and_state_go_through_json_unchanged(detector: Detector) -> None:
     profile = profile_of(detector)
     again = Profile.model_validate_json(profile.model_dump_json())

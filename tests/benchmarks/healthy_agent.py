@@ -73,6 +73,7 @@ def labelled(healthy: FloatArray, failing: FloatArray, prefix: str) -> DetectorR
         steps=np.tile(np.arange(1, STEPS + 1), len(scores)),
         scores=scores.ravel(),
         outcomes={name: i < len(healthy) for i, name in enumerate(names)},
+        streams=("fused",),
     )
 
 
