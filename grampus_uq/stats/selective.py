@@ -1,0 +1,239 @@
+"""Which cases to let go ahead: the least chance of success from which on enough of those released are right.
+
+A case has a calibrated chance p of success and is released where p is at least a threshold. `certified_threshold` finds
+one for which "at least a share `target` of the released are right" holds with high probability over the calibration
+cases; `estimated_threshold` finds one that merely did so; `share_threshold` bounds how many are held; `cost_thresholds`
+follow from what a failure, a pause and an abort cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.ranks import binomial_log_sf
+
+__all__ = [
+    "Released",
+    "candidate_thresholds",
+    "certified_threshold",
+    "cost_thresholds",
+    "estimated_threshold",
+    "released_needed",
+    "share_threshold",
+]
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """A threshold on the calibration cases: of `cases`, `released` were at or above it, of which `wrong` were wrong.
+
+    `threshold` is None when none will do; the counts are then those of the candidate that came nearest, or 0.
+    """
+
+    threshold: float | None
+    cases: int
+    released: int
+    wrong: int
+
+
+def certified_threshold(
+    chances: npt.ArrayLike,
+    right: npt.ArrayLike,
+    *,
+    candidates: Sequence[float],
+    target: float,
+    delta: float,
+) -> Released:
+    """Test the candidates one after the other and take the one that releases most among those that pass.
+
+    A candidate lambda passes when `P(Bin(n, 1 - target) <= wrong) <= delta`, n the released cases and `wrong` those of
+    them that were wrong; the first that does not pass ends the tests (fixed-sequence testing), so no correction for
+    their number is due.
+
+    Guarantee: if the cases and the new one are independent draws, and candidates and their order were chosen without
+    these cases, then with probability at least 1 - delta over the cases, a released new case is right with
+    probability at least `target`. What breaks it: cases that served the fit of the chances or the choice of the
+    candidates, selected cases, a population that moved, several cases of one task counted as independent.
+
+    Args:
+        chances: shape (n,), in [0, 1]; NaN is a case without a chance: it is never released.
+        right: shape (n,), True where the case succeeded.
+        candidates: thresholds in the order in which they are tested: the most promising first.
+        target: wanted share of right ones among the released, in (0, 1).
+        delta: allowed probability of an unlucky calibration, in (0, 1).
+
+    Raises:
+        ConfigurationError: a level outside (0, 1), or arrays of different lengths.
+
+    Source: Learn then Test (Angelopoulos et al. 2021), fixed-sequence testing; selective prediction with guaranteed
+    risk (Geifman and El-Yaniv 2017).
+
+    >>> certified_threshold([.9] * 30 + [.2] * 30, [True] * 30 + [False] * 30, candidates=[.9, .2], target=.9, delta=.1)
+    Released(threshold=0.9, cases=60, released=30, wrong=0)
+    """
+    p, good = _cases(chances, right)
+    _level("target", target)
+    _level("delta", delta)
+    best: Released | None = None
+    nearest: Released | None = None
+    for candidate in candidates:
+        out = p >= candidate
+        found = Released(
+            threshold=float(candidate), cases=len(p), released=int(out.sum()), wrong=int((out & ~good).sum())
+        )
+        if _log_p_value(found.released, found.wrong, target) > math.log(delta):
+            nearest = found
+            break
+        if best is None or found.released > best.released:
+            best = found
+    if best is not None:
+        return best
+    counts = nearest or Released(threshold=None, cases=len(p), released=0, wrong=0)
+    return Released(threshold=None, cases=len(p), released=counts.released, wrong=counts.wrong)
+
+
+def candidate_thresholds(
+    chances: npt.ArrayLike, right: npt.ArrayLike, *, target: float, cases: int, most: int = 20
+) -> list[float]:
+    """Choose and order candidates on *other* cases: those most likely to pass on `cases` new ones come first.
+
+    Quantiles of the chances, ordered by the p-value that the shares seen here would have among `cases` cases.
+
+    Args:
+        chances, right, target: as `certified_threshold`; these cases must not be the ones it tests on.
+        cases: how many it will test on.
+        most: how many candidates at most.
+    """
+    p, good = _cases(chances, right)
+    there = p[~np.isnan(p)]
+    if not len(there):
+        return []
+    levels = np.unique(np.quantile(there, np.linspace(0.0, 0.95, most), method="higher"))
+    scale = cases / len(p)
+    ranked = []
+    for level in levels:
+        out = p >= level
+        n, wrong = int(out.sum()), int((out & ~good).sum())
+        # half a wrong one more: a share that was seen as 0 is none
+        ranked.append((_log_p_value(round(n * scale), round((wrong + 0.5) * scale), target), level))
+    return [float(level) for _, level in sorted(ranked, key=lambda pair: (pair[0], pair[1]))]
+
+
+def estimated_threshold(
+    chances: npt.ArrayLike, right: npt.ArrayLike, *, target: float, weights: npt.ArrayLike | None = None
+) -> Released:
+    """Take the threshold that releases most while `(wrong + 1)/released <= 1 - target` on the cases themselves.
+
+    It carries no guarantee: it was looked for among the very cases that it is right on. The one added wrong case keeps
+    it from trusting a handful. With `weights` (one over the probability that a case was seen) both counts are sums of
+    weights, and the largest weight is added.
+
+    Args and errors as `certified_threshold`.
+
+    >>> estimated_threshold([.9] * 30 + [.2] * 30, [True] * 30 + [False] * 30, target=.9)
+    Released(threshold=0.9, cases=60, released=30, wrong=0)
+    """
+    p, good = _cases(chances, right)
+    _level("target", target)
+    w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if w.shape != p.shape:
+        raise ConfigurationError.of("weights", "estimated_threshold", f"of shape {p.shape}", w.shape)
+    there = ~np.isnan(p)
+    order = np.argsort(-p[there], kind="stable")
+    falling, bad, mass = p[there][order], ~good[there][order], w[there][order]
+    last = np.flatnonzero(np.append(falling[1:] != falling[:-1], len(falling) > 0))  # equal chances go together
+    wrong, released = np.cumsum(mass * bad)[last], np.cumsum(mass)[last]
+    extra = float(mass.max()) if len(mass) else 1.0
+    will_do = np.flatnonzero(wrong + extra <= (1.0 - target + 1e-12) * released)
+    if not len(will_do):
+        return Released(threshold=None, cases=len(p), released=0, wrong=0)
+    end = int(last[will_do[-1]])
+    return Released(threshold=float(falling[end]), cases=len(p), released=end + 1, wrong=int(bad[: end + 1].sum()))
+
+
+def share_threshold(chances: npt.ArrayLike, share: float) -> float | None:
+    """Hold a new case with probability at most `share`: the k-th smallest chance, `k = floor((n + 1) share)`.
+
+    Guarantee: if the n cases and the new one are exchangeable, its chance is below the threshold with probability at
+    most `share`. Needs no outcome. None when n is too small for the share (k = 0).
+
+    >>> share_threshold([0.1, 0.2, 0.3, 0.4], 0.4)
+    0.2
+    """
+    _level("share", share)
+    p = np.asarray(chances, dtype=np.float64)
+    k = math.floor((len(p) + 1) * share + 1e-9)
+    found = np.sort(np.where(np.isnan(p), -np.inf, p))
+    return None if k < 1 or not math.isfinite(found[k - 1]) else float(found[k - 1])
+
+
+def cost_thresholds(failure: float, pause: float, abort: float | None = None) -> tuple[float, float | None]:
+    """Release from p on, abort below: the actions of least expected cost when p is the true chance of success.
+
+    Going ahead costs `(1 - p) failure`, a pause costs `pause` whatever happens, an abort costs `p abort` (a good run
+    lost). So release where `p >= 1 - pause/failure`, and abort where `p < pause/abort`; where pausing never costs
+    least, both meet at `failure/(failure + abort)`. As good as p is calibrated: no guarantee.
+
+    Args:
+        failure: cost of a wrong irreversible call, > 0.
+        pause: cost of asking a human, > 0.
+        abort: cost of ending a run that would have succeeded; None: never abort.
+
+    >>> cost_thresholds(10.0, 1.0), cost_thresholds(10.0, 1.0, 4.0)
+    ((0.9, None), (0.9, 0.25))
+    """
+    for name, value in (("failure", failure), ("pause", pause), ("abort", 1.0 if abort is None else abort)):
+        if not 0.0 < value < math.inf:
+            raise ConfigurationError.of(name, "cost_thresholds", "a finite cost > 0", value)
+    release = max(0.0, 1.0 - pause / failure)
+    if abort is None:
+        return release, None
+    both = failure / (failure + abort)  # where going ahead and aborting cost the same
+    below = pause / abort
+    return (both, both) if below > release else (release, below)
+
+
+def released_needed(share_right: float, target: float, delta: float, *, most: int = 100_000) -> int | None:
+    """How many released cases a certificate needs when `share_right` of them are right; None when none is enough.
+
+    >>> released_needed(1.0, 0.9, 0.1), released_needed(0.95, 0.9, 0.1), released_needed(0.9, 0.9, 0.1)
+    (22, 78, None)
+    """
+    if share_right <= target:
+        return None
+    n = 1
+    while n <= most:
+        if _log_p_value(n, math.ceil(n * (1.0 - share_right) - 1e-9), target) <= math.log(delta):
+            return n
+        n += max(1, n // 200)
+    return None
+
+
+def _log_p_value(released: int, wrong: int, target: float) -> float:
+    """ln P(Bin(released, 1 - target) <= wrong), the largest such probability if fewer than `target` are right."""
+    if released == 0 or wrong >= released:
+        return 0.0
+    # at most `wrong` wrong ones = at least released - wrong right ones
+    return float(binomial_log_sf(released, target)[released - wrong])
+
+
+def _cases(chances: npt.ArrayLike, right: npt.ArrayLike) -> tuple[FloatArray, BoolArray]:
+    p, good = np.asarray(chances, dtype=np.float64), np.asarray(right, dtype=np.bool_)
+    if p.ndim != 1 or p.shape != good.shape:
+        raise ConfigurationError.of("right", "selective release", f"of the shape of chances, {p.shape}", good.shape)
+    return p, good
+
+
+def _level(name: str, value: float) -> None:
+    if not 0.0 < value < 1.0:
+        hint = f"A percentage? Use {value / 100:g}." if 1.0 <= value < 100.0 else ""
+        raise ConfigurationError.of(name, "selective release", "in (0, 1)", value, hint)

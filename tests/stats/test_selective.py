@@ -1,0 +1,143 @@
+"""Thresholds of release: what is certified holds, in simulation and against a sabotage; what is estimated says so."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.ranks import binomial_ceiling
+from grampus_uq.stats.selective import (
+    candidate_thresholds,
+    certified_threshold,
+    cost_thresholds,
+    estimated_threshold,
+    released_needed,
+    share_threshold,
+)
+
+unit = st.floats(0.0, 1.0)
+TARGET, DELTA, CASES = 0.85, 0.1, 400
+
+
+def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Chances that are too bold by far: a case of chance p is right with probability .35 + .6 p."""
+    p = np.round(rng.random(n), 2)
+    return p, rng.random(n) < 0.35 + 0.6 * p
+
+
+def true_share(threshold: float) -> float:
+    levels = np.arange(0, 101) / 100
+    mass = np.full(101, 0.01)
+    mass[[0, -1]] = 0.005  # rounding gives the two ends half
+    out = levels >= threshold
+    return float(((0.35 + 0.6 * levels) * mass)[out].sum() / mass[out].sum())
+
+
+def broken(rng: np.random.Generator, histories: int, *, honest: bool) -> tuple[int, int]:
+    """How often a certified threshold does not keep its promise, and how often there is one."""
+    failed = there = 0
+    for _ in range(histories):
+        learn, held = draw(rng, CASES), draw(rng, CASES)
+        if honest:
+            found = certified_threshold(
+                *held, candidates=candidate_thresholds(*learn, target=TARGET, cases=CASES), target=TARGET, delta=DELTA
+            )
+        else:  # the most generous threshold that kept the promise on the very cases
+            found = estimated_threshold(*held, target=TARGET)
+        if found.threshold is not None:
+            there += 1
+            failed += true_share(found.threshold) < TARGET
+    return failed, there
+
+
+def test_a_certified_threshold_keeps_its_promise_as_often_as_it_says_and_is_found():
+    failed, there = broken(np.random.default_rng(0), 600, honest=True)
+    assert failed <= binomial_ceiling(600, DELTA)
+    assert there > 150  # power: the chances do tell cases apart
+
+
+def test_sabotage_a_threshold_picked_among_the_cases_it_is_tested_on_breaks_it():
+    failed, _ = broken(np.random.default_rng(0), 300, honest=False)
+    assert failed > binomial_ceiling(300, DELTA)
+
+
+@given(st.lists(st.tuples(unit, st.booleans()), max_size=60), st.floats(0.05, 0.95))
+def test_the_estimated_threshold_is_the_most_generous_that_did_well_enough_with_one_more_wrong(cases, target):
+    p, good = np.array([c[0] for c in cases]), np.array([c[1] for c in cases], dtype=bool)
+    found = estimated_threshold(p, good, target=target)
+    fits = [
+        level
+        for level in sorted(set(p.tolist()))
+        if (int((~good[p >= level]).sum()) + 1) / int((p >= level).sum()) <= 1 - target + 1e-12
+    ]
+    assert found.threshold == (fits[0] if fits else None)
+    if fits:
+        assert (found.released, found.wrong) == (int((p >= fits[0]).sum()), int((~good[p >= fits[0]]).sum()))
+
+
+def test_weights_count_a_case_as_often_as_it_stands_for():
+    p, good, w = [0.9, 0.9, 0.5, 0.5], [True, True, True, False], [1.0, 1.0, 2.0, 3.0]
+    repeated = np.repeat(np.arange(4), [1, 1, 2, 3])
+    for target in (0.3, 0.5, 0.6):
+        weighted = estimated_threshold(p, good, target=target, weights=w).threshold
+        plain = estimated_threshold(np.array(p)[repeated], np.array(good)[repeated], target=target).threshold
+        assert weighted is None or plain <= weighted  # the largest weight is added, not one
+
+
+def test_a_case_without_a_chance_is_never_released():
+    p = [math.nan] * 10 + [0.9] * 40
+    good = [False] * 10 + [True] * 40
+    assert estimated_threshold(p, good, target=0.9).released == 40
+    assert certified_threshold(p, good, candidates=[0.0, 0.9], target=0.9, delta=0.1).released == 40
+    assert share_threshold(p, 0.1) is None
+
+
+def test_no_threshold_is_made_up_from_a_handful():
+    assert estimated_threshold([0.99] * 5, [True] * 5, target=0.9).threshold is None
+    assert certified_threshold([0.99] * 21, [True] * 21, candidates=[0.99], target=0.9, delta=0.1).threshold is None
+    assert certified_threshold([], [], candidates=[], target=0.9, delta=0.1).threshold is None
+
+
+@given(st.integers(20, 200), st.floats(0.05, 0.5))
+def test_a_share_holds_at_most_that_many_of_the_cases_themselves(n, share):
+    p = np.random.default_rng(n).random(n)
+    threshold = share_threshold(p, share)
+    held = 0 if threshold is None else int((p < threshold).sum())
+    assert held <= (n + 1) * share
+    assert threshold is None or held >= math.floor((n + 1) * share) - 1
+
+
+@given(st.floats(0.1, 50), st.floats(0.1, 50), st.one_of(st.none(), st.floats(0.1, 50)), unit)
+def test_costs_choose_the_action_of_least_expected_cost(failure, pause, abort, p):
+    release, below = cost_thresholds(failure, pause, abort)
+    costs = {"go": (1 - p) * failure, "pause": pause}
+    if abort is not None:
+        costs["abort"] = p * abort
+    chosen = "go" if p >= release else "abort" if below is not None and p < below else "pause"
+    assert costs[chosen] <= min(costs.values()) + 1e-9
+
+
+def test_what_a_certificate_needs_is_what_it_gets():
+    for share_right in (1.0, 0.97, 0.95):
+        n = released_needed(share_right, 0.9, 0.1)
+        wrong = math.ceil(n * (1 - share_right) - 1e-9)
+        good = [False] * wrong + [True] * (n - wrong)
+        assert certified_threshold([0.9] * n, good, candidates=[0.9], target=0.9, delta=0.1).threshold == 0.9
+    assert released_needed(0.9, 0.9, 0.1) is None
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 90.0])
+def test_levels_outside_the_unit_interval_are_refused(level):
+    with pytest.raises(ConfigurationError, match="target"):
+        certified_threshold([0.5], [True], candidates=[0.5], target=level, delta=0.1)
+    with pytest.raises(ConfigurationError, match="target"):
+        estimated_threshold([0.5], [True], target=level)
+    with pytest.raises(ConfigurationError, match="share"):
+        share_threshold([0.5], level)
+    with pytest.raises(ConfigurationError, match="shape"):
+        estimated_threshold([0.5], [True, False], target=0.5)
