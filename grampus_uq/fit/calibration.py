@@ -53,6 +53,7 @@ def fit_success(
     l2: float = 1.0,
     score: ProperScore = LOG,
     schedule: WeightSchedule = LINEAR_FRONT,
+    run_weights: npt.ArrayLike | None = None,
 ) -> FittedSuccess:
     """Fit the fusion, and judge it by cross-fitting.
 
@@ -64,6 +65,8 @@ def fit_success(
         l2: penalty on slopes and offsets, >= 0.
         score: what is maximised.
         schedule: weights of the score that will judge.
+        run_weights: shape (n,), > 0, one over the chance that a run's outcome was seen; None: 1 for all. They enter the
+            fit; the score reported is that of the runs as they are.
 
     Raises:
         ConfigurationError: streams of different runs, no stream, a half without any reading, an outcome other than 0
@@ -74,10 +77,18 @@ def fit_success(
     second = split_halves(y, ids)
     if len(y) != len(first):
         raise ConfigurationError.of("outcomes", "fit_success", f"of shape ({len(first)},)", y.shape)
+    counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
     said = np.full(len(first.forecasts), np.nan)
     rates = np.empty(len(first))
     for trained in (~second, second):
-        fitted = fit_fusion(_select(streams, trained), y[trained], l2=l2, score=score, schedule=schedule)
+        fitted = fit_fusion(
+            _select(streams, trained),
+            y[trained],
+            l2=l2,
+            score=score,
+            schedule=schedule,
+            run_weights=counts[trained],
+        )
         inside = np.repeat(~trained, first.lengths)
         said[inside] = apply_fusion(fitted, {name: t.forecasts[inside] for name, t in streams.items()})
         rates[~trained] = y[trained].mean()
@@ -86,7 +97,7 @@ def fit_success(
     scores = tps(traces.select(kept), y[kept], score=LOG, schedule=schedule)
     base = tps(first.with_forecasts(first.spread(rates)).select(kept), y[kept], score=LOG, schedule=schedule)
     return FittedSuccess(
-        fusion=fit_fusion(streams, y, l2=l2, score=score, schedule=schedule),
+        fusion=fit_fusion(streams, y, l2=l2, score=score, schedule=schedule, run_weights=counts),
         traces=traces,
         second_half=second,
         score=float(scores.mean()) if kept.any() else None,
@@ -103,6 +114,7 @@ def fit_fusion(
     score: ProperScore = LOG,
     schedule: WeightSchedule = LINEAR_FRONT,
     epsilon: float = EPSILON,
+    run_weights: npt.ArrayLike | None = None,
 ) -> LogisticFusion:
     """Maximise `sum w s(p, y) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0.
 
@@ -123,7 +135,10 @@ def fit_fusion(
     read = ~np.isnan(values).all(axis=1)
     if not read.any():
         raise ConfigurationError.of("streams", "fit_fusion", "with at least one reading", list(streams))
-    w, targets = step_weights(first, schedule)[read], first.spread(y)[read]
+    counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
+    if counts.shape != y.shape or not (np.isfinite(counts) & (counts > 0.0)).all():
+        raise ConfigurationError.of("run_weights", "fit_fusion", f"{len(first)} finite numbers > 0", run_weights)
+    w, targets = (step_weights(first, schedule) * first.spread(counts))[read], first.spread(y)[read]
     present, x = ~np.isnan(values[read]), log_odds(values[read], epsilon)
     mean, sd = _standard(x, present, w)
     z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)

@@ -8,7 +8,7 @@ through lifts false alarms (.10 to .16 - .36 in simulation), so `detector_runs` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from grampus_uq.fit.detector_bank import Member, bank, fit_members, untrained
 from grampus_uq.fit.detector_choice import Costs, Estimate, choose, estimates, out_of_fold
 from grampus_uq.fit.detector_paper import fit_paper_scorer
 from grampus_uq.fit.detector_runs import DetectorRuns
-from grampus_uq.fit.detector_split import Split, realised_rate, split, successes_to_label
+from grampus_uq.fit.detector_split import Split, realised_rate, split, split_at, successes_to_label
 from grampus_uq.stats.eprocess import Detector, log_peaks
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import (
@@ -31,6 +31,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     pac_threshold,
     tie_uniform,
     ville_threshold,
+    weighted_threshold,
 )
 from grampus_uq.stats.step_blocks import step_blocks
 
@@ -97,6 +98,7 @@ def fit_detector(
     members: Sequence[str] | None = None,
     costs: Costs | None = None,
     sees_last: bool = False,
+    held_out: Collection[str] | None = None,
 ) -> DetectorFit:
     """Fit, choose and calibrate a detector on labelled runs.
 
@@ -106,7 +108,7 @@ def fit_detector(
     one task count for less than their number), runs selected by a monitor, and any change after the fit.
 
     Args:
-        runs: from `detector_runs`, with outcomes.
+        runs: from `detector_runs`, with outcomes; with weights, only conformal thresholds are set, and weighted.
         rng: draws the split, the folds and the detector's salt; the same state gives the same detector.
         alpha: allowed probability that a run that would have succeeded ever alarms, in (0, 1). With `costs` it is
             ignored: the level is chosen.
@@ -130,7 +132,7 @@ def fit_detector(
         raise ConfigurationError.of("runs", "fit_detector", "labelled", None, way_out)
     _check_levels(alpha, delta, levels)
     candidates = _members(runs, members)
-    parts = split(runs, alpha, delta, rng)
+    parts = split(runs, alpha, delta, rng) if held_out is None else split_at(runs, held_out)
     scorer, reason, judged = _statistic(runs, parts, rng, candidates, costs, delta, levels, sees_last)
     chosen = judged[scorer.name].alpha if scorer.name in judged else None
     deployed = alpha if chosen is None else chosen
@@ -325,7 +327,10 @@ def _calibrated(
     ties = np.array([tie_uniform(run, salt) for run in held_out.ids])
     peaks = log_peaks(_bare(runs.streams, scorer, salt), step_blocks(held_out.values, held_out.lengths))
     wanted = _wanted(alpha, levels)
-    conformal = [conformal_threshold(peaks, ties, a) for a in wanted]
+    if held_out.weights is not None:  # seen with unequal chances: no exact count, so no PAC statement
+        conformal, delta = [weighted_threshold(peaks, ties, held_out.weights, a) for a in wanted], None
+    else:
+        conformal = [conformal_threshold(peaks, ties, a) for a in wanted]
     pac = [] if delta is None else [pac_threshold(peaks, ties, a, delta) for a in wanted]
     return Detector(
         streams=runs.streams,

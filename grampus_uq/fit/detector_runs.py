@@ -38,6 +38,7 @@ class DetectorRuns:
         lengths: shape (runs,).
         success: shape (runs,), True for success; None when no outcomes were given.
         excluded: how many runs were left out, by reason (a stop reason, or "no_outcome").
+        weights: shape (runs,), one over the chance that a run's outcome was seen; None: 1 for all.
     """
 
     streams: tuple[str, ...]
@@ -47,6 +48,7 @@ class DetectorRuns:
     lengths: IntArray
     success: BoolArray | None
     excluded: Mapping[str, int] = field(default_factory=dict)
+    weights: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -68,6 +70,7 @@ class DetectorRuns:
             lengths=self.lengths[mask],
             success=None if self.success is None else self.success[mask],
             excluded=self.excluded,
+            weights=None if self.weights is None else self.weights[mask],
         )
 
 
@@ -81,6 +84,7 @@ def detector_runs(
     streams: Sequence[str] = ("score",),
     bounded: bool | Sequence[bool] = True,
     max_steps_is_failure: bool = False,
+    weights: Mapping[Any, float] | None = None,
 ) -> DetectorRuns:
     """Check rows (one a step) and outcomes (one a run), and gather them into runs.
 
@@ -96,6 +100,8 @@ def detector_runs(
         streams: a name for each column of `scores`.
         bounded: whether a stream's scores are probabilities, for all streams or one by one; others may be any number.
         max_steps_is_failure: take runs that hit max_steps as failures, as the e-valuator paper does.
+        weights: by run id, one over the chance that the run's outcome was seen, >= 1; a run without an entry has 1. For
+            runs that were let through at random where they would have been stopped.
 
     Raises:
         ConfigurationError: what breaks a rule above, naming the run, the value and the way out.
@@ -120,6 +126,7 @@ def detector_runs(
         values=values[order],
         lengths=lengths,
         success=None,
+        weights=None if weights is None else _weights(weights, ids),
     )
     if outcomes is None:
         return runs
@@ -167,6 +174,14 @@ def whole_runs(
         return runs
     stops = dict(zip(names, stop_reasons, strict=True)) if stop_reasons is not None else {}
     return _with_outcomes(runs, dict(zip(names, outcomes, strict=True)), stops, max_steps_is_failure=False)
+
+
+def _weights(weights: Mapping[Any, float], ids: npt.NDArray[np.object_]) -> FloatArray | None:
+    known = {str(key): value for key, value in weights.items()}
+    found = np.array([known.get(run, 1.0) for run in ids.tolist()], dtype=np.float64)
+    if not (np.isfinite(found) & (found >= 1.0)).all():
+        raise ConfigurationError.of("weights", "detector_runs", "finite and at least 1", found.min())
+    return None if (found == 1.0).all() else found
 
 
 def _ids(run_ids: Sequence[Any] | npt.NDArray[Any]) -> list[str]:

@@ -8,6 +8,7 @@ stays clear of sizes that use up delta to the last: a backtest adds noise of its
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,20 @@ def split(runs: DetectorRuns, alpha: float, delta: float | None, rng: np.random.
     return Split(
         fit=tuple(np.sort(np.concatenate([bad, rest])).tolist()) if fits else (),
         threshold=tuple(np.sort(threshold).tolist()),
+        spare=() if fits else tuple(bad.tolist()),
+    )
+
+
+def split_at(runs: DetectorRuns, held_out: Collection[str]) -> Split:
+    """The successes among `held_out` set the threshold; everything else fits, where there is enough of it."""
+    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
+    held = np.array([name in held_out for name in runs.ids], dtype=np.bool_)
+    threshold = np.flatnonzero(held & runs.success)
+    good, bad = np.flatnonzero(~held & runs.success), np.flatnonzero(~runs.success)
+    fits = min(len(good), len(bad)) >= LEAST_TO_CHOOSE
+    return Split(
+        fit=tuple(np.sort(np.concatenate([bad, good])).tolist()) if fits else (),
+        threshold=tuple(threshold.tolist()),
         spare=() if fits else tuple(bad.tolist()),
     )
 

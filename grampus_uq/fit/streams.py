@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +26,8 @@ from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Run
+from grampus_uq.recording.standing import standing
 from grampus_uq.risk import confidence_of_risk
-from grampus_uq.vocabulary import StopReason
 
 __all__ = ["is_table", "read_detector_runs", "runs_of_recordings", "step_scores"]
 
@@ -52,6 +53,7 @@ def step_scores(
         read = "no reading on this step" not in (assessment.missing_reason or "")
         scores["fused"] = assessment.fused_confidence if read else None
         scores["propagated"] = assessment.propagated_confidence if read else None
+        scores["p_success"] = assessment.p_success
         scores["trajectory_risk"] = confidence_of_risk(assessment.trajectory_risk)
         values = [scores.get(name) for name in streams]
         rows.append([math.nan if value is None else value for value in values])
@@ -117,6 +119,7 @@ class _Scored:
     scores: array[float] = field(default_factory=lambda: array("d"))
     outcomes: list[bool | None] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    weights: array[float] = field(default_factory=lambda: array("d"))
 
 
 def _scored_part(streams: tuple[str, ...], profile: Profile | None, part: RecordingPart) -> _Scored:
@@ -128,13 +131,13 @@ def _scored(recorded: Iterable[Run], streams: Sequence[str], profile: Profile | 
     for run in recorded:
         rows = step_scores(run.steps, streams, profile)
         if rows:
-            outcome = run.outcome
-            reason = StopReason.MAX_STEPS if outcome is None else outcome.stop_reason
+            outcome, stands = run.outcome, standing(run)
             found.numbers.append(found.read)
             found.ids.append(run.session_id)
             found.lengths.append(len(rows))
             found.outcomes.append(None if outcome is None else outcome.success)
-            found.reasons.append(StopReason.INTERVENED if run.touched else reason)
+            found.reasons.append(stands.reason)
+            found.weights.append(stands.weight)
             for row in rows:
                 found.scores.extend(row)
         found.read += 1
@@ -157,14 +160,29 @@ def _gathered(parts: Iterable[_Scored], streams: Sequence[str], labelled: bool) 
         all_runs.scores += part.scores
         all_runs.outcomes += part.outcomes
         all_runs.reasons += part.reasons
+        all_runs.weights += part.weights
         all_runs.read += part.read
     if not all_runs.ids:
         raise ConfigurationError.of("runs", "fit", "recordings with at least one step of the model", 0)
-    return whole_runs(
+    found = whole_runs(
         ids=all_runs.ids,
         lengths=np.array(all_runs.lengths),
         scores=np.frombuffer(all_runs.scores).reshape(-1, len(streams)),
-        outcomes=all_runs.outcomes if labelled else None,
-        stop_reasons=all_runs.reasons if labelled else None,
         streams=streams,
+    )
+    return _labelled(found, all_runs) if labelled else found
+
+
+def _labelled(runs: DetectorRuns, scored: _Scored) -> DetectorRuns:
+    """The runs whose outcome may be learned from, with their weights; the others are counted."""
+    place = {name: number for number, name in enumerate(scored.ids)}
+    order = [place[name] for name in runs.ids]
+    reasons = [scored.reasons[number] for number in order]
+    usable = np.array([not reason for reason in reasons], dtype=np.bool_)
+    weights = np.array(scored.weights)[order][usable]
+    return replace(
+        runs.take(usable),
+        success=np.array([scored.outcomes[number] is True for number in order], dtype=np.bool_)[usable],
+        excluded=dict(sorted(Counter(reason for reason in reasons if reason).items())),
+        weights=None if (weights == 1.0).all() else weights,
     )

@@ -133,6 +133,48 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
     )
 
 
+def weighted_threshold(
+    log_peaks: npt.ArrayLike, ties: npt.ArrayLike, weights: npt.ArrayLike, alpha: float
+) -> Threshold:
+    """Set the conformal threshold from runs that were seen with known probabilities 1/w: the smallest pair at which
+
+        sum of w_i over runs up to it  >=  (1 - alpha) (sum of all w_i + the largest w_i).
+
+    Guarantee: if the successful runs and the new one are exchangeable before some of them were stopped, and each was
+    seen with probability 1/w_i, which depends on the run alone, then a new successful run that could have been seen
+    exceeds the threshold at any step with probability at most alpha, on average over the calibration too. What breaks
+    it: runs that no draw could show (stopped at an irreversible call), wrong probabilities, a population that moved.
+
+    Args and errors as `conformal_threshold`; weights: shape (n,), finite, >= 1. With equal weights it is the same.
+
+    Source: weighted split conformal prediction, Tibshirani et al. 2019, theorem 2, with the largest weight standing for
+    the new run's, which is not known.
+
+    >>> weighted_threshold([1.0, 2.0, 3.0], [0.5, 0.5, 0.5], [1.0, 1.0, 1.0], 0.25).log_value
+    3.0
+    """
+    peaks, draws = _pairs("weighted_threshold", log_peaks, ties)
+    w = np.asarray(weights, dtype=np.float64)
+    if w.shape != peaks.shape or not (np.isfinite(w) & (w >= 1.0)).all():
+        raise ConfigurationError.of("weights", "weighted_threshold", f"of shape {peaks.shape}, finite, >= 1", weights)
+    _check_level("alpha", "weighted_threshold", alpha)
+    rank = None
+    if len(w):
+        order = np.lexsort((draws, peaks))
+        reached = np.cumsum(w[order]) >= (1.0 - alpha) * (w.sum() + w.max()) - 1e-9
+        rank = int(np.argmax(reached)) + 1 if reached.any() else None
+    sentence = (
+        f"A run that would have succeeded ever raises this alarm with probability at most {_percent(alpha)}, on "
+        f"average over draws of the {len(peaks)} held-out successful runs that set it, of which those let through at "
+        "random count one over the probability of their draw. This assumes exchangeable runs, and holds for those that "
+        "such a draw can show; a changed agent, task mix or verifier breaks it."
+    )
+    needed = math.ceil(float(w.max() if len(w) else 1.0) * successes_needed(Mode.CONFORMAL, alpha))
+    return _at_rank(
+        Mode.CONFORMAL, alpha, None, peaks, draws, rank, sentence, _shortage(needed, len(peaks), alpha, None)
+    )
+
+
 def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float) -> Threshold:
     """Set the interruption budget: the conformal quantile over *all* recorded runs, whatever became of them.
 

@@ -1,0 +1,133 @@
+"""p_success of a profile: which streams are worth something, and their fusion, fitted on the runs to learn on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.fit.calibration import FittedSuccess, apply_fusion, fit_success
+from grampus_uq.profiles.labelled import DERIVED, LabelledRuns
+from grampus_uq.profiles.parts import Part
+from grampus_uq.stats.fusion import LogisticFusion
+from grampus_uq.stats.ranking import auroc
+from grampus_uq.stats.reliability import trajectory_ece
+
+__all__ = ["LEAST_OF_EACH", "FittedChance", "fit_chance"]
+
+LEAST_OF_EACH = 10
+"""Successes, and failures, to learn on, below which a calibration would be noise."""
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedChance:
+    """The fusion, and p_success at every step of every run: nobody's own outcome taught what is said of it."""
+
+    fusion: LogisticFusion
+    values: FloatArray
+
+
+def fit_chance(runs: LabelledRuns, held: BoolArray) -> tuple[FittedChance | None, list[Part]]:
+    """Fit p_success on the runs that are not held out; report each stream's worth alone, and that of the fusion.
+
+    The runs to learn on are judged by cross-fitting, those held out by the fusion itself.
+    """
+    learn = ~held
+    good = int(runs.success[learn].sum())
+    bad = int(learn.sum()) - good
+    if min(good, bad) < LEAST_OF_EACH:
+        lacking = _lacking(runs, held, good, bad)
+        why = f"{good} successes and {bad} failures to learn on; {LEAST_OF_EACH} of each are the least."
+        return None, [Part(name="p_success", status="not fitted", why=why, needs=lacking)]
+    names = [name for name in runs.streams if name not in DERIVED] or [n for n in DERIVED if n in runs.streams]
+    names = [name for name in names if not np.isnan(runs.streams[name][_rows(runs, learn)]).all()]
+    parts = [_stream_part(runs, held, name) for name in names]
+    try:
+        found = _fit(runs, learn, names)
+    except ConfigurationError as error:
+        return None, [*parts, Part(name="p_success", status="not fitted", why=str(error))]
+    values = np.full(len(next(iter(runs.streams.values()))), np.nan)
+    values[_rows(runs, learn)] = found.traces.forecasts
+    outside = _rows(runs, held)
+    if outside.any():
+        values[outside] = apply_fusion(found.fusion, {name: runs.streams[name][outside] for name in names})
+    figures = _figures(runs, held, values) | {
+        "score": _number(found.score),
+        "base_score": _number(found.base_score),
+        "streams": [name for name, one in found.fusion.readings.items() if one.slope > 0.0],
+    }
+    useless = found.fusion.flat or (
+        found.score is not None and found.base_score is not None and found.score <= found.base_score
+    )
+    why = f"On {len(names)} streams of {int(learn.sum())} runs" + (
+        ", and it says no more than the success rate does." if useless else "."
+    )
+    parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
+    return FittedChance(fusion=found.fusion, values=values), parts
+
+
+def _stream_part(runs: LabelledRuns, held: BoolArray, name: str) -> Part:
+    """A stream alone, calibrated: log score out of sample beside that of the success rate."""
+    try:
+        found = _fit(runs, ~held, [name])
+    except ConfigurationError as error:
+        return Part(name=f"stream {name}", status="not fitted", why=str(error))
+    one = found.fusion.readings[name]
+    values = np.full(len(runs.streams[name]), np.nan)
+    if held.any():
+        values[_rows(runs, held)] = apply_fusion(found.fusion, {name: runs.streams[name][_rows(runs, held)]})
+    calibration: dict[str, JsonValue] = {"mean": one.mean, "sd": one.sd, "slope": one.slope}
+    calibration["intercept"] = found.fusion.intercept
+    figures: dict[str, JsonValue] = {
+        "calibration": calibration,
+        "score": _number(found.score),
+        "base_score": _number(found.base_score),
+        "runs_scored": found.scored,
+        "share_of_steps_read": float((~np.isnan(runs.streams[name])).mean()),
+        **_figures(runs, held, values),
+    }
+    worth = found.score is not None and found.base_score is not None and found.score > found.base_score
+    why = "It says more than the success rate does." if worth else "Alone it says no more than the success rate does."
+    return Part(name=f"stream {name}", status="fitted", why=why, figures=figures)
+
+
+def _fit(runs: LabelledRuns, learn: BoolArray, names: list[str]) -> FittedSuccess:
+    streams = {name: runs.traces(name).select(learn) for name in names}
+    ids = [name for name, chosen in zip(runs.ids, learn, strict=True) if chosen]
+    return fit_success(streams, runs.success[learn], ids, run_weights=runs.weights[learn])
+
+
+def _figures(runs: LabelledRuns, held: BoolArray, values: FloatArray) -> dict[str, JsonValue]:
+    """Rank and calibration on the runs held out, at the step where an irreversible call is asked for."""
+    chances, good = runs.at_ask(values)[held], runs.success[held]
+    there = ~np.isnan(chances)
+    if not there.any():
+        return {"held_out_runs": 0}
+    chances, good = chances[there], good[there]
+    return {
+        "held_out_runs": int(there.sum()),
+        "auroc": _number(auroc(chances, good)),
+        "t_ece": _number(trajectory_ece(chances, good)),
+    }
+
+
+def _lacking(runs: LabelledRuns, held: BoolArray, good: int, bad: int) -> str:
+    share = float((~held).mean()) if len(held) else 0.5
+    more = {"successes": LEAST_OF_EACH - good, "failures": LEAST_OF_EACH - bad}
+    wanted = [f"{math.ceil(n / max(share, 0.01))} more labelled {what}" for what, n in more.items() if n > 0]
+    return " and ".join(wanted)
+
+
+def _rows(runs: LabelledRuns, chosen: BoolArray) -> BoolArray:
+    return np.repeat(chosen, runs.lengths)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

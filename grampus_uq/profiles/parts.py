@@ -1,0 +1,27 @@
+"""What one fit did with each part of a profile: fitted, not fitted and why, what it lacks, and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pydantic import JsonValue
+
+__all__ = ["Part"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """`why` is one sentence; `needs` says how many labels more would change it, "" when none is missing."""
+
+    name: str
+    status: Literal["fitted", "not fitted", "not asked for"]
+    why: str
+    needs: str = ""
+    promise: str = ""
+    figures: Mapping[str, JsonValue] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The part as JSON values."""
+        return asdict(self)

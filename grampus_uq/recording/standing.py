@@ -1,0 +1,77 @@
+"""May a run's outcome be learned from, and how much does it count: what a monitor or a human touched is selected.
+
+A run that was stopped, changed or decided on by somebody ended as it did because of that; left in as an ordinary run it
+teaches a monitor that what it let through was fine. It is left out and counted. A run that would have been stopped and
+was let through at random stands for all those that were not: it counts one over the probability of its draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from grampus_uq.recording.runs import Run
+from grampus_uq.records import StepUncertainty
+from grampus_uq.vocabulary import Effect, StopReason
+
+__all__ = ["Standing", "standing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """`reason` says why the run is left out, "" when it is not; `weight` is one over the chance that it was seen."""
+
+    reason: str
+    weight: float = 1.0
+
+    @property
+    def usable(self) -> bool:
+        """True when the run may be fitted on."""
+        return not self.reason
+
+
+def standing(run: Run) -> Standing:
+    """Say what a run may be used for.
+
+    Reasons: `superseded` (its session id was used again), `human_decided`, `stopped_at_irreversible_call` (no random
+    release can show how such a run would have ended), `stopped_by_monitor`, `no_outcome`, `max_steps` (unless a label
+    says how it ended), `no_beginning` (something would have been stopped, and nobody can tell why it was not), and the
+    informative stop reasons under their own names.
+    """
+    outcome = run.outcome
+    if run.superseded:
+        return Standing(reason="superseded")
+    if run.decisions:
+        return Standing(reason="human_decided")
+    stopped = [event for event in run.steps if event.assessment.action.stops]
+    if stopped:
+        at_call = any(event.step.kind == "tool_call" and _irreversible(event.assessment) for event in stopped)
+        return Standing(reason="stopped_at_irreversible_call" if at_call else "stopped_by_monitor")
+    if outcome is None:
+        return Standing(reason="no_outcome")
+    if outcome.stop_reason.informative:
+        return Standing(reason=outcome.stop_reason.value)
+    if outcome.stop_reason is StopReason.MAX_STEPS and (outcome.success is None or outcome.labelled_by is None):
+        return Standing(reason=StopReason.MAX_STEPS.value)
+    if outcome.success is None:
+        return Standing(reason="no_outcome")
+    return _weighed(run)
+
+
+def _weighed(run: Run) -> Standing:
+    wanted = any(
+        event.assessment.advisory_action is not None and event.assessment.advisory_action.stops for event in run.steps
+    )
+    start = run.start
+    if not wanted or (start is not None and start.advisory):
+        return Standing(reason="")
+    if start is None or not start.let_through or not start.release_probability:
+        return Standing(reason="no_beginning")
+    return Standing(reason="", weight=1.0 / start.release_probability)
+
+
+_FOR_IRREVERSIBLE_CALLS = frozenset({"irreversible_override", "release", "missing_evidence", "worst_so_far"})
+
+
+def _irreversible(assessment: StepUncertainty) -> bool:
+    """The effect says so, or a rule that looks at irreversible calls only stopped it."""
+    return assessment.effect is Effect.IRREVERSIBLE or assessment.rule in _FOR_IRREVERSIBLE_CALLS
