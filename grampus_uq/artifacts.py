@@ -19,7 +19,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+)
 
 from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError, DataError
@@ -122,6 +132,16 @@ class ProfileArtifact(BaseModel):
     fitted_for: FittedFor = Field(default_factory=FittedFor)
     guarantees: tuple[str, ...] = ()
     provenance: Provenance = Field(default_factory=Provenance)
+    attribution: dict[str, JsonValue] | None = None
+    """A calibration of error attribution (`attribution.calibration_to_json`), for `grampus-uq attribute`."""
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an attribution that is not there, so that older artifacts keep their fingerprints."""
+        values: dict[str, Any] = write(self)
+        if values.get("attribution") is None:
+            values.pop("attribution", None)
+        return values
 
     @property
     def fingerprint(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -21,21 +20,18 @@ from grampus_uq.attribution import (
     fit_and_calibrate,
     locate,
     read_labelled_failures,
-    trajectory_from_events,
     trajectory_from_run,
 )
+from grampus_uq.attribution.labelled_recordings import labelled_recordings, recorded_trajectory
 from grampus_uq.attribution.methods import METHODS
 from grampus_uq.errors import DataError
-from grampus_uq.events import ObservationEvent, StepEvent
 from grampus_uq.importers import read_failure_logs
-from grampus_uq.recording import Run, runs
+from grampus_uq.recording import runs
 
 __all__ = ["command"]
 
 _RECORDING: Final = b'{"v":'
-_NOTE: Final = re.compile(r"\berror at (\S+)", re.IGNORECASE)
 _SHOWN: Final = 600
-_HASHED: Final = re.compile(r"hmac:[0-9a-f]{8,64}:\d+")
 
 
 @click.command()
@@ -114,53 +110,13 @@ def _failed(path: Path) -> Iterator[Trajectory]:
     for run in runs(path):
         if run.superseded or (run.outcome is not None and run.outcome.success):
             continue
-        yield _recorded(run)
+        yield recorded_trajectory(run)
 
 
 def _labelled(path: Path, tell: Callable[[str], None]) -> list[LabelledTrajectory]:
     if not _is_recording(path):
         return read_labelled_failures(path, on_left_out=lambda error: tell(str(error)))
-    labelled = []
-    for run in runs(path):
-        if run.superseded:
-            continue
-        try:
-            labelled.append(_labelled_recording(run))
-        except DataError as error:
-            tell(str(error))
-    return labelled
-
-
-def _labelled_recording(run: Run) -> LabelledTrajectory:
-    outcome = run.outcome
-    if outcome is None or outcome.success is not False:
-        raise DataError(f"run {run.session_id!r:.80} is not labelled a failure.", path=run.path, line=run.line)
-    note = _NOTE.search(outcome.note or "")
-    if note is None:
-        hint = 'has no step in its label; say --note "error at STEP".'
-        raise DataError(f"run {run.session_id!r:.80} {hint}", path=run.path, line=run.line, field="outcome.note")
-    trajectory = _recorded(run)
-    places = [step.step_id for step in trajectory.steps]
-    if note[1] not in places:
-        raise DataError(
-            f"run {run.session_id!r:.80} has no step {note[1]!r:.80}; its steps are {', '.join(places)[:300]}.",
-            path=run.path,
-            line=run.line,
-            field="outcome.note",
-        )
-    return LabelledTrajectory(trajectory=trajectory, error_steps=(places.index(note[1]),))
-
-
-def _recorded(run: Run) -> Trajectory:
-    """A recorded run, if its text was kept: without it every text feature would be the hash's."""
-    told = [event for event in run.events if isinstance(event, StepEvent | ObservationEvent)]
-    if not told:
-        raise DataError(f"run {run.session_id!r:.80} has no step.", path=run.path, line=run.line)
-    texts = [event.step.judged_text() if isinstance(event, StepEvent) else event.text for event in told]
-    if all(not text.strip() or _HASHED.search(text) for text in texts):
-        reason = f'run {run.session_id!r:.80} was recorded without its text; attribution needs content="full".'
-        raise DataError(reason, path=run.path, line=run.line, field="step.text")
-    return trajectory_from_events(run.events).trajectory
+    return labelled_recordings(runs(path), lambda error: tell(str(error)))
 
 
 def _is_recording(path: Path) -> bool:
