@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -22,16 +24,17 @@ from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenan
 from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, fit_detector
+from grampus_uq.parallel import Backend, in_order
 from grampus_uq.profiles.blame import fit_attribution
 from grampus_uq.profiles.chance import FittedChance, fit_chance
-from grampus_uq.profiles.expected import judge_run, rates
-from grampus_uq.profiles.labelled import LabelledRuns, labelled_runs
+from grampus_uq.profiles.expected import Judged, judge_run, rates
+from grampus_uq.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
 from grampus_uq.profiles.options import FitOptions
 from grampus_uq.profiles.parts import Part
 from grampus_uq.profiles.releasing import fit_release
 from grampus_uq.profiles.splitting import held_out_runs
-from grampus_uq.recording.runs import Paths, Run, recording_files
-from grampus_uq.recording.runs import runs as read_runs
+from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
+from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.recording.standing import standing
 from grampus_uq.vocabulary import UncertaintySource
 
@@ -74,7 +77,9 @@ def fit_profile(
     *,
     base: Profile | None = None,
     options: FitOptions | None = None,
-    on_run: Callable[[Run], None] | None = None,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_runs: Callable[[int], None] | None = None,
 ) -> ProfileFit:
     """Fit everything that labelled recordings allow, in one go.
 
@@ -83,46 +88,160 @@ def fit_profile(
         base: policy (irreversible tools), estimator and propagator that the profile is to have, TRACER's settings; what
             it holds that is fitted is replaced. Default: the guide's.
         options: levels, targets, costs, seed.
-        on_run: called with each run as it is read, for a progress line; files are read up to three times.
+        workers, backend: who reads (`parallel.in_order`); the result does not depend on it.
+        on_runs: told how many runs were read, part by part, for a progress line; files are read up to four times.
 
     Returns:
         The artifact and its account. Nothing is fitted by force: a part without enough labels is left out, and says so.
 
     Raises:
-        ConfigurationError: no run with a step of the model.
+        ConfigurationError: no run with a step of the model, or a stream that no run has.
         DataError: a damaged recording.
         MissingDependencyError: scikit-learn is not installed (extra `fit`).
     """
     options = options or FitOptions()
     rng = np.random.default_rng(options.seed)
-    bare = (base or Profile()).model_copy(update={"detector": None, "calibration": None, "release": None})
-    tracer, tracer_parts, bare = _tracer(paths, bare, options, rng)
-    runs = labelled_runs(_told(paths, on_run), bare, task_key=options.task_key)
-    if not runs.recorded or (not len(runs) and set(runs.excluded) <= {"no_step_of_the_model"}):
+    cleared = {"detector": None, "calibration": None, "release": None}
+    bare = (base or Profile()).model_copy(update=cleared)
+    read = partial(labelled_runs, paths, task_key=options.task_key, workers=workers, backend=backend)
+    runs = read(bare, on_runs=on_runs)
+    if runs.recorded == runs.excluded.get(NO_STEP, 0):
         raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
-    held = _held(runs, tracer, options, rng)
+    held = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
     chance, parts = fit_chance(runs, held)
     release, release_part = fit_release(runs, held, None if chance is None else chance.values, options)
     detector, detector_part = _detector(runs, held, chance, options, rng)
-    attribution, attribution_part = fit_attribution(paths, options)
+    attribution, attribution_part = fit_attribution(paths, runs.errors_named, options)
+    rings = detector is not None and not detector.detector.threshold.shortage
     profile = _sensing(bare, runs, chance, detector).model_copy(
         update={
             "calibration": None if chance is None else chance.fusion,
             "release": release,
-            "detector": None if detector is None else detector.detector,
+            "detector": detector.detector if detector is not None and rings else None,
         }
     )
-    parts = [*tracer_parts, *parts, release_part, detector_part, attribution_part]
-    names = {name for name, chosen in zip(runs.ids, held, strict=True) if chosen}
-    judged = [judge_run(run, profile) for run in read_runs(paths) if run.session_id in names and standing(run).usable]
-    per_day = options.runs_per_day if options.runs_per_day is not None else runs.runs_per_day
+    parts += [release_part, detector_part, attribution_part]
+    names = frozenset(name for name, chosen in zip(runs.ids, held, strict=True) if chosen)
+    judge = partial(_judged_part, profile, names)
+    judged = [one for part in in_order(judge, recording_parts(paths), workers=workers, backend=backend) for one in part]
     splits = {"learn": int((~held).sum()), "thresholds": int(held.sum())}
-    fit = ProfileFit(
+    return ProfileFit(
         artifact=_artifact(paths, profile, parts, runs, splits, attribution, options),
         parts=tuple(parts),
         counts=runs.counts,
         splits=splits,
-        expected=rates(judged, runs_per_day=per_day),
+        expected=rates(judged, runs_per_day=options.runs_per_day or runs.runs_per_day),
         detector=detector,
     )
-    return fit
+
+
+def _detector(
+    runs: LabelledRuns, held: BoolArray, chance: FittedChance | None, options: FitOptions, rng: np.random.Generator
+) -> tuple[DetectorFit | None, Part]:
+    """The alarm: its statistic from the runs to learn on and all failures, its threshold from held-out successes."""
+    if not options.detector:
+        return None, Part(name="detector", status="not asked for", why="It was switched off.")
+    if not len(runs):
+        why = "No run with an outcome of its own."
+        return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs that nobody touched")
+    available = {**runs.streams, **({} if chance is None else {"p_success": chance.values})}
+    streams = options.streams or (("p_success",) if chance is not None else ("fused",))
+    unknown = [name for name in streams if name not in available]
+    if unknown and options.streams is None:
+        why = "No step has a reading."
+        return None, Part(name="detector", status="not fitted", why=why, needs="runs with a confidence")
+    if unknown:
+        raise ConfigurationError.of("streams", "fit_profile", f"some of {sorted(available)}", unknown)
+    found = fit_detector(
+        runs.detector_runs({name: available[name] for name in streams}),
+        rng=rng,
+        alpha=options.false_alarms,
+        delta=options.delta,
+        costs=options.detector_costs,
+        held_out={name for name, chosen in zip(runs.ids, held, strict=True) if chosen},
+    )
+    threshold = found.detector.threshold
+    figures: dict[str, JsonValue] = {
+        "statistic": found.report.member,
+        "streams": list(streams),
+        "alpha": threshold.alpha,
+        "mode": threshold.mode.value,
+        "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
+        "threshold_runs": threshold.runs,
+    }
+    needs = "; ".join(_advice(found, options.delta))
+    if threshold.shortage:
+        return found, Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
+    return found, Part(
+        name="detector",
+        status="fitted",
+        why=found.report.reason,
+        needs=needs,
+        promise=threshold.guarantee,
+        figures=figures,
+    )
+
+
+def _advice(found: DetectorFit, delta: float | None) -> Iterator[str]:
+    """What the levels that are out of reach lack, the nearest first."""
+    for need in sorted(found.report.needs, key=lambda need: need.successes):
+        if need.delta == delta and need.successes:
+            about = "" if need.runs is None else f", about {need.runs} runs as they come"
+            yield f"a false-alarm rate of {need.alpha:g} needs {need.successes} more labelled successes{about}"
+
+
+def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, detector: DetectorFit | None) -> Profile:
+    """The profile with those signals on that what was fitted reads, as they were on in the recordings."""
+    used = set() if chance is None else {name for name, one in chance.fusion.readings.items() if one.slope > 0.0}
+    used |= set() if detector is None else set(detector.detector.streams)
+    policy, estimator = bare.policy, bare.estimator
+    if UncertaintySource.PREFIX_VERIFIER in used and not policy.enable_prefix_verifier:
+        policy = policy.model_copy(update={"enable_prefix_verifier": True})
+    slow = UncertaintySource.SEMANTIC_ENTROPY
+    if slow in used:
+        policy = policy.model_copy(update={"enable_semantic_sampling": True})
+        always = float((~np.isnan(runs.streams[slow])).mean()) >= _ALWAYS_READ
+        if always:  # a profile that was fitted on it at every step has to see it at every step
+            estimator = estimator.model_copy(update={"semantic_trigger_low": 0.0, "semantic_trigger_high": 1.0})
+    return bare.model_copy(update={"policy": policy, "estimator": estimator})
+
+
+def _judged_part(profile: Profile, names: frozenset[str], part: RecordingPart) -> list[Judged]:
+    return [
+        judge_run(run, profile)
+        for run in runs_of_part(part)
+        if run.session_id in names and standing(run).usable and run.steps
+    ]
+
+
+def _artifact(
+    paths: Paths,
+    profile: Profile,
+    parts: list[Part],
+    runs: LabelledRuns,
+    splits: dict[str, int],
+    attribution: dict[str, JsonValue] | None,
+    options: FitOptions,
+) -> ProfileArtifact:
+    promises = tuple(f"{part.name}: {part.promise}" for part in parts if part.promise)
+    files = list(islice(recording_files(paths), _MOST_INPUTS))
+    accounts: list[JsonValue] = [part.to_json() for part in parts]
+    return ProfileArtifact(
+        profile=profile,
+        fitted_for=FittedFor(model=_one(runs.models), prompt_hash=_one(runs.prompts), tools_hash=_one(runs.tools)),
+        guarantees=promises or ("No guarantee: nothing with a promise could be fitted.",),
+        provenance=Provenance(
+            counts=runs.counts,
+            inputs=tuple(InputFile.of(path) for path in files),
+            splits=splits,
+            seed=options.seed,
+            details={"parts": accounts, "options": {k: v for k, v in asdict(options).items() if v is not None}},
+        ),
+        attribution=attribution,
+    )
+
+
+def _one(values: frozenset[Any]) -> str | None:
+    """What all runs have in common; what differs between them, or was not recorded, is not known."""
+    only = next(iter(values)) if len(values) == 1 else None
+    return only or None

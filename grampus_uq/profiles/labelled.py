@@ -7,26 +7,35 @@ What the streams are is what `advance` hands to a calibration: every reading by 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from array import array
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.attribution.labelled_recordings import names_a_step
 from grampus_uq.decision import is_irreversible
 from grampus_uq.engine import Profile, SessionState, advance
+from grampus_uq.events import StepEvent
 from grampus_uq.fit.detector_runs import DetectorRuns
-from grampus_uq.recording.runs import Run
+from grampus_uq.parallel import Backend, in_order
+from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
+from grampus_uq.recording.runs import Paths, Run
 from grampus_uq.recording.standing import standing
+from grampus_uq.records import StepUncertainty
 from grampus_uq.risk import confidence_of_risk
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-__all__ = ["DERIVED", "LabelledRuns", "labelled_runs"]
+__all__ = ["DERIVED", "NO_STEP", "LabelledRuns", "labelled_runs"]
 
 DERIVED = ("fused", "propagated")
 """Streams that the engine makes out of the readings."""
 
 TASK = "task_id"
+NO_STEP = "no_step_of_the_model"
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
@@ -38,8 +47,9 @@ class LabelledRuns:
     ids: distinct names. success: shape (n,). weights: shape (n,), one over the chance that the outcome was seen.
     tasks: trials of one task share a name. streams: by name, one value a step of the model, NaN where missing. asks:
     shape (n,), which step of the model the first irreversible call followed (the last step where there was none).
-    has_call: whether there was one. excluded: runs left out, by reason. first_s, last_s: when the first and the last
-    recorded run (left out or not) began; recorded: how many there are.
+    has_call: whether there was one. excluded: runs left out, by reason. Of all recorded runs, left out or not:
+    recorded, how many; first_s, last_s, when the first and the last began; models, prompts, tools, what they were made
+    with; errors_named, how many labels name the step of an error; watched, how many were watched with TRACER.
     """
 
     ids: tuple[str, ...]
@@ -54,6 +64,11 @@ class LabelledRuns:
     first_s: float | None = None
     last_s: float | None = None
     recorded: int = 0
+    models: frozenset[str] = frozenset()
+    prompts: frozenset[str | None] = frozenset()
+    tools: frozenset[str | None] = frozenset()
+    errors_named: int = 0
+    watched: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -98,40 +113,75 @@ class LabelledRuns:
         )
 
 
-def labelled_runs(recorded: Iterable[Run], profile: Profile, *, task_key: str = TASK) -> LabelledRuns:
-    """Read runs, one at a time, as `profile` (fusion, propagation, TRACER, irreversible tools) would see them.
+def labelled_runs(
+    paths: Paths,
+    profile: Profile,
+    *,
+    task_key: str = TASK,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_runs: Callable[[int], None] | None = None,
+) -> LabelledRuns:
+    """Read recordings, part by part, as `profile` (fusion, propagation, TRACER, irreversible tools) would see them.
 
-    `task_key` names the metadata that says which task a run belongs to; without it every run is a task of its own.
+    `task_key` names the metadata that says which task a run belongs to; without it every run is a task of its own. The
+    result does not depend on `workers` and `backend` (`parallel.in_order`). `on_runs` is told how many runs each part
+    had. Holds eight bytes a reading, and the ids.
     """
-    seer = profile.model_copy(update={"detector": None, "calibration": None, "release": None, "advisory": True})
+    cleared = {"detector": None, "calibration": None, "release": None, "advisory": True}
+    work = partial(_columns_of_part, profile.model_copy(update=cleared), task_key)
     found = _Columns()
-    for run in recorded:
-        found.count(run)
-        stands = standing(run)
-        reason = stands.reason or ("" if found.take(run, seer, stands.weight, task_key) else "no_step_of_the_model")
-        if reason:
-            found.excluded[reason] = found.excluded.get(reason, 0) + 1
+    for part in in_order(work, recording_parts(paths), workers=workers, backend=backend):
+        found.add(part)
+        if on_runs is not None:
+            on_runs(part.recorded)
     return found.assembled()
 
 
-class _Columns:
-    """What was read so far."""
+def _columns_of_part(profile: Profile, task_key: str, part: RecordingPart) -> _Columns:
+    found = _Columns()
+    for run in runs_of_part(part):
+        found.count(run)
+        stands = standing(run)
+        taken = stands.usable and found.take(run, profile, stands.weight, task_key)
+        if not taken:
+            found.leave_out(stands.reason or NO_STEP)
+    return found
 
-    def __init__(self) -> None:
-        self.excluded: dict[str, int] = {}
-        self.recorded = 0
-        self._times: list[float] = []
-        self._ids: dict[str, None] = {}
-        self._rows: list[tuple[bool, float, str, int, int, bool]] = []
-        self._values: dict[str, list[float]] = {}
-        self._n = 0
+
+@dataclass(slots=True)
+class _Columns:
+    """What was read so far; of a part, or of all parts up to one."""
+
+    recorded: int = 0
+    excluded: Counter[str] = field(default_factory=Counter)
+    times: list[float] = field(default_factory=list)
+    models: set[str] = field(default_factory=set)
+    prompts: set[str | None] = field(default_factory=set)
+    tools: set[str | None] = field(default_factory=set)
+    errors_named: int = 0
+    watched: int = 0
+    ids: list[str] = field(default_factory=list)
+    rows: list[tuple[bool, float, str, int, int, bool]] = field(default_factory=list)
+    values: dict[str, array[float]] = field(default_factory=dict)
+    n: int = 0
 
     def count(self, run: Run) -> None:
         """Count a run, whatever it may be used for."""
         self.recorded += 1
-        if run.start is not None:
-            times = [*self._times, run.start.time_s]
-            self._times = [min(times), max(times)]
+        self.errors_named += names_a_step(run)
+        self.watched += any(event.trajectory is not None for event in run.steps)
+        start = run.start
+        if start is not None:
+            times = [*self.times, start.time_s]
+            self.times = [min(times), max(times)]
+            self.models.add(start.model)
+            self.prompts.add(start.prompt_hash)
+            self.tools.add(start.tools_hash)
+
+    def leave_out(self, reason: str) -> None:
+        """Count a run that is not used."""
+        self.excluded[reason] += 1
 
     def take(self, run: Run, profile: Profile, weight: float, task_key: str) -> bool:
         """Add a run's steps; False when it has no step of the model."""
@@ -144,44 +194,78 @@ class _Columns:
                 if asks is None and length and is_irreversible(profile.policy, name, event.step.effect):
                     asks = length - 1
                 continue
-            values = {str(one.source): one.value for one in event.readings if one.value is not None}
-            if not (seen.missing_reason or "").endswith("no reading on this step"):
-                values |= {"fused": seen.fused_confidence, "propagated": seen.propagated_confidence}
-            risk = confidence_of_risk(seen.trajectory_risk)
-            if risk is not None:
-                values["trajectory_risk"] = risk
-            for source in values.keys() - self._values.keys():
-                self._values[source] = [math.nan] * self._n
-            for source, column in self._values.items():
-                column.append(values.get(source, math.nan))
-            self._n += 1
+            self._step(_streams(event, seen))
             length += 1
         if not length:
             return False
-        outcome = run.outcome
-        name = run.session_id
-        while name in self._ids:
-            name = f"{name}'"
-        self._ids[name] = None
-        task = run.start.metadata.get(task_key, name) if run.start else name
-        good = outcome is not None and outcome.success is True
-        self._rows.append((good, weight, task, length, length - 1 if asks is None else asks, asks is not None))
+        good = run.outcome is not None and run.outcome.success is True
+        task = run.start.metadata.get(task_key, run.session_id) if run.start else run.session_id
+        self.ids.append(run.session_id)
+        self.rows.append((good, weight, task, length, length - 1 if asks is None else asks, asks is not None))
         return True
+
+    def _step(self, values: Mapping[str, float]) -> None:
+        for source in values.keys() - self.values.keys():
+            self.values[source] = array("d", [math.nan]) * self.n
+        for source, column in self.values.items():
+            column.append(values.get(source, math.nan))
+        self.n += 1
+
+    def add(self, part: _Columns) -> None:
+        """Take in what the next part holds."""
+        self.recorded += part.recorded
+        self.excluded += part.excluded
+        self.times = [pick([*self.times, *part.times]) for pick in (min, max)] if self.times or part.times else []
+        self.models |= part.models
+        self.prompts |= part.prompts
+        self.tools |= part.tools
+        self.errors_named += part.errors_named
+        self.watched += part.watched
+        self.ids += part.ids
+        self.rows += part.rows
+        for source in self.values.keys() | part.values.keys():
+            before = self.values.get(source, array("d", [math.nan]) * self.n)
+            self.values[source] = before + part.values.get(source, array("d", [math.nan]) * part.n)
+        self.n += part.n
 
     def assembled(self) -> LabelledRuns:
         """Everything, as arrays."""
-        good, weights, tasks, lengths, asks, has_call = zip(*self._rows, strict=True) if self._rows else ((),) * 6
+        good, weights, tasks, lengths, asks, has_call = zip(*self.rows, strict=True) if self.rows else ((),) * 6
         return LabelledRuns(
-            ids=tuple(self._ids),
+            ids=_different(self.ids),
             success=np.array(good, dtype=np.bool_),
             weights=np.array(weights, dtype=np.float64),
             tasks=tuple(tasks),
             lengths=np.array(lengths, dtype=np.int64),
-            streams={name: np.array(self._values[name]) for name in sorted(self._values)},
+            streams={name: np.array(self.values[name]) for name in sorted(self.values)},
             asks=np.array(asks, dtype=np.int64),
             has_call=np.array(has_call, dtype=np.bool_),
             excluded=dict(sorted(self.excluded.items())),
-            first_s=self._times[0] if self._times else None,
-            last_s=self._times[1] if self._times else None,
+            first_s=self.times[0] if self.times else None,
+            last_s=self.times[1] if self.times else None,
             recorded=self.recorded,
+            models=frozenset(self.models),
+            prompts=frozenset(self.prompts),
+            tools=frozenset(self.tools),
+            errors_named=self.errors_named,
+            watched=self.watched,
         )
+
+
+def _streams(event: StepEvent, seen: StepUncertainty) -> dict[str, float]:
+    """What a calibration may read at a step, as `advance` hands it over."""
+    values = {str(one.source): one.value for one in event.readings if one.value is not None}
+    if not (seen.missing_reason or "").endswith("no reading on this step"):
+        values |= {"fused": seen.fused_confidence, "propagated": seen.propagated_confidence}
+    risk = confidence_of_risk(seen.trajectory_risk)
+    return values if risk is None else {**values, "trajectory_risk": risk}
+
+
+def _different(ids: Sequence[str]) -> tuple[str, ...]:
+    """Ids that tell runs apart: a session that is in two files counts twice, as two runs."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in ids:
+        found.append(name if seen[name] == 0 else f"{name}#{seen[name]}")
+        seen[name] += 1
+    return tuple(found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.fit.detector_choice import Costs
 
 __all__ = ["FitOptions"]
 
@@ -23,6 +24,7 @@ class FitOptions:
         streams: what the detector watches; None: `p_success` where it could be fitted, else `fused`.
         held_out: share of the runs that set thresholds and teach nothing.
         detector: fit one.
+        detector_costs: choose its statistic and level by expected cost; `false_alarms` is then not looked at.
         attribution_level: wanted coverage of error sets.
         task_key: metadata that names a run's task.
         runs_per_day: for the forecast of pauses; None: as the recordings say.
@@ -40,6 +42,7 @@ class FitOptions:
     streams: tuple[str, ...] | None = None
     held_out: float = 0.5
     detector: bool = True
+    detector_costs: Costs | None = None
     attribution_level: float = 0.8
     task_key: str = "task_id"
     runs_per_day: float | None = None
@@ -69,4 +72,4 @@ class FitOptions:
     @property
     def delta(self) -> float | None:
         """Allowed probability of an unlucky calibration; None: a promise on average."""
-        return None if self.assurance == 0.0 else 1.0 - self.assurance
+        return None if self.assurance == 0.0 else round(1.0 - self.assurance, 12)

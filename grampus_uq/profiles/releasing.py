@@ -52,9 +52,7 @@ def fit_release(
         options: which of the three.
     """
     if options.accuracy is None and options.pause_share is None and options.cost_of_failure is None:
-        why = (
-            "No accuracy, share of pauses or costs were given: irreversible calls are left to the detector."
-        )
+        why = "No accuracy, share of pauses or costs were given: irreversible calls are left to the detector."
         return None, Part(name=NAME, status="not asked for", why=why)
     if chances is None:
         return None, Part(name=NAME, status="not fitted", why="There is no p_success to release by.")
@@ -115,9 +113,7 @@ def _by_accuracy(cases: _Cases, target: float, delta: float, *, only: bool) -> t
     found = estimated_threshold(cases.chances, cases.right, target=target, weights=cases.weights)
     rule = ReleaseRule(at_least=found.threshold, mode="estimated", target=target, runs=found.cases, shortage=shortage)
     if found.threshold is None:
-        why = (
-            f"Nothing is released: at no threshold were {100 * target:g} % right with one more wrong."
-        )
+        why = f"Nothing is released: at no threshold were {100 * target:g} % right with one more wrong."
         return rule, Part(name=NAME, status="not fitted", why=why, needs=needs)
     why = "Estimated on the very runs that it is right on: no guarantee, and a little too good."
     return rule, Part(name=NAME, status="fitted", why=why, needs=needs, figures=_figures(found))
