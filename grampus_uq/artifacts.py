@@ -44,6 +44,7 @@ __all__ = [
     "ProfileArtifact",
     "Provenance",
     "activate",
+    "is_profile",
     "load",
     "match",
     "profile_fingerprint",
@@ -275,6 +276,12 @@ def load(path: str | os.PathLike[str]) -> ProfileArtifact:
         first = error.errors(include_url=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
         raise DataError(f"{first['msg']}. Got {reprlib.repr(first['input'])}.", path=name, field=field) from error
+
+
+def is_profile(path: str | os.PathLike[str]) -> bool:
+    """True when a file begins as an artifact does; whether it is whole and unchanged, `load` says."""
+    with Path(path).open("rb") as stream:
+        return f'"format": "{_FORMAT}"'.encode() in stream.read(200)
 
 
 def _parse(path: str | os.PathLike[str], name: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from grampus_uq.artifacts import is_profile, load
 from grampus_uq.attribution import (
     Attribution,
     CalibratedAttribution,
@@ -17,6 +18,7 @@ from grampus_uq.attribution import (
     Trajectory,
     advise,
     attribution_html,
+    calibration_from_json,
     fit_and_calibrate,
     locate,
     read_labelled_failures,
@@ -41,7 +43,7 @@ _SHOWN: Final = 600
     required=True,
     type=click.Path(exists=True, path_type=Path),
     metavar="LABELLED",
-    help="Failures whose errors are known; some fit the step scorer, the rest calibrate.",
+    help="Failures whose errors are known (some fit the step scorer, the rest calibrate), or a fitted profile.",
 )
 @click.option("--level", type=float, default=0.8, show_default=True, help="Wanted coverage, in (0, 1).")
 @click.option("--method", type=click.Choice(list(METHODS)), default="envelope", show_default=True)
@@ -73,14 +75,16 @@ def command(
     if output is not None and len(trajectories) > 1:
         raise click.UsageError(f"FAILED holds {len(trajectories)} runs: say with --run which one to draw.")
     left_out: list[str] = []
-    same = {run.trajectory_id for run in trajectories}
-    labelled = []
-    for item in _labelled(calibration, left_out.append):
-        if item.trajectory.trajectory_id in same:
-            left_out.append(f"{calibration}: run {item.trajectory.trajectory_id!r:.80} is one of the failed ones.")
-        else:
-            labelled.append(item)
-    calibrated = fit_and_calibrate(labelled, Plan(method=METHODS[method], level=level, seed=seed))
+    calibrated = _of_profile(calibration)
+    if calibrated is None:
+        same = {run.trajectory_id for run in trajectories}
+        labelled = []
+        for item in _labelled(calibration, left_out.append):
+            if item.trajectory.trajectory_id in same:
+                left_out.append(f"{calibration}: run {item.trajectory.trajectory_id!r:.80} is one of the failed ones.")
+            else:
+                labelled.append(item)
+        calibrated = fit_and_calibrate(labelled, Plan(method=METHODS[method], level=level, seed=seed))
     found = [locate(run, calibrated) for run in trajectories]
     if output is not None:
         page = attribution_html(found[0], positions=calibrated.positions)
@@ -111,6 +115,17 @@ def _failed(path: Path) -> Iterator[Trajectory]:
         if run.superseded or (run.outcome is not None and run.outcome.success):
             continue
         yield recorded_trajectory(run)
+
+
+def _of_profile(path: Path) -> CalibratedAttribution | None:
+    """The calibration that a profile holds (`grampus-uq fit`); None where the file is no profile."""
+    if path.is_dir() or not is_profile(path):
+        return None
+    stored = load(path).attribution
+    if stored is None:
+        reason = "this profile holds none: there were too few failures whose label names the step of the error."
+        raise DataError(reason, path=str(path), field="attribution")
+    return calibration_from_json(stored)
 
 
 def _labelled(path: Path, tell: Callable[[str], None]) -> list[LabelledTrajectory]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from grampus_uq.artifacts import InputFile, load
 from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.cli.watch import read_statuses, status_json
+from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.backtest import BacktestRow, backtest
 from grampus_uq.fit.streams import read_detector_runs
@@ -46,7 +47,10 @@ def command(
     scores = is_table(paths[0])
     spread = {} if scores else spread_over(paths, workers, backend)
     with telling("Reading runs") as advance:
-        data = read_detector_runs(paths, detector.streams, labelled=not unlabelled, on_runs=advance, **spread)
+        judge = _judge_of(artifact.profile)
+        data = read_detector_runs(
+            paths, detector.streams, labelled=not unlabelled, profile=judge, on_runs=advance, **spread
+        )
     rows = backtest(detector, data)
     seen = {file.sha256 for file in artifact.provenance.inputs}
     files = list(paths) if scores else list(recording_files(list(paths)))
@@ -85,6 +89,13 @@ def command(
         click.echo(f"watch, {status.variant.value}: {status.sentence}")
     if store is not None and not watched:
         click.echo("watch: this detector is not watched in that store.")
+
+
+def _judge_of(profile: Profile) -> Profile | None:
+    """What the streams are computed by: the profile, where it makes one of its own; else they are as recorded."""
+    if profile.calibration is None and profile.tracer is None:
+        return None
+    return profile.model_copy(update={"detector": None, "release": None})
 
 
 def _standing(row: BacktestRow) -> str:

@@ -10,6 +10,7 @@ import click
 import numpy as np
 
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
+from grampus_uq.cli.fit_whole import fit_whole
 from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
@@ -18,6 +19,7 @@ from grampus_uq.fit.detector_choice import Costs
 from grampus_uq.fit.streams import read_detector_runs
 from grampus_uq.fit.tracer_runs import TracerShare, tracer_and_detector_runs
 from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.profiles import FitOptions
 from grampus_uq.recording.runs import beginnings, recording_files
 from grampus_uq.vocabulary import UncertaintySource
 
@@ -37,7 +39,19 @@ __all__ = ["command"]
 )
 @click.option("--cost-false-alarm", type=float, help="What an alarm in a good run costs, in the same unit.")
 @click.option("--cost-step", type=float, default=0.0, show_default=True, help="What a step costs (tokens, time).")
-@click.option("--stream", "streams", multiple=True, help="Score streams; fused by default. May be given several times.")
+@click.option(
+    "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right (0.9)."
+)
+@click.option("--certified-only", is_flag=True, help="Release nothing rather than without a guarantee.")
+@click.option("--pause-share", type=float, help="Instead: hold at most this share of irreversible calls.")
+@click.option("--cost-failure", type=float, help="Instead: what a wrong irreversible call costs; with --cost-pause.")
+@click.option("--cost-pause", type=float, help="What asking a human costs, in the same unit.")
+@click.option("--cost-abort", type=float, help="What ending a good run costs; without it nothing is aborted.")
+@click.option("--irreversible", multiple=True, metavar="NAME", help="Tools whose name holds this are irreversible.")
+@click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
+@click.option("--held-out", default=0.5, show_default=True, help="Share of runs that set thresholds and teach nothing.")
+@click.option("--runs-per-day", type=float, help="For the forecast of pauses.  [default: as recorded]")
+@click.option("--stream", "streams", multiple=True, help="Fit a detector alone, on these score streams.")
 @click.option(
     "--tracer", "fits_tracer", is_flag=True, help="Fit TRACER on half of the tasks, and the alarm on the rest."
 )
@@ -53,6 +67,16 @@ def command(
     cost_missed_failure: float | None,
     cost_false_alarm: float | None,
     cost_step: float,
+    accuracy: float | None,
+    certified_only: bool,
+    pause_share: float | None,
+    cost_failure: float | None,
+    cost_pause: float | None,
+    cost_abort: float | None,
+    irreversible: tuple[str, ...],
+    base: str | None,
+    held_out: float,
+    runs_per_day: float | None,
     streams: tuple[str, ...],
     fits_tracer: bool,
     seed: int,
@@ -60,7 +84,11 @@ def command(
     backend: str,
     as_json: bool,
 ) -> None:
-    """Fit a detector on PATHS: folders of labelled recordings, or one table of verifier scores.
+    """Fit a profile on PATHS: folders of labelled recordings, or one table of verifier scores.
+
+    From recordings everything is fitted that their labels allow, on disjoint runs: what each stream is worth,
+    p_success, TRACER, a detector, the release of irreversible calls, error attribution; what could not be fitted says
+    why. With --stream, --tracer or --budget, and from a table, a detector alone.
 
     Runs that a human or the monitor touched, or that hit the limit of steps, have no outcome of their own: they are
     left out and counted. With --budget no label is needed, and the promise is on the share of all runs that are paused.
@@ -73,6 +101,27 @@ def command(
     if costs is not None and budget is not None:
         raise ConfigurationError.of("--budget", "fit", "without costs: it needs no outcome", budget)
     table = is_table(paths[0])
+    if not table and not streams and not fits_tracer and budget is None:
+        options = FitOptions(
+            false_alarms=alpha,
+            assurance=assurance,
+            accuracy=accuracy,
+            pause_share=pause_share,
+            cost_of_failure=cost_failure,
+            cost_of_pause=cost_pause,
+            cost_of_abort=cost_abort,
+            certified_only=certified_only,
+            held_out=held_out,
+            detector_costs=costs,
+            runs_per_day=runs_per_day,
+            seed=seed,
+        )
+        spread = spread_over(paths, workers, backend)
+        fit_whole(paths, output, options, base=base, irreversible=irreversible, spread=spread, as_json=as_json)
+        return
+    if accuracy is not None or pause_share is not None or cost_failure is not None or base is not None:
+        rule = "left out with --stream, --tracer, --budget or a table: these fit a detector alone"
+        raise ConfigurationError.of("--accuracy, --pause-share, --cost-failure, --base", "fit", rule, accuracy)
     chosen = streams or (("external",) if table else ("fused",))
     rng = np.random.default_rng(seed)
     tracer = None

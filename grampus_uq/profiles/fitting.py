@@ -10,6 +10,7 @@ by itself, over the same held-out runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -32,10 +33,12 @@ from grampus_uq.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
 from grampus_uq.profiles.options import FitOptions
 from grampus_uq.profiles.parts import Part
 from grampus_uq.profiles.releasing import fit_release
+from grampus_uq.profiles.risk_part import fit_risk
 from grampus_uq.profiles.splitting import held_out_runs
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.recording.standing import standing
+from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 from grampus_uq.vocabulary import UncertaintySource
 
 __all__ = ["ProfileFit", "fit_profile"]
@@ -108,6 +111,10 @@ def fit_profile(
     if runs.recorded == runs.excluded.get(NO_STEP, 0):
         raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
     held = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
+    tracer, tracer_part = fit_risk(paths, runs, held, bare, options, rng)
+    bare = bare.model_copy(update={"tracer": tracer})
+    if tracer is not None:
+        runs = read(bare)  # the same runs in the same order, with the risk among their streams
     chance, parts = fit_chance(runs, held)
     release, release_part = fit_release(runs, held, None if chance is None else chance.values, options)
     detector, detector_part = _detector(runs, held, chance, options, rng)
@@ -120,7 +127,7 @@ def fit_profile(
             "detector": detector.detector if detector is not None and rings else None,
         }
     )
-    parts += [release_part, detector_part, attribution_part]
+    parts = [tracer_part, *parts, release_part, detector_part, attribution_part]
     names = frozenset(name for name, chosen in zip(runs.ids, held, strict=True) if chosen)
     judge = partial(_judged_part, profile, names)
     judged = [one for part in in_order(judge, recording_parts(paths), workers=workers, backend=backend) for one in part]
@@ -169,7 +176,7 @@ def _detector(
         "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
         "threshold_runs": threshold.runs,
     }
-    needs = "; ".join(_advice(found, options.delta))
+    needs = "; ".join(_advice(found, int(runs.success.sum()), options))
     if threshold.shortage:
         return found, Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
     return found, Part(
@@ -182,12 +189,14 @@ def _detector(
     )
 
 
-def _advice(found: DetectorFit, delta: float | None) -> Iterator[str]:
-    """What the levels that are out of reach lack, the nearest first."""
-    for need in sorted(found.report.needs, key=lambda need: need.successes):
-        if need.delta == delta and need.successes:
-            about = "" if need.runs is None else f", about {need.runs} runs as they come"
-            yield f"a false-alarm rate of {need.alpha:g} needs {need.successes} more labelled successes{about}"
+def _advice(found: DetectorFit, successes: int, options: FitOptions) -> Iterator[str]:
+    """What the listed levels that have no threshold lack, the nearest first; of the labels a share is held out."""
+    mode = Mode.CONFORMAL if options.delta is None else Mode.PAC
+    wanting = {t.alpha for t in found.detector.thresholds if t.mode is mode and t.shortage}
+    for alpha in sorted(wanting, reverse=True):
+        all_told = math.ceil(successes_needed(mode, alpha, options.delta) / options.held_out)
+        if all_told > successes:
+            yield f"a false-alarm rate of {alpha:g} needs about {all_told - successes} more labelled successes"
 
 
 def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, detector: DetectorFit | None) -> Profile:

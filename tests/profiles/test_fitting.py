@@ -1,0 +1,272 @@
+"""One call from a folder of recordings to a profile: what is fitted, on which runs, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import ConfigurationError, Outcome, Reading, Step, ToolCall, UncertaintyMonitor
+from grampus_uq.artifacts import load, save
+from grampus_uq.cli import _group
+from grampus_uq.engine import Profile
+from grampus_uq.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
+from grampus_uq.profiles.labelled import labelled_runs
+from grampus_uq.profiles.splitting import held_out_runs
+from grampus_uq.recording import RecordingProcessor, runs
+from grampus_uq.stats.ranks import binomial_ceiling
+from tests.profiles.recorded import HASH, POLICY, record
+
+pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+
+BASE = Profile(policy=POLICY)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    record(path, 420, 1)
+    return path
+
+
+@pytest.fixture(scope="module")
+def fitted(folder: Path) -> ProfileFit:
+    return fit_profile(folder, base=BASE, options=FitOptions(accuracy=0.85, runs_per_day=50.0))
+
+
+def part(fit: ProfileFit, name: str):
+    (found,) = [part for part in fit.parts if part.name == name]
+    return found
+
+
+def test_everything_that_the_labels_allow_is_fitted_and_the_rest_says_why(fitted: ProfileFit) -> None:
+    states = {part.name: part.status for part in fitted.parts}
+    assert states == {
+        "tracer": "not fitted",
+        "stream noise": "fitted",
+        "stream token_probability": "fitted",
+        "stream verbalized": "fitted",
+        "p_success": "fitted",
+        "release": "fitted",
+        "detector": "fitted",
+        "attribution": "not fitted",
+    }
+    for one in fitted.parts:
+        assert one.why
+        assert one.needs or one.status == "fitted"
+    assert "no more than the success rate" in part(fitted, "stream noise").why
+    assert part(fitted, "p_success").figures["auroc"] > 0.8
+    assert sum(fitted.splits.values()) == fitted.counts["success"] + fitted.counts["failure"]
+    assert fitted.counts["max_steps"] > 10
+
+
+def test_the_promises_hold_on_fresh_runs(fitted: ProfileFit, tmp_path: Path) -> None:
+    record(tmp_path, 500, 2)
+    fresh = [run for run in runs(tmp_path) if run.outcome.success is not None]
+    found = rates(judge_run(run, fitted.artifact.profile) for run in fresh)
+    alarms = [one for one in fresh if judge_run(one, fitted.artifact.profile).held_by == "detector"]
+    good = sum(run.outcome.success for run in fresh)
+    assert sum(run.outcome.success for run in alarms) <= binomial_ceiling(good, 0.1)
+    assert part(fitted, "release").promise  # certified
+    released = found["right_among_released"]
+    wrong = round((1 - released["estimate"]) * released["of"])
+    assert released["of"] > 100
+    assert wrong <= binomial_ceiling(released["of"], 0.15)
+
+
+def test_no_run_teaches_what_it_sets_a_threshold_for(folder: Path, fitted: ProfileFit) -> None:
+    """Turn the outcomes of the held-out runs around: what was learned stays the same to the last digit."""
+    options = FitOptions(accuracy=0.85)
+    read = labelled_runs(folder, BASE)
+    held = held_out_runs(read.tasks, read.success, options.held_out, np.random.default_rng(options.seed))
+    assert set(fitted.detector.report.threshold_ids) <= {i for i, h in zip(read.ids, held, strict=True) if h}
+    learned = {i for i, h in zip(read.ids, held, strict=True) if not h}
+    assert not learned & set(fitted.detector.report.threshold_ids)
+    from grampus_uq.fit.calibration import fit_fusion
+
+    names = [name for name in read.streams if name not in ("fused", "propagated")]
+    alone = fit_fusion({name: read.traces(name).select(~held) for name in names}, read.success[~held])
+    assert alone == fitted.artifact.profile.calibration
+
+
+def test_trials_of_one_task_stay_in_one_part(tmp_path: Path) -> None:
+    record(tmp_path, 60, 3, tasks=9)
+    read = labelled_runs(tmp_path, BASE)
+    held = held_out_runs(read.tasks, read.success, 0.5, np.random.default_rng(0))
+    inside = {task for task, h in zip(read.tasks, held, strict=True) if h}
+    outside = {task for task, h in zip(read.tasks, held, strict=True) if not h}
+    assert not inside & outside
+    assert 0.25 < held.mean() < 0.75
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.floats(0.1, 0.9), st.integers(0, 5))
+def test_both_parts_have_their_share_of_either_outcome(good: int, bad: int, share: float, seed: int) -> None:
+    success = np.array([True] * good + [False] * bad, dtype=bool)
+    held = held_out_runs([str(i) for i in range(good + bad)], success, share, np.random.default_rng(seed))
+    assert abs(int(held[:good].sum()) - share * good) <= 1.0
+    assert abs(int(held[good:].sum()) - share * bad) <= 1.0
+
+
+def test_the_artifact_drives_a_monitor_which_releases_and_holds_with_the_stated_promise(
+    fitted: ProfileFit, tmp_path: Path
+) -> None:
+    save(fitted.artifact, tmp_path / "profile.json")
+    monitor = UncertaintyMonitor(profile=load(tmp_path / "profile.json"))
+    fitting = {"model": "m", "prompt_hash": HASH, "tools_hash": HASH}
+    for value, goes in ((0.97, True), (0.5, False)):
+        session = monitor.session(f"live-{value}", **fitting)
+        for index in range(3):
+            step = Step(step_id=f"s{index}", kind="llm_call", time_s=0.0)
+            both = [Reading(source="verbalized", value=value), Reading(source="token_probability", value=value)]
+            session.commit(step, both)
+        verdict = session.would_allow(ToolCall(name="send_mail"))
+        assert verdict.allowed is goes
+        assert (verdict.guarantee is not None) is (goes or verdict.rule == "detector")
+    other = monitor.session("other", model="m", prompt_hash=HASH)
+    assert other.would_allow("send_mail").allowed  # other tools: it only advises
+
+
+def test_the_forecast_says_how_often_it_will_pause_and_how_often_rightly(fitted: ProfileFit) -> None:
+    found = fitted.expected
+    assert found["runs"] == fitted.splits["thresholds"]
+    assert found["pauses_per_day"] == pytest.approx(50.0 * found["paused"]["estimate"])
+    for name in ("paused", "precision", "false_alarms", "failures_caught", "right_among_released"):
+        one = found[name]
+        assert one["low"] <= one["estimate"] <= one["high"]
+    assert found["right_among_released"]["estimate"] > found["right_before"]["estimate"] + 0.2
+
+
+def test_what_came_out_does_not_depend_on_how_many_read(folder: Path, fitted: ProfileFit) -> None:
+    again = fit_profile(folder, base=BASE, options=FitOptions(accuracy=0.85, runs_per_day=50.0))
+    assert again.artifact.profile == fitted.artifact.profile
+    assert again.to_json()["parts"] == fitted.to_json()["parts"]
+
+
+def test_with_too_few_labels_nothing_is_fitted_by_force(tmp_path: Path) -> None:
+    record(tmp_path, 14, 5)
+    fit = fit_profile(tmp_path, base=BASE, options=FitOptions(accuracy=0.9))
+    assert part(fit, "p_success").status == "not fitted"
+    assert "more labelled" in part(fit, "p_success").needs
+    assert part(fit, "release").status == part(fit, "detector").status == "not fitted"
+    assert "needs about" in part(fit, "detector").needs
+    profile = fit.artifact.profile
+    assert (profile.calibration, profile.release, profile.detector) == (None, None, None)
+    assert fit.artifact.guarantees[0].startswith("No guarantee")
+
+
+def test_certified_only_releases_nothing_rather_than_without_a_promise(folder: Path, tmp_path: Path) -> None:
+    some = tmp_path / "some"
+    record(some, 80, 6)
+    fit = fit_profile(some, base=BASE, options=FitOptions(accuracy=0.99, certified_only=True))
+    release = fit.artifact.profile.release
+    assert release.at_least is None
+    assert "No guarantee" in release.shortage
+    assert fit.expected["right_among_released"]["of"] == 0
+    assert part(fit, "release").status == "not fitted"
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode"),
+    [({"pause_share": 0.2}, "share"), ({"cost_of_failure": 10.0, "cost_of_pause": 1.0, "cost_of_abort": 3.0}, "costs")],
+)
+def test_the_release_follows_a_share_or_costs_where_these_are_given(folder: Path, asked, mode: str) -> None:
+    fit = fit_profile(folder, base=BASE, options=FitOptions(detector=False, **asked))
+    release = fit.artifact.profile.release
+    assert release.mode == mode
+    if mode == "share":
+        paused = fit.expected["paused"]
+        assert 0.1 <= paused["estimate"] <= 0.2
+        assert release.guarantee
+    else:
+        assert (release.at_least, release.abort_below) == (0.9, pytest.approx(1 / 3))
+        assert release.guarantee is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"accuracy": 90.0},
+        {"accuracy": 0.9, "pause_share": 0.1},
+        {"cost_of_failure": 1.0},
+        {"cost_of_abort": 1.0},
+        {"held_out": 0.0},
+        {"assurance": 1.0},
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(wrong) -> None:
+    with pytest.raises(ConfigurationError):
+        FitOptions(**wrong)
+
+
+def test_a_stream_that_was_read_at_every_step_is_sensed_at_every_step_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with RecordingProcessor(tmp_path) as recorder:
+        watch = UncertaintyMonitor(processors=[recorder], advisory=True)
+        for number in range(120):
+            good = bool(rng.random() < 0.5)
+            session = watch.session(f"r{number}")
+            value = float(np.clip(rng.normal(0.7 if good else 0.4, 0.15), 0, 1))
+            step = Step(step_id="s", kind="llm_call", time_s=0.0)
+            session.commit(step, [Reading(source="semantic_entropy", value=value)])
+            session.finish(Outcome(success=good))
+    profile = fit_profile(tmp_path).artifact.profile
+    assert profile.policy.enable_semantic_sampling
+    assert (profile.estimator.semantic_trigger_low, profile.estimator.semantic_trigger_high) == (0.0, 1.0)
+
+
+def test_labelled_errors_become_a_calibration_that_attribute_takes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    with RecordingProcessor(tmp_path / "runs", content="full") as recorder:
+        watch = UncertaintyMonitor(processors=[recorder], advisory=True)
+        for number in range(44):
+            bad = int(rng.integers(1, 4))
+            session = watch.session(f"r{number}", "agent")
+            for index in range(5):
+                text = "error: could not find it" if index == bad else f"step {index} went well"
+                session.commit(Step(step_id=f"s{index}", kind="llm_call", time_s=0.0, text=text), ())
+            session.finish(Outcome(success=False, labelled_by="ana", note=f"error at s{bad}"))
+    fit = fit_profile(tmp_path / "runs")
+    assert part(fit, "attribution").status == "fitted"
+    assert fit.artifact.attribution is not None
+    save(fit.artifact, tmp_path / "p.json")
+    assert load(tmp_path / "p.json") == fit.artifact
+    with RecordingProcessor(tmp_path / "failed", content="full") as recorder:
+        session = UncertaintyMonitor(processors=[recorder], advisory=True).session("new", "agent")
+        for index in range(5):
+            text = "error: could not find it" if index == 2 else f"step {index} went well"
+            session.commit(Step(step_id=f"s{index}", kind="llm_call", time_s=0.0, text=text), ())
+        session.finish(Outcome(success=False))
+    done = CliRunner().invoke(
+        _group, ["attribute", str(tmp_path / "failed"), "--calibration", str(tmp_path / "p.json"), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["attributions"]
+    assert 2 in found["set_steps"]
+
+
+def test_the_command_prints_an_account_and_writes_one_artifact(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "profile.json"
+    asked = ["fit", str(folder), "-o", str(target), "--accuracy", "0.85", "--irreversible", "send"]
+    shown = CliRunner().invoke(_group, [*asked, "--runs-per-day", "40"], catch_exceptions=False).stdout
+    for word in ("runs ", "parted", "p_success", "release", "statistic", "promise", "NOT FITTED", "expect", "a day"):
+        assert word in shown
+    assert all(len(line) <= 120 for line in shown.splitlines())
+    assert load(target).profile.release is not None
+    told = json.loads(CliRunner().invoke(_group, [*asked, "--json"], catch_exceptions=False).stdout)
+    assert told["fingerprint"] == load(target).fingerprint
+    assert {part["name"] for part in told["parts"]} >= {"p_success", "release", "detector", "tracer", "attribution"}
+    rows = json.loads(CliRunner().invoke(_group, ["backtest", str(target), str(folder), "--json"]).stdout)["rows"]
+    assert any(row["deployed"] and row["power"] > 0.3 for row in rows)  # the detector reads p_success of the profile
+
+
+def test_it_runs_beside_a_running_event_loop(folder: Path) -> None:
+    async def main() -> ProfileFit:
+        return await anyio.to_thread.run_sync(lambda: fit_profile(folder, options=FitOptions(detector=False)))
+
+    assert anyio.run(main).artifact.profile.calibration is not None
