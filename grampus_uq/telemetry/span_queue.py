@@ -25,6 +25,8 @@ class QueuedSpans(SpanProcessor):
     It differs in three things. Drops are counted (`dropped`), those of a failed export included. When the queue is
     full, a span of an escalation or an alarm goes last. `force_flush` and `shutdown` keep their deadlines, whatever
     the exporter does.
+
+    `batch` is small on purpose: encoding a batch holds the interpreter, and with it the agent's event loop.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class QueuedSpans(SpanProcessor):
         exporter: SpanExporter,
         *,
         capacity: int = 2048,
-        batch: int = 512,
+        batch: int = 128,
         delay_s: float = 1.0,
         shutdown_s: float = 5.0,
     ) -> None:
