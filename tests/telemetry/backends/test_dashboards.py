@@ -76,6 +76,15 @@ def test_panels_do_not_overlap_and_each_says_what_it_tells() -> None:
     assert len({panel.title for panel in PANELS}) == len(PANELS)
 
 
+def test_the_page_tells_of_every_panel_and_every_alert_and_of_no_other() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "dashboards.md").read_text()
+    panels, _, alerts = page.partition("## What each panel tells")[2].partition("## Alerts")
+    told = re.findall(r"^\| ([^|]+?) \|", panels, re.MULTILINE)
+    assert [one for one in told if one != "panel"] == [panel.title for panel in PANELS]
+    rung = re.findall(r"^\| `(\w+)` \|", alerts, re.MULTILINE)
+    assert rung == [rule["alert"] for rule in alert_rules()["groups"][0]["rules"]]
+
+
 def test_limits_reach_the_alerts_and_the_lines() -> None:
     files = stack_files(Limits(alpha=0.2, watch_level=0.001, approvals_wait_min=7, monitor_usd_per_hour=2.5))
     rules = {rule["alert"]: rule for rule in yaml.safe_load(files["alerts.yml"])["groups"][0]["rules"]}

@@ -1,0 +1,61 @@
+"""How many approvals wait in a store, asked from any thread: what the gauge of pending approvals shows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import anyio
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import open_store
+
+__all__ = ["waiting_approvals"]
+
+_log = logging.getLogger(__name__)
+
+
+def waiting_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int | None]:
+    """Return a function for `MetricsProcessor(pending_approvals=...)` that counts what waits in the store at `url`.
+
+    It opens the store anew each time, on a thread with an event loop of its own, so it may be called where metrics are
+    exported, whichever thread that is. It returns None, and the gauge then shows nothing, when the store does not
+    answer within `timeout_s` seconds or refuses: not to know is not zero. An approval that a parent agent passes on is
+    counted once. Give it to one process of a service: each would show the same approvals.
+
+    Raises ConfigurationError for a URL that names no store that other processes see.
+    """
+    if url == "memory:":
+        rule = "of a store that outlives a process: sqlite:///FILE, postgresql://… or redis://…"
+        raise ConfigurationError.of("url", "waiting_approvals", rule, url)
+    open_store(url)  # an impossible URL is refused here, not on the exporting thread
+
+    def count() -> int | None:
+        found: list[int] = []
+
+        def ask() -> None:
+            try:
+                found.append(anyio.run(_count, url))
+            except Exception as error:  # noqa: BLE001 (whatever a store's driver raises: metrics go on without this one)
+                _log.warning("waiting approvals could not be counted: %s", type(error).__name__)
+
+        thread = threading.Thread(target=ask, name="grampus-uq-waiting", daemon=True)
+        thread.start()
+        thread.join(timeout_s)
+        return found[0] if found else None
+
+    return count
+
+
+async def _count(url: str) -> int:
+    store = open_store(url)
+    try:
+        sessions = await Ledger(store).pending()
+    finally:
+        await store.aclose()
+    # Where a sub-agent waits, its parent waits for the same thing; a session may also wait for no call at all.
+    return sum(
+        sum(request.child_session is None for request in one.requests) if one.requests else 1 for one in sessions
+    )

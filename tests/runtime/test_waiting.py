@@ -1,0 +1,90 @@
+"""The number of approvals that wait in a store, asked from whatever thread exports metrics."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import anyio
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from grampus_uq import ConfigurationError, open_store
+from grampus_uq.runtime.waiting import waiting_approvals
+from grampus_uq.telemetry import MetricsProcessor
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, World, mail, runner
+
+
+async def paused(url: str, session_id: str, calls: int = 1) -> None:
+    """A run that waits for as many approvals as it has calls."""
+    store = open_store(url)
+    proposed = [mail(f"c{number}", f"bob{number}") for number in range(calls)]
+    turns = [answer("I will mail.", tool_calls=proposed), answer("Done.")]
+    await runner(World(), turns, store=store).run(AGENT, "Mail Bob.", session_id=session_id)
+    await store.aclose()
+
+
+def test_every_waiting_approval_is_counted_and_decided_ones_no_more(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    count = waiting_approvals(url)
+    assert count() == 0
+    anyio.run(paused, url, "s1")
+    anyio.run(paused, url, "s2", 2)
+    assert count() == 3
+
+    async def reject() -> None:
+        store = open_store(url)
+        again = runner(World(), store=store)
+        (request,) = (await again.list_pending_sessions("mailer"))[0].requests
+        await again.resume("mailer", request.session_id, request.decide("reject", principal="ann"))
+        await store.aclose()
+
+    anyio.run(reject)
+    assert count() == 2
+
+
+def test_it_may_be_asked_from_inside_an_event_loop_and_shows_on_the_gauge(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    reader = InMemoryMetricReader()
+    MetricsProcessor(
+        MeterProvider(metric_readers=[reader], shutdown_on_exit=False), pending_approvals=waiting_approvals(url)
+    )
+
+    async def exported_here() -> list[float]:
+        await paused(url, "s1")
+        data = reader.get_metrics_data()
+        assert data is not None
+        metrics = data.resource_metrics[0].scope_metrics[0].metrics
+        (gauge,) = [metric for metric in metrics if metric.name == "uncertainty.approvals.pending"]
+        return [point.value for point in gauge.data.data_points]  # type: ignore[union-attr]
+
+    assert anyio.run(exported_here) == [1]
+
+
+def test_a_store_that_cannot_be_asked_is_not_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "runs.db").write_text("this is no database, and never was one" * 100)
+    with caplog.at_level(logging.WARNING):
+        assert waiting_approvals(f"sqlite:///{tmp_path / 'runs.db'}")() is None
+    assert "could not be counted" in caplog.text
+
+
+def test_a_store_that_does_not_answer_is_given_up_after_the_timeout() -> None:
+    import socket
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        count = waiting_approvals(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.2)
+        assert count() is None
+    for thread in threading.enumerate():
+        if thread.name == "grampus-uq-waiting":
+            thread.join(10)  # the socket is closed: it ends now
+
+
+@pytest.mark.parametrize("url", ["memory:", "ftp://x/y"])
+def test_a_url_that_names_no_shared_store_is_refused_when_it_is_given(url: str) -> None:
+    with pytest.raises(ConfigurationError):
+        waiting_approvals(url)
