@@ -16,9 +16,12 @@ from click.testing import CliRunner
 
 from grampus_uq import Outcome, Profile, TokenLogprob, ToolCall, UncertaintyMonitor
 from grampus_uq.artifacts import ProfileArtifact, load, save
+from grampus_uq.cli.backtest import command as backtest_command
 from grampus_uq.cli.fit import command as fit_command
 from grampus_uq.cli.risk import command
 from grampus_uq.events import OutcomeEvent, StepEvent
+from grampus_uq.fit.backtest import backtest
+from grampus_uq.fit.streams import read_detector_runs
 from grampus_uq.importers.run import events
 from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.recording import RecordingProcessor, runs
@@ -139,6 +142,15 @@ def test_fitted_parameters_go_into_the_profile_with_a_stream_that_live_sessions_
     assert step.log_e_value is not None  # the detector had its stream
     rows = by_score(measured(str(folder), "--profile", str(out)))
     assert "tracer_profile" in rows
+    done = CliRunner().invoke(backtest_command, [str(out), str(folder), "--json"], catch_exceptions=False)
+    profile = load(out).profile
+    assert profile.detector is not None
+    assert profile.tracer is not None
+    assert profile.tracer.parameters != TRACER.parameters
+    for by, equal in ((profile.model_copy(update={"detector": None}), True), (None, False)):
+        scores = read_detector_runs([str(folder)], profile.detector.streams, profile=by)
+        expected = [json.loads(json.dumps(row.to_json())) for row in backtest(profile.detector, scores)]
+        assert (json.loads(done.stdout)["rows"] == expected) == equal
 
 
 def test_a_profile_without_tracer_is_refused(tmp_path: Path) -> None:
