@@ -1,4 +1,4 @@
-"""`grampus-uq runs`: list, show, label, export and check what was recorded."""
+"""`grampus-uq runs`: list, show, label, export and check what was recorded; `importing` holds what takes many files."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 
+from grampus_uq.cli.importing import import_, pack_, replay_
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.recording import (
@@ -41,10 +42,15 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON inst
 
 @click.group(name="runs", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """List, show, label, export and check recorded runs.
+    """List, show, label, export, check, import, pack and replay recorded runs.
 
     FOLDER is a folder of recordings (searched at any depth) or a recording.
     """
+
+
+command.add_command(import_)
+command.add_command(pack_)
+command.add_command(replay_)
 
 
 @command.command(name="list")

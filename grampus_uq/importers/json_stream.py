@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.opening import BLOCK_BYTES, text_blocks
 
-__all__ = ["MAX_ELEMENT_CHARS", "Element", "elements"]
+__all__ = ["MAX_ELEMENT_CHARS", "Element", "elements", "nested"]
 
 MAX_ELEMENT_CHARS: Final = 32 * 2**20
 """The longest element that is read, in characters."""
@@ -20,6 +20,7 @@ MAX_ELEMENT_CHARS: Final = 32 * 2**20
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _LONGEST_TOKEN: Final = 12  # "false", an escape \uXXXX\uXXXX: a cut within it shows this near to the end
 _CUT: Final = "Unterminated string"
+_TRUNCATED: Final = "the file is truncated: an object or array does not end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +32,12 @@ class Element:
     line: int
     index: int
     in_array: bool
+    chars: int = 0
+    prefix: str = ""
 
     def error(self, field: str, reason: str) -> DataError:
         """The error that names a field of this element."""
-        place = f"[{self.index}].{field}" if self.in_array else field
+        place = f"{self.prefix}[{self.index}].{field}" if self.in_array else f"{self.prefix}{field}"
         return DataError(reason, path=self.path, line=self.line, field=place)
 
 
@@ -62,14 +65,70 @@ def elements(
                 window.fail("expected ',' or ']' behind an element")
             window.skip(1)
             window.peek()
-        line = window.line
+        line, before = window.line, window.position
         value = window.take()
         if not isinstance(value, dict):
             raise DataError(f"must be a JSON object. Got {type(value).__name__}.", path=window.path, line=line)
-        yield Element(value=value, path=window.path, line=line, index=index, in_array=in_array)
+        chars = window.position - before
+        yield Element(value=value, path=window.path, line=line, index=index, in_array=in_array, chars=chars)
         index += 1
     if in_array:
         window.fail("the file is truncated: the array does not end")
+
+
+def nested(
+    path: str | os.PathLike[str],
+    trail: Sequence[str],
+    *,
+    max_element_chars: int = MAX_ELEMENT_CHARS,
+    block_bytes: int = BLOCK_BYTES,
+) -> Iterator[Element | DataError]:
+    """Yield the objects at the end of a trail of arrays: with ("a", "b") those in `{"a": [{"b": [...]}]}`.
+
+    The file holds one such object, or several one after the other. What lies beside the trail is parsed, a value or an
+    element of an array at a time, and dropped, so that a single object of gigabytes is read in bounded memory. What is
+    on the trail and is not an array of objects is yielded as an error, and passed over. Raises as `elements` does.
+    """
+    window = _Window(path, max_element_chars, block_bytes)
+    while (head := window.peek()) != "":
+        if head != "{":
+            window.fail(f"must be a JSON object. It begins with {head!r}")
+        yield from _along(window, trail, "")
+
+
+def _along(window: _Window, trail: Sequence[str], prefix: str) -> Iterator[Element | DataError]:
+    """Read one object, and yield what is at the end of the trail in it."""
+    for key in window.members():
+        if key != trail[0]:
+            window.drop()
+            continue
+        place = f"{prefix}{key}"
+        if window.peek() != "[":
+            line, value = window.line, window.take()
+            if value is not None:
+                reason = f"must be a list. Got {type(value).__name__}."
+                yield DataError(reason, path=window.path, line=line, field=place)
+            continue
+        for index in window.items():
+            line = window.line
+            if window.peek() != "{":
+                value = window.take()
+                reason = f"must be an object. Got {type(value).__name__}."
+                yield DataError(reason, path=window.path, line=line, field=f"{place}[{index}]")
+            elif len(trail) > 1:
+                yield from _along(window, trail[1:], f"{place}[{index}].")
+            else:
+                before = window.position
+                value = window.take()
+                yield Element(
+                    value=value,
+                    path=window.path,
+                    line=line,
+                    index=index,
+                    in_array=True,
+                    chars=window.position - before,
+                    prefix=place,
+                )
 
 
 class _Window:
@@ -81,6 +140,7 @@ class _Window:
         self._blocks = text_blocks(path, size=block_bytes)
         self._text = ""
         self._at = 0
+        self._passed = 0
         self._limit = limit
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
@@ -113,8 +173,58 @@ class _Window:
             except ValueError as error:  # NaN, or an integer of thousands of digits
                 self.fail(f"is not JSON: {error}", self._at, error)
             else:
+                if end == len(self._text) and type(value) in (int, float) and self._grow():
+                    continue  # the number may go on
                 self.skip(end - self._at)
                 return value
+
+    @property
+    def position(self) -> int:
+        """How many characters were passed so far."""
+        return self._passed + self._at
+
+    def members(self) -> Iterator[str]:
+        """Yield the keys of the object that begins here; the caller takes or drops each value before the next."""
+        self.skip(1)
+        first = True
+        while (head := self.peek()) != "}":
+            if not first:
+                if head != ",":
+                    self.fail("expected ',' or '}' behind a value" if head else _TRUNCATED)
+                self.skip(1)
+                self.peek()
+            key = self.take()
+            if not isinstance(key, str):
+                self.fail(f"must be the name of a field. Got {type(key).__name__}")
+            if self.peek() != ":":
+                self.fail("expected ':' behind the name of a field")
+            self.skip(1)
+            self.peek()
+            first = False
+            yield key
+        self.skip(1)
+
+    def items(self) -> Iterator[int]:
+        """Yield the numbers of the elements of the array that begins here, as `members` does keys."""
+        self.skip(1)
+        index = 0
+        while (head := self.peek()) != "]":
+            if index:
+                if head != ",":
+                    self.fail("expected ',' or ']' behind an element" if head else _TRUNCATED)
+                self.skip(1)
+                self.peek()
+            yield index
+            index += 1
+        self.skip(1)
+
+    def drop(self) -> None:
+        """Pass over the value that begins here; of an array an element at a time."""
+        if self.peek() == "[":
+            for _ in self.items():
+                self.take()
+        else:
+            self.take()
 
     def fail(self, reason: str, at: int | None = None, cause: BaseException | None = None) -> NoReturn:
         line = self.line + self._text.count("\n", self._at, self._at if at is None else at)
@@ -131,11 +241,13 @@ class _Window:
             parts.append(block)
             have += len(block)
         grown = have > len(parts[0])
+        self._passed += self._at
         self._text, self._at = "".join(parts), 0
         return grown
 
     def _more(self) -> bool:
         block = next(self._blocks, None)
+        self._passed += self._at
         self._text, self._at = block or "", 0
         return block is not None
 

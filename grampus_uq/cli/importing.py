@@ -1,0 +1,221 @@
+"""`grampus-uq runs import`, `replay` and `pack`: runs from elsewhere, and many recordings at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import click
+
+from grampus_uq.cli.spreading import spread_over, spreading, telling
+from grampus_uq.errors import DataError
+from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
+from grampus_uq.importers.run import ImportedRun, events
+from grampus_uq.parallel import cores, in_order
+from grampus_uq.recording.codec import Content, encode
+from grampus_uq.recording.content import redact, unicode_only
+from grampus_uq.recording.key import folder_key
+from grampus_uq.recording.names import file_name
+from grampus_uq.recording.packing import pack
+from grampus_uq.replay import ReplayCounts, replay_all
+
+__all__ = ["import_", "pack_", "replay_"]
+
+_MOST_SHOWN: Final = 100
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """How the files are imported: plain values, so that other processes can be told."""
+
+    folder: Path
+    form: RunFormat | Literal["auto"]
+    content: Content
+    key: bytes
+    outcome: str | None
+    agent_id: str
+
+
+@dataclass(slots=True, kw_only=True)
+class _Imported:
+    """What became of one file."""
+
+    path: str
+    runs: int = 0
+    steps: int = 0
+    refused: int = 0
+    errors: list[str] = field(default_factory=list)
+    broken: bool = False
+
+    def refuse(self, error: DataError) -> None:
+        self.refused += 1
+        if len(self.errors) < _MOST_SHOWN:
+            self.errors.append(str(error))
+
+
+@click.command(name="import")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.option("--output", "-o", required=True, metavar="FOLDER", help="Where the recordings go.")
+@click.option("--format", "form", type=click.Choice(["auto", *FORMATS]), default="auto", show_default=True)
+@click.option("--content", type=click.Choice(get_args(Content)), default="hashed", show_default=True, help="Of texts.")
+@click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that says success.")
+@click.option("--agent", "agent_id", default="", help="Name of the agent, where the files name none.")
+@spreading
+@_as_json
+def import_(
+    paths: tuple[str, ...],
+    output: str,
+    form: RunFormat | Literal["auto"],
+    content: Content,
+    outcome: str | None,
+    agent_id: str,
+    workers: int | None,
+    backend: Literal["local", "ray"],
+    as_json: bool,
+) -> None:
+    """Import runs from elsewhere: tau-bench, tau2, OTLP, LangSmith, ChatGPT, logs of chat completions, failure logs.
+
+    FILE is a file or a folder of files, plain or gzip. A record that is wrong is named and left out, and so is a run
+    that FOLDER holds already; exit status 1 when anything was.
+    """
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    plan = _Plan(
+        folder=folder,
+        form=form,
+        content=content,
+        key=folder_key(folder) if content != "none" else b"",
+        outcome=outcome,
+        agent_id=agent_id,
+    )
+    files = list(_files(paths))
+    chosen = workers or (min(cores(), len(files)) if sum(path.stat().st_size for path in files) > 2**25 else 1)
+    found: list[_Imported] = []
+    with telling("Importing runs") as advance:
+        for one in in_order(partial(_import_file, plan), files, workers=max(1, chosen), backend=backend):
+            found.append(one)
+            advance(one.runs)
+    refused = sum(one.refused for one in found)
+    if as_json:
+        click.echo(json.dumps({"output": output, "files": [asdict(one) for one in found]}, ensure_ascii=False))
+    else:
+        for one in found:
+            for text in one.errors:
+                click.echo(f"left out: {_plain(text)}", err=True)
+            if one.refused > len(one.errors):
+                click.echo(f"left out: {one.refused - len(one.errors)} more of {_plain(one.path)}", err=True)
+        runs, steps = sum(one.runs for one in found), sum(one.steps for one in found)
+        click.echo(f"{runs} runs, {steps} steps imported from {len(found)} files; {refused} records left out.")
+    if refused:
+        raise SystemExit(1)
+
+
+def _files(paths: tuple[str, ...]) -> Iterator[Path]:
+    """Files as they are; of a folder all that are not hidden, at any depth, sorted."""
+    for given in paths:
+        start = Path(given)
+        if not start.exists():
+            raise DataError("does not exist.", path=given)
+        if not start.is_dir():
+            yield start
+            continue
+        for folder, inner, names in os.walk(start):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+
+
+def _import_file(plan: _Plan, path: Path) -> _Imported:
+    found = _Imported(path=os.fspath(path))
+    try:
+        for run in read_runs(path, plan.form, outcome=plan.outcome, on_refused=found.refuse):
+            try:
+                _write(plan, run)
+            except DataError as error:
+                found.refuse(DataError(error.reason, path=run.path, line=run.line, field=error.field))
+                continue
+            found.runs += 1
+            found.steps += run.n_steps
+    except DataError as error:  # the rest of the file cannot be read: what came before stays
+        found.refuse(error)
+        found.broken = True
+    return found
+
+
+def _write(plan: _Plan, run: ImportedRun) -> None:
+    """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or is there already."""
+    lines = []
+    for event in events(run, agent_id=run.agent_id or plan.agent_id):
+        kept = redact(event, plan.content, plan.key)
+        try:
+            lines.append(encode(kept, content=plan.content))
+        except DataError:  # only a lone surrogate can be mended; anything else is refused again
+            lines.append(encode(unicode_only(kept), content=plan.content))
+    target = plan.folder / file_name(run.run_id)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(b"".join(lines))
+        draft.chmod(0o600)
+        os.link(draft, target)  # unlike a rename it replaces nothing
+    except FileExistsError as error:
+        raise DataError(f"a run {run.run_id!r:.80} is there already.", field="run_id") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@click.command(name="replay")
+@click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--profile", required=True, metavar="FILE", help="The fitted profile that the readings go through.")
+@spreading
+@_as_json
+def replay_(
+    paths: tuple[str, ...], profile: str, workers: int | None, backend: Literal["local", "ray"], as_json: bool
+) -> None:
+    """Put recorded readings through another profile, and count what it would have concluded otherwise."""
+    from grampus_uq.artifacts import load
+
+    judge = load(profile).profile
+    with telling("Replaying runs") as advance:
+        found = replay_all(
+            paths, judge, on_part=lambda part: advance(part.runs), **spread_over(paths, workers, backend)
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(found)))
+        return
+    for line in _shown(found):
+        click.echo(line)
+
+
+def _shown(found: ReplayCounts) -> Iterator[str]:
+    yield f"runs     {found.runs}, {found.differing} with a step that is concluded otherwise"
+    yield f"steps    {found.steps}, {found.same} concluded as recorded"
+    yield f"stopped  {found.stopped_before} steps of {found.runs_stopped_before} runs as recorded"
+    yield f"         {found.stopped_now} steps of {found.runs_stopped_now} runs by this profile"
+
+
+@click.command(name="pack")
+@click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--output", "-o", required=True, metavar="FOLDER", help="An empty folder for the Parquet files.")
+@spreading
+@_as_json
+def pack_(paths: tuple[str, ...], output: str, workers: int | None, backend: str, as_json: bool) -> None:
+    """Pack recordings into few Parquet files, line for line; every command reads them like the recordings."""
+    with telling("Packing sessions") as advance:
+        spread: dict[str, Any] = spread_over(paths, workers, backend)
+        files = pack(paths, output, on_file=lambda file: advance(file.sessions), **spread)
+    if as_json:
+        click.echo(json.dumps([asdict(file) for file in files]))
+        return
+    torn = sum(file.torn for file in files)
+    sessions, lines = sum(file.sessions for file in files), sum(file.lines for file in files)
+    click.echo(f"{sessions} sessions, {lines} lines in {len(files)} files; {torn} unfinished lines left out.")
+
+
+def _plain(text: str) -> str:
+    """A text on one line, without control characters: a file's words are hostile, and terminals obey some of them."""
+    return "".join(char if char.isprintable() else " " for char in text)

@@ -1,0 +1,57 @@
+"""Groups the records of a file that belong together, wherever they stand: counted first, then handed out when whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from grampus_uq.errors import DataError
+
+__all__ = ["MAX_OPEN_CHARS", "Grouped", "grouped"]
+
+Item = TypeVar("Item")
+MAX_OPEN_CHARS: Final = 64 * 2**20
+"""How much text of unfinished groups is held at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped(Generic[Item]):
+    """One record: the group that it belongs to, its size in characters, where it stands, and what it is."""
+
+    key: str
+    chars: int
+    line: int | None
+    item: Item
+
+
+def grouped(
+    read: Callable[[], Iterable[Grouped[Item]]], path: str, *, max_open_chars: int = MAX_OPEN_CHARS
+) -> Iterator[tuple[str, list[Item]]]:
+    """Yield `(key, items)` for each group, as soon as its last record was read; `read` is called twice.
+
+    Keeps a count a group, and the records of those groups that are not yet whole: in a file that was written while the
+    groups were made, these are the ones that overlap. Raises DataError when they hold more than `max_open_chars`: such
+    a file has to be sorted by group first.
+    """
+    counts: dict[int, int] = {}
+    for record in read():
+        name = hash(record.key)
+        counts[name] = counts.get(name, 0) + 1
+    waiting: dict[str, list[Item]] = {}
+    sizes: dict[str, int] = {}
+    held = 0
+    for record in read():
+        name = hash(record.key)
+        items = waiting.setdefault(record.key, [])
+        items.append(record.item)
+        sizes[record.key] = sizes.get(record.key, 0) + record.chars
+        held += record.chars
+        counts[name] = counts.get(name, 1) - 1
+        if counts[name] <= 0:
+            held -= sizes.pop(record.key)
+            yield record.key, waiting.pop(record.key)
+        elif held > max_open_chars:
+            reason = f"{len(waiting)} traces are unfinished here, with more than {max_open_chars} characters"
+            raise DataError(f"{reason}: sort the file by trace.", path=path, line=record.line)
+    yield from waiting.items()  # two keys of one hash, or a file that grew in between

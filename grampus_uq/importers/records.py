@@ -1,0 +1,120 @@
+"""One JSON object after the other, where a line that is broken costs that line only."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterator
+from itertools import chain
+from typing import Any, Final, NoReturn
+
+from grampus_uq.errors import DataError
+from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
+from grampus_uq.importers.opening import blocks
+
+__all__ = ["Refused", "byte_lines", "parsed", "records", "refuse_to"]
+
+Refused = Callable[[DataError], None]
+"""Takes what is left out of an import."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+_SPACES: Final = b" \t\r\n"
+
+
+def refuse_to(on_refused: Refused | None, error: DataError) -> None:
+    """Hand an error over, or raise it where nobody takes it."""
+    if on_refused is None:
+        raise error
+    on_refused(error)
+
+
+def records(
+    path: str | os.PathLike[str], *, on_refused: Refused | None = None, max_element_chars: int = MAX_ELEMENT_CHARS
+) -> Iterator[Element]:
+    """Yield the objects of a file: JSON lines, one array, or objects one after the other; plain or gzip.
+
+    In JSON lines, which is what a file is whose first line is an object by itself, a line that is no object in UTF-8 is
+    given to `on_refused` (without it, it raises) and the next one is read. In the other forms a fault in the JSON
+    itself ends the file: DataError with path and line.
+    """
+    lines = byte_lines(path, max_element_chars)
+    head: list[tuple[int, bytes | DataError]] = []
+    for number, line in lines:
+        head.append((number, line))
+        if isinstance(line, DataError) or line.strip(_SPACES):
+            break
+    first = head[-1][1] if head else b""
+    if isinstance(first, DataError) or not _is_object(first):
+        lines.close()
+        yield from elements(path, max_element_chars=max_element_chars)
+        return
+    index = 0
+    for number, line in chain(head, lines):
+        if isinstance(line, bytes) and not line.strip(_SPACES):
+            continue
+        try:
+            if isinstance(line, DataError):
+                raise line
+            value = parsed(line, os.fspath(path), number)
+            if not isinstance(value, dict):
+                reason = f"must be a JSON object. Got {type(value).__name__}."
+                raise DataError(reason, path=os.fspath(path), line=number)
+        except DataError as error:
+            refuse_to(on_refused, error)
+        else:
+            yield Element(value=value, path=os.fspath(path), line=number, index=index, in_array=False, chars=len(line))
+        index += 1
+
+
+def parsed(data: str | bytes, path: str, line: int | None, field: str = "") -> Any:
+    """Parse JSON; NaN, infinities, numbers of thousands of digits and deep nesting are errors with this place."""
+    try:
+        text = data.decode() if isinstance(data, bytes) else data
+        return json.loads(text, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise DataError(f"is not UTF-8: {error.reason}.", path=path, line=line, field=field) from error
+    except RecursionError as error:
+        raise DataError("is nested too deeply.", path=path, line=line, field=field) from error
+    except ValueError as error:
+        raise DataError(f"is not JSON: {error!s:.200}.", path=path, line=line, field=field) from error
+
+
+def byte_lines(path: str | os.PathLike[str], limit: int) -> Generator[tuple[int, bytes | DataError], None, None]:
+    """Yield `(number from 1, line)`; in place of one longer than `limit` bytes a DataError, the rest of it skipped."""
+    number, size, too_long = 1, 0, False
+    pieces: list[bytes] = []
+    for place, block in enumerate(blocks(path)):
+        start = len(_BOM) if place == 0 and block.startswith(_BOM) else 0
+        while (end := block.find(b"\n", start)) >= 0:
+            if not too_long:
+                pieces.append(block[start:end])
+                yield number, b"".join(pieces) if size + end - start <= limit else _long(path, number, limit)
+            pieces, size, too_long, start = [], 0, False, end + 1
+            number += 1
+        rest = block[start:]
+        size += len(rest)
+        if size > limit and not too_long:
+            yield number, _long(path, number, limit)
+            pieces, too_long = [], True
+        if not too_long:
+            pieces.append(rest)
+    if size and not too_long:
+        yield number, b"".join(pieces)
+
+
+def _long(path: str | os.PathLike[str], number: int, limit: int) -> DataError:
+    return DataError(f"is longer than {limit} bytes.", path=os.fspath(path), line=number)
+
+
+def _is_object(line: bytes) -> bool:
+    if not line.lstrip(_SPACES).startswith(b"{"):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -1,0 +1,153 @@
+"""Result files of tau2-bench: one object with `simulations`, each a run of a tool-calling agent and a simulated user.
+
+Read are a simulation's `id`, `task_id`, `trial`, `messages`, `termination_reason`, `reward_info.reward` and times. Not
+read, ever, are `tasks` and the rest of `reward_info`: they hold the reference actions, which a monitor never sees.
+
+Source: sierra-research/tau2-bench, `src/tau2/data_model/simulation.py` (Results, SimulationRun) and `message.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final, Literal
+
+from grampus_uq.errors import DataError
+from grampus_uq.importers.fields import iso_time_s, number_or_none, object_or_none, text_or_none, token_count, tool_call
+from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, nested
+from grampus_uq.importers.records import Refused, refuse_to
+from grampus_uq.importers.run import ImportedRun, MessageFacts
+from grampus_uq.records import Message, Outcome
+from grampus_uq.vocabulary import Role, StopReason
+
+__all__ = ["read_tau2"]
+
+_TOLERANCE: Final = 1e-6
+_STOPS: Final = {
+    "user_stop": StopReason.CLEAN,
+    "agent_stop": StopReason.CLEAN,
+    "max_steps": StopReason.MAX_STEPS,
+    "timeout": StopReason.MAX_STEPS,
+    "too_many_errors": StopReason.TOOL_ERROR,
+    "agent_error": StopReason.PARSE_ERROR,
+    "user_error": StopReason.ENV_TERMINATED,
+    "infrastructure_error": StopReason.ENV_TERMINATED,
+    "context_window_exceeded": StopReason.ENV_TERMINATED,
+    "unexpected_error": StopReason.ENV_TERMINATED,
+}
+_ROLES: Final = {role.value: role for role in Role}
+
+
+def read_tau2(
+    path: str | os.PathLike[str],
+    *,
+    at_max_steps: Literal["unknown", "reward"] = "unknown",
+    on_refused: Refused | None = None,
+    max_element_chars: int = MAX_ELEMENT_CHARS,
+) -> Iterator[ImportedRun]:
+    """Yield the simulations of a result file, plain or gzip, holding one at a time; `run_id` is `<task_id>-<trial>`.
+
+    A simulation that the user or the agent ended succeeded when its reward is 1. One that ran out of steps or time has
+    no outcome (with `at_max_steps` set to "reward", what its reward says); one that an error ended has none either.
+    Tool calls of the simulated user are observations.
+
+    Raises DataError with path, line and field for a file that is no such object. A simulation with a wrong field, or
+    one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
+    """
+    seen: set[str] = set()
+    for element in nested(path, ("simulations",), max_element_chars=max_element_chars):
+        try:
+            if isinstance(element, DataError):
+                raise element
+            run = _run(element, at_max_steps)
+            if run.run_id in seen:
+                raise element.error("trial", f"task {run.task_id!r:.50}, trial {run.trial} came before.")
+        except DataError as error:
+            refuse_to(on_refused, error)
+            continue
+        seen.add(run.run_id)
+        yield run
+
+
+def _run(element: Element, at_max_steps: Literal["unknown", "reward"]) -> ImportedRun:
+    value = element.value
+    task_id, trial = value.get("task_id"), value.get("trial")
+    if isinstance(task_id, bool) or not isinstance(task_id, int | str):
+        raise element.error("task_id", f"must be a number or a name. Got {task_id!r:.50}.")
+    trial = 0 if trial is None else trial
+    if type(trial) is not int or trial < 0:
+        raise element.error("trial", f"must be a number from 0. Got {trial!r:.50}.")
+    reason = value.get("termination_reason")
+    if not isinstance(reason, str) or reason not in _STOPS:
+        raise element.error("termination_reason", f"must be one of {', '.join(_STOPS)}. Got {reason!r:.50}.")
+    reward = _reward(element)
+    stop = _STOPS[reason]
+    known = stop is StopReason.CLEAN or (stop is StopReason.MAX_STEPS and at_max_steps == "reward")
+    success = reward >= 1 - _TOLERANCE if known and reward is not None else None
+    messages, facts = _messages(value.get("messages"), element)
+    return ImportedRun(
+        run_id=f"{task_id}-{trial}",
+        path=element.path,
+        line=element.line,
+        messages=messages,
+        outcome=Outcome(success=success, stop_reason=stop),
+        task_id=str(task_id),
+        trial=trial,
+        reward=reward,
+        facts=facts,
+    )
+
+
+def _reward(element: Element) -> float | None:
+    info = object_or_none(element.value.get("reward_info"), "reward_info", element.error)
+    reward = number_or_none((info or {}).get("reward"), "reward_info.reward", element.error)
+    if reward is not None and not -_TOLERANCE <= reward <= 1 + _TOLERANCE:
+        raise element.error("reward_info.reward", f"must be a number in [0, 1]. Got {reward!r:.50}.")
+    return reward
+
+
+def _messages(value: Any, element: Element) -> tuple[tuple[Message, ...], dict[int, MessageFacts]]:
+    if not isinstance(value, list):
+        hint = " Runs of voice hold ticks in their place, which are not read." if element.value.get("ticks") else ""
+        raise element.error("messages", f"must be a list of messages. Got {type(value).__name__}.{hint}")
+    messages: list[Message] = []
+    facts: dict[int, MessageFacts] = {}
+    for number, item in enumerate(value):
+        field = f"messages[{number}]"
+        item = _object(item, field, element)
+        parts = item.get("tool_messages") if item.get("role") == "tool" else None  # several answers in one entry
+        for place, one in enumerate(parts) if isinstance(parts, list) else ((None, item),):
+            where = field if place is None else f"{field}.tool_messages[{place}]"
+            message, fact = _message(_object(one, where, element), where, element)
+            facts[len(messages)] = fact
+            messages.append(message)
+    return tuple(messages), facts
+
+
+def _object(value: Any, field: str, element: Element) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise element.error(field, f"must be an object. Got {type(value).__name__}.")
+    return value
+
+
+def _message(item: dict[str, Any], field: str, element: Element) -> tuple[Message, MessageFacts]:
+    refuse = element.error
+    role = item.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise refuse(f"{field}.role", f"must be one of {', '.join(_ROLES)}. Got {role!r:.50}.")
+    calls = item.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise refuse(f"{field}.tool_calls", f"must be a list or null. Got {type(calls).__name__}.")
+    usage = object_or_none(item.get("usage"), f"{field}.usage", refuse) or {}
+    message = Message(
+        role=_ROLES[role],
+        content=text_or_none(item.get("content"), f"{field}.content", refuse),
+        tool_calls=tuple(tool_call(call, f"{field}.tool_calls[{i}]", refuse) for i, call in enumerate(calls or ())),
+        tool_call_id=text_or_none(item.get("id"), f"{field}.id", refuse) if role == "tool" else None,
+    )
+    return message, MessageFacts(
+        time_s=iso_time_s(item.get("timestamp"), f"{field}.timestamp", refuse),
+        input_tokens=token_count(usage.get("prompt_tokens"), f"{field}.usage.prompt_tokens", refuse),
+        output_tokens=token_count(usage.get("completion_tokens"), f"{field}.usage.completion_tokens", refuse),
+        is_error=item.get("error") is True,
+    )

@@ -1,0 +1,198 @@
+"""Every format: what a small file of it, written after its documentation, becomes; and which format a file has."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.events import ObservationEvent, StepEvent
+from grampus_uq.importers import (
+    ImportedRun,
+    detect_format,
+    events,
+    read_chat_logs,
+    read_chatgpt,
+    read_langsmith,
+    read_otlp,
+    read_runs,
+    read_tau2,
+)
+from grampus_uq.vocabulary import Role, StopReason
+from tests.importers import samples
+
+
+def written(folder: Path, content: bytes) -> Path:
+    path = folder / "file"
+    path.write_bytes(content)
+    return path
+
+
+def transcript(run: ImportedRun) -> list[tuple[str, str | None]]:
+    return [
+        (message.role.value, message.content or ", ".join(call.canonical() for call in message.tool_calls) or None)
+        for message in run.messages
+    ]
+
+
+WEATHER = [
+    ("system", "Be brief."),
+    ("user", "Weather in Paris?"),
+    ("assistant", 'weather({"city":"Paris"})'),
+    ("tool", "57 F, rain"),
+    ("assistant", "Rain."),
+]
+
+
+@pytest.mark.parametrize("form", sorted(samples.FILES))
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_each_format_is_told_from_the_others_and_gives_runs(tmp_path: Path, form: str, pack: Any) -> None:
+    path = written(tmp_path, pack(samples.FILES[form]))
+    assert detect_format(path) == form
+    found = list(read_runs(path))
+    assert found
+    for run in found:
+        assert run.n_steps == sum(isinstance(event, StepEvent) for event in events(run)) > 0
+
+
+def test_a_file_of_no_known_format_is_refused_with_its_fields(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"known \(tau-bench.*fields a, b"):
+        detect_format(written(tmp_path, b'{"a": {"messages": []}, "b": 1}'))
+    with pytest.raises(DataError, match="fields none"):
+        detect_format(written(tmp_path, b""))
+    with pytest.raises(ConfigurationError):
+        list(read_runs(written(tmp_path, b"{}"), "csv"))  # type: ignore[arg-type]  # that is the test
+
+
+def test_tau2_gives_outcomes_times_tokens_and_failed_calls_and_never_the_reference(tmp_path: Path) -> None:
+    one, other = read_tau2(written(tmp_path, samples.FILES["tau2"]))
+    assert (one.run_id, one.task_id, one.trial, one.reward) == ("7-0", "7", 0, 1.0)
+    assert (one.outcome.success, one.outcome.stop_reason) == (True, StopReason.CLEAN)
+    assert (other.outcome.success, other.outcome.stop_reason) == (None, StopReason.MAX_STEPS)
+    assert transcript(one)[2:4] == [("assistant", 'get_reservation({"id":"EHGLP3"})'), ("tool", "not found")]
+    told = list(events(one))
+    step = [event for event in told if isinstance(event, StepEvent)][1].step
+    assert (step.input_tokens, step.output_tokens, step.time_s) == (900, 20, 1772359204.5)
+    assert [event.is_error for event in told if isinstance(event, ObservationEvent)] == [False, True, False]
+    assert "REFERENCE" not in repr(one)
+    (by_reward,) = [run for run in read_tau2(one.path, at_max_steps="reward") if run.trial == 1]
+    assert by_reward.outcome.success is False
+
+
+def test_langsmith_gives_a_trace_its_steps_in_time_order_and_nothing_twice(tmp_path: Path) -> None:
+    path = written(tmp_path, samples.FILES["langsmith"])
+    (run,) = read_langsmith(path)
+    assert transcript(run) == WEATHER
+    assert (run.run_id, run.model, run.agent_id) == (samples._T, "gpt-x", "weather agent")
+    assert run.outcome.success is None
+    assert [(facts.input_tokens, facts.output_tokens) for facts in run.facts.values() if facts.output_tokens] == [
+        (31, 9),
+        (60, 2),
+    ]
+    (labelled,) = read_langsmith(path, outcome="correctness")
+    assert labelled.outcome.success is True
+
+
+def test_langsmith_takes_the_forms_of_a_wrapped_client_and_of_a_traced_function(tmp_path: Path) -> None:
+    asked = {"messages": [{"role": "user", "content": "2+2?"}]}
+    base = {"run_type": "llm", "start_time": "2026-03-01T10:00:00Z", "dotted_order": ""}
+    outputs: list[Any] = [
+        {"choices": [{"message": {"role": "assistant", "content": "4"}}]},
+        {"role": "assistant", "content": "4"},
+        {"messages": [{"type": "human", "data": {"content": "2+2?"}}, {"type": "ai", "data": {"content": "4"}}]},
+        {"output": "4"},
+        {"generations": [{"text": "4"}]},
+    ]
+    lines = [{**base, "id": f"t{i}", "inputs": asked, "outputs": output} for i, output in enumerate(outputs)]
+    found = list(read_langsmith(written(tmp_path, samples.json_lines(lines))))
+    assert [transcript(run) for run in found] == [[("user", "2+2?"), ("assistant", "4")]] * len(outputs)
+
+
+def test_chatgpt_gives_the_branch_that_was_last_shown_with_tools_as_calls(tmp_path: Path) -> None:
+    (run,) = read_chatgpt(written(tmp_path, samples.FILES["chatgpt"]))
+    assert transcript(run) == [
+        ("user", "What is 2+2? Use Python."),
+        ("assistant", 'python({"input":"print(2+2)"})'),
+        ("tool", "4"),
+        ("assistant", "It is 4."),
+    ]
+    assert (run.run_id, run.model, run.outcome.success) == ("conv-1", "gpt-x", None)
+    assert run.facts[3].time_s == 1772359200.5
+
+
+def test_a_chat_log_gives_log_probabilities_and_tokens_in_each_of_its_forms(tmp_path: Path) -> None:
+    found = list(read_chat_logs(written(tmp_path, samples.FILES["chat-log"])))
+    assert [run.run_id for run in found] == ["chatcmpl-1", "request-2", "2"]
+    step = next(event for event in events(found[0]) if isinstance(event, StepEvent)).step
+    assert step.logprobs is not None
+    assert (step.logprobs[0].logprob, step.logprobs[0].top[1]) == (-0.01, ("Lyon", -5.5))
+    assert (step.input_tokens, step.output_tokens, step.time_s, found[0].model) == (12, 1, 1772359200.0, "gpt-x-2026")
+
+
+@pytest.mark.parametrize("form", ["lines", "one", "pretty"])
+def test_otlp_gives_a_trace_its_conversation_however_the_requests_are_written(tmp_path: Path, form: str) -> None:
+    whole = samples.request(samples.OTLP_SPANS)
+    content = {
+        "lines": samples.FILES["otlp"],
+        "one": json.dumps(whole).encode(),
+        "pretty": json.dumps(whole, indent=1).encode(),
+    }[form]
+    (run,) = read_otlp(written(tmp_path, content))
+    assert transcript(run) == WEATHER
+    assert (run.run_id, run.model) == ("conv-9", "gpt-x")
+    assert (run.facts[2].input_tokens, run.facts[2].output_tokens) == (31, 9)
+    assert run.facts[3].time_s == 1772359202.5  # when the tool ran, not when the model was told
+
+
+def test_the_events_of_older_conventions_and_numbered_attributes_are_read_too(tmp_path: Path) -> None:
+    old = samples.span(1, "chat", None, 0.0, gen_ai__operation__name="chat")
+    message = {"key": "message", "value": {"kvlistValue": {"values": samples._attributes({"content": "4"})}}}
+    old["events"] = [
+        {"name": "gen_ai.user.message", "attributes": samples._attributes({"content": "2+2?"})},
+        {"name": "gen_ai.choice", "attributes": [message]},
+    ]
+    numbered = samples.span(2, "chat", None, 0.0, gen_ai__operation__name="chat") | {"traceId": "ff" * 16}
+    pairs = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "2+2?", "gen_ai.completion.0.content": "4"}
+    numbered["attributes"] += samples._attributes(pairs)
+    found = list(read_otlp(written(tmp_path, json.dumps(samples.request([old, numbered])).encode())))
+    assert [transcript(run) for run in found] == [[("user", "2+2?"), ("assistant", "4")]] * 2
+
+
+def test_a_bad_record_costs_itself_only_and_is_named(tmp_path: Path) -> None:
+    good = samples.FILES["chat-log"].splitlines(keepends=True)
+    bad = [b'{"messages": [{"role": "pope"}]}\n', b"{broken\n", b'{"messages": "\xff"}\n', b"[1]\n", good[0]]
+    content = b"".join([good[0], *bad, good[1]])
+    refused: list[DataError] = []
+    found = list(read_chat_logs(written(tmp_path, content), on_refused=refused.append))
+    assert [run.run_id for run in found] == ["chatcmpl-1", "request-2"]
+    assert [(error.line, error.field) for error in refused] == [
+        (2, "messages[0].role"),
+        (3, ""),
+        (4, ""),
+        (5, ""),
+        (6, "id"),
+    ]
+    spans = [samples.OTLP_SPANS[0] | {"startTimeUnixNano": "soon"}, *samples.OTLP_SPANS[1:]]
+    refused.clear()
+    content = (
+        samples.json_lines([samples.request(spans[:2])])
+        + b"{broken\n"
+        + samples.json_lines([samples.request(spans[2:])])
+    )
+    (run,) = read_otlp(written(tmp_path, content), on_refused=refused.append)
+    assert [message.role for message in run.messages][-1] is Role.ASSISTANT
+    assert [(error.line, error.field) for error in refused] == [
+        (1, "resourceSpans[0].scopeSpans[0].spans[0].startTimeUnixNano"),
+        (2, ""),
+    ]
+
+
+def test_a_conversation_whose_nodes_run_in_a_circle_is_refused(tmp_path: Path) -> None:
+    mapping = {"a": {"parent": "b", "message": None}, "b": {"parent": "a", "message": None}}
+    path = written(tmp_path, json.dumps([{"id": "x", "mapping": mapping, "current_node": "a"}]).encode())
+    with pytest.raises(DataError, match="is its own ancestor"):
+        list(read_chatgpt(path))
