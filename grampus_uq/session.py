@@ -195,6 +195,8 @@ class Session:
         self._observe("user", text)
 
     def _observe(self, kind: str, text: str, *, call_id: str | None = None, is_error: bool = False) -> None:
+        if self._watch is None and self._emit is None:
+            return  # nobody would see it
         event = ObservationEvent(
             session_id=self.session_id,
             agent_id=self.agent_id,
@@ -369,14 +371,22 @@ class Session:
             **({} if state.risk is None else {"trajectory_risk": state.risk.latest}),
         }
 
-    def snapshot(self) -> dict[str, JsonValue]:
+    def snapshot(self, *, latest: int | None = None) -> dict[str, JsonValue]:
         """Everything needed to go on in another process, as JSON values; as large as the window of latest steps.
+
+        `latest` keeps only so many of the window's steps, for those who write a snapshot at every step; what is decided
+        later does not depend on the window.
 
         With TRACER it also holds the texts of the latest turns, at most 10,000 characters of each.
         """
         with self._lock:
             state, recent, escalations = self._state, list(self._recent), list(self._escalations)
             turns = None if self._watch is None else self._watch.memory
+        if latest is not None:
+            recent, escalations = (
+                recent[max(0, len(recent) - latest) :],
+                escalations[max(0, len(escalations) - latest) :],
+            )
         trace = self._trace()
         taken: dict[str, JsonValue] = {
             "v": SNAPSHOT_VERSION,

@@ -12,6 +12,7 @@ fork of the belief. `judge` costs model calls and belongs into a step that is ch
 from __future__ import annotations
 
 import inspect
+import itertools
 import threading
 import time
 import uuid
@@ -45,7 +46,7 @@ from grampus_uq import (
 if TYPE_CHECKING:
     from grampus_uq.protocols import ModelClient
 
-__all__ = ["Belief", "ModelTurn", "Precondition", "Turn", "TurnJudge", "call_of", "requests_of", "run_of"]
+__all__ = ["Belief", "ModelTurn", "Precondition", "Turn", "TurnJudge", "call_of", "proposes", "requests_of", "run_of"]
 
 Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
 """Says, when a call was approved, why it must not run now; None when it may."""
@@ -56,6 +57,8 @@ Turn = dict[str, Any]
 VERSION = 1
 _MAX_REJECTED = 256
 _MAX_AT_HAND = 1_024
+_TAGS = itertools.count()
+_PROCESS = uuid.uuid4().hex
 REJECTED = "Not executed: a human rejected this call.{said} Do not propose it again."
 REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
 STOPPED = "Not executed: the run was stopped ({why})."
@@ -80,7 +83,7 @@ class TurnJudge:
 
     `model_client` is whom the monitor's signals may ask (None: only what came with the answer is read). `effects` says
     what tools do to the world, `approvals` who may decide and how, `precondition` is asked when a call was approved.
-    `advisory` stops nothing, and records what would be. `keep_steps` bounds the steps that travel in a belief.
+    `advisory` stops nothing, and records what would be.
     """
 
     def __init__(
@@ -93,7 +96,6 @@ class TurnJudge:
         approvals: ApprovalPolicy | None = None,
         precondition: Precondition | None = None,
         advisory: bool = True,
-        keep_steps: int = 8,
     ) -> None:
         self.monitor = monitor
         self.model_client = model_client
@@ -102,7 +104,6 @@ class TurnJudge:
         self.advisory = advisory
         self._effects = effects or ToolEffects()
         self._precondition = precondition
-        self._keep_steps = keep_steps
         self._at_hand: OrderedDict[str, tuple[str, Session]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -129,12 +130,9 @@ class TurnJudge:
         return self.monitor.session(known, self.agent_id, snapshot=snapshot, advisory=self.advisory)
 
     def belief(self, session: Session, before: Belief | None, **changes: Any) -> Belief:
-        """What is believed now, with the latest steps only."""
-        snapshot = session.snapshot()
-        for window in ("recent", "escalations"):
-            steps = snapshot[window]
-            snapshot[window] = steps[-self._keep_steps :] if isinstance(steps, list) else steps
-        tag = uuid.uuid4().hex
+        """What is believed now, without the assessments of past steps: the recording has those."""
+        snapshot = session.snapshot(latest=0)
+        tag = f"{_PROCESS}-{next(_TAGS)}"
         self._keep(tag, session)
         kept = before or {"turns": 0, "rejected": [], "repeats": []}
         return {**kept, "v": VERSION, "tag": tag, "session": snapshot, **changes}
@@ -167,11 +165,11 @@ class TurnJudge:
         for call in said.calls:
             if stopped is not None:
                 break
-            if call.digest() in rejected:
+            if rejected and call.digest() in rejected:
                 entries.append(_entry(call, "settled", text=REJECTED_BEFORE, is_error=True))
                 continue
             judged, verdict = await session.observe_tool_call(call, step_id, effect=self._effects.resolve(call))
-            repeated = call.digest() in repeats and not session.profile.advisory
+            repeated = bool(repeats) and call.digest() in repeats and not session.profile.advisory
             if verdict is UncertaintyAction.ABORT:
                 stopped = _why(judged)
             elif verdict is UncertaintyAction.PAUSE_FOR_HUMAN or repeated or action.stops:
@@ -340,6 +338,12 @@ def requests_of(turn: Turn | None) -> list[dict[str, Any]]:
         return []
     waiting = [entry["request"] for entry in turn["calls"] if entry["phase"] == "waiting"]
     return [*waiting, turn["review"]] if turn["review"] is not None else waiting
+
+
+def proposes(entry: Mapping[str, Any], call: ToolCall) -> bool:
+    """True when the entry is of this call: same id, name and arguments."""
+    known = entry["call"]
+    return bool(known["id"] == call.id and known["name"] == call.name and known["arguments"] == call.arguments)
 
 
 def call_of(entry: Mapping[str, Any]) -> ToolCall:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from grampus_uq import ApprovalPolicy, MissingDependencyError, ToolEffects, UncertaintyMonitor
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import Precondition, Turn, TurnJudge, call_of, requests_of
+from grampus_uq.integrations.judged_turns import Precondition, Turn, TurnJudge, proposes, requests_of
 from grampus_uq.integrations.langchain_messages import last_answer, observe_between, read_call, read_turn
 
 try:
@@ -42,21 +42,19 @@ if TYPE_CHECKING:
 
 __all__ = ["UncertaintyMiddleware", "UncertaintyState", "resume_with", "waiting_requests"]
 
-DECISIONS = "uncertainty_decisions"
 
-
-def _gather(before: list[Any] | None, new: list[Any] | None) -> list[Any]:
-    """Decisions of parallel calls add up until the next turn has taken them into the belief (None)."""
-    return [] if new is None else [*(before or []), *new]
+def _merge(before: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
+    """A new turn replaces what was; decisions of parallel calls add up until it takes them into its belief."""
+    if "turn" in new:
+        return new
+    held = before or {}
+    return {**held, "decided": [*held.get("decided", ()), *new["decided"]]}
 
 
 class UncertaintyState(AgentState[Any]):
     """What the middleware keeps in the agent's checkpoint; private, so neither input nor output shows it."""
 
-    uncertainty: NotRequired[Annotated[dict[str, Any], PrivateStateAttr]]
-    uncertainty_decisions: NotRequired[
-        Annotated[list[Any], PrivateStateAttr, _gather]
-    ]  # LangGraph wants the reducer last
+    uncertainty: NotRequired[Annotated[dict[str, Any], PrivateStateAttr, _merge]]  # LangGraph wants the reducer last
 
 
 class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
@@ -108,9 +106,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         held = state.get(KEY) or {}
         before = held.get("belief")
         session = self.judge.session(session_id_of(get_config()), before)
-        decisions = state.get(DECISIONS)
-        if decisions and before is not None:
-            before = self.judge.record(session, before, held["turn"], decisions)
+        if held.get("decided"):
+            before = self.judge.record(session, held["belief"], held["turn"], held["decided"])
         observe_between(session, messages, index)
         said = read_turn(messages, index, with_prompt=self.judge.model_client is not None)
         belief, turn = await self.judge.judge(session, before, said)
@@ -118,7 +115,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         if turn["reflect"] and not turn["calls"]:
             told.append(SystemMessage(self.judge.monitor.get_reflection_message().content or ""))
         runtime.stream_writer({KEY: shown(turn, session.session_id)})
-        update: dict[str, Any] = {KEY: {"belief": belief, "turn": turn}, DECISIONS: None}
+        update: dict[str, Any] = {KEY: {"belief": belief, "turn": turn}}
         if told:
             update["messages"] = told
         if turn["stopped"] is not None:
@@ -166,6 +163,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """Run a call that needs nobody, or that a human let through; ask first where one is needed."""
+        if _needs_nobody(request):
+            return await handler(request)
         entry, accepted = await _awaiting(self._cleared(request))
         if entry["phase"] == "settled":
             return _with_decisions(answered_for([entry])[0], accepted)
@@ -174,6 +173,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
+        if _needs_nobody(request):
+            return handler(request)
         entry, accepted = _blocking(self._cleared(request))
         if entry["phase"] == "settled":
             return _with_decisions(answered_for([entry])[0], accepted)
@@ -185,7 +186,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         held = request.state.get(KEY) or {}
         call = read_call(request.tool_call)
         turn = held.get("turn") or {"calls": [], "step_id": "llm_0"}
-        entry = next((e for e in turn["calls"] if call_of(e) == call), None)
+        entry = next((e for e in turn["calls"] if proposes(e, call)), None)
         if entry is None:  # another middleware changed the call, or the model never proposed it
             session_id = session_id_of(get_config())
             entry = yield lambda: self.judge.judge_late(session_id, held.get("belief"), turn["step_id"], call)
@@ -245,6 +246,16 @@ _as_task: Any = task(name="uncertainty_step")
 _once, _once_blocking = _as_task(_work), _as_task(_work_blocking)
 
 
+def _needs_nobody(request: ToolCallRequest) -> bool:
+    """True for a call exactly as it was judged and let through: the usual case, looked at without building anything."""
+    held, call = request.state.get(KEY), request.tool_call
+    for entry in held["turn"]["calls"] if held else ():
+        known = entry["call"]
+        if known["id"] == call["id"] and known["name"] == call["name"] and known["arguments"] == call["args"]:
+            return bool(entry["phase"] == "cleared")
+    return False
+
+
 def _edited(request: ToolCallRequest, entry: dict[str, Any]) -> ToolCallRequest:
     if entry["arguments"] is None:
         return request
@@ -256,7 +267,7 @@ def _with_decisions(result: Any, accepted: Sequence[Any]) -> Any:
     if not accepted:
         return result
     if isinstance(result, ToolMessage):
-        return Command(update={"messages": [result], DECISIONS: list(accepted)})
+        return Command(update={"messages": [result], KEY: {"decided": list(accepted)}})
     if isinstance(result, Command) and isinstance(result.update, dict):
-        return Command(graph=result.graph, goto=result.goto, update={**result.update, DECISIONS: list(accepted)})
+        return Command(graph=result.graph, goto=result.goto, update={**result.update, KEY: {"decided": list(accepted)}})
     return result

@@ -1,0 +1,68 @@
+"""LangGraph's run for the benchmark of adapters: the guard against two nodes that do nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
+
+from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langgraph import uncertainty_guard
+from tests.benchmarks.integrations import Pair
+
+TEXT = 'I look it up. {"confidence": 0.97}'
+
+
+def look_up(query: str) -> str:
+    """Look something up."""
+    return f"found {query}"
+
+
+def turn(number: int, turns: int) -> AIMessage:
+    """A turn that states its confidence; the last one calls nothing."""
+    calls = [{"name": "look_up", "args": {"query": "x"}, "id": f"c{number}"}] if number < turns - 1 else []
+    return AIMessage(TEXT, tool_calls=calls)
+
+
+def graph(turns: int, watched: bool, checkpointer: InMemorySaver) -> Any:
+    async def agent(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [turn(sum(m.type == "ai" for m in state["messages"]), turns)]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", agent)
+    builder.add_edge(START, "agent")
+    if watched:
+        monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        uncertainty_guard(monitor, advisory=False).attach(builder, tools=[look_up])
+    else:
+
+        async def nothing(state: MessagesState) -> dict[str, Any]:
+            return {}
+
+        builder.add_node("first", nothing)
+        builder.add_node("second", nothing)
+        builder.add_node("tools", ToolNode([look_up]))
+        builder.add_edge("agent", "first")
+        builder.add_edge("first", "second")
+        builder.add_conditional_edges("second", tools_condition)
+        builder.add_edge("tools", "agent")
+    return builder.compile(checkpointer=checkpointer)
+
+
+def pair(turns: int) -> Pair:
+    async def run(app: Any, number: int) -> None:
+        config = {"configurable": {"thread_id": str(number)}, "recursion_limit": 10 * turns}
+        result = await app.ainvoke({"messages": [("user", "go")]}, config)
+        assert len(result["messages"]) == 2 * turns
+
+    checkpointer = InMemorySaver()
+    watched, bare = graph(turns, True, checkpointer), graph(turns, False, checkpointer)
+    return Pair(
+        watched=lambda n: run(watched, n),
+        bare=lambda n: run(bare, n),
+        hooks="two nodes that do nothing",
+        forget=lambda n: checkpointer.delete_thread(str(n)),
+    )
