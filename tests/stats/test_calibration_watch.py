@@ -55,20 +55,15 @@ def of(state: CalibrationWatchState, variant: Variant) -> WatchStatus:
 
 
 def history(
-    rng: np.random.Generator, *, runs: int, shift_at: int | None = None, shift: float = 0.0, **how: bool
+    rng: np.random.Generator, *, runs: int, shift_at: int | None = None, shift: float = 0.0, acting: bool = True
 ) -> bool:
     """One deployment: is any variant alarmed at the end? Successes and failures as they come, labels at random."""
-    filtered = how.pop("only_what_was_let_through", False)
-    watched = detector(rng, budget=how.pop("budget", False))
-    state = start_watching(watched, level=0.1, acting=how.pop("acting", True))
+    state = start_watching(detector(rng), level=0.1, acting=acting)
     for i in range(runs):
         success = rng.random() < 0.7
         moved = shift if shift_at is not None and i >= shift_at else 0.0
         peak = float(rng.normal(moved if success else 1.5 + moved))
         name = f"r{i}"
-        alarmed = exceeds(watched.threshold, peak, tie_uniform(name, watched.salt))
-        if filtered and alarmed:
-            continue
         state = take_run(state, Variant.ALL_RUNS, name, peak)
         if success and rng.random() < 0.6:
             state = take_run(state, Variant.SUCCESSES, name, peak)
@@ -78,8 +73,8 @@ def history(
 @pytest.mark.parametrize("acting", [True, False])
 def test_without_a_change_it_alarms_no_more_often_than_its_level(acting: bool) -> None:
     rng = np.random.default_rng(3)
-    alarms = sum(history(rng, runs=250, acting=acting) for _ in range(150))
-    assert alarms <= binomial_ceiling(150, 0.1, 0.999)
+    alarms = sum(history(rng, runs=250, acting=acting) for _ in range(100))
+    assert alarms <= binomial_ceiling(100, 0.1, 0.999)
 
 
 def test_a_change_is_seen() -> None:
@@ -111,6 +106,19 @@ def test_both_sides_leave_alarmed_runs_out_where_the_alarm_acts() -> None:
     high = watched.threshold.log_value + 1.0
     assert take_run(acting, Variant.SUCCESSES, "r", high) is acting
     assert of(take_run(advising, Variant.SUCCESSES, "r", high), Variant.SUCCESSES).n_runs == 1
+
+
+def test_calibration_runs_that_would_alarm_are_in_the_bag_only_where_the_alarm_never_acts() -> None:
+    watched = detector(np.random.default_rng(0))
+    kept = sum(not exceeds(watched.threshold, peak, tie) for peak, tie in watched.null_peaks)
+
+    def held(*, acting: bool) -> int:
+        martingale = start_watching(watched, acting=acting).bets[Variant.SUCCESSES].martingale
+        assert martingale is not None
+        return sum(martingale.counts) + len(martingale.edges)
+
+    assert (held(acting=True), held(acting=False)) == (kept, len(watched.null_peaks))
+    assert kept < len(watched.null_peaks)
 
 
 def test_beyond_the_threshold_evidence_is_cut_in_the_variant_of_all_runs() -> None:
