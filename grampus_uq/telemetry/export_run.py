@@ -19,6 +19,7 @@ from opentelemetry.util.types import AttributeValue
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.telemetry.content import Redact, plain_name
+from grampus_uq.telemetry.export_attributes import DECISION, RESUMED, RUN, TOOL
 from grampus_uq.telemetry.export_ids import RecordedIds
 from grampus_uq.telemetry.spans import SpanEmitter
 
@@ -61,7 +62,7 @@ class RunAsSpans:
         self._open: OrderedDict[str, _OpenCall] = OrderedDict()
         self._latest_ns = began_ns
         ids.begin_run(first.agent_id, first.session_id, began_ns)
-        name = f"invoke_agent {first.agent_id}" if first.agent_id else "invoke_agent"
+        name = f"{RUN} {first.agent_id}" if first.agent_id else RUN
         self._root: Span = self._tracer.start_span(
             name, context=otel_context.Context(), start_time=began_ns, attributes=_run_attributes(first)
         )
@@ -80,7 +81,7 @@ class RunAsSpans:
             self._outcome(event)
             return  # a label of days later does not make the run longer
         elif event.resumed:
-            self._root.add_event("uncertainty.resumed", timestamp=time_ns)
+            self._root.add_event(RESUMED, timestamp=time_ns)
         self._latest_ns = max(self._latest_ns, time_ns)
 
     def finish(self) -> None:
@@ -114,11 +115,11 @@ class RunAsSpans:
         self._ids.begin_event(f"tool {call.key} {event.call_id}")
         name = plain_name(call.name, None)
         span = self._tracer.start_span(
-            f"execute_tool {name}",
+            f"{TOOL} {name}",
             context=self._context,
             start_time=min(call.since_ns, time_ns),
             attributes={
-                "gen_ai.operation.name": "execute_tool",
+                "gen_ai.operation.name": TOOL,
                 "gen_ai.tool.name": name,
                 "gen_ai.tool.call.id": plain_name(event.call_id or "", None),
                 "gen_ai.conversation.id": event.session_id,
@@ -139,7 +140,7 @@ class RunAsSpans:
             attributes["call_digest"] = event.call_digest
         if event.acknowledged is not None:
             attributes["acknowledged"] = event.acknowledged.value
-        self._root.add_event("uncertainty.decision", attributes, time_ns)
+        self._root.add_event(DECISION, attributes, time_ns)
         held = self._open.get(event.call_id) if event.call_id is not None else None
         if held is not None:
             held.since_ns = time_ns if event.decision in ("approve", "edit") else None
@@ -155,13 +156,14 @@ class RunAsSpans:
 
 def _run_attributes(first: Event) -> dict[str, AttributeValue]:
     found: dict[str, AttributeValue] = {
-        "gen_ai.operation.name": "invoke_agent",
-        "gen_ai.agent.name": first.agent_id,
+        "gen_ai.operation.name": RUN,
         "gen_ai.conversation.id": first.session_id,
         "session_id": first.session_id,
         "agent_id": first.agent_id,
         "uncertainty.recorded": True,
     }
+    if first.agent_id:
+        found["gen_ai.agent.name"] = first.agent_id
     if isinstance(first, SessionStarted):
         found["uncertainty.advisory"] = first.advisory
         if first.model:

@@ -22,7 +22,10 @@ from grampus_uq.importers import events as imported_events
 from grampus_uq.importers import read_tau_bench
 from grampus_uq.recording import Label, RecordingProcessor, encode, label, read
 from grampus_uq.records import Outcome, ToolCall
+from grampus_uq.telemetry.conventions import ATTRIBUTES, PARENT
 from grampus_uq.telemetry.export import ExportReport, otlp_exporter, send_recordings
+from grampus_uq.telemetry.export_attributes import EXPORTED, RUN, TOOL
+from grampus_uq.vocabulary import UncertaintyLevel
 from tests.recording.events import START_S, events, session, started, step_event
 from tests.telemetry.backends.receiver import Receiver, by_grpc, by_http, values
 from tests.telemetry.backends.recorded import SECRET, Spans, watch_first_half, watch_second_half
@@ -109,6 +112,51 @@ def test_a_tool_lies_between_what_let_it_run_and_its_result_and_a_rejected_call_
     assert tools["execute_tool send_money"].attributes["gen_ai.tool.call.id"] == "c2"
     assert not tools["execute_tool receipt"].status.is_ok
     assert tools["execute_tool receipt"].attributes["error.type"] == "tool_error"
+
+
+KINDS = {"string": str, "double": float, "int": int, "boolean": bool}
+
+
+def carried(spans: list[Any]) -> set[tuple[str, str]]:
+    """{(key, where)} of all that is no span of the monitor's own, each value of its type in a table."""
+    found = set()
+    for span in spans:
+        where = span.name.partition(" ")[0]
+        if where in (RUN, TOOL):
+            for place, attributes in [
+                (where, span.attributes),
+                *((event.name, event.attributes) for event in span.events),
+            ]:
+                for key, value in attributes.items():
+                    table = EXPORTED if place in getattr(EXPORTED.get(key), "on", ()) else ATTRIBUTES
+                    assert type(value) is KINDS[table[key].type], (key, value)
+                    assert table is EXPORTED or (place == RUN and PARENT in table[key].on), (key, place)
+                    found |= {(key, place)} if table is EXPORTED else set()
+    return found
+
+
+def test_every_attribute_of_the_table_is_sent_and_none_beside_it(tmp_path: Path) -> None:
+    watched(tmp_path)
+    fitted = dataclasses.replace(started("s1"), profile_fingerprint="ab" * 32)
+    answered = DecisionEvent(
+        session_id="s1",
+        agent_id="agent",
+        decision="approve",
+        principal="ana",
+        acknowledged=UncertaintyLevel.HIGH,
+        time_s=START_S + 1,
+    )
+    ended = OutcomeEvent(session_id="s1", agent_id="agent", outcome=Outcome(success=True, labelled_by="zoe"))
+    write(tmp_path / "fitted.jsonl", [fitted, answered, ended])
+    assert carried(sent(tmp_path)[1]) == {(key, where) for key, found in EXPORTED.items() for where in found.on}
+
+
+def test_the_page_shows_the_table_as_the_code_has_it() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "recordings.md").read_text()
+    section = page.partition("\n## As traces\n")[2].partition("\n## ")[0].replace("`", "")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:2] == "| "]
+    told = [[found.key, found.type, ", ".join(found.on), found.when, found.privacy] for found in EXPORTED.values()]
+    assert rows[1:] == told
 
 
 # -- ids --
