@@ -55,7 +55,5 @@ async def _count(url: str) -> int:
         sessions = await Ledger(store).pending()
     finally:
         await store.aclose()
-    # Where a sub-agent waits, its parent waits for the same thing; a session may also wait for no call at all.
-    return sum(
-        sum(request.child_session is None for request in one.requests) if one.requests else 1 for one in sessions
-    )
+    # Where a sub-agent waits, its parent waits for the same thing.
+    return sum(request.child_session is None for session in sessions for request in session.requests)

@@ -11,11 +11,21 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from grampus_uq import ConfigurationError, open_store
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    ConfigurationError,
+    FunctionTools,
+    PendingSession,
+    SubAgent,
+    ToolCall,
+    UncertaintyMonitor,
+    open_store,
+)
 from grampus_uq.runtime.waiting import waiting_approvals
 from grampus_uq.telemetry import MetricsProcessor
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, World, mail, runner
+from tests.runtime.agents import AGENT, World, mail, runner, scripted
 
 
 async def paused(url: str, session_id: str, calls: int = 1) -> None:
@@ -44,6 +54,29 @@ def test_every_waiting_approval_is_counted_and_decided_ones_no_more(tmp_path: Pa
 
     anyio.run(reject)
     assert count() == 2
+
+
+def test_what_a_sub_agent_waits_for_is_counted_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'runs.db'}"
+    task = ToolCall(id="d", name="mailer", arguments={"task": "mail bob"})
+
+    async def delegate() -> list[PendingSession]:
+        store = open_store(url)
+        boss = AgentRunner(
+            scripted([answer("Delegate.", tool_calls=[task]), answer("Done.")], 0.95),
+            FunctionTools(),
+            uncertainty_monitor=UncertaintyMonitor(),
+            store=store,
+            sub_agents=[SubAgent(runner(World(), store=store), AGENT)],
+        )
+        lead = AgentDefinition(name="boss", model="scripted", system_prompt="You lead.")
+        await boss.run(lead, "have bob mailed", session_id="p1")
+        waiting = await boss.list_pending_sessions()
+        await store.aclose()
+        return waiting
+
+    assert len(anyio.run(delegate)) == 2  # the child and its parent
+    assert waiting_approvals(url)() == 1
 
 
 def test_it_may_be_asked_from_inside_an_event_loop_and_shows_on_the_gauge(tmp_path: Path) -> None:
