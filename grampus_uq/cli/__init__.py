@@ -17,6 +17,7 @@ _COMMANDS = {
     "approvals": "approvals",
     "backtest": "backtest",
     "attribute": "attribute",
+    "compare": "compare",
     "dashboard": "dashboard",
     "demo": "demo",
     "doctor": "doctor",

@@ -32,10 +32,10 @@ class Standing:
 def standing(run: Run) -> Standing:
     """Say what a run may be used for.
 
-    Reasons: `superseded` (its session id was used again), `human_decided`, `stopped_at_irreversible_call` (no random
-    release can show how such a run would have ended), `stopped_by_monitor`, `no_outcome`, `max_steps` (unless a label
-    says how it ended), `no_beginning` (something would have been stopped, and nobody can tell why it was not), and the
-    informative stop reasons under their own names.
+    Reasons: `superseded` (its session id was used again), `human_decided`, `stopped_at_call` (a call that is not known
+    to be reversible: no random release lets it through, so none can show how such a run would have ended),
+    `stopped_by_monitor`, `no_outcome`, `max_steps` (unless a label says how it ended), `no_beginning` (something would
+    have been stopped, and nobody can tell why it was not), and the informative stop reasons under their own names.
     """
     outcome = run.outcome
     if run.superseded:
@@ -44,8 +44,8 @@ def standing(run: Run) -> Standing:
         return Standing(reason="human_decided")
     stopped = [event for event in run.steps if event.assessment.action.stops]
     if stopped:
-        at_call = any(event.step.kind == "tool_call" and _irreversible(event.assessment) for event in stopped)
-        return Standing(reason="stopped_at_irreversible_call" if at_call else "stopped_by_monitor")
+        at_call = any(event.step.kind == "tool_call" and _never_let_through(event.assessment) for event in stopped)
+        return Standing(reason="stopped_at_call" if at_call else "stopped_by_monitor")
     if outcome is None:
         return Standing(reason="no_outcome")
     if outcome.stop_reason.informative:
@@ -72,6 +72,7 @@ def _weighed(run: Run) -> Standing:
 _FOR_IRREVERSIBLE_CALLS = frozenset({"irreversible_override", "release", "missing_evidence", "worst_so_far"})
 
 
-def _irreversible(assessment: StepUncertainty) -> bool:
-    """The effect says so, or a rule that looks at irreversible calls only stopped it."""
-    return assessment.effect is Effect.IRREVERSIBLE or assessment.rule in _FOR_IRREVERSIBLE_CALLS
+def _never_let_through(assessment: StepUncertainty) -> bool:
+    """A call that is not known to be reversible, or that a rule for irreversible calls stopped."""
+    harmless = assessment.effect is Effect.READ or assessment.effect is Effect.REVERSIBLE
+    return not harmless or assessment.rule in _FOR_IRREVERSIBLE_CALLS

@@ -1,0 +1,110 @@
+"""Two profiles on the same runs: the same profile differs from itself by nothing, a better one by what it is worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq import ConfigurationError
+from grampus_uq.artifacts import ProfileArtifact, save
+from grampus_uq.cli import _group
+from grampus_uq.engine import Profile
+from grampus_uq.profiles import FitOptions, fit_profile, judge_run
+from grampus_uq.profiles.comparing import Comparison, compare_profiles
+from grampus_uq.recording import runs
+from grampus_uq.stats.ranking import auroc
+from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
+from tests.profiles.recorded import POLICY, record
+from tests.profiles.test_refitting import live
+
+pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+
+GUIDE = Profile(policy=POLICY)
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> ProfileArtifact:
+    path = tmp_path_factory.mktemp("fit")
+    record(path, 200, 21)
+    return fit_profile(path, base=GUIDE, options=FitOptions(accuracy=0.85, detector=False)).artifact
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fresh")
+    record(path, 150, 22)
+    return path
+
+
+def compared(path: Path, first: Profile, second: Profile, draws: int = 300) -> Comparison:
+    return compare_profiles(path, first, second, rng=np.random.default_rng(0), draws=draws)
+
+
+def test_a_profile_does_not_differ_from_itself(fitted: ProfileArtifact, fresh: Path) -> None:
+    for row in compared(fresh, fitted.profile, fitted.profile).rows:
+        assert row.first == row.second
+        assert (row.delta, row.low, row.high) == (0.0, 0.0, 0.0)
+
+
+def test_the_measures_are_those_of_the_library_on_the_same_runs(fitted: ProfileArtifact, fresh: Path) -> None:
+    found = {row.measure: row for row in compared(fresh, GUIDE, fitted.profile).rows}
+    scored = compared(fresh, fitted.profile, fitted.profile)
+    kept = [run for run in runs(fresh) if run.outcome.success is not None]
+    for side, profile in (("first", GUIDE), ("second", fitted.profile)):
+        judged = [judge_run(run, profile) for run in kept]
+        held, good = np.array([one.held for one in judged]), np.array([one.success for one in judged])
+        assert getattr(found["share paused"], side) == pytest.approx(held.mean())
+        assert getattr(found["false alarms (paused, of successes)"], side) == pytest.approx(held[good].mean())
+        assert getattr(found["precision of pauses"], side) == pytest.approx((~good)[held].mean())
+        assert getattr(found["right among the rest"], side) == pytest.approx(good[~held].mean())
+    judged = [judge_run(run, fitted.profile) for run in kept]
+    traces = ForecastTraces.of([one.chances for one in judged])
+    rows = {row.measure: row.first for row in scored.rows}
+    assert rows["TPS log of p_success"] == pytest.approx(tps(traces, good).mean())
+    assert rows["AUROC of p_success"] == pytest.approx(auroc(weighted_forecast(traces), good))
+    assert not any("p_success" in measure for measure in found)  # the guide's profile has none: nothing to pair
+
+
+def test_a_profile_that_is_better_is_told_from_the_guide_and_the_interval_holds_the_estimate(
+    fitted: ProfileArtifact, fresh: Path
+) -> None:
+    found = {row.measure: row for row in compared(fresh, GUIDE, fitted.profile).rows}
+    row = found["false alarms (paused, of successes)"]
+    assert row.delta < 0
+    assert row.high < 0
+    for row in found.values():
+        assert row.low <= row.delta <= row.high
+
+
+def test_runs_that_were_let_through_at_random_count_by_their_weight(tmp_path: Path) -> None:
+    live(tmp_path / "acting", 600, seed=4)
+    live(tmp_path / "advisory", 600, seed=4, let_through=0.0, advisory=True)
+    truth = {row.measure: row.first for row in compared(tmp_path / "advisory", GUIDE, GUIDE, 2).rows}
+    seen = {row.measure: row.first for row in compared(tmp_path / "acting", GUIDE, GUIDE, 2).rows}
+    assert seen["share paused"] == pytest.approx(truth["share paused"], abs=0.08)
+
+
+def test_the_command_compares_artifacts_and_says_when_files_served_a_fit(
+    fitted: ProfileArtifact, fresh: Path, tmp_path: Path
+) -> None:
+    one, two = str(tmp_path / "guide.json"), str(tmp_path / "fitted.json")
+    save(ProfileArtifact(profile=GUIDE), one)
+    save(fitted, two)
+    asked = ["compare", one, two, str(fresh), "--draws", "50"]
+    told = json.loads(CliRunner().invoke(_group, [*asked, "--json"], catch_exceptions=False).stdout)
+    assert told["profiles"][1] == fitted.fingerprint
+    assert told["files_used_in_a_fit"] == 0
+    assert told["counts"]["success"] + told["counts"]["failure"] + told["counts"]["max_steps"] == 150
+    shown = CliRunner().invoke(_group, asked, catch_exceptions=False)
+    assert "share paused" in shown.stdout
+    assert "CAUTION" not in shown.stderr
+
+
+def test_runs_without_an_outcome_of_their_own_compare_nothing(tmp_path: Path) -> None:
+    record(tmp_path, 3, 1, monitor={"policy": POLICY.model_copy(update={"low_threshold": 1.0, "high_threshold": 1.0})})
+    with pytest.raises(ConfigurationError, match="outcome"):
+        compared(tmp_path, GUIDE, GUIDE)
