@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from grampus_uq.records import ToolCall as ToolCall
     from grampus_uq.records import ToolResult as ToolResult
     from grampus_uq.records import Verdict as Verdict
+    from grampus_uq.risk import TracerSettings as TracerSettings
     from grampus_uq.runtime.approvals import ApprovalDecision as ApprovalDecision
     from grampus_uq.runtime.approvals import ApprovalKind as ApprovalKind
     from grampus_uq.runtime.approvals import ApprovalPolicy as ApprovalPolicy
@@ -138,6 +139,7 @@ _HOME = {
     "ToolCall": "records",
     "ToolEffects": "runtime.effects",
     "ToolResult": "records",
+    "TracerSettings": "risk",
     "UncertaintyAction": "vocabulary",
     "UncertaintyError": "errors",
     "UncertaintyEstimator": "estimator",
@@ -214,6 +216,7 @@ __all__ = [
     "ToolCall",
     "ToolEffects",
     "ToolResult",
+    "TracerSettings",
     "UncertaintyAction",
     "UncertaintyError",
     "UncertaintyEstimator",

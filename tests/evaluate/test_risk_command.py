@@ -19,7 +19,7 @@ from grampus_uq.artifacts import ProfileArtifact, load, save
 from grampus_uq.cli.backtest import command as backtest_command
 from grampus_uq.cli.fit import command as fit_command
 from grampus_uq.cli.risk import command
-from grampus_uq.events import OutcomeEvent, StepEvent
+from grampus_uq.events import DecisionEvent, OutcomeEvent, StepEvent
 from grampus_uq.fit.backtest import backtest
 from grampus_uq.fit.streams import read_detector_runs
 from grampus_uq.importers.run import events
@@ -104,10 +104,12 @@ def test_runs_that_were_touched_stopped_or_not_labelled_are_left_out_and_counted
         else e
         for e in kept[2].events
     ]
-    changed = [replace(kept[i], events=tuple(e)) for i, e in enumerate([stopped, unknown, unread])]
-    found = labelled_trajectories([*changed, *kept[3:]])
-    assert found.excluded == {"no_outcome": 1, "tool_error": 1, "unread_texts": 1}
-    assert [run.run_id for run in found.runs] == [run.session_id for run in kept[3:]]
+    decided = DecisionEvent(session_id=kept[3].session_id, agent_id="desk", decision="approve", principal="ann")
+    touched = [*kept[3].events[:4], decided, *kept[3].events[4:]]
+    changed = [replace(kept[i], events=tuple(e)) for i, e in enumerate([stopped, unknown, unread, touched])]
+    found = labelled_trajectories([*changed, *kept[4:]])
+    assert found.excluded == {"intervened": 1, "no_outcome": 1, "tool_error": 1, "unread_texts": 1}
+    assert [run.run_id for run in found.runs] == [run.session_id for run in kept[4:]]
 
 
 def test_a_trajectory_holds_every_step_of_the_run_with_what_was_read_and_written_there(tmp_path: Path) -> None:
