@@ -76,7 +76,10 @@ def send_recordings(
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         raise ConfigurationError("OTEL_SDK_DISABLED is true, so no span can be made: unset it to send recordings.")
-    files = list(recording_files(paths))
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    for one in given:
+        if not Path(one).exists():  # said before anything is sent
+            raise DataError("does not exist.", path=os.fspath(one))
     ids, batches = RecordedIds(), Batches(exporter, on_sent=on_sent)
     provider = TracerProvider(
         id_generator=ids,
@@ -96,7 +99,7 @@ def send_recordings(
     def begin(first: Event, began_ns: int) -> RunAsSpans:
         return RunAsSpans(provider, ids, first, began_ns, content=content, redact=redact)
 
-    for path in files:
+    for path in recording_files(given):
         report.files += 1
         _send_file(path, report, refuse, begin)
     batches.send()

@@ -56,6 +56,13 @@ def test_every_instrument_is_shown_and_every_metric_that_is_asked_for_is_an_inst
     assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in alerts} == stems
 
 
+def test_no_gauge_has_a_name_that_the_collector_makes_otherwise() -> None:
+    """The translation that collector and Prometheus share appends "_ratio" to a gauge of unit "1", ours does not."""
+    gauges = [found for found in INSTRUMENTS.values() if "gauge" in found.kind]
+    assert gauges
+    assert all(found.unit != "1" for found in gauges)
+
+
 def test_every_label_that_is_asked_for_is_one_of_its_instrument() -> None:
     known = {"job", "agent_id", "le"} | {label for found in INSTRUMENTS.values() for label in found.labels}
     grouped = " ".join(re.findall(r"(?:by|on) \(([^)]*)\)", " ".join(expressions())))

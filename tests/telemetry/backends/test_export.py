@@ -321,8 +321,10 @@ def test_a_file_that_cannot_be_opened_does_not_hold_up_the_others(tmp_path: Path
     write(tmp_path / "b.jsonl", session("s1"))
     report, _ = sent(tmp_path)
     assert (report.runs, [error.path for error in report.refused]) == (1, [str(tmp_path / "a.jsonl")])
+    exporter = Counting()
     with pytest.raises(DataError, match="does not exist"):
-        sent(tmp_path / "nothing")
+        send_recordings([tmp_path, tmp_path / "nothing"], exporter)
+    assert exporter.sizes == []
 
 
 # -- handing over --

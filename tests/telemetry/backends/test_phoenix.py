@@ -153,6 +153,8 @@ def test_the_demos_spans_come_back_as_they_were_sent(backend: Phoenix, tmp_path:
     estimates = [span for span in came if span["name"] == "uncertainty.estimate"]
     assert len(estimates) == 2 * len(QUESTIONS)
     assert all(set(span["attributes"]) >= GUIDE for span in estimates)
+    judged = [span for span in estimates if span["attributes"]["step_type"] == "llm_call"]
+    assert all([event["name"] for event in span["events"]] == ["gen_ai.evaluation.result"] for span in judged)
     held = sum(one.fate == "paused" for one in answers)
     assert sum(span["name"] == "uncertainty.escalate" for span in came) >= held > 0
 
