@@ -7,6 +7,7 @@ import functools
 import logging
 import threading
 import time
+import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -67,16 +68,21 @@ class _Outlet:
         for processor in self.processors:
             try:
                 processor.on_event(event)
-            except Exception:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
-                self._count_failure(processor)
+            except Exception as error:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
+                self._count_failure(processor, error)
 
-    def _count_failure(self, processor: Processor) -> None:
+    def _count_failure(self, processor: Processor, error: Exception) -> None:
         name = type(processor).__qualname__
         with self._lock:
             self._failures[name] = self._failures.get(name, 0) + 1
             first = self._failures[name] == 1
         if first:
-            log.exception("processor %s failed; further failures of it are only counted", name)
+            # Where it failed, but of what it says only what comes from the system: the rest may quote the event's text.
+            what = str(error) if isinstance(error, OSError) else ""
+            place = "".join(traceback.format_tb(error.__traceback__))
+            log.error(
+                "processor %s failed; only counted from now on\n%s%s: %s", name, place, type(error).__name__, what
+            )
 
     def failures(self) -> dict[str, int]:
         with self._lock:
