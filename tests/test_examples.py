@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -38,3 +40,17 @@ def test_with_a_store_the_refund_agent_stops_at_the_pause(tmp_path: Path) -> Non
     shown = example("refund_agent.py", "--store", f"sqlite:///{tmp_path / 'refunds.db'}")
     assert shown.startswith("waiting_for_human")
     assert "completed" not in shown
+
+
+@pytest.mark.parametrize("name", ["openai_agents_agent.py", "pydantic_ai_agent.py"])
+def test_a_frameworks_agent_is_paused_in_one_process_and_decided_on_in_another(name: str, tmp_path: Path) -> None:
+    for decision, refunds in [("approve", "[40.0]"), ("edit", "[20.0]"), ("reject", "[]")]:
+        state = str(tmp_path / f"{decision}.json")
+        paused = example(name, "--state", state)
+        assert paused.startswith('waits: refund({"amount_eur":40.0,"order_id":"A-17"})')
+        decided = example(name, "--state", state, "--decision", decision)
+        assert f"refunds made: {refunds}" in decided
+
+
+def test_plain_calls_are_watched_and_asked_before_money_moves() -> None:
+    assert "no refund without a human" in example("litellm_calls.py")

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from grampus_uq import (
     ApprovalDecision,
@@ -35,7 +35,7 @@ from grampus_uq import (
     UncertaintyError,
 )
 
-__all__ = ["Edit", "HeldCall", "HeldCalls", "Precondition", "Release", "aborted"]
+__all__ = ["Edit", "HeldCall", "HeldCalls", "Precondition", "Release", "aborted", "waiting_in"]
 
 Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
 """Says, just before an approved call runs, why it must not run now; None when it may."""
@@ -336,15 +336,27 @@ class HeldCalls:
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Take up what `snapshot` gave (the session was started with its belief already); raises DataError."""
-        if snapshot.get("v") != VERSION:
-            raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
+        held = _read_calls(snapshot)
         try:
-            held = [HeldCall.model_validate_json(json.dumps(call)) for call in snapshot["calls"]]
             self._rejected = [str(digest) for digest in snapshot["rejected"]]
             self._steps = max(self._steps, int(snapshot["steps"]))
-        except (KeyError, TypeError, ValueError, ValidationError) as error:
-            raise DataError(f"not the calls of a session: {error}", field="calls") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"not the calls of a session: {error}", field="rejected") from error
         self._held = {call.key(): call for call in held}
+
+
+def waiting_in(snapshot: Mapping[str, Any]) -> tuple[ApprovalRequest, ...]:
+    """What waits in a snapshot, for those who show it to a human; raises DataError."""
+    return tuple(call.request for call in _read_calls(snapshot) if call.waiting and call.request is not None)
+
+
+def _read_calls(snapshot: Mapping[str, Any]) -> list[HeldCall]:
+    if snapshot.get("v") != VERSION:
+        raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
+    try:
+        return [HeldCall.model_validate_json(json.dumps(call)) for call in snapshot["calls"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"not the calls of a session: {error}", field="calls") from error
 
 
 def aborted(session: Session, step_id: str) -> UncertaintyError:

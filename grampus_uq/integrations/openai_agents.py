@@ -33,7 +33,7 @@ from grampus_uq import (
     UncertaintyError,
     UncertaintyMonitor,
 )
-from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted
+from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted, waiting_in
 
 try:
     from agents import (
@@ -338,6 +338,11 @@ class UncertaintyGuard:
         return PausedRun(
             session_id=run.calls.session.session_id, requests=run.calls.requests(), text=json.dumps(envelope)
         )
+
+    @staticmethod
+    def waiting(text: str) -> tuple[ApprovalRequest, ...]:
+        """What a paused run waits for, read from its text alone; raises DataError for another text."""
+        return waiting_in(_read(text)["calls"])
 
     async def resume(
         self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision] = (), **given: Any

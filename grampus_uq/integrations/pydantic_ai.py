@@ -27,18 +27,28 @@ from grampus_uq import (
     ApprovalPolicy,
     ApprovalRequest,
     ConfigurationError,
-    DataError,
-    Message,
     MissingDependencyError,
-    Role,
-    TokenLogprob,
     TokenUsage,
     ToolCall,
     ToolEffects,
     UncertaintyAction,
     UncertaintyMonitor,
 )
-from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted
+from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted, waiting_in
+from grampus_uq.integrations.pydantic_ai_messages import (
+    KEY,
+    as_messages,
+    carried_by,
+    carried_in,
+    carry,
+    find_call,
+    open_calls,
+    proposed_call,
+    read_logprobs,
+    read_messages,
+    tool_schema,
+    written_arguments,
+)
 from grampus_uq.protocols import ModelClient
 
 try:
@@ -48,20 +58,15 @@ try:
     from pydantic_ai.messages import (
         ModelMessage,
         ModelMessagesTypeAdapter,
-        ModelRequest,
         ModelResponse,
         TextPart,
         ToolCallPart,
-        ToolReturnPart,
-        UserPromptPart,
     )
     from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
 except ImportError as error:
     raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
-__all__ = ["UncertaintyCapability", "WatchedRun", "pending", "resumption", "run_sub_agent"]
-
-KEY = "grampus_uq"
+__all__ = ["UncertaintyCapability", "WatchedRun", "pending", "resumption", "run_sub_agent", "waiting"]
 
 _running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("grampus_uq_pydantic_ai", default=None)
 
@@ -113,7 +118,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         parent = _running.get()
         if parent is not None:
             return replace(self, watched=parent)
-        carried = _carried(ctx.messages)
+        carried = carried_in(ctx.messages)
         belief = None if carried is None else carried.get("belief")
         session = self.monitor.session(
             self._named(ctx, belief),
@@ -150,7 +155,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             result = await handler()
         finally:
             _running.reset(token)
-        _carry(result.all_messages(), run.snapshot())
+        carry(result.all_messages(), run.snapshot())
         return result
 
     async def wrap_model_request(self, ctx: RunContext[Any], *, request_context: Any, handler: Any) -> ModelResponse:
@@ -165,17 +170,17 @@ class UncertaintyCapability(AbstractCapability[Any]):
         _, action = await calls.session.observe_llm_response(
             "\n".join(part.content for part in response.parts if isinstance(part, TextPart)),
             step_id,
-            prompt_messages=_read_messages(request_context.messages) if asks else (),
+            prompt_messages=read_messages(request_context.messages) if asks else (),
             model_client=self.model_client,
             model_id=self.model_id,
-            tool_calls=[_proposed(part) for part in response.parts if isinstance(part, ToolCallPart)],
-            logprobs=_logprobs(response),
+            tool_calls=[proposed_call(part) for part in response.parts if isinstance(part, ToolCallPart)],
+            logprobs=read_logprobs(response),
             usage=TokenUsage(
                 input_tokens=response.usage.input_tokens,
                 output_tokens=response.usage.output_tokens,
                 total_tokens=response.usage.input_tokens + response.usage.output_tokens,
             ),
-            tools=[_schema(tool) for tool in parameters.function_tools] or None if asks else None,
+            tools=[tool_schema(tool) for tool in parameters.function_tools] or None if asks else None,
         )
         if action is UncertaintyAction.ABORT:
             raise aborted(calls.session, step_id)
@@ -186,12 +191,12 @@ class UncertaintyCapability(AbstractCapability[Any]):
     ) -> Any:
         """Run the call, answer for it, or defer it: raises ApprovalRequired with its request in the metadata."""
         run = self._run()
-        proposed = _find(ctx.messages, call)
+        proposed = find_call(ctx.messages, call)
         if call.tool_call_id in run.children:  # its sub-agent waited: the call itself was let through before
             return await self._execute(ctx, proposed, args, handler)
         held = await run.calls.judge(proposed)
         if held.waiting and ctx.tool_call_approved and KEY not in (ctx.tool_call_metadata or {}):
-            given = _arguments(call)
+            given = written_arguments(call)
             changed = None if given == proposed.arguments else given
             run.calls.accept_foreign(proposed, principal="pydantic-ai", arguments=changed)
         release = await run.calls.release(proposed)
@@ -200,7 +205,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             return output if release.edit is None else release.edit.told(str(output))
         if release.answer is not None:
             return release.answer
-        _carry(ctx.messages, run.snapshot())
+        carry(ctx.messages, run.snapshot())
         raise ApprovalRequired(metadata={KEY: [] if release.request is None else [_dump(release.request)]})
 
     async def _execute(self, ctx: RunContext[Any], call: ToolCall, args: dict[str, Any], handler: Any) -> Any:
@@ -208,7 +213,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         try:
             result = await handler(args)
         except ApprovalRequired:
-            _carry(ctx.messages, run.snapshot())
+            carry(ctx.messages, run.snapshot())
             raise
         except Exception as failure:
             run.calls.session.observe_tool_result(call.id, f"{type(failure).__name__}: {failure}", is_error=True)
@@ -228,6 +233,11 @@ def pending(output: Any) -> tuple[ApprovalRequest, ...]:
     return tuple(ApprovalRequest.model_validate(data) for data in found)
 
 
+def waiting(history: bytes | str | Sequence[ModelMessage]) -> tuple[ApprovalRequest, ...]:
+    """What a run waits for, read from its history alone; raises DataError when no watched run is in it."""
+    return waiting_in(carried_by(as_messages(history)))
+
+
 def resumption(
     history: bytes | str | Sequence[ModelMessage],
     decisions: Sequence[ApprovalDecision] = (),
@@ -241,14 +251,12 @@ def resumption(
     precondition fails. `also` answers the calls that this package did not defer (`requires_approval`, external tools).
     Raises DataError when nothing of an `UncertaintyCapability` is in the history.
     """
-    messages = ModelMessagesTypeAdapter.validate_json(history) if isinstance(history, bytes | str) else list(history)
-    carried = _carried(messages)
-    if carried is None:
-        raise DataError("no run of an UncertaintyCapability", field="metadata")
-    _carry(messages, {**carried, "decisions": [_dump(decision) for decision in decisions]})
+    messages = as_messages(history)
+    carried = carried_by(messages)
+    carry(messages, {**carried, "decisions": [_dump(decision) for decision in decisions]})
     said = {decision.request_id: decision for decision in decisions}
     judged = {held["call"]["id"]: (held.get("request") or {}).get("id", "") for held in carried["calls"]}
-    results = _results({i: said.get(judged[i]) for i in _open_calls(messages) if i in judged})
+    results = _results({i: said.get(judged[i]) for i in open_calls(messages) if i in judged})
     if also is not None:
         results.update(also)
     return {"message_history": messages, "deferred_tool_results": results}
@@ -283,7 +291,7 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
         result = await agent.run(prompt, **given)
     else:
         messages = ModelMessagesTypeAdapter.validate_python(history)
-        results = _results({i: run.calls.decision(i) for i in _open_calls(messages)})
+        results = _results({i: run.calls.decision(i) for i in open_calls(messages)})
         result = await agent.run(message_history=messages, deferred_tool_results=results, **given)
     if not isinstance(result.output, DeferredToolRequests):
         run.children.pop(call_id, None)
@@ -292,114 +300,5 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
     raise ApprovalRequired(metadata={KEY: [_dump(request) for request in pending(result.output)]})
 
 
-# -- the framework's messages -----------------------------------------------------------------------------------------
-
-
 def _dump(value: ApprovalRequest | ApprovalDecision) -> dict[str, Any]:
     return value.model_dump(mode="json")
-
-
-def _carried(messages: Sequence[ModelMessage]) -> dict[str, Any] | None:
-    """What the latest answer of the model that carries anything carries."""
-    for message in reversed(messages):
-        if isinstance(message, ModelResponse) and KEY in (message.metadata or {}):
-            carried = (message.metadata or {})[KEY]
-            if not isinstance(carried, dict):
-                raise DataError(f"not an object: {type(carried).__name__}", field=f"metadata.{KEY}")
-            return carried
-    return None
-
-
-def _carry(messages: list[ModelMessage], snapshot: dict[str, Any]) -> None:
-    """Put a snapshot into the latest answer of the model, and take it out of earlier ones; messages are not changed."""
-    latest = True
-    for place in range(len(messages) - 1, -1, -1):
-        message = messages[place]
-        if not isinstance(message, ModelResponse):
-            continue
-        if latest:
-            messages[place] = replace(message, metadata={**(message.metadata or {}), KEY: snapshot})
-            latest = False
-        elif KEY in (message.metadata or {}):
-            rest = {name: value for name, value in (message.metadata or {}).items() if name != KEY}
-            messages[place] = replace(message, metadata=rest or None)
-
-
-def _open_calls(messages: Sequence[ModelMessage]) -> set[str]:
-    """Ids of the latest answer's calls that have no result yet."""
-    done: set[str] = set()
-    for message in reversed(messages):
-        if isinstance(message, ModelResponse):
-            return {part.tool_call_id for part in message.parts if isinstance(part, ToolCallPart)} - done
-        done |= {part.tool_call_id for part in message.parts if isinstance(part, ToolReturnPart)}
-    return set()
-
-
-def _arguments(part: ToolCallPart) -> dict[str, Any]:
-    """A call's arguments as the model wrote them; what is no JSON object is kept as one text."""
-    given: Any = part.args
-    if isinstance(given, str):
-        try:
-            given = json.loads(given) if given.strip() else {}
-        except ValueError:
-            return {"input": part.args}
-    return dict(given) if isinstance(given, Mapping) else {} if given is None else {"input": given}
-
-
-def _proposed(part: ToolCallPart) -> ToolCall:
-    try:
-        return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=_arguments(part))
-    except ValueError:  # NaN, infinity
-        return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments={"input": str(part.args)})
-
-
-def _find(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCall:
-    """The call as the model proposed it: what the framework hands over may already hold a human's arguments."""
-    for message in reversed(messages):
-        for part in message.parts if isinstance(message, ModelResponse) else ():
-            if isinstance(part, ToolCallPart) and part.tool_call_id == call.tool_call_id:
-                return _proposed(part)
-    return _proposed(call)
-
-
-def _logprobs(response: ModelResponse) -> list[TokenLogprob] | None:
-    details = [response.provider_details or {}]
-    details += [part.provider_details or {} for part in response.parts if isinstance(part, TextPart)]
-    found = [token for given in details for token in given.get("logprobs") or ()]
-    return [
-        TokenLogprob(
-            token=str(token["token"]),
-            logprob=float(token["logprob"]),
-            top=tuple((str(top["token"]), float(top["logprob"])) for top in token.get("top_logprobs") or ()),
-        )
-        for token in found
-    ] or None
-
-
-def _read_messages(messages: Sequence[ModelMessage]) -> list[Message]:
-    """The prompt of one model call: what signals show to the model that they ask."""
-    found: list[Message] = []
-    for message in messages:
-        if isinstance(message, ModelRequest):
-            if message.instructions:
-                found.append(Message(role=Role.SYSTEM, content=message.instructions))
-            found += [_read_part(part) for part in message.parts]
-        else:
-            text = "\n".join(part.content for part in message.parts if isinstance(part, TextPart))
-            calls = tuple(_proposed(part) for part in message.parts if isinstance(part, ToolCallPart))
-            found.append(Message(role=Role.ASSISTANT, content=text, tool_calls=calls))
-    return found
-
-
-def _read_part(part: Any) -> Message:
-    if isinstance(part, ToolReturnPart):
-        return Message(role=Role.TOOL, content=part.model_response_str(), tool_call_id=part.tool_call_id)
-    content = getattr(part, "content", "")
-    if not isinstance(content, str):
-        content = "\n".join(piece for piece in content if isinstance(piece, str)) if isinstance(content, list) else ""
-    return Message(role=Role.USER if isinstance(part, UserPromptPart) else Role.SYSTEM, content=content)
-
-
-def _schema(tool: ToolDefinition) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters_json_schema}
-    return {"type": "function", "function": function}

@@ -21,8 +21,8 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.integrations import pydantic_ai as adapter
-from grampus_uq.integrations.pydantic_ai import KEY, UncertaintyCapability, pending, resumption
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, pending, resumption
+from grampus_uq.integrations.pydantic_ai_messages import KEY, proposed_call, read_logprobs
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
 from tests.integrations.pydantic_ai_agent import clerk
@@ -204,11 +204,11 @@ def test_token_probabilities_are_read_from_the_providers_details() -> None:
     on_part = ModelResponse(parts=[TextPart("yes", provider_details={"logprobs": [token]})])
     on_answer = ModelResponse(parts=[TextPart("yes")], provider_details={"logprobs": [token]})
     for response in (on_part, on_answer):
-        (found,) = adapter._logprobs(response) or []
+        (found,) = read_logprobs(response) or []
         assert (found.token, found.logprob, found.top) == ("yes", -1.0, (("no", math.log(0.5)),))
-    assert adapter._logprobs(ModelResponse(parts=[TextPart("yes")])) is None
+    assert read_logprobs(ModelResponse(parts=[TextPart("yes")])) is None
 
 
 @pytest.mark.parametrize("args", [None, "", "{", "[1]", '{"a": NaN}', {"a": math.nan}, {"a": 1}])
 def test_arguments_of_any_kind_have_a_digest(args: Any) -> None:
-    assert adapter._proposed(ToolCallPart("pay", args, tool_call_id="c")).digest()
+    assert proposed_call(ToolCallPart("pay", args, tool_call_id="c")).digest()

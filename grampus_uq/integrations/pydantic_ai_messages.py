@@ -1,0 +1,165 @@
+"""Reads pydantic-ai's messages, and what a watched run leaves in their metadata."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from grampus_uq import DataError, Message, MissingDependencyError, Role, TokenLogprob, ToolCall
+
+try:
+    from pydantic_ai.messages import (
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        ModelRequest,
+        ModelResponse,
+        TextPart,
+        ToolCallPart,
+        ToolReturnPart,
+        UserPromptPart,
+    )
+    from pydantic_ai.tools import ToolDefinition
+except ImportError as error:
+    raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
+
+__all__ = [
+    "KEY",
+    "as_messages",
+    "carried_by",
+    "carried_in",
+    "carry",
+    "find_call",
+    "open_calls",
+    "proposed_call",
+    "read_logprobs",
+    "read_messages",
+    "tool_schema",
+    "written_arguments",
+]
+
+KEY = "grampus_uq"
+"""Where in a message's metadata it is."""
+
+
+def as_messages(history: bytes | str | Sequence[ModelMessage]) -> list[ModelMessage]:
+    """A history as messages, in a list of its own."""
+    return ModelMessagesTypeAdapter.validate_json(history) if isinstance(history, bytes | str) else list(history)
+
+
+def carried_by(messages: Sequence[ModelMessage]) -> dict[str, Any]:
+    """What a history carries; raises DataError when it carries nothing."""
+    carried = carried_in(messages)
+    if carried is None:
+        raise DataError("no run of an UncertaintyCapability", field="metadata")
+    return carried
+
+
+def carried_in(messages: Sequence[ModelMessage]) -> dict[str, Any] | None:
+    """What the latest answer of the model that carries anything carries."""
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse) and KEY in (message.metadata or {}):
+            carried = (message.metadata or {})[KEY]
+            if not isinstance(carried, dict):
+                raise DataError(f"not an object: {type(carried).__name__}", field=f"metadata.{KEY}")
+            return carried
+    return None
+
+
+def carry(messages: list[ModelMessage], snapshot: dict[str, Any]) -> None:
+    """Put a snapshot into the latest answer of the model, and take it out of earlier ones; messages are not changed."""
+    latest = True
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
+        if not isinstance(message, ModelResponse):
+            continue
+        if latest:
+            messages[place] = replace(message, metadata={**(message.metadata or {}), KEY: snapshot})
+            latest = False
+        elif KEY in (message.metadata or {}):
+            rest = {name: value for name, value in (message.metadata or {}).items() if name != KEY}
+            messages[place] = replace(message, metadata=rest or None)
+
+
+def open_calls(messages: Sequence[ModelMessage]) -> set[str]:
+    """Ids of the latest answer's calls that have no result yet."""
+    done: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            return {part.tool_call_id for part in message.parts if isinstance(part, ToolCallPart)} - done
+        done |= {part.tool_call_id for part in message.parts if isinstance(part, ToolReturnPart)}
+    return set()
+
+
+def written_arguments(part: ToolCallPart) -> dict[str, Any]:
+    """A call's arguments as the model wrote them; what is no JSON object is kept as one text."""
+    given: Any = part.args
+    if isinstance(given, str):
+        try:
+            given = json.loads(given) if given.strip() else {}
+        except ValueError:
+            return {"input": part.args}
+    return dict(given) if isinstance(given, Mapping) else {} if given is None else {"input": given}
+
+
+def proposed_call(part: ToolCallPart) -> ToolCall:
+    """A call as the model wrote it; what is no JSON is kept as one text."""
+    try:
+        return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=written_arguments(part))
+    except ValueError:  # NaN, infinity
+        return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments={"input": str(part.args)})
+
+
+def find_call(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCall:
+    """The call as the model proposed it: what the framework hands over may already hold a human's arguments."""
+    for message in reversed(messages):
+        for part in message.parts if isinstance(message, ModelResponse) else ():
+            if isinstance(part, ToolCallPart) and part.tool_call_id == call.tool_call_id:
+                return proposed_call(part)
+    return proposed_call(call)
+
+
+def read_logprobs(response: ModelResponse) -> list[TokenLogprob] | None:
+    """Token log-probabilities, where the provider's details have them."""
+    details = [response.provider_details or {}]
+    details += [part.provider_details or {} for part in response.parts if isinstance(part, TextPart)]
+    found = [token for given in details for token in given.get("logprobs") or ()]
+    return [
+        TokenLogprob(
+            token=str(token["token"]),
+            logprob=float(token["logprob"]),
+            top=tuple((str(top["token"]), float(top["logprob"])) for top in token.get("top_logprobs") or ()),
+        )
+        for token in found
+    ] or None
+
+
+def read_messages(messages: Sequence[ModelMessage]) -> list[Message]:
+    """The prompt of one model call: what signals show to the model that they ask."""
+    found: list[Message] = []
+    for message in messages:
+        if isinstance(message, ModelRequest):
+            if message.instructions:
+                found.append(Message(role=Role.SYSTEM, content=message.instructions))
+            found += [_read_part(part) for part in message.parts]
+        else:
+            text = "\n".join(part.content for part in message.parts if isinstance(part, TextPart))
+            calls = tuple(proposed_call(part) for part in message.parts if isinstance(part, ToolCallPart))
+            found.append(Message(role=Role.ASSISTANT, content=text, tool_calls=calls))
+    return found
+
+
+def _read_part(part: Any) -> Message:
+    if isinstance(part, ToolReturnPart):
+        return Message(role=Role.TOOL, content=part.model_response_str(), tool_call_id=part.tool_call_id)
+    content = getattr(part, "content", "")
+    if not isinstance(content, str):
+        content = "\n".join(piece for piece in content if isinstance(piece, str)) if isinstance(content, list) else ""
+    return Message(role=Role.USER if isinstance(part, UserPromptPart) else Role.SYSTEM, content=content)
+
+
+def tool_schema(tool: ToolDefinition) -> dict[str, Any]:
+    """A tool as a JSON schema."""
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.parameters_json_schema}
+    return {"type": "function", "function": function}
