@@ -1,0 +1,166 @@
+"""Commands that take many runs: the same answer from lines, from Parquet, with any number of workers, and on Ray."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from grampus_uq.artifacts import ProfileArtifact, load, save
+from grampus_uq.cli.backtest import command as backtest
+from grampus_uq.cli.evaluate import command as evaluate
+from grampus_uq.cli.runs import command as runs_command
+from grampus_uq.engine import Profile
+from grampus_uq.errors import DataError
+from grampus_uq.evaluate import read_recordings
+from grampus_uq.events import StepEvent
+from grampus_uq.fit.detector import fit_detector
+from grampus_uq.fit.streams import read_detector_runs
+from grampus_uq.recording import find_run, pack, recording_files, runs
+from tests.evaluate.recorded import many, write
+from tests.importers import samples
+
+pytest.importorskip("pyarrow")
+
+
+def invoke(command: Any, *arguments: object, status: int = 0) -> Result:
+    result = CliRunner().invoke(command, list(map(str, arguments)))
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """160 runs as lines in sixteen files, and packed into several."""
+    folder = tmp_path_factory.mktemp("many")
+    made = many(160, np.random.default_rng(3))
+    for number in range(16):
+        write(folder / "lines" / f"{number:02}.jsonl", *made[10 * number : 10 * number + 10])
+    pack(folder / "lines", folder / "packed", file_bytes=100_000)
+    assert len(list((folder / "packed").iterdir())) > 2
+    return folder / "lines", folder / "packed"
+
+
+SPREADS: list[dict[str, Any]] = [{}, {"workers": 2}]
+ON_RAY = pytest.param({"workers": 2, "backend": "ray"}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("spread", [*SPREADS, ON_RAY])
+def test_what_evaluate_and_fit_read_is_the_same_to_the_bit(places: tuple[Path, Path], spread: dict[str, Any]) -> None:
+    if "backend" in spread:
+        pytest.importorskip("ray")
+    lines, packed = places
+    plain = read_recordings(lines)
+    streams = ("fused", "propagated", "verbalized")
+    scores = read_detector_runs([str(lines)], streams)
+    for place in (lines, packed):
+        found = read_recordings(place, **spread)
+        assert (found.ids, found.audit) == (plain.ids, plain.audit)
+        assert found.outcomes.tobytes() == plain.outcomes.tobytes()
+        assert found.features is not None
+        assert plain.features is not None
+        assert found.features.tobytes() == plain.features.tobytes()
+        assert {name: traces.forecasts.tobytes() for name, traces in found.streams.items()} == {
+            name: traces.forecasts.tobytes() for name, traces in plain.streams.items()
+        }
+        again = read_detector_runs([str(place)], streams, **spread)
+        assert (again.ids, again.excluded, again.values.tobytes()) == (
+            scores.ids,
+            scores.excluded,
+            scores.values.tobytes(),
+        )
+        assert again.success is not None
+        assert scores.success is not None
+        assert again.success.tolist() == scores.success.tolist()
+
+
+@pytest.mark.parametrize("options", [["--workers", 2], pytest.param(["--backend", "ray"], marks=pytest.mark.slow)])
+def test_the_commands_print_the_same_wherever_the_work_is_done(
+    places: tuple[Path, Path], tmp_path: Path, options: list[Any]
+) -> None:
+    if "ray" in options:
+        pytest.importorskip("ray")
+    lines, packed = places
+    data = read_detector_runs([str(lines)], ("fused",))
+    detector = fit_detector(data, rng=np.random.default_rng(0), members=["running_minimum"]).detector
+    profile = tmp_path / "profile.json"
+    save(ProfileArtifact(profile=Profile(detector=detector)), profile)
+    for command, arguments in (
+        (evaluate, ["--draws", 20, "--json"]),
+        (backtest, [profile, "--json"]),
+        (runs_command, ["replay", "--profile", profile, "--json"]),
+    ):
+        first, rest = (arguments[:1], arguments[1:]) if command is not evaluate else ([], arguments)
+        one = json.loads(invoke(command, *first, lines, *rest).stdout)
+        other = json.loads(invoke(command, *first, packed, *rest, *options).stdout)
+        assert one == other
+    assert load(profile).profile.detector == detector
+
+
+def test_import_reads_a_folder_of_every_format_and_names_what_it_leaves_out(tmp_path: Path) -> None:
+    for form, content in samples.FILES.items():
+        (tmp_path / "in" / form).mkdir(parents=True)
+        (tmp_path / "in" / form / "file").write_bytes(content)
+    (tmp_path / "in" / "chat-log" / "file").write_bytes(samples.FILES["chat-log"] + b"{broken\n")
+    (tmp_path / "in" / "other.txt").write_text("hello")
+    first = json.loads(
+        invoke(
+            runs_command,
+            "import",
+            tmp_path / "in",
+            "-o",
+            tmp_path / "out",
+            "--outcome",
+            "correctness",
+            "--json",
+            status=1,
+        ).stdout
+    )
+    assert sum(file["runs"] for file in first["files"]) == len(list(recording_files(tmp_path / "out"))) == 10
+    errors = sorted(error for file in first["files"] for error in file["errors"])
+    assert len(errors) == 2
+    assert f"{tmp_path / 'in' / 'chat-log' / 'file'}:4" in errors[0]
+    assert "has no format that is known" in errors[1]
+    labelled = find_run(tmp_path / "out", samples._T)
+    assert labelled.outcome is not None
+    assert labelled.outcome.success is True
+    told = invoke(runs_command, "import", tmp_path / "in", "-o", tmp_path / "out", status=1)
+    assert "0 runs, 0 steps imported" in told.stdout
+    assert "is there already" in told.stderr
+
+
+@pytest.mark.parametrize("content", ["full", "hashed", "none"])
+def test_import_keeps_of_texts_what_it_is_told(tmp_path: Path, content: str) -> None:
+    (tmp_path / "log").write_bytes(samples.FILES["chat-log"])
+    told = invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "out", "--content", content)
+    assert "3 runs, 3 steps imported from 1 files; 0 records left out." in told.stdout
+    texts = [event.step.text for run in runs(tmp_path / "out") for event in run.events if isinstance(event, StepEvent)]
+    kept = {"full": "Hello" in texts, "hashed": all(text.startswith("hmac:") for text in texts), "none": not any(texts)}
+    assert kept[content]
+
+
+def test_import_with_two_workers_gives_the_same_recordings(tmp_path: Path) -> None:
+    for number in range(4):
+        messages = samples.CHAT_LOG[2]["messages"]
+        lines = [{"id": f"r{number}-{i}", "messages": messages} for i in range(5)]
+        (tmp_path / f"in{number}").write_bytes(samples.json_lines(lines))
+    inputs = [tmp_path / f"in{number}" for number in range(4)]
+    for workers in (1, 2):
+        out = tmp_path / f"out{workers}"
+        invoke(runs_command, "import", *inputs, "-o", out, "--content", "none", "--workers", workers)
+    one, two = ([(run.session_id, run.events) for run in runs(tmp_path / f"out{n}")] for n in (1, 2))
+    assert one == two
+    assert len(one) == 20
+
+
+def test_packing_by_the_command_says_how_much(places: tuple[Path, Path], tmp_path: Path) -> None:
+    told = invoke(runs_command, "pack", places[0], "-o", tmp_path / "packed")
+    assert "160 sessions" in told.stdout
+    with pytest.raises(DataError, match="take an empty folder"):
+        CliRunner().invoke(
+            runs_command, ["pack", str(places[0]), "-o", str(tmp_path / "packed")], catch_exceptions=False
+        )
