@@ -15,6 +15,7 @@ from grampus_uq.events import OutcomeEvent
 from grampus_uq.recording.appending import append_line
 from grampus_uq.recording.codec import encode
 from grampus_uq.recording.packed import is_packed
+from grampus_uq.recording.rotation import latest_part
 from grampus_uq.recording.runs import Paths, Run, find_run, runs
 from grampus_uq.records import Outcome
 from grampus_uq.vocabulary import StopReason
@@ -155,5 +156,5 @@ def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
     if not run.last:
         reason = f"another session follows {run.session_id!r:.100}; a label is appended, and would be that one's."
         raise DataError(reason, path=run.path, line=run.line)
-    append_line(Path(run.path), encode(event, content="full"))
+    append_line(latest_part(Path(run.path)), encode(event, content="full"))
     return event

@@ -16,14 +16,14 @@ _BLOCK: Final = 2**16
 
 
 def numbered_lines(
-    stream: BinaryIO, *, path: str, max_line_bytes: int = MAX_LINE_BYTES
+    stream: BinaryIO, *, path: str, max_line_bytes: int = MAX_LINE_BYTES, after: int = 0
 ) -> Iterator[tuple[int, bytes | DataError]]:
-    """Yield `(number, line)` for each line, from 1, with its newline; only the last one may have none.
+    """Yield `(number, line)` for each line, from `after` + 1, with its newline; only the last one may have none.
 
     In place of a line longer than `max_line_bytes` comes a DataError that names path and line; the rest of that line is
     skipped, a block at a time, so that the lines behind it can still be read.
     """
-    number = 0
+    number = after
     while line := stream.readline(max_line_bytes + 1):
         number += 1
         if len(line) <= max_line_bytes:

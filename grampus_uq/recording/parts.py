@@ -13,6 +13,7 @@ from typing import Final
 
 from grampus_uq.recording.packed import is_packed, row_groups
 from grampus_uq.recording.reader import TornLine, report
+from grampus_uq.recording.rotation import with_later_parts
 from grampus_uq.recording.runs import Paths, Run, recording_files, runs_of_file
 
 __all__ = ["PART_BYTES", "RecordingPart", "recording_parts", "runs_of_part", "total_bytes"]
@@ -46,7 +47,7 @@ def recording_parts(paths: Paths, *, part_bytes: int = PART_BYTES) -> Iterator[R
                 yield RecordingPart(files=(path,), group=group)
         else:
             files.append(path)
-            size += path.stat().st_size
+            size += sum(file.stat().st_size for file in with_later_parts(path))
     if files:
         yield RecordingPart(files=tuple(files))
 
@@ -59,4 +60,7 @@ def runs_of_part(part: RecordingPart, *, on_torn: Callable[[TornLine], None] = r
 
 def total_bytes(paths: Paths) -> int:
     """How much there is to read, unpacked; to see whether further workers are worth their start."""
-    return sum(sum(row_groups(path)) if is_packed(path) else path.stat().st_size for path in recording_files(paths))
+    return sum(
+        sum(row_groups(path)) if is_packed(path) else sum(file.stat().st_size for file in with_later_parts(path))
+        for path in recording_files(paths)
+    )

@@ -19,6 +19,7 @@ from grampus_uq.events import Event
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.lines import MAX_LINE_BYTES, numbered_lines
 from grampus_uq.recording.packed import is_parquet, packed_lines
+from grampus_uq.recording.rotation import with_later_parts
 
 __all__ = ["TornLine", "raw_lines", "read", "read_numbered", "report", "scan"]
 
@@ -100,7 +101,10 @@ def scan(
 def raw_lines(
     path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES, groups: Sequence[int] | None = None
 ) -> Iterator[tuple[int, bytes | DataError]]:
-    """Yield the lines of a recording, packed or not, with their numbers; an error in place of one that is too long."""
+    """Yield the lines of a recording, packed or not, with their numbers; an error in place of one that is too long.
+
+    The later parts of a rotated recording are read behind the file, and their lines numbered on.
+    """
     path, name = Path(path), os.fspath(path)
     if is_parquet(path):
         for number, line in packed_lines(path, groups):
@@ -109,12 +113,16 @@ def raw_lines(
             else:
                 yield number, line
         return
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
-    with stream:
-        yield from numbered_lines(stream, path=name, max_line_bytes=max_line_bytes)
+    number = 0
+    for part in with_later_parts(path):
+        try:
+            stream = part.open("rb")
+        except OSError as error:
+            raise DataError(f"cannot be read: {error.strerror}.", path=os.fspath(part)) from error
+        with stream:
+            for found in numbered_lines(stream, path=name, max_line_bytes=max_line_bytes, after=number):
+                number = found[0]
+                yield found
 
 
 def _salvage(

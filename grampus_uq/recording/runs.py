@@ -15,6 +15,7 @@ from grampus_uq.recording.codec import decode
 from grampus_uq.recording.names import SUFFIX, file_name
 from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
 from grampus_uq.recording.reader import TornLine, raw_lines, read_numbered, report
+from grampus_uq.recording.rotation import follows
 from grampus_uq.records import Outcome
 
 __all__ = ["Run", "RunSummary", "beginnings", "find_run", "recording_files", "runs", "runs_of_file", "summarise"]
@@ -91,16 +92,18 @@ def recording_files(paths: Paths) -> Iterator[Path]:
     """Yield the recordings under files and folders: a file as it is, a folder's at any depth, sorted.
 
     Of a folder these are its `*.jsonl`, and those of its `*.parquet` that are packed recordings (tables are not).
-    Links to folders are not followed, hidden files not taken. Raises DataError for a path that does not exist.
+    The later parts of a rotated recording belong to its first file and are not yielded by themselves. Links to folders
+    are not followed, hidden files not taken. Raises DataError for a path that does not exist.
     """
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
         start = Path(given)
         if start.is_dir():
             for folder, inner, names in os.walk(start):
                 inner[:] = sorted(name for name in inner if not name.startswith("."))
+                known = set(names)
                 for name in sorted(names):
                     path = Path(folder) / name
-                    if name.startswith("."):
+                    if name.startswith(".") or follows(name, known):
                         continue
                     if name.endswith(SUFFIX) or (name.endswith(PACKED_SUFFIX) and is_packed(path)):
                         yield path

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, StepEvent
@@ -16,6 +17,7 @@ from grampus_uq.recording.content import redact, unicode_only
 from grampus_uq.recording.key import folder_key
 from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.names import file_name
+from grampus_uq.recording.rotation import latest_part, next_part
 from grampus_uq.recording.syncing import Syncer
 
 __all__ = ["RecordingProcessor", "SyncPolicy"]
@@ -38,10 +40,15 @@ class RecordingProcessor:
     operating system; `decisions` syncs pauses, aborts, human decisions and outcomes; `every` syncs every event. Syncing
     happens on a thread of its own, never in `on_event`; `sync()` returns when everything so far is on the disk.
 
+    `rotate_bytes` and `rotate_s` begin another part of a session's recording (`<session>+0001.jsonl`, …) before an
+    event that would make the part larger, or once this process has had it open for so long. Readers take the parts as
+    one recording. An event is never divided: one that is larger than `rotate_bytes` has a part of its own.
+
     `key` (32 bytes) keys the hashes; by default it is made once and kept in `<folder>/.hash-key`: without that file
     nobody can try guesses against the hashes. At most `max_open` files are open at a time.
 
-    Raises ConfigurationError for an unknown `content` or `fsync`, a short key, or `max_open` below 1.
+    Raises ConfigurationError for an unknown `content` or `fsync`, a short key, `max_open` below 1, or a rotation that
+    is not above 0.
     """
 
     def __init__(
@@ -52,6 +59,8 @@ class RecordingProcessor:
         fsync: SyncPolicy = "decisions",
         key: bytes | None = None,
         max_open: int = 64,
+        rotate_bytes: int | None = None,
+        rotate_s: float | None = None,
     ) -> None:
         owner = type(self).__name__
         if content not in ("full", "hashed", "none"):
@@ -62,13 +71,17 @@ class RecordingProcessor:
             raise ConfigurationError.of("max_open", owner, "at least 1", max_open)
         if key is not None and len(key) < 16:
             raise ConfigurationError.of("key", owner, "at least 16 bytes", f"{len(key)} bytes")
+        for name, value in (("rotate_bytes", rotate_bytes), ("rotate_s", rotate_s)):
+            if value is not None and not value > 0:
+                raise ConfigurationError.of(name, owner, "above 0 or None", value)
+        self._rotate_bytes, self._rotate_s = rotate_bytes, rotate_s
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._content: Content = content
         self._fsync = fsync
         self._key = folder_key(self._folder) if key is None and content == "hashed" else key
         self._max_open = max_open
-        self._files: OrderedDict[str, int] = OrderedDict()
+        self._files: OrderedDict[str, _Open] = OrderedDict()
         self._begin()
 
     def _begin(self) -> None:
@@ -93,8 +106,11 @@ class RecordingProcessor:
         if self._process != os.getpid():
             self._begin()
         with self._lock:
-            descriptor = self._open(name)
-            write_line(descriptor, line, self._folder / name)
+            part = self._open(name)
+            if self._full(part, len(line)):
+                part = self._next(name, part)
+            write_line(part.descriptor, line, self._folder / part.name)
+            name = part.name
             if self._fsync == "every" or (self._fsync == "decisions" and _decides(event)):
                 self._syncer.request(name)
             else:
@@ -110,7 +126,7 @@ class RecordingProcessor:
             self.sync()
         with self._lock:
             while self._files:
-                os.close(self._files.popitem()[1])
+                os.close(self._files.popitem()[1].descriptor)
         self._syncer.stop()
 
     def __enter__(self) -> RecordingProcessor:
@@ -136,15 +152,44 @@ class RecordingProcessor:
             raise DataError(f"An event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.", path=str(self._folder))
         return line
 
-    def _open(self, name: str) -> int:
-        descriptor = self._files.get(name)
-        if descriptor is not None:
+    def _open(self, name: str) -> _Open:
+        """The part of a session's recording that is written now."""
+        part = self._files.get(name)
+        if part is not None:
             self._files.move_to_end(name)
-            return descriptor
+            return part
         while len(self._files) >= self._max_open:
-            os.close(self._files.popitem(last=False)[1])
-        self._files[name] = descriptor = open_to_append(self._folder / name)
-        return descriptor
+            os.close(self._files.popitem(last=False)[1].descriptor)
+        latest = latest_part(self._folder / name)
+        self._files[name] = part = _Open(open_to_append(latest), latest.name, time.monotonic())
+        return part
+
+    def _full(self, part: _Open, more: int) -> bool:
+        """True when the next line belongs into another part. Whoever else writes into this one is counted too."""
+        if self._rotate_s is not None and time.monotonic() - part.since_s >= self._rotate_s:
+            return os.fstat(part.descriptor).st_size > 0
+        if self._rotate_bytes is None:
+            return False
+        size = os.fstat(part.descriptor).st_size
+        return size > 0 and size + more > self._rotate_bytes
+
+    def _next(self, name: str, part: _Open) -> _Open:
+        """Close a full part and open the one behind it, or the latest that another process has begun meanwhile."""
+        latest = latest_part(self._folder / part.name)
+        if latest.name == part.name:
+            latest = self._folder / next_part(part.name)
+        opened = _Open(open_to_append(latest), latest.name, time.monotonic())
+        os.close(part.descriptor)
+        self._files[name] = opened
+        return opened
+
+
+class _Open(NamedTuple):
+    """A part that is open: its descriptor and name, and since when by the monotonic clock."""
+
+    descriptor: int
+    name: str
+    since_s: float
 
 
 def _encoded(event: Event, content: Content) -> bytes:

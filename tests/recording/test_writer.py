@@ -415,7 +415,7 @@ def test_a_disk_that_refuses_is_told_at_the_next_sync_and_never_to_the_agent(tmp
 def test_a_full_disk_raises_and_names_no_success(tmp_path: Path) -> None:
     recorder = RecordingProcessor(tmp_path)
     recorder.on_event(started())
-    os.dup2(os.open("/dev/full", os.O_WRONLY), next(iter(recorder._files.values())))
+    os.dup2(os.open("/dev/full", os.O_WRONLY), next(iter(recorder._files.values())).descriptor)
     with pytest.raises(OSError, match="No space left"):
         recorder.on_event(step_event(0))
     recorder.close()
