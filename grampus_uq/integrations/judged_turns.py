@@ -6,7 +6,7 @@ fork of the belief. `judge` costs model calls and belongs into a step that is ch
 
     belief   {"v", "tag", "session": a session's snapshot, "turns", "rejected": digests, "repeats": digests}
     turn     {"step_id", "action", "level", "confidence", "reason", "calls": [...], "review": request, "stopped": why}
-    a call   {"call", "phase": cleared | waiting | settled, "request", "arguments": a human's, "text", "is_error"}
+    a call   {"call", "phase": cleared|waiting|settled, "effect", "request", "arguments": edited, "text", "is_error"}
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from grampus_uq import (
     ApprovalPolicy,
     ApprovalRequest,
     DataError,
+    Effect,
     Message,
     Outcome,
     Session,
@@ -46,7 +47,18 @@ from grampus_uq import (
 if TYPE_CHECKING:
     from grampus_uq.protocols import ModelClient
 
-__all__ = ["Belief", "ModelTurn", "Precondition", "Turn", "TurnJudge", "call_of", "proposes", "requests_of", "run_of"]
+__all__ = [
+    "VERSION",
+    "Belief",
+    "ModelTurn",
+    "Precondition",
+    "Turn",
+    "TurnJudge",
+    "call_of",
+    "proposes",
+    "requests_of",
+    "run_of",
+]
 
 Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
 """Says, when a call was approved, why it must not run now; None when it may."""
@@ -115,7 +127,7 @@ class TurnJudge:
         The belief alone decides. A session that this process left in exactly that state is taken up as it is, which
         saves reading it again.
         """
-        if belief is None:
+        if belief is None or belief["session"] is None:
             return self.monitor.session(session_id, self.agent_id, advisory=self.advisory)
         if belief.get("v") != VERSION:
             raise DataError(f"version {belief.get('v')!r:.40} is not {VERSION}", field="v")
@@ -168,16 +180,20 @@ class TurnJudge:
             if rejected and call.digest() in rejected:
                 entries.append(_entry(call, "settled", text=REJECTED_BEFORE, is_error=True))
                 continue
-            judged, verdict = await session.observe_tool_call(call, step_id, effect=self._effects.resolve(call))
+            effect = self._effects.resolve(call)
+            judged, verdict = await session.observe_tool_call(call, step_id, effect=effect)
+            if session.profile.policy.is_irreversible(call.name):
+                effect = Effect.IRREVERSIBLE
             repeated = bool(repeats) and call.digest() in repeats and not session.profile.advisory
             if verdict is UncertaintyAction.ABORT:
                 stopped = _why(judged)
             elif verdict is UncertaintyAction.PAUSE_FOR_HUMAN or repeated or action.stops:
                 why = {"rule": "repeat_after_rollback", "reason": REPEATED} if repeated else {}
                 shown = judged if verdict.stops else step
-                entries.append(_entry(call, "waiting", request=self._request(session, shown, step_id, call, **why)))
+                request = self._request(session, shown, step_id, call, **why)
+                entries.append(_entry(call, "waiting", effect, request=request))
             else:
-                entries.append(_entry(call, "cleared"))
+                entries.append(_entry(call, "cleared", effect))
         review = None
         if stopped is not None:
             text = STOPPED.format(why=stopped)
@@ -205,11 +221,12 @@ class TurnJudge:
         session = self.session(session_id, belief)
         if belief is not None:
             self._keep(belief["tag"], session)
-        verdict = session.would_allow(call, effect=self._effects.resolve(call))
+        effect = self._effects.resolve(call)
+        verdict = session.would_allow(call, effect=effect)
         if verdict.allowed:
-            return _entry(call, "cleared")
+            return _entry(call, "cleared", effect)
         request = self._asked(session, step_id, call, verdict.level, verdict.rule, verdict.reason, verdict.guarantee)
-        return _entry(call, "waiting", request=request)
+        return _entry(call, "waiting", effect, request=request)
 
     def _request(
         self, session: Session, step: StepUncertainty, step_id: str, call: ToolCall | None, **why: str
@@ -360,6 +377,7 @@ def run_of(entry: Mapping[str, Any]) -> dict[str, Any]:
 def _entry(
     call: ToolCall,
     phase: str,
+    effect: Effect = Effect.UNKNOWN,
     *,
     request: dict[str, Any] | None = None,
     text: str | None = None,
@@ -368,6 +386,7 @@ def _entry(
     return {
         "call": {"id": call.id, "name": call.name, "arguments": call.arguments},
         "phase": phase,
+        "effect": effect.value,
         "request": request,
         "arguments": None,
         "text": text,

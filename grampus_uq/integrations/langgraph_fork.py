@@ -1,0 +1,173 @@
+"""Takes a LangGraph thread back to before a step of the model, and says what the discarded part really did.
+
+    fork = fork_before(app, config, attribution, note="It paid the wrong person.")      # or the number of a step
+    app.invoke(fork.command, fork.config)
+
+The history keeps everything: the fork is a new branch from an old checkpoint, whose belief is the one that was held
+there. What tools did is not undone by it: irreversible calls of the discarded part wait when the new branch proposes
+exactly them again, whatever the policy says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
+from grampus_uq.integrations.judged_turns import VERSION
+from grampus_uq.integrations.langgraph import KEY
+
+try:
+    from langchain_core.messages import HumanMessage
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.types import Command, StateSnapshot
+except ImportError as error:
+    raise MissingDependencyError.of("langgraph", "langgraph", "Forking a thread") from error
+
+__all__ = ["Fork", "Suspects", "afork_before", "fork_before"]
+
+_STEP = re.compile(r"llm_(\d+)(?:/|$)")
+
+
+class Suspects(Protocol):
+    """A prediction set over a recorded run, such as `grampus_uq.attribution.Attribution`."""
+
+    @property
+    def steps(self) -> Sequence[Any]:
+        """The run's steps, each with a `step_id`."""
+        ...
+
+    @property
+    def set_steps(self) -> Sequence[int]:
+        """Ascending indices of the suspected steps."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """Where the new branch begins, and the command that begins it.
+
+    `executed` are the calls that the discarded part ran, with the arguments that they ran with, except those that only
+    read; nobody undid them.
+    """
+
+    config: RunnableConfig
+    command: Command[Any]
+    step: int
+    executed: tuple[ToolCall, ...]
+
+
+def fork_before(
+    app: Any, config: RunnableConfig, at: int | Suspects, *, note: str | None = None, messages_key: str = "messages"
+) -> Fork:
+    """Find the checkpoint before a step of the model, counted from 0, or before the first step of a prediction set.
+
+    Args:
+        app: a compiled graph with the guard, or an agent with the middleware; with a checkpointer.
+        config: of the thread, at its end or at the checkpoint to look back from.
+        at: the step's number (the N of "llm_N"), or the set.
+        note: what the model is told, after what it knew then.
+        messages_key: as in `uncertainty_guard`.
+
+    Raises:
+        ConfigurationError: an empty set, or a step that this branch did not make.
+    """
+    step, walk = _first(at), _Walk(messages_key)
+    snapshot: StateSnapshot | None = app.get_state(config)
+    while snapshot is not None and not walk.found(snapshot, step):
+        snapshot = app.get_state(snapshot.parent_config) if snapshot.parent_config else None
+    return walk.fork(snapshot, step, note)
+
+
+async def afork_before(
+    app: Any, config: RunnableConfig, at: int | Suspects, *, note: str | None = None, messages_key: str = "messages"
+) -> Fork:
+    """`fork_before`, awaited."""
+    step, walk = _first(at), _Walk(messages_key)
+    snapshot: StateSnapshot | None = await app.aget_state(config)
+    while snapshot is not None and not walk.found(snapshot, step):
+        snapshot = await app.aget_state(snapshot.parent_config) if snapshot.parent_config else None
+    return walk.fork(snapshot, step, note)
+
+
+def _first(at: int | Suspects) -> int:
+    if isinstance(at, int):
+        return at
+    if not at.set_steps:
+        hint = "the set is empty; look at the most suspect step and give its number"
+        raise ConfigurationError.of("at", "fork_before", "a set with a step", at.set_steps, hint)
+    step_id = str(at.steps[at.set_steps[0]].step_id)
+    number = _STEP.match(step_id)
+    if number is None:
+        raise ConfigurationError.of("at", "fork_before", "over steps of a recording of this thread: llm_N", step_id)
+    return int(number[1])
+
+
+class _Walk:
+    """Back along a branch, newest checkpoint first: the turns that are left behind, each as it stood last."""
+
+    def __init__(self, messages_key: str) -> None:
+        self._key = messages_key
+        self._turns: dict[str, tuple[dict[str, Any], Sequence[Any]]] = {}
+        self._answered: set[str] | None = None
+        self._made = 0
+
+    def found(self, snapshot: StateSnapshot, step: int) -> bool:
+        """True at the checkpoint from which the model makes this step."""
+        held = snapshot.values.get(KEY) or {}
+        messages = snapshot.values.get(self._key) or []
+        if self._answered is None:
+            self._answered = {m.tool_call_id for m in messages if m.type == "tool"}
+        turns = (held.get("belief") or {}).get("turns", 0)
+        self._made = max(self._made, turns)
+        if turns > step and held.get("turn") is not None:
+            self._turns.setdefault(held["turn"]["step_id"], (held["turn"], held.get("decided", ())))
+        return bool(turns == step < self._made and messages and messages[-1].type != "ai")
+
+    def fork(self, snapshot: StateSnapshot | None, step: int, note: str | None) -> Fork:
+        """The branch from the checkpoint that was found."""
+        if snapshot is None:
+            rule = f"a step that this branch made, from 0 to {self._made - 1}"
+            raise ConfigurationError.of("at", "fork_before", rule, step)
+        executed = [ran for ran in self._executed() if ran[1] is not Effect.READ]
+        before = (snapshot.values.get(KEY) or {}).get("belief") or {
+            "v": VERSION,
+            "tag": "",
+            "session": None,
+            "turns": 0,
+            "rejected": [],
+            "repeats": [],
+        }
+        done = [call.digest() for call, effect in executed if effect is Effect.IRREVERSIBLE]
+        update: dict[str, Any] = {
+            KEY: {"belief": {**before, "repeats": sorted({*before["repeats"], *done})}, "turn": None}
+        }
+        if note:
+            update[self._key] = [HumanMessage(note)]
+        return Fork(
+            config=snapshot.config,
+            command=Command(update=update),
+            step=step,
+            executed=tuple(call for call, _ in executed),
+        )
+
+    def _executed(self) -> Iterator[tuple[ToolCall, Effect]]:
+        for turn, decided in reversed(self._turns.values()):
+            said = {item["call_id"]: item["decision"] for item in decided}
+            for entry in turn["calls"]:
+                ran = _ran(entry, said.get(entry["call"]["id"]))
+                if ran is not None and entry["call"]["id"] in (self._answered or ()):
+                    yield ToolCall.model_validate({**entry["call"], "arguments": ran}), Effect(entry["effect"])
+
+
+def _ran(entry: Mapping[str, Any], decision: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The arguments that a call ran with; None for one that did not run."""
+    if entry["phase"] == "cleared":
+        edited: dict[str, Any] | None = entry["arguments"]
+    elif decision is not None and decision["kind"] in ("approve", "edit"):
+        edited = decision["arguments"]
+    else:
+        return None
+    return dict(entry["call"]["arguments"]) if edited is None else edited

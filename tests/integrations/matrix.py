@@ -1,0 +1,94 @@
+"""The table of docs/integrations.md: every conformance sentence, asked of each adapter and of each stock approval.
+
+    python -m tests.integrations.matrix            # print it
+    python -m tests.integrations.matrix --write    # put it into the page, between its marks
+
+"yes" and "no" are what the check found; "-" stands where the framework cannot be asked, and the notes say why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from grampus_uq.testing import SENTENCES, AgentLaboratory, Finding, check_agent
+
+PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+BEGIN, END = "<!-- matrix: python -m tests.integrations.matrix --write -->", "<!-- end of matrix -->"
+HERE = "tests.integrations."
+
+ADAPTERS = {
+    "LangGraph": HERE + "langgraph_agent:build",
+    "LangChain": HERE + "langchain_agent:build",
+    "OpenAI Agents SDK": HERE + "agents_sdk:build",
+    "pydantic-ai": HERE + "pydantic_ai_agent:build",
+    "AgentRunner": HERE + "runner_agent:build",
+}
+STOCK = {
+    "LangGraph: interrupt() in the tool": HERE + "langgraph_stock:build",
+    "LangGraph: monitor and interrupt() in one node": HERE + "langgraph_stock:build_naive",
+    "LangChain: HumanInTheLoopMiddleware": HERE + "langchain_agent:build_stock",
+    "OpenAI Agents SDK: needs_approval": HERE + "agents_sdk:build_stock",
+    "pydantic-ai: requires_approval": HERE + "pydantic_ai_agent:build_stock",
+}
+Findings = Mapping[str, Sequence[Finding]]
+
+
+def findings(factories: Mapping[str, str], folder: Path) -> dict[str, list[Finding]]:
+    """Every sentence, of every factory, in the order of the sentences."""
+    found = {}
+    for number, (name, factory) in enumerate(factories.items()):
+        with AgentLaboratory(factory, folder / str(number)) as laboratory:
+            found[name] = [check_agent(laboratory, sentence) for sentence in SENTENCES]
+    return found
+
+
+def table(found: Findings) -> str:
+    """One row a sentence, one column a way to run an agent; the reasons of the dashes below."""
+    shown = {True: "yes", False: "**no**", None: "-"}
+    lines = ["| | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
+    for number, sentence in enumerate(SENTENCES):
+        cells = [shown[column[number].holds] for column in found.values()]
+        lines.append(f"| {sentence.text} | " + " | ".join(cells) + " |")
+    notes = []
+    for name, column in found.items():
+        why = sorted({finding.detail for finding in column if finding.holds is None})
+        notes += [f"- {name} lacks {'; '.join(why)}."] if why else []
+    return "\n".join(lines + (["", *notes] if notes else []))
+
+
+def section(adapters: Findings, stock: Findings) -> str:
+    """What stands between the marks."""
+    return f"With the adapter:\n\n{table(adapters)}\n\nWith the framework's own approval:\n\n{table(stock)}"
+
+
+def on_page() -> str:
+    """What the page holds now."""
+    text = PAGE.read_text(encoding="utf-8")
+    return text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        adapters = findings(ADAPTERS, Path(folder, "adapters"))
+        stock = findings(STOCK, Path(folder, "stock"))
+    made = section(adapters, stock)
+    if options.write:
+        text = PAGE.read_text(encoding="utf-8")
+        head, tail = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        PAGE.write_text(f"{head}\n{made}\n{tail}", encoding="utf-8")
+    else:
+        print(made)
+    for name, column in {**adapters, **stock}.items():
+        for finding in column:
+            if finding.holds is False:
+                print(f"{name}: {finding.sentence.name}: {finding.detail[:300]}")
+
+
+if __name__ == "__main__":
+    main()
