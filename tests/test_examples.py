@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.loopback import Loopback, Reply, Request, as_json, chat, serving
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -54,3 +56,40 @@ def test_a_frameworks_agent_is_paused_in_one_process_and_decided_on_in_another(n
 
 def test_plain_calls_are_watched_and_asked_before_money_moves() -> None:
     assert "no refund without a human" in example("litellm_calls.py")
+
+
+def test_the_langgraph_agent_stops_at_the_pause_and_another_process_pays_once(tmp_path: Path) -> None:
+    database = str(tmp_path / "threads.db")
+    shown = example("langgraph_agent.py", "--database", database)
+    assert shown.startswith("waits: pay(")
+    assert "paying" not in shown
+    shown = example("langgraph_agent.py", "--database", database, "--resume", "approve")
+    assert shown.count("* paying 120 EUR to Bob's Bikes") == 1
+    assert "answer: Invoice 2041 is paid." in shown
+
+
+def test_the_langchain_agent_deletes_nothing_when_rejected() -> None:
+    shown = example("langchain_agent.py", "--decision", "reject")
+    assert 'waits: delete_file({"name":"report-2024.pdf"})' in shown
+    assert "deleting" not in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["langgraph_agent.py", "langchain_agent.py"])
+def test_an_example_runs_with_any_openai_compatible_server(name: str) -> None:
+    def behave(request: Request, _: Loopback) -> Reply:
+        if "Reply with" in request.body["messages"][-1]["content"]:
+            return as_json(chat('{"p_true": 0.7}'))
+        tool = {"langgraph_agent.py": "pay", "langchain_agent.py": "delete_file"}[name]
+        assert tool in [one["function"]["name"] for one in request.body["tools"]]
+        if request.body["messages"][-1]["role"] == "tool":
+            return as_json(chat("Done it."))
+        arguments = {"pay": '{"to": "Bob", "amount_eur": 5}', "delete_file": '{"name": "old.txt"}'}[tool]
+        call = {"id": "c1", "type": "function", "function": {"name": tool, "arguments": arguments}}
+        return as_json(chat(None, tool_calls=[call]))
+
+    with serving(behave) as server:
+        shown = example(name, "--model", "any", "--api-base", server.api_base)
+    assert "waits: " in shown
+    assert shown.count("  * ") == 1
+    assert "answer: Done it." in shown

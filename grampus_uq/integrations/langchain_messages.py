@@ -1,4 +1,4 @@
-"""LangChain's messages in this package's words: what a model said, what it had been asked, what tools answered."""
+"""LangChain's messages in this package's words, and the answer of a model client in LangChain's."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from grampus_uq import Message, Role, Session, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq import Message, ModelResponse, Role, Session, TokenLogprob, TokenUsage, ToolCall
 from grampus_uq.integrations.judged_turns import ModelTurn
 
 if TYPE_CHECKING:
-    from langchain_core.messages import AnyMessage
+    from langchain_core.messages import AIMessage, AnyMessage, BaseMessage
 
-__all__ = ["last_answer", "observe_between", "read_call", "read_message", "read_turn"]
+__all__ = ["as_ai_message", "last_answer", "observe_between", "read_call", "read_message", "read_turn"]
 
 _ROLES = {"system": Role.SYSTEM, "human": Role.USER, "ai": Role.ASSISTANT, "tool": Role.TOOL}
 
@@ -49,7 +49,7 @@ def read_call(call: Any, stand_in_id: str = "") -> ToolCall:
         return ToolCall(id=call_id, name=name, arguments={"unreadable": repr(arguments)[:10_000]})
 
 
-def read_message(message: AnyMessage) -> Message:
+def read_message(message: BaseMessage) -> Message:
     """One message of the transcript."""
     spoken: Any = message
     role = _ROLES.get(spoken.type, Role.USER)
@@ -72,6 +72,30 @@ def observe_between(session: Session, messages: Sequence[AnyMessage], index: int
             session.observe_tool_result(spoken.tool_call_id, str(spoken.text), is_error=spoken.status == "error")
         elif spoken.type == "human":
             session.observe_user(str(spoken.text))
+
+
+def as_ai_message(response: ModelResponse) -> AIMessage:
+    """The answer of one of this package's model clients, for a graph or a chat model that is built on one."""
+    from langchain_core.messages import AIMessage
+
+    usage = response.token_usage
+    metadata: dict[str, Any] = {"model_name": response.model}
+    if response.logprobs is not None:
+        content = [
+            {"token": t.token, "logprob": t.logprob, "top_logprobs": [{"token": n, "logprob": p} for n, p in t.top]}
+            for t in response.logprobs
+        ]
+        metadata["logprobs"] = {"content": content}
+    return AIMessage(
+        content=response.content,
+        tool_calls=[{"name": c.name, "args": dict(c.arguments), "id": c.id} for c in response.tool_calls],
+        response_metadata=metadata,
+        usage_metadata={
+            "input_tokens": usage.input_tokens,
+            "output_tokens": usage.output_tokens,
+            "total_tokens": usage.input_tokens + usage.output_tokens,
+        },
+    )
 
 
 def _logprobs(raw: Any) -> list[TokenLogprob] | None:

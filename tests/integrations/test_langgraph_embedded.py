@@ -1,0 +1,52 @@
+"""LangGraph on the embedded model, through its OpenAI-compatible HTTP server: real text, real log-probabilities.
+
+SmolLM2 cannot call tools, so the calls come from a script; what the agent says, and what the monitor is told, is real.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grampus_uq.events import DecisionEvent, StepEvent
+from grampus_uq.recording import read
+
+pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
+pytest.importorskip("langgraph.checkpoint.sqlite", reason="the extra langgraph is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def life(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.integrations.langgraph_embedded", str(folder), what]
+    return subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def test_a_real_answer_is_read_held_back_and_published_once_by_another_process(tmp_path: Path) -> None:
+    first = life(tmp_path, "run")
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    assert first.stdout.split() == ["1"]
+    published = tmp_path / "published.txt"
+    assert not published.exists()
+    second = life(tmp_path, "approve")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.split() == ["0"]
+    assert len(published.read_text().splitlines()) == 1
+    assert "Paris" in published.read_text()
+    (file,) = (tmp_path / "runs").glob("*.jsonl")
+    events = list(read(file))
+    steps = [event for event in events if isinstance(event, StepEvent)]
+    assert [step.assessment.index for step in steps] == [0, 1, 2]
+    turns = [step for step in steps if step.step.kind == "llm_call"]
+    for turn in turns:
+        values = {reading.source: reading.value for reading in turn.readings}
+        assert values["token_probability"] is not None, values
+        assert values["p_true"] is not None, values
+        assert 0.0 < values["p_true"] < 1.0  # a mass of probability that the model reported, no round number
+    assert turns[0].step.text.startswith("hmac:")  # a recording keeps no content unless it is told to
+    assert [event.decision for event in events if isinstance(event, DecisionEvent)] == ["approve"]

@@ -1,0 +1,330 @@
+"""The guard for LangGraph where the conformance sentences do not look: decisions, doubt, wiring, forks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command
+
+from grampus_uq import (
+    ApprovalError,
+    ApprovalPolicy,
+    ConfigurationError,
+    HmacSigner,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
+from grampus_uq.integrations.langgraph import KEY, resume_with, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langgraph_fork import afork_before, fork_before
+from grampus_uq.testing import ScriptedModel
+
+CONFIG: Any = {"configurable": {"thread_id": "t"}}
+START_OF_IT: Any = {"messages": [("user", "Pay what is due.")]}
+
+
+def call(name: str, call_id: str, **arguments: Any) -> Any:
+    return {"name": name, "args": arguments, "id": call_id}
+
+
+def pay(call_id: str, to: str) -> Any:
+    return call("pay", call_id, to=to)
+
+
+class World:
+    """A graph over scripted turns, and what its tools did."""
+
+    def __init__(self, *turns: tuple[float, AIMessage], policy: ApprovalPolicy | None = None, **given: Any) -> None:
+        self.done: list[str] = []
+        self.events: list[Any] = []
+        self.asked = 0
+
+        def judge(messages: Sequence[Any], _: Any) -> str:
+            judged = "\n".join(m.content or "" for m in messages)
+            return next(f'{{"p_true": {p}}}' for p, message in turns if str(message.text) in judged)
+
+        def agent(state: MessagesState) -> dict[str, Any]:
+            self.asked += 1
+            number = sum(m.type == "ai" for m in state["messages"])
+            return {"messages": [turns[min(number, len(turns) - 1)][1].model_copy(update={"id": None})]}
+
+        def pay(to: str) -> str:
+            """Pay."""
+            self.done.append(f"pay {to}")
+            return f"paid {to}"
+
+        def look_up(query: str) -> str:
+            """Look up."""
+            self.done.append(f"look up {query}")
+            return "found"
+
+        self.monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]), processors=[self])
+        self.guard = uncertainty_guard(
+            self.monitor, model_client=ScriptedModel(judge), approvals=policy, **({"advisory": False} | given)
+        )
+        builder = StateGraph(MessagesState)
+        builder.add_node("agent", agent)
+        builder.add_edge(START, "agent")
+        self.guard.attach(builder, tools=[pay, look_up])
+        self.app = builder.compile(checkpointer=InMemorySaver())
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(event)
+
+    @property
+    def state(self) -> Any:
+        return self.app.get_state(CONFIG)
+
+    def run(self, given: Any = START_OF_IT) -> list[Any]:
+        self.app.invoke(given, CONFIG)
+        return waiting_requests(self.state)
+
+    def resume(self, *decisions: Any) -> list[Any]:
+        return self.run(resume_with(self.state, decisions))
+
+    def texts(self) -> list[str]:
+        return [str(m.text) for m in self.state.values["messages"]]
+
+
+def proposes(text: str, *calls: Any) -> AIMessage:
+    return AIMessage(text, tool_calls=list(calls))
+
+
+def test_a_guard_advises_unless_it_is_told_otherwise() -> None:
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+    assert uncertainty_guard(monitor).judge.advisory
+    world = World((0.7, proposes("I pay.", pay("1", "bob"))), (0.95, AIMessage("Done.")), advisory=True)
+    assert world.run() == []
+    assert world.done == ["pay bob"]
+    advised = [e.assessment.advisory_action for e in world.events if getattr(e, "assessment", None) is not None]
+    assert "pause_for_human" in advised
+
+
+def test_an_approved_call_runs_at_once_and_the_model_waits_for_the_other() -> None:
+    turn = proposes("I pay both.", pay("1", "ann"), call("look_up", "2", query="rates"), pay("3", "bob"))
+    world = World((0.7, turn), (0.95, AIMessage("Done.")))
+    ann, bob = world.run()
+    assert world.done == ["look up rates"]
+    (still,) = world.resume(ann.decide("approve", principal="me"))
+    assert world.done == ["look up rates", "pay ann"]
+    assert world.asked == 1
+    assert still.id == bob.id
+    assert world.resume(still.decide("respond", principal="me", message="in cash")) == []
+    assert world.done == ["look up rates", "pay ann"]
+    assert world.asked == 2
+    assert "in cash" in world.texts()
+
+
+def test_an_edit_is_told_to_the_model_whose_own_words_stay_as_they_were() -> None:
+    world = World((0.7, proposes("I pay.", pay("1", "mallory"))), (0.95, AIMessage("Done.")))
+    (request,) = world.run()
+    world.resume(request.decide("edit", principal="me", arguments={"to": "bob"}))
+    assert world.done == ["pay bob"]
+    messages = world.state.values["messages"]
+    assert messages[1].tool_calls[0]["args"] == {"to": "mallory"}
+    assert messages[2].text == '(A human changed the arguments to {"to": "bob"}.)\npaid bob'
+
+
+def test_a_rejected_call_is_not_asked_about_again() -> None:
+    world = World(
+        (0.7, proposes("I pay.", pay("1", "bob"))),
+        (0.7, proposes("Again.", pay("2", "bob"))),
+        (0.95, AIMessage("Fine.")),
+    )
+    (request,) = world.run()
+    assert world.resume(request.decide("reject", principal="me")) == []
+    assert world.done == []
+    assert world.texts()[-1] == "Fine."
+    assert "already rejected" in world.texts()[-2]
+
+
+def forged(request: Any) -> list[tuple[str, Any]]:
+    good = request.decide("approve", principal="ann")
+    return [
+        ("is not signed", good),
+        ("signature does not hold", good.model_copy(update={"signature": "0" * 64})),
+        (
+            "not among the approvers",
+            HmacSigner("another key of 16 bytes").sign(good.model_copy(update={"principal": "eve"})),
+        ),
+        ("another call", HmacSigner("a key of at least 16").sign(good.model_copy(update={"digest": "0" * 64}))),
+    ]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_what_is_refused_runs_nothing_and_is_asked_again_with_the_reason(number: int) -> None:
+    policy = ApprovalPolicy(signer=HmacSigner("a key of at least 16"), approvers={"ann"})
+    world = World((0.7, proposes("I pay.", pay("1", "bob"))), (0.95, AIMessage("Done.")), policy=policy)
+    (request,) = world.run()
+    why, decision = forged(request)[number]
+    (again,) = world.resume(decision)
+    assert world.done == []
+    assert why in " ".join(world.state.interrupts[0].value["refused"])
+    assert world.resume(HmacSigner("a key of at least 16").sign(again.decide("approve", principal="ann"))) == []
+    assert world.done == ["pay bob"]
+
+
+@pytest.mark.parametrize("answer", [True, "yes", {"ok": True}, {"decisions": [{"type": "approve"}]}, None, [[]]])
+def test_an_answer_that_is_no_decision_is_refused(answer: Any) -> None:
+    world = World((0.7, proposes("I pay.", pay("1", "bob"))), (0.95, AIMessage("Done.")))
+    world.run()
+    (still,) = world.run(Command(resume={world.state.interrupts[0].id: answer}))
+    assert world.done == []
+    assert "no ApprovalDecision" in world.state.interrupts[0].value["refused"][0]
+    world.resume(still.decide("approve", principal="me"))
+    assert world.done == ["pay bob"]
+
+
+def test_an_expired_request_is_asked_anew() -> None:
+    world = World((0.7, proposes("I pay.", pay("1", "bob"))), policy=ApprovalPolicy(expires_s=1e-9))
+    (request,) = world.run()
+    (again,) = world.resume(request.decide("approve", principal="me"))
+    assert world.done == []
+    assert again.id != request.id
+    assert "expired" in again.reason
+
+
+def test_nothing_waits_is_an_error_of_its_own() -> None:
+    world = World((0.95, AIMessage("Done.")))
+    world.run()
+    with pytest.raises(ApprovalError, match="Nothing of the guard's waits"):
+        resume_with(world.state, [])
+
+
+DOUBT = ((0.3, AIMessage("It is Lyon.")), (0.99, AIMessage("It is Paris.")))
+
+
+def test_an_answer_in_grave_doubt_waits_and_a_word_sends_the_agent_on() -> None:
+    world = World(*DOUBT)
+    (request,) = world.run()
+    assert request.call is None
+    assert world.resume(request.decide("reject", principal="me", message="Look again.")) == []
+    assert world.texts()[-2:] == ["A human rejected this answer. Look again.", "It is Paris."]
+
+
+def test_an_answer_in_grave_doubt_is_released_when_it_is_approved() -> None:
+    world = World(*DOUBT)
+    (request,) = world.run()
+    assert world.resume(request.decide("approve", principal="me")) == []
+    assert "It is Lyon." in world.texts()
+    assert world.asked == 1
+
+
+def test_the_belief_of_a_thread_goes_on_in_its_next_conversation() -> None:
+    world = World((0.7, AIMessage("First.")), (0.95, AIMessage("Second.")))
+    world.run()
+    world.run({"messages": [("user", "And now?")]})
+    indexes = [e.assessment.index for e in world.events if getattr(e, "assessment", None) is not None]
+    assert indexes == [0, 1]
+    assert [e for e in world.events if getattr(e, "resumed", False)] == []  # one process: one start, no resumption
+
+
+def test_what_is_streamed_holds_names_and_numbers_and_no_content() -> None:
+    world = World((0.7, proposes("I pay.", pay("1", "bob"))))
+    events = list(world.app.stream(START_OF_IT, CONFIG, stream_mode="custom"))
+    (told,) = [event[KEY] for event in events]
+    assert told["calls"] == [{"id": "1", "name": "pay", "phase": "waiting"}]
+    assert "bob" not in str(told)
+
+
+def test_a_call_that_reaches_the_tools_by_another_way_does_not_run() -> None:
+    world = World((0.95, AIMessage("Done.")))
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", world.guard.tool_node([world_tool(world.done)]))
+    builder.add_edge(START, "tools")
+    result = builder.compile().invoke({"messages": [proposes("I pay.", pay("1", "bob"))]})
+    assert world.done == []
+    assert result["messages"][-1].status == "error"
+    assert "was not cleared" in result["messages"][-1].text
+
+
+def world_tool(done: list[str]) -> Callable[[str], str]:
+    def pay(to: str) -> str:
+        """Pay."""
+        done.append(to)
+        return "paid"
+
+    return pay
+
+
+@pytest.mark.parametrize(("start", "end"), [("agent", "tools"), ("tools", "agent")])
+def test_edges_that_lead_around_the_guard_are_refused(start: str, end: str) -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("agent", lambda state: state)
+    builder.add_node("tools", ToolNode([world_tool([])]))
+    builder.add_edge(start, end)
+    with pytest.raises(ConfigurationError, match="leads on from there"):
+        uncertainty_guard(UncertaintyMonitor()).attach(builder, tools="tools")
+
+
+# -- time travel ----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Suspected:
+    steps: Sequence[Any]
+    set_steps: Sequence[int]
+
+
+@dataclass
+class OneStep:
+    step_id: str
+
+
+def failed_run() -> World:
+    """Looks something up, pays the wrong person (an edit), and says that it is done."""
+    world = World(
+        (0.95, proposes("I look.", call("look_up", "1", query="due"))),
+        (0.7, proposes("I pay.", pay("2", "mallory"))),
+        (0.95, AIMessage("Done.")),
+    )
+    (request,) = world.run()
+    world.resume(request.decide("edit", principal="me", arguments={"to": "eve"}))
+    assert world.done == ["look up due", "pay eve"]
+    return world
+
+
+def test_a_fork_goes_back_to_before_the_suspected_step_with_the_belief_of_then() -> None:
+    world = failed_run()
+    found = Suspected([OneStep("llm_0"), OneStep("llm_1/observation-1")], [1])
+    fork = fork_before(world.app, CONFIG, found, note="It was the wrong person.")
+    assert fork.step == 1
+    assert [ran.canonical() for ran in fork.executed] == ['pay({"to":"eve"})']
+    before = len(world.events)
+    world.app.invoke(fork.command, fork.config)
+    (request,) = waiting_requests(world.state)
+    assert request.call is not None
+    assert request.call.arguments == {"to": "mallory"}
+    assert world.texts()[-2] == "It was the wrong person."
+    steps = [e.assessment.index for e in world.events[before:] if getattr(e, "assessment", None) is not None]
+    assert steps[0] == 2  # after the first turn and its tool: what came later is not believed any more
+    assert world.done == ["look up due", "pay eve"]
+
+
+def test_a_fork_to_the_start_asks_before_it_repeats_what_was_done() -> None:
+    world = World((0.99, proposes("I pay.", pay("1", "bob"))), (0.99, AIMessage("Done.")))
+    world.run()
+    assert world.done == ["pay bob"]  # a sure run: nobody was asked
+
+    async def again() -> list[Any]:
+        fork = await afork_before(world.app, CONFIG, 0)
+        await world.app.ainvoke(fork.command, fork.config)
+        return waiting_requests(await world.app.aget_state(CONFIG))
+
+    (request,) = anyio.run(again)
+    assert request.rule == "repeat_after_rollback"
+    assert world.done == ["pay bob"]
+
+
+def test_a_fork_to_where_the_run_never_was_is_refused() -> None:
+    world = failed_run()
+    for at in (3, -1, Suspected([], []), Suspected([OneStep("17")], [0])):
+        with pytest.raises(ConfigurationError, match="'at'"):
+            fork_before(world.app, CONFIG, at)
