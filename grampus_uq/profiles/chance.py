@@ -48,7 +48,13 @@ def fit_chance(runs: LabelledRuns, held: BoolArray) -> tuple[FittedChance | None
         return None, [Part(name="p_success", status="not fitted", why=why, needs=lacking)]
     names = [name for name in runs.streams if name not in DERIVED] or [n for n in DERIVED if n in runs.streams]
     names = [name for name in names if not np.isnan(runs.streams[name][_rows(runs, learn)]).all()]
+    twins = _twins(runs, names)
+    names = [name for name in names if name not in twins]
     parts = [_stream_part(runs, held, name) for name in names]
+    for name, twin in twins.items():
+        parts.append(
+            Part(name=f"stream {name}", status="not fitted", why=f"Here it is the same as {twin} at every step.")
+        )
     try:
         found = _fit(runs, learn, names)
     except ConfigurationError as error:
@@ -71,6 +77,20 @@ def fit_chance(runs: LabelledRuns, held: BoolArray) -> tuple[FittedChance | None
     )
     parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
     return FittedChance(fusion=found.fusion, values=values), parts
+
+
+def _twins(runs: LabelledRuns, names: list[str]) -> dict[str, str]:
+    """Streams that say just what an earlier one says: without a call the action is the whole completion, for one."""
+    twins: dict[str, str] = {}
+    for i, name in enumerate(names):
+        same = (n for n in names[:i] if n not in twins and _equal(runs.streams[n], runs.streams[name]))
+        if (twin := next(same, None)) is not None:
+            twins[name] = twin
+    return twins
+
+
+def _equal(first: FloatArray, second: FloatArray) -> bool:
+    return bool(np.array_equal(first, second, equal_nan=True))
 
 
 def _stream_part(runs: LabelledRuns, held: BoolArray, name: str) -> Part:

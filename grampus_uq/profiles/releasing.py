@@ -113,7 +113,7 @@ def _by_accuracy(cases: _Cases, target: float, delta: float, *, only: bool) -> t
     found = estimated_threshold(cases.chances, cases.right, target=target, weights=cases.weights)
     rule = ReleaseRule(at_least=found.threshold, mode="estimated", target=target, runs=found.cases, shortage=shortage)
     if found.threshold is None:
-        why = f"Nothing is released: at no threshold were {100 * target:g} % right with one more wrong."
+        why = f"Nothing is released: at no threshold were {100 * target:g} % right, as far as so few can show."
         return rule, Part(name=NAME, status="not fitted", why=why, needs=needs)
     why = "Estimated on the very runs that it is right on: no guarantee, and a little too good."
     return rule, Part(name=NAME, status="fitted", why=why, needs=needs, figures=_figures(found))

@@ -131,11 +131,12 @@ def candidate_thresholds(
 def estimated_threshold(
     chances: npt.ArrayLike, right: npt.ArrayLike, *, target: float, weights: npt.ArrayLike | None = None
 ) -> Released:
-    """Take the threshold that releases most while `(wrong + 1)/released <= 1 - target` on the cases themselves.
+    """Take the threshold that releases most while `(right + 1/2)/(released + 1) >= target` on the cases themselves.
 
-    It carries no guarantee: it was looked for among the very cases that it is right on. The one added wrong case keeps
-    it from trusting a handful. With `weights` (one over the probability that a case was seen) both counts are sums of
-    weights, and the largest weight is added.
+    That is the mean of the share right a posteriori, under Jeffreys' prior; and at least `1/(1 - target)` cases are
+    released, so that one wrong among them would not break the target. It carries no guarantee: it was looked for among
+    the very cases that it is right on. With `weights` (one over the probability that a case was seen) counts are sums
+    of weights, and the largest weight stands for one case.
 
     Args and errors as `certified_threshold`.
 
@@ -153,7 +154,8 @@ def estimated_threshold(
     last = np.flatnonzero(np.append(falling[1:] != falling[:-1], len(falling) > 0))  # equal chances go together
     wrong, released = np.cumsum(mass * bad)[last], np.cumsum(mass)[last]
     extra = float(mass.max()) if len(mass) else 1.0
-    will_do = np.flatnonzero(wrong + extra <= (1.0 - target + 1e-12) * released)
+    enough = (1.0 - target) * released >= extra * (1.0 - 1e-9)
+    will_do = np.flatnonzero((wrong + extra / 2 <= (1.0 - target + 1e-12) * (released + extra)) & enough)
     if not len(will_do):
         return Released(threshold=None, cases=len(p), released=0, wrong=0)
     end = int(last[will_do[-1]])

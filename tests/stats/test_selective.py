@@ -67,13 +67,14 @@ def test_sabotage_a_threshold_picked_among_the_cases_it_is_tested_on_breaks_it()
 
 
 @given(st.lists(st.tuples(unit, st.booleans()), max_size=60), st.floats(0.05, 0.95))
-def test_the_estimated_threshold_is_the_most_generous_that_did_well_enough_with_one_more_wrong(cases, target):
+def test_the_estimated_threshold_is_the_most_generous_whose_posterior_mean_reaches_the_target(cases, target):
     p, good = np.array([c[0] for c in cases]), np.array([c[1] for c in cases], dtype=bool)
     found = estimated_threshold(p, good, target=target)
     fits = [
         level
         for level in sorted(set(p.tolist()))
-        if (int((~good[p >= level]).sum()) + 1) / int((p >= level).sum()) <= 1 - target + 1e-12
+        if (int(good[p >= level].sum()) + 0.5) / (int((p >= level).sum()) + 1) >= target - 1e-9
+        and int((p >= level).sum()) * (1 - target) >= 1 - 1e-9
     ]
     assert found.threshold == (fits[0] if fits else None)
     if fits:
