@@ -143,6 +143,18 @@ def test_import_keeps_of_texts_what_it_is_told(tmp_path: Path, content: str) -> 
     assert kept[content]
 
 
+def test_import_keeps_hashed_what_no_reader_could_read_back_in_full(tmp_path: Path) -> None:
+    deep = '{"amount": ' + "[" * 100 + "]" * 100 + "}"
+    call = {"id": "c", "function": {"name": "pay", "arguments": deep}}
+    said = {"role": "assistant", "content": "half an emoji \ud83d", "tool_calls": [call]}
+    (tmp_path / "log").write_text(json.dumps({"id": "r", "messages": [said]}) + "\n")
+    invoke(runs_command, "import", tmp_path / "log", "-o", tmp_path / "out", "--content", "full")
+    (step,) = find_run(tmp_path / "out", "r").steps
+    assert step.step.text.startswith("hmac:")
+    assert list(step.step.tool_calls[0].arguments) == ["_hashed"]
+    assert step.step.tool_calls[0].name == "pay"
+
+
 def test_import_with_two_workers_gives_the_same_recordings(tmp_path: Path) -> None:
     for number in range(4):
         messages = samples.CHAT_LOG[2]["messages"]

@@ -14,12 +14,14 @@ import click
 
 from grampus_uq.cli.spreading import spread_over, spreading, telling
 from grampus_uq.errors import DataError
+from grampus_uq.events import Event
 from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
 from grampus_uq.importers.run import ImportedRun, events
 from grampus_uq.parallel import cores, in_order
 from grampus_uq.recording.codec import Content, encode
 from grampus_uq.recording.content import redact, unicode_only
 from grampus_uq.recording.key import folder_key
+from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.names import file_name
 from grampus_uq.recording.packing import pack
 from grampus_uq.replay import ReplayCounts, replay_all
@@ -149,13 +151,8 @@ def _import_file(plan: _Plan, path: Path) -> _Imported:
 
 def _write(plan: _Plan, run: ImportedRun) -> None:
     """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or is there already."""
-    lines = []
-    for event in events(run, agent_id=run.agent_id or plan.agent_id):
-        kept = redact(event, plan.content, plan.key)
-        try:
-            lines.append(encode(kept, content=plan.content))
-        except DataError:  # only a lone surrogate can be mended; anything else is refused again
-            lines.append(encode(unicode_only(kept), content=plan.content))
+    told = events(run, agent_id=run.agent_id or plan.agent_id)
+    lines = [_line(event, plan.content, plan.key) for event in told]
     target = plan.folder / file_name(run.run_id)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -166,6 +163,23 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
         raise DataError(f"a run {run.run_id!r:.80} is there already.", field="run_id") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _line(event: Event, content: Content, key: bytes) -> bytes:
+    """The event as its line; one that nobody could read back in full is kept hashed, as a live recording keeps it."""
+    kept = redact(event, content, key)
+    try:
+        try:
+            line = encode(kept, content=content)
+        except DataError:  # only a lone surrogate can be mended; anything else is refused again
+            line = encode(unicode_only(kept), content=content)
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"an event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.")
+    except DataError:
+        if content != "full":
+            raise
+        return _line(event, "hashed", key)
+    return line
 
 
 @click.command(name="replay")

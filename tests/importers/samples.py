@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 # sierra-research/tau2-bench, src/tau2/data_model/simulation.py (Results, SimulationRun) and message.py
-TAU2 = {
+TAU2: dict[str, Any] = {
     "timestamp": "2026-03-01T10:00:00.000000",
     "info": {
         "git_commit": "0",
@@ -169,7 +169,7 @@ def _said(role: str, text: str, **more: Any) -> dict[str, Any]:
 
 
 # mitkury/chatgpt-export-parser, docs/chatgpt-data-export-format.md; OpenAI publishes no schema
-CHATGPT = [
+CHATGPT: list[dict[str, Any]] = [
     {
         "title": "Sum",
         "create_time": 1772359200.0,
@@ -206,7 +206,7 @@ CHATGPT = [
 ]
 
 # platform.openai.com/docs/api-reference/chat/object and /batch (request input, request output)
-CHAT_LOG = [
+CHAT_LOG: list[dict[str, Any]] = [
     {
         "request": {"model": "gpt-x", "messages": [{"role": "user", "content": "Capital of France?"}]},
         "response": {
@@ -340,7 +340,7 @@ def request(spans: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 # sierra-research/tau-bench, a result file; ag2ai/Agents_Failure_Attribution, a log
-TAU_BENCH = [
+TAU_BENCH: list[dict[str, Any]] = [
     {
         "task_id": 3,
         "reward": 1.0,
