@@ -78,7 +78,7 @@ def prometheus_tools() -> Path:
         return Path(found).parent
     why = "There is no prometheus on the PATH, and Debian's cannot be had"
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
-        pytest.skip(f"{why}: this is no Debian.")
+        pytest.skip(f"{why}: apt-get or dpkg is missing.")
     with _installing("prometheus-deb") as (folder, whole):
         if not whole:
             _run(["apt-get", "download", "-q", "prometheus"], why, cwd=folder)
