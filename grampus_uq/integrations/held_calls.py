@@ -61,6 +61,8 @@ class HeldCall(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     call: ToolCall
+    digest: str
+    """Of the call's name and canonical arguments: with its id it says which call this is."""
     effect: Effect
     step_id: str
     phase: _Phase
@@ -73,8 +75,8 @@ class HeldCall(BaseModel):
         return self.phase is _Phase.WAITING
 
     def key(self) -> tuple[str, str]:
-        """What identifies the call: its id, and the digest of its name and arguments."""
-        return self.call.id, self.call.digest()
+        """What identifies the call."""
+        return self.call.id, self.digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,12 +129,22 @@ class HeldCalls:
         self._precondition = precondition
         self._held: dict[tuple[str, str], HeldCall] = {}
         self._rejected: list[str] = []
+        self._digests: dict[str, tuple[ToolCall, str]] = {}
         self._steps = session.state.n_steps
 
     def next_step_id(self, kind: str) -> str:
         """A step id that no other step of this session has."""
         self._steps += 1
         return f"{kind}-{self._steps}"
+
+    def _key(self, call: ToolCall) -> tuple[str, str]:
+        """What identifies a call; of one and the same object it is worked out once."""
+        known = self._digests.get(call.id)
+        if known is None or known[0] is not call:
+            if len(self._digests) >= _MAX_SETTLED:
+                self._digests.clear()
+            known = self._digests[call.id] = call, call.digest()
+        return call.id, known[1]
 
     # -- judging --------------------------------------------------------------------------------------------------
 
@@ -141,20 +153,22 @@ class HeldCalls:
 
         With `framework_asks` it waits even where the monitor would let it through.
         """
-        known = self._held.get((call.id, call.digest()))
+        key = self._key(call)
+        known = self._held.get(key)
         if known is not None:
             return known
-        for stale in [
-            key for key, held in self._held.items() if key[0] == call.id and held.phase is not _Phase.RELEASED
-        ]:
-            del self._held[stale]  # the same id with other arguments: what was said of those holds no more
-        effect = self._effects.resolve(call, declared)
-        held = HeldCall(call=call, effect=effect, step_id=self.next_step_id("tool"), phase=_Phase.WAITING)
+        held = HeldCall(
+            call=call,
+            digest=key[1],
+            effect=self._effects.resolve(call, declared),
+            step_id=self.next_step_id("tool"),
+            phase=_Phase.WAITING,
+        )
         self._keep(held)
-        if call.digest() in self._rejected:
+        if held.digest in self._rejected:
             held.phase = _Phase.CLEARED  # `release` answers for it
             return held
-        step, action = await self.session.observe_tool_call(call, held.step_id, effect=effect)
+        step, action = await self.session.observe_tool_call(call, held.step_id, effect=held.effect)
         if action is UncertaintyAction.ABORT:
             raise aborted(self.session, held.step_id)
         asked = action is UncertaintyAction.PAUSE_FOR_HUMAN
@@ -172,9 +186,14 @@ class HeldCalls:
         return held
 
     def _keep(self, held: HeldCall) -> None:
+        """Take a call up; the same id with other arguments goes: what was said of those holds no more."""
+        stale = [
+            key for key, other in self._held.items() if key[0] == held.call.id and other.phase is not _Phase.RELEASED
+        ]
         self._held[held.key()] = held
-        settled = [key for key, other in self._held.items() if other.phase is _Phase.RELEASED]
-        for key in settled[:-_MAX_SETTLED]:
+        if len(self._held) > 2 * _MAX_SETTLED:
+            stale += [key for key, other in self._held.items() if other.phase is _Phase.RELEASED][:-_MAX_SETTLED]
+        for key in stale:
             del self._held[key]
 
     def _request(self, held: HeldCall, **why: Any) -> ApprovalRequest:
@@ -227,14 +246,14 @@ class HeldCalls:
             message=decision.message,
         )
         if decision.kind is ApprovalKind.REJECT:
-            self._rejected = [*self._rejected, held.call.digest()][-_MAX_SETTLED:]
+            self._rejected = [*self._rejected, held.digest][-_MAX_SETTLED:]
 
     def accept_foreign(self, call: ToolCall, *, principal: str, arguments: dict[str, JsonValue] | None = None) -> bool:
         """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody.
 
         `arguments` are those that a human put in place of the call's own, None for a call that was not edited.
         """
-        held = self._held.get((call.id, call.digest()))
+        held = self._held.get(self._key(call))
         if held is None or not held.waiting or held.request is None:
             return False
         kind = ApprovalKind.APPROVE if arguments is None else ApprovalKind.EDIT
@@ -249,7 +268,7 @@ class HeldCalls:
     async def release(self, call: ToolCall, declared: Effect | None = None) -> Release:
         """Say what becomes of a call that is about to run; an approved one is let through once, and never again."""
         held = await self.judge(call, declared)
-        if call.digest() in self._rejected and held.decision is None:
+        if held.digest in self._rejected and held.decision is None:
             held.phase = _Phase.RELEASED
             return Release(answer=REJECTED_BEFORE)
         if held.waiting:
@@ -314,7 +333,7 @@ class HeldCalls:
 
     def edit_of(self, call: ToolCall) -> Edit | None:
         """What a human put in place of this call's arguments, None for a call that was not edited."""
-        held = self._held.get((call.id, call.digest()))
+        held = self._held.get(self._key(call))
         decision = None if held is None else held.decision
         return None if decision is None or decision.arguments is None else Edit(arguments=decision.arguments)
 
@@ -354,9 +373,12 @@ def _read_calls(snapshot: Mapping[str, Any]) -> list[HeldCall]:
     if snapshot.get("v") != VERSION:
         raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
     try:
-        return [HeldCall.model_validate_json(json.dumps(call)) for call in snapshot["calls"]]
+        calls = [HeldCall.model_validate_json(json.dumps(call)) for call in snapshot["calls"]]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"not the calls of a session: {error}", field="calls") from error
+    if any(call.digest != call.call.digest() for call in calls):
+        raise DataError("a call's digest is not that of its name and arguments", field="calls")
+    return calls
 
 
 def aborted(session: Session, step_id: str) -> UncertaintyError:

@@ -41,6 +41,7 @@ try:
         AgentsException,
         Handoff,
         Model,
+        MultiProvider,
         RunConfig,
         Runner,
         RunResult,
@@ -57,6 +58,7 @@ from grampus_uq.integrations.openai_agents_model import (
     item_call,
     plain,
     read_messages,
+    tool_call,
 )
 from grampus_uq.integrations.openai_agents_tools import GUARDRAIL, gate_tools, mcp_policy
 from grampus_uq.protocols import ModelClient
@@ -64,6 +66,7 @@ from grampus_uq.protocols import ModelClient
 __all__ = ["AbortedRunError", "PausedRun", "UncertaintyGuard", "WatchedRun"]
 
 VERSION = 1
+_MAX_PROPOSED = 256
 Result = TypeVar("Result", RunResult, RunResultStreaming)
 
 
@@ -90,6 +93,20 @@ class WatchedRun:
         self.calls = calls
         self.model = model
         self.aborted: AbortedRunError | None = None
+        self._proposed: dict[str, tuple[ToolCall, str]] = {}
+
+    def propose(self, calls: Sequence[tuple[ToolCall, str]]) -> None:
+        """Take the calls of the model's latest answer, each with its arguments as they were written."""
+        if len(self._proposed) > _MAX_PROPOSED:
+            self._proposed.clear()
+        self._proposed.update((call.id, (call, written)) for call, written in calls)
+
+    def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
+        """The call of this id as the model's answer had it; another one where the name or the arguments differ."""
+        call, written = self._proposed.get(call_id, (None, ""))
+        if call is not None and call.name == name and arguments in (written, call.arguments):
+            return call
+        return tool_call(call_id, name, arguments)
 
     @property
     def belief(self) -> AgentBeliefState:
@@ -246,6 +263,7 @@ class UncertaintyGuard:
 
     async def _observe(self, answer: Answer, system: str | None, items: Any, tools: Sequence[Any]) -> None:
         run = self.current()
+        run.propose(answer.written)
         step_id = run.calls.next_step_id("llm")
         _, action = await run.calls.session.observe_llm_response(
             answer.text,
@@ -292,7 +310,11 @@ class UncertaintyGuard:
 
     def _configured(self, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments of `Runner.run`, whose models are all watched, those that are looked up by name too."""
-        config = given.get("run_config") or RunConfig()
+        config = given.get("run_config")
+        if config is None:
+            # A provider keeps its clients, and they their event loop: one a run, as the SDK's own default is.
+            config = RunConfig(model_provider=WatchedProvider(MultiProvider(), self._watched))
+            return {**given, "run_config": config}
         if isinstance(config, dict):
             config = RunConfig(**config)
         provider = config.model_provider

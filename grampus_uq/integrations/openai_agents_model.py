@@ -44,6 +44,8 @@ class Answer:
     calls: tuple[ToolCall, ...]
     logprobs: tuple[TokenLogprob, ...] | None
     usage: TokenUsage
+    written: tuple[tuple[ToolCall, str], ...] = ()
+    """The calls of function tools, each with its arguments as the model wrote them."""
 
 
 Observe = Callable[[Answer, str | None, Any, Sequence[Any]], Awaitable[None]]
@@ -181,10 +183,13 @@ def read_output(output: Iterable[Any], usage: Any) -> Answer:
     texts: list[str] = []
     logprobs: list[TokenLogprob] = []
     calls: list[ToolCall] = []
+    written: list[tuple[ToolCall, str]] = []
     for item in output:
         call = item_call(item)
         if call is not None:
             calls.append(call)
+            if _field(item, "type") == "function_call":
+                written.append((call, str(_field(item, "arguments"))))
         elif _field(item, "type", "") == "message":
             for part in _field(item, "content") or ():
                 texts.append(_field(part, "text") or _field(part, "refusal") or "")
@@ -195,6 +200,7 @@ def read_output(output: Iterable[Any], usage: Any) -> Answer:
         calls=tuple(calls),
         logprobs=tuple(logprobs) or None,
         usage=TokenUsage(input_tokens=spent_in, output_tokens=spent_out, total_tokens=spent_in + spent_out),
+        written=tuple(written),
     )
 
 

@@ -44,6 +44,10 @@ class WatchedRun(Protocol):
 
     calls: HeldCalls
 
+    def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
+        """The call of this id as the model's answer had it; another one where the name or the arguments differ."""
+        ...
+
 
 Gate = Callable[[], WatchedRun]
 """Gives the watched run of the current context; raises when there is none."""
@@ -112,13 +116,14 @@ def _gate_function(tool: FunctionTool, current: Gate) -> FunctionTool:
     own, invoke = gated.needs_approval, gated.on_invoke_tool
 
     async def needs_approval(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
-        asks = await _own_rule(own, context, arguments, call_id)
-        held = await current().calls.judge(tool_call(call_id, tool.name, arguments), framework_asks=asks)
-        return held.waiting
+        asks = own is not False and await _own_rule(own, context, arguments, call_id)
+        run = current()
+        return (await run.calls.judge(run.proposed(call_id, tool.name, arguments), framework_asks=asks)).waiting
 
     @functools.wraps(invoke, updated=("__dict__",) if hasattr(invoke, "__dict__") else ())
     async def on_invoke_tool(context: Any, text: str) -> Any:
-        return await _invoke(current(), invoke, context, tool_call(context.tool_call_id, tool.name, text), text)
+        run = current()
+        return await _invoke(run, invoke, context, run.proposed(context.tool_call_id, tool.name, text), text)
 
     gated.needs_approval = needs_approval
     gated.on_invoke_tool = on_invoke_tool
@@ -130,9 +135,9 @@ def _last_look(current: Gate) -> Callable[[Any], Awaitable[ToolGuardrailFunction
     """Just before the tool runs: an approved call is let through once, anything that still waits is not executed."""
 
     async def look(data: Any) -> ToolGuardrailFunctionOutput:
-        calls = current().calls
-        context = data.context
-        call = tool_call(context.tool_call_id, context.tool_name, context.tool_arguments)
+        run, context = current(), data.context
+        calls = run.calls
+        call = run.proposed(context.tool_call_id, context.tool_name, context.tool_arguments)
         held = await calls.judge(call)
         if held.waiting:  # approved by the SDK's own `state.approve`, or by nobody
             calls.accept_foreign(call, principal="openai-agents")

@@ -41,7 +41,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     carried_by,
     carried_in,
     carry,
-    find_call,
+    find_part,
     open_calls,
     proposed_call,
     read_logprobs,
@@ -68,6 +68,8 @@ except ImportError as error:
 
 __all__ = ["UncertaintyCapability", "WatchedRun", "pending", "resumption", "run_sub_agent", "waiting"]
 
+_MAX_PROPOSED = 256
+
 _running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("grampus_uq_pydantic_ai", default=None)
 
 
@@ -77,6 +79,17 @@ class WatchedRun:
     def __init__(self, calls: HeldCalls, children: Mapping[str, Any] | None = None) -> None:
         self.calls = calls
         self.children: dict[str, Any] = dict(children or {})
+        self._proposed: dict[str, tuple[Any, ToolCall]] = {}
+
+    def proposed(self, part: ToolCallPart) -> ToolCall:
+        """A part of the model's answer as a call; of one and the same part it is one and the same call."""
+        written, call = self._proposed.get(part.tool_call_id, (None, None))
+        if call is None or written is not part.args or call.name != part.tool_name:
+            if len(self._proposed) > _MAX_PROPOSED:
+                self._proposed.clear()
+            call = proposed_call(part)
+            self._proposed[part.tool_call_id] = part.args, call
+        return call
 
     def snapshot(self) -> dict[str, Any]:
         """What travels in the history."""
@@ -173,7 +186,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             prompt_messages=read_messages(request_context.messages) if asks else (),
             model_client=self.model_client,
             model_id=self.model_id,
-            tool_calls=[proposed_call(part) for part in response.parts if isinstance(part, ToolCallPart)],
+            tool_calls=[self._run().proposed(part) for part in response.parts if isinstance(part, ToolCallPart)],
             logprobs=read_logprobs(response),
             usage=TokenUsage(
                 input_tokens=response.usage.input_tokens,
@@ -191,7 +204,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
     ) -> Any:
         """Run the call, answer for it, or defer it: raises ApprovalRequired with its request in the metadata."""
         run = self._run()
-        proposed = find_call(ctx.messages, call)
+        proposed = run.proposed(find_part(ctx.messages, call))
         if call.tool_call_id in run.children:  # its sub-agent waited: the call itself was let through before
             return await self._execute(ctx, proposed, args, handler)
         held = await run.calls.judge(proposed)

@@ -30,7 +30,7 @@ __all__ = [
     "carried_by",
     "carried_in",
     "carry",
-    "find_call",
+    "find_part",
     "open_calls",
     "proposed_call",
     "read_logprobs",
@@ -111,13 +111,13 @@ def proposed_call(part: ToolCallPart) -> ToolCall:
         return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments={"input": str(part.args)})
 
 
-def find_call(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCall:
+def find_part(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCallPart:
     """The call as the model proposed it: what the framework hands over may already hold a human's arguments."""
     for message in reversed(messages):
         for part in message.parts if isinstance(message, ModelResponse) else ():
             if isinstance(part, ToolCallPart) and part.tool_call_id == call.tool_call_id:
-                return proposed_call(part)
-    return proposed_call(call)
+                return part
+    return call
 
 
 def read_logprobs(response: ModelResponse) -> list[TokenLogprob] | None:

@@ -27,7 +27,7 @@ from rich.progress import track
 
 from tests.benchmarks._report import emit
 
-FRAMEWORKS = ("langgraph", "langchain")
+FRAMEWORKS = ("langgraph", "langchain", "openai_agents", "pydantic_ai")
 LIMIT = 1.15
 Run = Callable[[int], Awaitable[None]]
 
