@@ -17,8 +17,9 @@ from grampus_uq.stats import eprocess
 from grampus_uq.stats.eprocess import Detector, DetectorState
 from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
 
-__all__ = ["AlarmState", "DetectorField", "acknowledge_alarm", "alarm_step", "guarantee_of", "rearm", "rings"]
+__all__ = ["AlarmState", "DetectorField", "acknowledge_alarm", "alarm_step", "guarantee_of", "midway", "rearm", "rings"]
 
+MIDWAY = "no guarantee: this run came under this detector when it was under way"
 AFTER_REARMING = "no guarantee: alpha was spent on this run's first alarm, before it was re-armed"
 
 
@@ -32,11 +33,15 @@ DetectorField = Annotated[Detector, BeforeValidator(_read), PlainSerializer(dete
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmState:
-    """What a session keeps of its detector: the evidence, whether a human answered, how often it was re-armed."""
+    """What a session keeps of its detector: the evidence, whether a human answered, how often it was re-armed.
+
+    `midway` is True when the run began under another profile: the detector has not seen its first steps.
+    """
 
     evidence: DetectorState
     answered: bool = False
     rearmed: int = 0
+    midway: bool = False
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -53,7 +58,8 @@ def alarm_step(
     if state is None:
         state = AlarmState(evidence=eprocess.start(detector, session_id))
     evidence, log_m = eprocess.update(detector, state.evidence, [scores.get(name) for name in detector.streams])
-    return AlarmState(evidence=evidence, answered=state.answered, rearmed=state.rearmed), log_m
+    kept = AlarmState(evidence=evidence, answered=state.answered, rearmed=state.rearmed, midway=state.midway)
+    return kept, log_m
 
 
 def rings(detector: Detector, state: AlarmState | None) -> bool:
@@ -63,6 +69,8 @@ def rings(detector: Detector, state: AlarmState | None) -> bool:
 
 def guarantee_of(detector: Detector, state: AlarmState) -> str:
     """The sentence of the promise that an alarm carries now."""
+    if state.midway:
+        return MIDWAY
     return detector.threshold.guarantee if state.rearmed == 0 else AFTER_REARMING
 
 
@@ -73,4 +81,10 @@ def acknowledge_alarm(state: AlarmState) -> AlarmState:
 
 def rearm(detector: Detector, state: AlarmState, session_id: str) -> AlarmState:
     """Start the evidence anew; what rings from here on carries no guarantee."""
-    return AlarmState(evidence=eprocess.start(detector, session_id), rearmed=state.rearmed + 1)
+    evidence = eprocess.start(detector, session_id)
+    return AlarmState(evidence=evidence, rearmed=state.rearmed + 1, midway=state.midway)
+
+
+def midway(detector: Detector, session_id: str) -> AlarmState:
+    """Begin with a detector in the middle of a run; what rings carries no guarantee."""
+    return AlarmState(evidence=eprocess.start(detector, session_id), midway=True)

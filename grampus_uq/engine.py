@@ -23,7 +23,16 @@ from pydantic import (
     model_validator,
 )
 
-from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, alarm_step, guarantee_of, rearm, rings
+from grampus_uq.alarm import (
+    AlarmState,
+    DetectorField,
+    acknowledge_alarm,
+    alarm_step,
+    guarantee_of,
+    midway,
+    rearm,
+    rings,
+)
 from grampus_uq.decision import (
     GRAVE,
     Decision,
@@ -52,6 +61,7 @@ __all__ = [
     "acknowledge",
     "advance",
     "answer_alarm",
+    "change_profile",
     "judge_call",
     "rearm_alarm",
     "state_from_json",
@@ -167,6 +177,16 @@ def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
     if profile.detector is None or state.alarm is None:
         return state
     return replace(state, alarm=rearm(profile.detector, state.alarm, state.session_id))
+
+
+def change_profile(profile: Profile, state: SessionState) -> SessionState:
+    """A run goes on under another profile, from its next step on.
+
+    What is believed stays. The detector begins anew, and what it rings in this run carries no guarantee; the chance of
+    success is unknown until the next step of the model, so an irreversible call does what missing evidence does.
+    """
+    alarm = None if profile.detector is None else midway(profile.detector, state.session_id)
+    return replace(state, alarm=alarm, p_success=None)
 
 
 def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:

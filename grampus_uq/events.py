@@ -14,6 +14,7 @@ __all__ = [
     "Event",
     "ObservationEvent",
     "OutcomeEvent",
+    "ProfileChanged",
     "SessionStarted",
     "StepEvent",
     "TrajectoryReading",
@@ -112,4 +113,15 @@ class SessionStarted:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-Event = SessionStarted | StepEvent | ObservationEvent | DecisionEvent | OutcomeEvent
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileChanged:
+    """A running session goes on under another profile, from its next step on; `profile_fingerprint` says which."""
+
+    session_id: str
+    agent_id: str
+    time_s: float
+    profile_fingerprint: str
+    advisory: bool = False
+
+
+Event = SessionStarted | StepEvent | ObservationEvent | DecisionEvent | OutcomeEvent | ProfileChanged

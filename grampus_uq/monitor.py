@@ -11,7 +11,8 @@ import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from grampus_uq.trajectory_watch import TrajectorySensor, TrajectoryWatch
 
-__all__ = ["REFLECTION", "UncertaintyMonitor"]
+__all__ = ["REFLECTION", "ReloadedProfile", "UncertaintyMonitor"]
 
 log = logging.getLogger("grampus_uq.monitor")
 
@@ -106,6 +107,50 @@ def _sensor(
     return TrajectorySensor.of(settings, embedder, timeout_s=allowed.timeout_s)
 
 
+def _watch(sensor: TrajectorySensor | None, snapshot: Mapping[str, Any] | None) -> TrajectoryWatch | None:
+    """The turns of a session for TRACER, where the profile has it; those of an older snapshot begin here."""
+    if sensor is None:
+        return None
+    from grampus_uq.trajectory_watch import TrajectoryWatch, TurnMemory
+
+    turns = None if snapshot is None else snapshot.get("turns")
+    return TrajectoryWatch(sensor, TurnMemory() if turns is None else TurnMemory.from_json(turns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wiring:
+    """What follows from one profile; swapped whole."""
+
+    artifact: ProfileArtifact | None
+    profile: Profile
+    plan: SensingPlan
+    sensor: TrajectorySensor | None
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        return self.artifact.fingerprint if self.artifact is not None else profile_fingerprint(self.profile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Setting:
+    """What a session was started with that decides whether a profile fits it."""
+
+    model: str
+    prompt_hash: str | None
+    tools_hash: str | None
+    advisory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReloadedProfile:
+    """What a reload did: fingerprints before and now, how many running sessions went over, how many could not."""
+
+    before: str
+    fingerprint: str
+    migrated: int = 0
+    kept: int = 0
+
+
 class UncertaintyMonitor:
     """Watches any number of concurrent runs with one frozen configuration.
 
@@ -164,21 +209,16 @@ class UncertaintyMonitor:
             raise ConfigurationError.of("let_through", "UncertaintyMonitor", "a probability in [0, 1]", let_through)
         if window < 1:
             raise ConfigurationError.of("window", "UncertaintyMonitor", "at least 1 step", window)
-        self.artifact = profile if isinstance(profile, ProfileArtifact) else None
-        if isinstance(profile, ProfileArtifact):
-            profile = profile.profile
-        elif profile is None:
+        if profile is None:
             profile = Profile(
                 estimator=estimator or UncertaintyEstimator(),
                 propagator=propagator or UncertaintyPropagator(),
                 policy=policy or UncertaintyPolicy(),
                 tracer=trajectory,
             )
-        if advisory and not profile.advisory:
-            profile = profile.model_copy(update={"advisory": True})
-        self.profile = profile
-        self.plan = SensingPlan.of(
-            profile,
+        self._advisory = advisory
+        self._plan_of = functools.partial(
+            SensingPlan.of,
             extra=signals,
             equivalence=equivalence,
             repairs=repairs,
@@ -186,7 +226,10 @@ class UncertaintyMonitor:
             budget=budget,
             budgets=budgets,
         )
-        self.sensor = _sensor(profile.tracer, embedder, budget, budgets or {})
+        self._sensor_of = functools.partial(_sensor, embedder=embedder, budget=budget, budgets=budgets or {})
+        self._wiring = self._wired(profile)
+        self._live: weakref.WeakKeyDictionary[Session, _Setting] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
         given = () if tracer is None else (tracer if isinstance(tracer, SpanEmitter) else SpanEmitter(tracer),)
         self._outlet = _Outlet((*given, *processors))
         self._spans = next((found for found in self.processors if isinstance(found, SpanEmitter)), None)
@@ -194,6 +237,75 @@ class UncertaintyMonitor:
         self.window = window
         self.let_through = let_through
         self._draw = f"let through {seed}"
+
+    def _wired(self, given: Profile | ProfileArtifact) -> _Wiring:
+        """Everything that follows from a profile, built before anything of it is used."""
+        artifact = given if isinstance(given, ProfileArtifact) else None
+        profile = given.profile if isinstance(given, ProfileArtifact) else given
+        if self._advisory and not profile.advisory:
+            profile = profile.model_copy(update={"advisory": True})
+        return _Wiring(
+            artifact=artifact, profile=profile, plan=self._plan_of(profile), sensor=self._sensor_of(profile.tracer)
+        )
+
+    @property
+    def profile(self) -> Profile:
+        """What new sessions are judged by, where it fits them."""
+        return self._wiring.profile
+
+    @property
+    def artifact(self) -> ProfileArtifact | None:
+        """The artifact that holds the profile; None when a profile alone was given."""
+        return self._wiring.artifact
+
+    @property
+    def plan(self) -> SensingPlan:
+        """Which signals new sessions run."""
+        return self._wiring.plan
+
+    @property
+    def sensor(self) -> TrajectorySensor | None:
+        """What reads trajectories for TRACER; None without it."""
+        return self._wiring.sensor
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the artifact, or of the profile alone, in hex: what recordings name."""
+        return self._wiring.fingerprint
+
+    def reload(
+        self, profile: Profile | ProfileArtifact, *, running: Literal["keep", "migrate"] = "keep"
+    ) -> ReloadedProfile:
+        """Take another profile while sessions run; none is dropped, none waits. Any thread may call it.
+
+        New sessions get it, all of its wiring at once. Those that run keep the profile that they began with, or, with
+        "migrate", go on under the new one from their next step on: belief, counts and acknowledgements stay; the
+        detector begins anew, without a guarantee for this run; `p_success` is unknown until the next step of the model.
+        The change is an event of the recording (`ProfileChanged`), and a replay that is given both profiles follows it.
+        A session whose model the new profile refuses, or with other TRACER settings, keeps its profile, and the log
+        says so. The monitor's own `advisory` stays; signals, budgets and processors too.
+
+        Raises ConfigurationError when the profile cannot be wired; then nothing has changed.
+        """
+        wiring = self._wired(profile)
+        with self._lock:
+            before, self._wiring = self._wiring, wiring
+            running_now = list(self._live.items()) if running == "migrate" else []
+        kept = 0
+        if wiring.fingerprint == before.fingerprint:
+            running_now = []
+        for session, setting in running_now:
+            try:
+                chosen, _ = self._profile_for(wiring, setting.model, setting.prompt_hash, setting.tools_hash)
+                if setting.advisory and not chosen.advisory:
+                    chosen = chosen.model_copy(update={"advisory": True})
+                session.migrate(chosen, wiring.plan, lambda: wiring.fingerprint)
+            except ConfigurationError as error:
+                kept += 1
+                log.warning("session %s keeps its profile: %s", session.session_id, error)
+        return ReloadedProfile(
+            before=before.fingerprint, fingerprint=wiring.fingerprint, migrated=len(running_now) - kept, kept=kept
+        )
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -223,7 +335,8 @@ class UncertaintyMonitor:
                 raise ConfigurationError.of(
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
-        profile, standing = self._profile_for(model, prompt_hash, tools_hash)
+        wiring = self._wiring  # once: a reload in another thread swaps all of it
+        profile, standing = self._profile_for(wiring, model, prompt_hash, tools_hash)
         if advisory and not profile.advisory:
             profile = profile.model_copy(update={"advisory": True})
         spans, kept = self._spans, None
@@ -233,16 +346,20 @@ class UncertaintyMonitor:
             kept = dict(snapshot["trace"])  # no spans here: handed on, so that whoever has some finds the trace again
         session = Session(
             profile=profile,
-            plan=self.plan,
+            plan=wiring.plan,
             emit=self._outlet.emit if self.processors else None,
             state=state,
             max_overhead=self.max_overhead,
             window=self.window,
             recent=recent,
             escalations=escalations,
-            watch=self._watch(snapshot),
+            watch=_watch(wiring.sensor, snapshot),
             trace=(lambda: kept) if spans is None else functools.partial(spans.carrier, session_id),
+            fingerprint=lambda: wiring.fingerprint,
         )
+        setting = _Setting(model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=advisory)
+        with self._lock:
+            self._live[session] = setting
         if self.processors:
             self.emit(
                 SessionStarted(
@@ -253,41 +370,30 @@ class UncertaintyMonitor:
                     model=model,
                     prompt_hash=prompt_hash,
                     tools_hash=tools_hash,
-                    profile_fingerprint=self.fingerprint,
+                    profile_fingerprint=wiring.fingerprint,
                     advisory=profile.advisory,
                     release_probability=self.let_through or None,
                     let_through=state.let_through,
                     metadata={**standing, **(metadata or {})},
                 )
             )
+        if snapshot is not None and snapshot.get("profile") not in (None, wiring.fingerprint):
+            session.migrate(profile, wiring.plan, lambda: wiring.fingerprint)
         return session
 
-    def _watch(self, snapshot: Mapping[str, Any] | None) -> TrajectoryWatch | None:
-        """The turns of a session for TRACER, where the profile has it; those of an older snapshot begin here."""
-        if self.sensor is None:
-            return None
-        from grampus_uq.trajectory_watch import TrajectoryWatch, TurnMemory
-
-        turns = None if snapshot is None else snapshot.get("turns")
-        return TrajectoryWatch(self.sensor, TurnMemory() if turns is None else TurnMemory.from_json(turns))
-
+    @staticmethod
     def _profile_for(
-        self, model: str, prompt_hash: str | None, tools_hash: str | None
+        wiring: _Wiring, model: str, prompt_hash: str | None, tools_hash: str | None
     ) -> tuple[Profile, dict[str, str]]:
         """The profile that a session runs with; an artifact that does not fit only advises, and the log says why."""
-        if self.artifact is None:
-            return self.profile, {}
-        profile, found = activate(self.artifact, model=model or None, prompt_hash=prompt_hash, tools_hash=tools_hash)
+        if wiring.artifact is None:
+            return wiring.profile, {}
+        profile, found = activate(wiring.artifact, model=model or None, prompt_hash=prompt_hash, tools_hash=tools_hash)
         if found.status == "advisory":
             log.warning("the profile only advises: %s", " ".join(found.reasons))
-        if self.profile.advisory and not profile.advisory:
-            profile = self.profile
+        if wiring.profile.advisory and not profile.advisory:
+            profile = wiring.profile
         return profile, {"profile_status": found.status}
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of the artifact, or of the profile alone, in hex: what recordings name."""
-        return self.artifact.fingerprint if self.artifact is not None else profile_fingerprint(self.profile)
 
     @property
     def processors(self) -> tuple[Processor, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 
-from grampus_uq.engine import Profile, SessionState, acknowledge, advance, answer_alarm, rearm_alarm
+from grampus_uq.engine import Profile, SessionState, acknowledge, advance, answer_alarm, change_profile, rearm_alarm
 from grampus_uq.errors import DataError
-from grampus_uq.events import DecisionEvent, Event, SessionStarted, StepEvent
+from grampus_uq.events import DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
 from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
@@ -35,7 +35,11 @@ class ReplayedStep:
 
 
 def replay(
-    events: Iterable[Event], profile: Profile, *, states: Mapping[str, SessionState] | None = None
+    events: Iterable[Event],
+    profile: Profile,
+    *,
+    states: Mapping[str, SessionState] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
 ) -> Iterator[ReplayedStep]:
     """Yield every step of the events with what the profile concludes from it; sessions may be interleaved.
 
@@ -43,12 +47,15 @@ def replay(
     recording left out: `advance` reads no text. With another profile it says what that one would have concluded from
     the same readings; signals that were not read then stay unread.
 
+    A session that went on under another profile (`UncertaintyMonitor.reload`) does so here too when `profiles`, by
+    fingerprint, is given; without it one profile judges all of it. Raises DataError when one is missing there.
+
     A session that was taken up again continues from the state it had in these events, or from `states`, by session id,
     when they begin in the middle. When it was taken up from an older snapshot than the last recorded step, it continues
     from the state that it had there. Raises DataError when a session's steps do not follow each other. Keeps a state of
     every step: of long streams give the events of one run at a time, or take `replay_file` or `replay_all`.
     """
-    runs = _Runs(profile, states or {})
+    runs = _Runs(profile, states or {}, profiles=profiles)
     for event in events:
         step = runs.take(event)
         if step is not None:
@@ -56,13 +63,17 @@ def replay(
 
 
 def replay_file(
-    path: str | os.PathLike[str], profile: Profile, *, states: Mapping[str, SessionState] | None = None
+    path: str | os.PathLike[str],
+    profile: Profile,
+    *,
+    states: Mapping[str, SessionState] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
 ) -> Iterator[ReplayedStep]:
     """Like `replay`, from a recording; a DataError names the file and the line.
 
     Keeps one state of each session, and all states only of sessions that the file takes up again: it looks first.
     """
-    runs = _Runs(profile, states or {}, histories=_taken_up_again(path))
+    runs = _Runs(profile, states or {}, histories=_taken_up_again(path), profiles=profiles)
     for number, event in read_numbered(path):
         try:
             step = runs.take(event)
@@ -173,12 +184,19 @@ class _Runs:
     """
 
     def __init__(
-        self, profile: Profile, states: Mapping[str, SessionState], histories: Container[str] | None = None
+        self,
+        profile: Profile,
+        states: Mapping[str, SessionState],
+        histories: Container[str] | None = None,
+        profiles: Mapping[str, Profile] | None = None,
     ) -> None:
         self._profile = profile
         self._histories = histories
         self._states = {session_id: [state] for session_id, state in states.items()}
         self._resumed: set[str] = set()
+        self._profiles = profiles
+        self._under: dict[str, Profile] = {}
+        self._changed: set[str] = set()
 
     def take(self, event: Event) -> ReplayedStep | None:
         if isinstance(event, SessionStarted):
@@ -189,19 +207,38 @@ class _Runs:
                 states[-1] = self._answered(states[-1], event)
         elif isinstance(event, StepEvent):
             return self._advance(event)
+        elif isinstance(event, ProfileChanged) and self._profiles is not None:
+            self._change(event, self._profiles)
         return None
 
+    def _change(self, event: ProfileChanged, profiles: Mapping[str, Profile]) -> None:
+        """Go on under the other profile; the state follows with the next step, which may lie further back."""
+        profile = profiles.get(event.profile_fingerprint)
+        if profile is None:
+            reason = f"session {event.session_id!r} goes on under profile {event.profile_fingerprint[:12]}, which is "
+            raise DataError(f"{reason}not among `profiles`", field="profile_fingerprint")
+        if event.advisory and not profile.advisory:
+            profile = profile.model_copy(update={"advisory": True})
+        self._under[event.session_id] = profile
+        self._changed.add(event.session_id)
+
     def _answered(self, state: SessionState, event: DecisionEvent) -> SessionState:
+        profile = self._under.get(event.session_id, self._profile)
+        if event.session_id in self._changed:
+            self._changed.discard(event.session_id)
+            state = change_profile(profile, state)
         if event.alarm_answered:
-            state = answer_alarm(self._profile, state)
+            state = answer_alarm(profile, state)
         if event.alarm_rearmed:
-            state = rearm_alarm(self._profile, state)
+            state = rearm_alarm(profile, state)
         return state if event.acknowledged is None else acknowledge(state, event.acknowledged)
 
     def _start(self, event: SessionStarted) -> None:
         if not event.resumed:
             fresh = SessionState(session_id=event.session_id, agent_id=event.agent_id, let_through=event.let_through)
             self._states[event.session_id] = [fresh]
+            self._under.pop(event.session_id, None)
+            self._changed.discard(event.session_id)
         elif event.session_id in self._states:
             self._resumed.add(event.session_id)
         else:
@@ -222,7 +259,11 @@ class _Runs:
         if index != states[-1].n_steps:
             self._go_back(event, states)
         self._resumed.discard(event.session_id)
-        state, assessment = advance(self._profile, states[-1], event.step, event.readings, event.trajectory)
+        profile = self._under.get(event.session_id, self._profile)
+        if event.session_id in self._changed:
+            self._changed.discard(event.session_id)
+            states[-1] = change_profile(profile, states[-1])
+        state, assessment = advance(profile, states[-1], event.step, event.readings, event.trajectory)
         if self._histories is None or event.session_id in self._histories:
             states.append(state)
         else:

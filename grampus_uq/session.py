@@ -17,13 +17,22 @@ from grampus_uq.engine import (
     acknowledge,
     advance,
     answer_alarm,
+    change_profile,
     judge_call,
     rearm_alarm,
     state_from_json,
     state_to_json,
 )
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
+from grampus_uq.events import (
+    DecisionEvent,
+    Event,
+    ObservationEvent,
+    OutcomeEvent,
+    ProfileChanged,
+    StepEvent,
+    TrajectoryReading,
+)
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import (
     AgentBeliefState,
@@ -72,9 +81,11 @@ class Session:
         escalations: Sequence[Mapping[str, JsonValue]] = (),
         watch: TrajectoryWatch | None = None,
         trace: Callable[[], Mapping[str, str] | None] = lambda: None,
+        fingerprint: Callable[[], str] | None = None,
     ) -> None:
         self._trace = trace
         self._profile = profile
+        self._fingerprint = fingerprint
         self._plan = plan
         self._emit = emit
         self._state = state
@@ -334,6 +345,30 @@ class Session:
                 OutcomeEvent(session_id=self.session_id, agent_id=self.agent_id, outcome=outcome, trajectory=trajectory)
             )
 
+    def migrate(self, profile: Profile, plan: SensingPlan, fingerprint: Callable[[], str]) -> None:
+        """Go on under another profile from the next step on; for `UncertaintyMonitor.reload`.
+
+        Waits for a commit that is under way. A step that is being sensed now is judged by the new profile on what the
+        old one had read. Emits `ProfileChanged`. Raises ConfigurationError when the profiles differ in TRACER's
+        settings: what was sensed of the run so far belongs to the old ones.
+        """
+        if profile.tracer != self._profile.tracer:
+            rule = "with the TRACER settings that the session began with"
+            raise ConfigurationError.of("profile", "Session.migrate", rule, profile.tracer)
+        with self._lock:
+            self._profile, self._plan, self._fingerprint = profile, plan, fingerprint
+            self._state = change_profile(profile, self._state)
+            if self._emit is not None:
+                self._emit(
+                    ProfileChanged(
+                        session_id=self.session_id,
+                        agent_id=self.agent_id,
+                        time_s=time.time(),
+                        profile_fingerprint=fingerprint(),
+                        advisory=profile.advisory,
+                    )
+                )
+
     def _send(self, event: Event) -> None:
         if self._emit is not None:
             with self._lock:
@@ -391,6 +426,7 @@ class Session:
         taken: dict[str, JsonValue] = {
             "v": SNAPSHOT_VERSION,
             **({} if trace is None else {"trace": dict(trace)}),
+            **({} if self._fingerprint is None else {"profile": self._fingerprint()}),
             "state": json.loads(state_to_json(state)),
             "recent": [assessment.model_dump(mode="json") for assessment in recent],
             "escalations": [dict(escalation) for escalation in escalations],

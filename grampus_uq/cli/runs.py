@@ -14,7 +14,7 @@ import click
 
 from grampus_uq.cli.importing import import_, pack_, replay_
 from grampus_uq.errors import DataError
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, ProfileChanged, StepEvent
 from grampus_uq.recording import (
     Label,
     TornLine,
@@ -139,6 +139,9 @@ def _event_row(event: Event) -> list[Any]:
     if isinstance(event, DecisionEvent):
         level = event.acknowledged or ""
         return ["", "decision", None, level, event.decision, f"by {event.principal}", event.message or ""]
+    if isinstance(event, ProfileChanged):
+        mode = "advisory" if event.advisory else ""
+        return ["", "other profile", None, "", mode, event.profile_fingerprint[:12], ""]
     began = "resumed" if event.resumed else "began"
     return ["", began, None, "", "advisory" if event.advisory else "", event.model, ""]
 

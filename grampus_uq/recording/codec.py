@@ -18,7 +18,15 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.events import (
+    DecisionEvent,
+    Event,
+    ObservationEvent,
+    OutcomeEvent,
+    ProfileChanged,
+    SessionStarted,
+    StepEvent,
+)
 from grampus_uq.records import TokenLogprob
 
 __all__ = ["MAX_DEPTH", "VERSION", "Content", "decode", "encode"]
@@ -35,6 +43,7 @@ _ADAPTERS: Final[dict[str, TypeAdapter[Any]]] = {
     "observation": TypeAdapter(ObservationEvent),
     "decision": TypeAdapter(DecisionEvent),
     "outcome": TypeAdapter(OutcomeEvent),
+    "profile": TypeAdapter(ProfileChanged),
 }
 _NAMES: Final[dict[type, str]] = {
     SessionStarted: "session",
@@ -42,6 +51,7 @@ _NAMES: Final[dict[type, str]] = {
     ObservationEvent: "observation",
     DecisionEvent: "decision",
     OutcomeEvent: "outcome",
+    ProfileChanged: "profile",
 }
 # The head of a line as `encode` writes it. Any other order of keys is read too, only more slowly.
 _HEAD: Final = re.compile(rb'\{"v":1,"type":"([a-z]+)","content":"(?:full|hashed|none)",(?=")')

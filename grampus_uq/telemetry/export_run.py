@@ -80,7 +80,7 @@ class RunAsSpans:
         elif isinstance(event, OutcomeEvent):
             self._outcome(event)
             return  # a label of days later does not make the run longer
-        elif event.resumed:
+        elif isinstance(event, SessionStarted) and event.resumed:
             self._root.add_event(RESUMED, timestamp=time_ns)
         self._latest_ns = max(self._latest_ns, time_ns)
 

@@ -6,7 +6,15 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.events import (
+    DecisionEvent,
+    Event,
+    ObservationEvent,
+    OutcomeEvent,
+    ProfileChanged,
+    SessionStarted,
+    StepEvent,
+)
 from grampus_uq.records import Outcome, Reading, Step, StepUncertainty, TokenLogprob, ToolCall
 from grampus_uq.vocabulary import Effect, MissingReason, StopReason, UncertaintyAction, UncertaintyLevel
 from grampus_uq.vocabulary import UncertaintySource as Source
@@ -110,7 +118,16 @@ events: st.SearchStrategy[Event] = st.one_of(
         profile_fingerprint=names,
         advisory=st.booleans(),
         release_probability=maybe_unit,
+        let_through=st.booleans(),
         metadata=st.dictionaries(texts, texts, max_size=3),
+    ),
+    st.builds(
+        ProfileChanged,
+        session_id=texts,
+        agent_id=texts,
+        time_s=finite,
+        profile_fingerprint=texts,
+        advisory=st.booleans(),
     ),
     st.builds(
         ObservationEvent,
