@@ -26,12 +26,12 @@ try:
     from langchain_core.runnables import Runnable, RunnableConfig
     from langgraph.config import get_stream_writer
     from langgraph.graph import END, StateGraph
-    from langgraph.prebuilt import ToolNode
     from langgraph.types import Command, Send, interrupt
 except ImportError as error:
     raise MissingDependencyError.of("langgraph", "langgraph", "The guard for LangGraph") from error
 
 if TYPE_CHECKING:
+    from langgraph.prebuilt import ToolNode
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
     from grampus_uq.protocols import ModelClient
@@ -143,6 +143,10 @@ class UncertaintyGuard:
 
     def tool_node(self, tools: Sequence[Any], **given: Any) -> ToolNode:
         """A `ToolNode` that runs a call only as it was cleared; `given` goes to its constructor."""
+        from langgraph.prebuilt import (
+            ToolNode,  # a package of its own, which not every old LangGraph fits together with
+        )
+
         return ToolNode(tools, wrap_tool_call=self.wrap_tool_call, awrap_tool_call=self.awrap_tool_call, **given)
 
     # -- the tools' own fence -------------------------------------------------------------------------------------
