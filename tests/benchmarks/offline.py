@@ -10,7 +10,8 @@ work over two processes.
 
 `per_s` is by the wall clock; `per_cpu_s` is steps by processor time, of the process and its workers: on a machine that
 others use, only this one says what a core does.
-`peak_mb` is the largest resident set of the process, `worker_peak_mb` that of its largest worker. The start of the
+`peak_mb` is the largest resident set of the process, `worker_peak_mb` that of its largest worker; the system counts
+what the process was forked from too, here about 53 MB, so smaller peaks are not seen. The start of the
 interpreter (about a second of imports) is in all of them.
 """
 
