@@ -56,7 +56,9 @@ def test_the_framework_alone_keeps_what_the_page_says_of_it(tmp_path: Path) -> N
         "edited_elsewhere",
         "parallel_calls",
         "rejected_elsewhere",
+        "streaming",
         "sub_agent",
+        "ten_sessions",
         "uncertain_run_paused",
     }
     assert found["other_arguments_refused"] is False  # an approval is found by the call's id
