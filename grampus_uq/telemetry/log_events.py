@@ -9,7 +9,7 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.util.types import AttributeValue
 
-from grampus_uq.errors import MissingDependencyError
+from grampus_uq.errors import ConfigurationError
 
 __all__ = ["EventLog"]
 
@@ -17,7 +17,7 @@ __all__ = ["EventLog"]
 class EventLog:
     """A logger for named events, of the given logger provider or of the application's global one.
 
-    Raises MissingDependencyError where the installed OpenTelemetry has no event names on log records yet.
+    Raises ConfigurationError where the installed OpenTelemetry has no event names on log records yet.
     """
 
     __slots__ = ("_logger", "_record")
@@ -27,7 +27,13 @@ class EventLog:
 
         record = getattr(_logs, "LogRecord", None)
         if record is None or "event_name" not in inspect.signature(record.__init__).parameters:
-            raise MissingDependencyError.of("opentelemetry-sdk>=1.37", "otel-logs", "Evaluation results as log events")
+            raise ConfigurationError.of(
+                "evaluation_events",
+                "SpanEmitter",
+                "'span' or 'none' with this version of OpenTelemetry",
+                "log",
+                "Newer releases of opentelemetry-sdk have events in their logs.",
+            )
         self._record = record
         self._logger = (logger_provider or _logs.get_logger_provider()).get_logger("grampus_uq")
 
