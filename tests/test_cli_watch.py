@@ -79,7 +79,7 @@ def test_what_is_fed_is_what_the_detector_makes_of_the_recorded_scores(made: Pat
 
     profile = load(made / "p.json").profile
     assert profile.detector is not None
-    data = read_detector_runs([str(made / "b")], profile.detector.streams, labelled=False)
+    data = read_detector_runs([str(made / "b")], profile.detector.streams, labelled=False, profile=profile)
     peaks = dict(
         zip((name.rpartition("#")[0] for name in data.ids), log_peaks(profile.detector, data.blocks), strict=True)
     )

@@ -20,6 +20,8 @@ from grampus_uq.profiles import FitOptions, ProfileFit, fit_profile, judge_run, 
 from grampus_uq.profiles.labelled import labelled_runs
 from grampus_uq.profiles.splitting import held_out_runs
 from grampus_uq.recording import RecordingProcessor, runs
+from grampus_uq.replay import replay
+from grampus_uq.risk import TracerSettings
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.profiles.recorded import HASH, POLICY, record
 
@@ -143,9 +145,42 @@ def test_the_forecast_says_how_often_it_will_pause_and_how_often_rightly(fitted:
 
 
 def test_what_came_out_does_not_depend_on_how_many_read(folder: Path, fitted: ProfileFit) -> None:
-    again = fit_profile(folder, base=BASE, options=FitOptions(accuracy=0.85, runs_per_day=50.0))
+    again = fit_profile(folder, base=BASE, options=FitOptions(accuracy=0.85, runs_per_day=50.0), workers=2)
     assert again.artifact.profile == fitted.artifact.profile
     assert again.to_json()["parts"] == fitted.to_json()["parts"]
+
+
+async def watched(watch: UncertaintyMonitor, name: str, rng: np.random.Generator) -> None:
+    """A run watched with TRACER: one that fails repeats itself and its tools fail."""
+    bad = bool(rng.random() < 0.5)
+    session = watch.session(name)
+    for index in range(4):
+        said = "let me look at the same page again" if bad else f"step {index} does thing number {rng.integers(1000)}"
+        stated = float(np.clip(rng.normal(0.6 if bad else 0.75, 0.15), 0.0, 1.0))
+        call = ToolCall(id=f"c{index}", name="look", arguments={"page": 1 if bad else index})
+        await session.observe_llm_response(f'{said} {{"confidence": {stated:.2f}}}', f"s{index}", tool_calls=[call])
+        session.observe_tool_result(call.id, "nothing found" if bad else f"page {index}", is_error=bad and index > 1)
+    session.finish(Outcome(success=not bad))
+
+
+def test_where_runs_were_watched_with_tracer_its_parameters_and_its_stream_are_fitted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    with RecordingProcessor(tmp_path) as recorder:
+        watch = UncertaintyMonitor(processors=[recorder], advisory=True, trajectory=TracerSettings())
+
+        async def main() -> None:
+            for number in range(90):
+                await watched(watch, f"r{number}", rng)
+
+        anyio.run(main)
+    fit = fit_profile(tmp_path, options=FitOptions(detector=False))
+    assert part(fit, "tracer").status == "fitted"
+    assert part(fit, "tracer").figures["auroc_on_other_tasks"] > 0.7
+    profile = fit.artifact.profile
+    assert profile.tracer is not None
+    assert "trajectory_risk" in profile.calibration.readings
+    replayed = [step for run in runs(tmp_path) for step in replay(run.events, profile)]
+    assert any(step.assessment.p_success is not None for step in replayed)
 
 
 def test_with_too_few_labels_nothing_is_fitted_by_force(tmp_path: Path) -> None:
