@@ -178,7 +178,7 @@ class UncertaintyGuard:
             if cleared and entry["call"]["id"] == call.id and run_of(entry) == call.arguments:
                 edited: dict[str, Any] | None = entry["arguments"]
                 return edited
-        if self.judge.advisory:
+        if self.judge.advisory or self.judge.monitor.profile.advisory:
             return None
         return ToolMessage(NOT_CLEARED, tool_call_id=call.id, name=call.name, status="error")
 

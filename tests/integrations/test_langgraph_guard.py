@@ -245,6 +245,16 @@ def test_a_call_that_reaches_the_tools_by_another_way_does_not_run() -> None:
     assert "was not cleared" in result["messages"][-1].text
 
 
+def test_advice_holds_back_no_call_whatever_way_it_came() -> None:
+    done: list[str] = []
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]), advisory=True)
+    builder = StateGraph(MessagesState)
+    builder.add_node("tools", uncertainty_guard(monitor, advisory=False).tool_node([world_tool(done)]))
+    builder.add_edge(START, "tools")
+    builder.compile().invoke({"messages": [proposes("I pay.", pay("1", "bob"))]})
+    assert done == ["bob"]
+
+
 def world_tool(done: list[str]) -> Callable[[str], str]:
     def pay(to: str) -> str:
         """Pay."""
