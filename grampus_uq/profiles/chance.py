@@ -22,6 +22,8 @@ __all__ = ["LEAST_OF_EACH", "FittedChance", "fit_chance"]
 LEAST_OF_EACH = 10
 """Successes, and failures, to learn on, below which a calibration would be noise."""
 
+MOST_STEPS = 50_000
+
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
@@ -34,12 +36,13 @@ class FittedChance:
     values: FloatArray
 
 
-def fit_chance(runs: LabelledRuns, held: BoolArray) -> tuple[FittedChance | None, list[Part]]:
+def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) -> tuple[FittedChance | None, list[Part]]:
     """Fit p_success on the runs that are not held out; report each stream's worth alone, and that of the fusion.
 
-    The runs to learn on are judged by cross-fitting, those held out by the fusion itself.
+    The runs to learn on are judged by cross-fitting, all others by the fusion itself. Of very many runs a random part
+    of about `MOST_STEPS` steps teaches it: a dozen numbers are not known better from more.
     """
-    learn = ~held
+    learn = _enough(runs, ~held, rng)
     good = int(runs.success[learn].sum())
     bad = int(learn.sum()) - good
     if min(good, bad) < LEAST_OF_EACH:
@@ -50,7 +53,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray) -> tuple[FittedChance | None
     names = [name for name in names if not np.isnan(runs.streams[name][_rows(runs, learn)]).all()]
     twins = _twins(runs, names)
     names = [name for name in names if name not in twins]
-    parts = [_stream_part(runs, held, name) for name in names]
+    parts = [_stream_part(runs, held, learn, name) for name in names]
     for name, twin in twins.items():
         parts.append(
             Part(name=f"stream {name}", status="not fitted", why=f"Here it is the same as {twin} at every step.")
@@ -61,7 +64,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray) -> tuple[FittedChance | None
         return None, [*parts, Part(name="p_success", status="not fitted", why=str(error))]
     values = np.full(len(next(iter(runs.streams.values()))), np.nan)
     values[_rows(runs, learn)] = found.traces.forecasts
-    outside = _rows(runs, held)
+    outside = _rows(runs, ~learn)
     if outside.any():
         values[outside] = apply_fusion(found.fusion, {name: runs.streams[name][outside] for name in names})
     figures = _figures(runs, held, values) | {
@@ -93,10 +96,20 @@ def _equal(first: FloatArray, second: FloatArray) -> bool:
     return bool(np.array_equal(first, second, equal_nan=True))
 
 
-def _stream_part(runs: LabelledRuns, held: BoolArray, name: str) -> Part:
+def _enough(runs: LabelledRuns, learn: BoolArray, rng: np.random.Generator) -> BoolArray:
+    """All runs to learn on, or a random part of them with about `MOST_STEPS` steps."""
+    if int(runs.lengths[learn].sum()) <= MOST_STEPS:
+        return learn
+    order = rng.permutation(np.flatnonzero(learn))
+    chosen = np.zeros_like(learn)
+    chosen[order[np.cumsum(runs.lengths[order]) <= MOST_STEPS]] = True
+    return chosen
+
+
+def _stream_part(runs: LabelledRuns, held: BoolArray, learn: BoolArray, name: str) -> Part:
     """A stream alone, calibrated: log score out of sample beside that of the success rate."""
     try:
-        found = _fit(runs, ~held, [name])
+        found = _fit(runs, learn, [name])
     except ConfigurationError as error:
         return Part(name=f"stream {name}", status="not fitted", why=str(error))
     one = found.fusion.readings[name]

@@ -35,15 +35,18 @@ class Judged:
         return self.step is not None
 
 
-def judge_run(run: Run, profile: Profile) -> Judged:
-    """Take a run's recorded readings through a profile, as if it only advised; nothing is asked anew."""
+def judge_run(run: Run, profile: Profile, *, keep_chances: bool = True) -> Judged:
+    """Take a run's recorded readings through a profile, as if it only advised; nothing is asked anew.
+
+    Without `keep_chances` they are left out: of a million steps they take much memory.
+    """
     silent = profile if profile.advisory else profile.model_copy(update={"advisory": True})
     state = SessionState(session_id=run.session_id)
     rule, at = "", None
     chances: list[float] = []
     for number, event in enumerate(run.steps):
         state, seen = advance(silent, state, event.step, event.readings, event.trajectory)
-        if event.step.kind != "tool_call":
+        if keep_chances and event.step.kind != "tool_call":
             chances.append(float("nan") if seen.p_success is None else seen.p_success)
         wanted = seen.advisory_action
         if at is None and wanted is not None and wanted.stops:

@@ -115,7 +115,7 @@ def fit_profile(
     bare = bare.model_copy(update={"tracer": tracer})
     if tracer is not None:
         runs = read(bare)  # the same runs in the same order, with the risk among their streams
-    chance, parts = fit_chance(runs, held)
+    chance, parts = fit_chance(runs, held, rng)
     release, release_part = fit_release(runs, held, None if chance is None else chance.values, options)
     detector, detector_part = _detector(runs, held, chance, options, rng)
     attribution, attribution_part = fit_attribution(paths, runs.errors_named, options)
@@ -217,7 +217,7 @@ def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, det
 
 def _judged_part(profile: Profile, names: frozenset[str], part: RecordingPart) -> list[Judged]:
     return [
-        judge_run(run, profile)
+        judge_run(run, profile, keep_chances=False)
         for run in runs_of_part(part)
         if run.session_id in names and standing(run).usable and run.steps
     ]

@@ -237,7 +237,7 @@ class _Columns:
             weights=np.array(weights, dtype=np.float64),
             tasks=tuple(tasks),
             lengths=np.array(lengths, dtype=np.int64),
-            streams={name: np.array(self.values[name]) for name in sorted(self.values)},
+            streams={name: np.frombuffer(self.values[name]) for name in sorted(self.values)},
             asks=np.array(asks, dtype=np.int64),
             has_call=np.array(has_call, dtype=np.bool_),
             excluded=dict(sorted(self.excluded.items())),

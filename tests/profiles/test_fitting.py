@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from grampus_uq.artifacts import load, save
 from grampus_uq.cli import _group
 from grampus_uq.engine import Profile
 from grampus_uq.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
+from grampus_uq.profiles.chance import MOST_STEPS, _enough
 from grampus_uq.profiles.labelled import labelled_runs
 from grampus_uq.profiles.splitting import held_out_runs
 from grampus_uq.recording import RecordingProcessor, runs
@@ -305,3 +307,13 @@ def test_it_runs_beside_a_running_event_loop(folder: Path) -> None:
         return await anyio.to_thread.run_sync(lambda: fit_profile(folder, options=FitOptions(detector=False)))
 
     assert anyio.run(main).artifact.profile.calibration is not None
+
+
+def test_of_very_many_runs_a_random_part_teaches_the_chance_of_success(folder: Path) -> None:
+    read = labelled_runs(folder, BASE)
+    learn = np.arange(len(read)) % 2 == 0
+    assert (_enough(read, learn, np.random.default_rng(0)) == learn).all()
+    long = dataclasses.replace(read, lengths=read.lengths * 500)
+    taught = _enough(long, learn, np.random.default_rng(0))
+    assert not (taught & ~learn).any()
+    assert 0.9 * MOST_STEPS < long.lengths[taught].sum() <= MOST_STEPS
