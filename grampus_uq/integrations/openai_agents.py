@@ -172,7 +172,9 @@ class UncertaintyGuard:
                 one.model = self._watched(one.model)
             self._check_mcp(one)
             todo += [inner for tool in one.tools if (inner := getattr(tool, "_agent_instance", None)) is not None]
-            one.tools, without = gate_tools(one.tools, self.current, allow_ungated=self._allow_ungated)
+            tools, without = gate_tools(one.tools, self.current, allow_ungated=self._allow_ungated)
+            if any(gated is not tool for gated, tool in zip(tools, one.tools, strict=True)):
+                one.tools = tools  # and never again: the SDK refuses an agent whose tools change during a run
             self.ungated |= set(without)
             for handoff in one.handoffs:
                 todo += self._targets(handoff)
