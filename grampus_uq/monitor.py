@@ -291,21 +291,22 @@ class UncertaintyMonitor:
         with self._lock:
             before, self._wiring = self._wiring, wiring
             running_now = list(self._live.items()) if running == "migrate" else []
-        kept = 0
+        kept = migrated = 0
         if wiring.fingerprint == before.fingerprint:
             running_now = []
         for session, setting in running_now:
+            if self._wiring is not wiring:
+                break  # somebody reloaded again: the newer one sees to the rest
             try:
                 chosen, _ = self._profile_for(wiring, setting.model, setting.prompt_hash, setting.tools_hash)
                 if setting.advisory and not chosen.advisory:
                     chosen = chosen.model_copy(update={"advisory": True})
                 session.migrate(chosen, wiring.plan, lambda: wiring.fingerprint)
+                migrated += 1
             except ConfigurationError as error:
                 kept += 1
                 log.warning("session %s keeps its profile: %s", session.session_id, error)
-        return ReloadedProfile(
-            before=before.fingerprint, fingerprint=wiring.fingerprint, migrated=len(running_now) - kept, kept=kept
-        )
+        return ReloadedProfile(before=before.fingerprint, fingerprint=wiring.fingerprint, migrated=migrated, kept=kept)
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -357,9 +358,6 @@ class UncertaintyMonitor:
             trace=(lambda: kept) if spans is None else functools.partial(spans.carrier, session_id),
             fingerprint=lambda: wiring.fingerprint,
         )
-        setting = _Setting(model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=advisory)
-        with self._lock:
-            self._live[session] = setting
         if self.processors:
             self.emit(
                 SessionStarted(
@@ -379,6 +377,9 @@ class UncertaintyMonitor:
             )
         if snapshot is not None and snapshot.get("profile") not in (None, wiring.fingerprint):
             session.migrate(profile, wiring.plan, lambda: wiring.fingerprint)
+        setting = _Setting(model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=advisory)
+        with self._lock:  # only now: whoever reloads must not change what has not been told to have begun
+            self._live[session] = setting
         return session
 
     @staticmethod
