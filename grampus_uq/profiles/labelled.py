@@ -223,9 +223,9 @@ class _Columns:
         self.watched += part.watched
         self.ids += part.ids
         self.rows += part.rows
-        for source in self.values.keys() | part.values.keys():
-            before = self.values.get(source, array("d", [math.nan]) * self.n)
-            self.values[source] = before + part.values.get(source, array("d", [math.nan]) * part.n)
+        for source in sorted(self.values.keys() | part.values.keys()):
+            column = self.values.setdefault(source, array("d", [math.nan]) * self.n)
+            column.extend(part.values.get(source, array("d", [math.nan]) * part.n))
         self.n += part.n
 
     def assembled(self) -> LabelledRuns:
