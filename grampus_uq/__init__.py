@@ -9,8 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grampus_uq.engine import Profile as Profile
-    from grampus_uq.engine import SessionState as SessionState
     from grampus_uq.engine import advance as advance
     from grampus_uq.errors import ApprovalError as ApprovalError
     from grampus_uq.errors import ConfigurationError as ConfigurationError
@@ -74,6 +72,8 @@ if TYPE_CHECKING:
     from grampus_uq.session import Session as Session
     from grampus_uq.signals.driver import Budget as Budget
     from grampus_uq.signals.verbalized import elicit_confidence as elicit_confidence
+    from grampus_uq.state import Profile as Profile
+    from grampus_uq.state import SessionState as SessionState
     from grampus_uq.telemetry.tracer import GrampusTracer as GrampusTracer
     from grampus_uq.vocabulary import AgentStatus as AgentStatus
     from grampus_uq.vocabulary import Effect as Effect
@@ -118,7 +118,7 @@ _HOME = {
     "ModelTimeoutError": "errors",
     "Outcome": "records",
     "PendingSession": "runtime.state",
-    "Profile": "engine",
+    "Profile": "state",
     "RateLimitedError": "errors",
     "Reading": "records",
     "Role": "vocabulary",
@@ -126,7 +126,7 @@ _HOME = {
     "Session": "session",
     "SessionConflictError": "errors",
     "SessionError": "errors",
-    "SessionState": "engine",
+    "SessionState": "state",
     "SessionStore": "runtime.store",
     "Step": "records",
     "StepUncertainty": "records",

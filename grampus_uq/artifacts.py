@@ -31,9 +31,9 @@ from pydantic import (
     model_serializer,
 )
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.records import canonical_json
+from grampus_uq.state import Profile
 
 __all__ = [
     "ANY",

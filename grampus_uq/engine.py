@@ -1,7 +1,7 @@
 """One step, pure: readings in, a new state and an assessment out. Live monitoring and offline replay share `advance`.
 
 fuse -> propagate -> classify -> decide. Nothing here waits, asks, logs or remembers: everything a session knows is in
-`SessionState`, a small value that goes through JSON unchanged, however long the run is.
+its `SessionState`.
 """
 
 from __future__ import annotations
@@ -9,29 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    TypeAdapter,
-    model_serializer,
-    model_validator,
-)
+from typing import Any
 
 from grampus_uq.alarm import (
     AlarmState,
-    DetectorField,
-    acknowledge_alarm,
     alarm_step,
     guarantee_of,
-    midway,
-    rearm,
-    rings,
 )
 from grampus_uq.decision import (
     GRAVE,
@@ -43,155 +27,17 @@ from grampus_uq.decision import (
     level_of,
     may_be_let_through,
 )
-from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import TrajectoryReading
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
+from grampus_uq.propagator import PropagatorMemory, UncertaintyPropagator
 from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
-from grampus_uq.release import ReleaseRule
-from grampus_uq.risk import RiskField, TracerSettings, confidence_of_risk, risk_step
+from grampus_uq.risk import confidence_of_risk, risk_step
+from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
 
-__all__ = [
-    "Profile",
-    "SessionState",
-    "acknowledge",
-    "advance",
-    "answer_alarm",
-    "change_profile",
-    "judge_call",
-    "rearm_alarm",
-    "state_from_json",
-    "state_to_json",
-]
-
-
-Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
-Unit = Annotated[float, Field(ge=0.0, le=1.0)]
-
-
-class Profile(BaseModel):
-    """Everything `advance` is parametrised by: frozen, JSON-able, shared by every session.
-
-    With `advisory` set nothing is stopped: the action that would have stopped the run is recorded beside the one taken.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    policy: UncertaintyPolicy = Field(default_factory=UncertaintyPolicy)
-    estimator: UncertaintyEstimator = Field(default_factory=UncertaintyEstimator)
-    propagator: Propagator = Field(default_factory=UncertaintyPropagator)
-    advisory: bool = False
-    detector: DetectorField | None = None
-    """A fitted detector: its alarm then decides pauses, with its guarantee, and the tiers stop nothing."""
-    calibration: LogisticFusion | None = None
-    """A fitted fusion of readings: `p_success` is then set on steps with one of them. It decides nothing by itself."""
-    tracer: TracerSettings | None = None
-    """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration."""
-    release: ReleaseRule | None = None
-    """Which irreversible calls go ahead, by `p_success`; needs `calibration`. The tiers then stop nothing."""
-
-    @model_validator(mode="after")
-    def _release_has_a_chance(self) -> Profile:
-        if self.release is not None and self.calibration is None:
-            rule = "given together with a calibration, whose p_success it reads"
-            raise ConfigurationError.of("release", "Profile", rule, self.release)
-        return self
-
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not there, so that older profiles keep their fingerprints."""
-        values: dict[str, Any] = write(self)
-        for name in ("tracer", "release"):
-            if values.get(name) is None:
-                values.pop(name, None)
-        return values
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionState:
-    """What one session knows after its last committed step; bounded, JSON-able, immutable.
-
-    `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
-    `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so
-    far; `acknowledged` is the gravest level that a human already answered for; both token counts are sums. `p_success`
-    is the calibrated chance after the latest step of the model, None where it had no reading; `let_through` is True for
-    a run that was drawn to go on where a reversible step would have been stopped.
-    """
-
-    session_id: str
-    agent_id: str = ""
-    n_steps: Count = 0
-    n_high: Count = 0
-    cumulative: Unit = 1.0
-    level: UncertaintyLevel = UncertaintyLevel.MEDIUM
-    has_reading: bool = False
-    turn_read: bool = False
-    worst: Unit | None = None
-    acknowledged: UncertaintyLevel | None = None
-    last_step_id: str | None = None
-    monitor_calls: Count = 0
-    monitor_tokens: Count = 0
-    monitor_cost_usd: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    agent_tokens: Count = 0
-    alarm: AlarmState | None = None
-    memory: PropagatorMemory | None = None
-    risk: RiskField | None = None
-    p_success: Unit | None = None
-    let_through: bool = False
-
-    __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
-
+__all__ = ["advance", "judge_call"]
 
 _new_state = builder(SessionState)
-_STATE = TypeAdapter(SessionState)
-
-
-def state_to_json(state: SessionState) -> str:
-    """The state as one JSON object; `state_from_json` gives back an equal state."""
-    return _STATE.dump_json(state).decode()
-
-
-def state_from_json(text: str | bytes) -> SessionState:
-    """Parse and validate a stored state; raises DataError naming the field."""
-    try:
-        return _STATE.validate_json(text)
-    except ValueError as error:
-        first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
-        field = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"not a session state: {first['msg']}", field=field) from error
-
-
-def answer_alarm(profile: Profile, state: SessionState) -> SessionState:
-    """A human answered the detector's alarm, if it rings: it asks no more until it is re-armed."""
-    if profile.detector is None or state.alarm is None or not rings(profile.detector, state.alarm):
-        return state
-    return replace(state, alarm=acknowledge_alarm(state.alarm))
-
-
-def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
-    """Start the detector's evidence anew; what rings from here on carries no guarantee."""
-    if profile.detector is None or state.alarm is None:
-        return state
-    return replace(state, alarm=rearm(profile.detector, state.alarm, state.session_id))
-
-
-def change_profile(profile: Profile, state: SessionState) -> SessionState:
-    """A run goes on under another profile, from its next step on.
-
-    What is believed stays. The detector begins anew, and what it rings in this run carries no guarantee; the chance of
-    success is unknown until the next step of the model, so an irreversible call does what missing evidence does.
-    """
-    alarm = None if profile.detector is None else midway(profile.detector, state.session_id)
-    return replace(state, alarm=alarm, p_success=None)
-
-
-def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:
-    """A human answered for this level: it, and lesser ones, ask no more until the belief has been MEDIUM or better."""
-    return replace(state, acknowledged=level)
 
 
 def advance(

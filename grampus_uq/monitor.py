@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import JsonValue
 
 from grampus_uq.artifacts import ProfileArtifact, activate, profile_fingerprint
-from grampus_uq.engine import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import Event, SessionStarted
@@ -30,6 +29,7 @@ from grampus_uq.sensing import SensingPlan
 from grampus_uq.session import Session, read_snapshot
 from grampus_uq.signals.driver import Budget
 from grampus_uq.signals.equivalence import Equivalence
+from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.telemetry.spans import SpanEmitter
 from grampus_uq.vocabulary import Effect, Role, UncertaintyAction, UncertaintySource

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 
-from grampus_uq.engine import Profile, SessionState, acknowledge, advance, answer_alarm, change_profile, rearm_alarm
+from grampus_uq.engine import advance
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
 from grampus_uq.parallel import Backend, in_order
@@ -16,6 +16,7 @@ from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_p
 from grampus_uq.recording.reader import raw_lines, read_numbered
 from grampus_uq.recording.runs import Paths
 from grampus_uq.records import StepUncertainty
+from grampus_uq.state import Profile, SessionState, acknowledge, answer_alarm, change_profile, rearm_alarm
 
 __all__ = ["ReplayCounts", "ReplayedStep", "replay", "replay_all", "replay_file"]
 

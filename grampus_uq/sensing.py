@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
@@ -26,6 +25,7 @@ from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
+from grampus_uq.state import Profile
 from grampus_uq.vocabulary import MissingReason
 
 __all__ = ["SensingPlan", "StepInput"]

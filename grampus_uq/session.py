@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue, TypeAdapter
 
-from grampus_uq.engine import (
-    Profile,
-    SessionState,
-    acknowledge,
-    advance,
-    answer_alarm,
-    change_profile,
-    judge_call,
-    rearm_alarm,
-    state_from_json,
-    state_to_json,
-)
+from grampus_uq.engine import advance, judge_call
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import (
     DecisionEvent,
@@ -48,6 +37,16 @@ from grampus_uq.records import (
     builder,
 )
 from grampus_uq.sensing import SensingPlan, StepInput
+from grampus_uq.state import (
+    Profile,
+    SessionState,
+    acknowledge,
+    answer_alarm,
+    change_profile,
+    rearm_alarm,
+    state_from_json,
+    state_to_json,
+)
 from grampus_uq.vocabulary import STOPPING, Effect, UncertaintyAction, UncertaintyLevel
 
 if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER

@@ -29,10 +29,10 @@ from grampus_uq.artifacts import (
     save,
     tools_hash,
 )
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.state import Profile
 
 PROMPT = prompt_hash("You book flights.")
 TOOLS = tools_hash([{"name": "book"}, {"name": "cancel"}])

@@ -25,8 +25,9 @@ from grampus_uq import (
     UncertaintySource,
     advance,
 )
-from grampus_uq.engine import acknowledge, judge_call
+from grampus_uq.engine import judge_call
 from grampus_uq.policy import UncertaintyPolicy as Policy
+from grampus_uq.state import acknowledge
 
 Action, Level, Source = UncertaintyAction, UncertaintyLevel, UncertaintySource
 START = SessionState(session_id="s")

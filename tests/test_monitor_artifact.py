@@ -8,8 +8,8 @@ import pytest
 
 from grampus_uq import ConfigurationError, UncertaintyAction, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.artifacts import FittedFor, ProfileArtifact, prompt_hash, tools_hash
-from grampus_uq.engine import Profile
 from grampus_uq.events import Event, SessionStarted
+from grampus_uq.state import Profile
 
 ARTIFACT = ProfileArtifact(
     profile=Profile(policy=UncertaintyPolicy(irreversible_tool_names=["send"])),

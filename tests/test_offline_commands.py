@@ -14,13 +14,13 @@ from grampus_uq.artifacts import ProfileArtifact, load, save
 from grampus_uq.cli.backtest import command as backtest
 from grampus_uq.cli.evaluate import command as evaluate
 from grampus_uq.cli.runs import command as runs_command
-from grampus_uq.engine import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.evaluate import read_recordings
 from grampus_uq.events import StepEvent
 from grampus_uq.fit.detector import fit_detector
 from grampus_uq.fit.streams import read_detector_runs
 from grampus_uq.recording import find_run, pack, recording_files, runs
+from grampus_uq.state import Profile
 from tests.evaluate.recorded import many, write
 from tests.importers import samples
 

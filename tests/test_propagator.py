@@ -21,10 +21,11 @@ from grampus_uq import (
     UncertaintyPropagator,
 )
 from grampus_uq.artifacts import ProfileArtifact, load, save
-from grampus_uq.engine import Profile, SessionState, advance, state_from_json, state_to_json
+from grampus_uq.engine import advance
 from grampus_uq.propagator import DEFAULT_WEIGHTS
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.replay import replay_file
+from grampus_uq.state import Profile, SessionState, state_from_json, state_to_json
 
 unit = st.floats(0.0, 1.0)
 

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from grampus_uq import Budget, Outcome, Profile, Reading, Session, Step, TokenLogprob, ToolCall, UncertaintyMonitor
 from grampus_uq.artifacts import ProfileArtifact, load, profile_fingerprint, save
-from grampus_uq.engine import SessionState, state_from_json, state_to_json
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
 from grampus_uq.recording import RecordingProcessor, find_run
@@ -28,6 +27,7 @@ from grampus_uq.risk import RiskState, TracerSettings, confidence_of_risk, risk_
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.text import turn_of_observation, turn_of_step
 from grampus_uq.signals.trajectory import run_components
+from grampus_uq.state import SessionState, state_from_json, state_to_json
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream, tracer_score
 from grampus_uq.trajectory_watch import MAX_WAITING, TrajectorySensor, filled_in
 from tests.scripted_runs import Captured

@@ -11,11 +11,11 @@ from rich.table import Table
 from grampus_uq.artifacts import InputFile, load
 from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.cli.watch import read_statuses, status_json
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.backtest import BacktestRow, backtest
 from grampus_uq.fit.streams import read_detector_runs
 from grampus_uq.recording.runs import recording_files
+from grampus_uq.state import Profile
 from grampus_uq.stats.calibration_watch import detector_id
 
 __all__ = ["command"]

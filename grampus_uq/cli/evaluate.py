@@ -14,8 +14,8 @@ from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.errors import DataError, MissingDependencyError
 
 if TYPE_CHECKING:
-    from grampus_uq.engine import Profile
     from grampus_uq.evaluate import Censoring, Evaluation, ForecastRuns
+    from grampus_uq.state import Profile
 
 __all__ = ["command"]
 

@@ -12,7 +12,6 @@ import numpy as np
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
 from grampus_uq.cli.fit_whole import fit_whole
 from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
 from grampus_uq.fit.detector_choice import Costs
@@ -21,6 +20,7 @@ from grampus_uq.fit.tracer_runs import TracerShare, tracer_and_detector_runs
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.profiles import FitOptions
 from grampus_uq.recording.runs import beginnings, recording_files
+from grampus_uq.state import Profile
 from grampus_uq.vocabulary import UncertaintySource
 
 __all__ = ["command"]

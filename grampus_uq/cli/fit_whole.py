@@ -11,9 +11,9 @@ import click
 
 from grampus_uq.artifacts import load, save
 from grampus_uq.cli.spreading import telling
-from grampus_uq.engine import Profile
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.profiles import FitOptions, Part, ProfileFit, fit_profile
+from grampus_uq.state import Profile
 
 __all__ = ["fit_whole"]
 

@@ -13,9 +13,9 @@ from typing import Final
 import numpy as np
 
 from grampus_uq.demo.run import TOOL, Answered, Fate
-from grampus_uq.engine import Profile
 from grampus_uq.propagator import UncertaintyPropagator
 from grampus_uq.records import Reading, TokenUsage
+from grampus_uq.state import Profile
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc, auroc_rows
 from grampus_uq.vocabulary import UncertaintyAction

@@ -16,7 +16,6 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.evaluate.forecast_runs import ForecastRuns, Use, stop_rows
 from grampus_uq.events import ObservationEvent, StepEvent
@@ -26,6 +25,7 @@ from grampus_uq.recording.runs import Paths, Run
 from grampus_uq.records import StepUncertainty
 from grampus_uq.replay import ReplayedStep, replay
 from grampus_uq.risk import confidence_of_risk
+from grampus_uq.state import Profile
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 from grampus_uq.vocabulary import StopReason
 

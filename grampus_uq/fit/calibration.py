@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.state import Profile
 from grampus_uq.stats.calibration import SD_FLOOR, split_halves
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.stats.logistic_fit import LogisticProblem, logistic, maximise

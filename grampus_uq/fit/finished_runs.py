@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.streams import step_scores
 from grampus_uq.recording.runs import Paths, Run, runs
+from grampus_uq.state import Profile
 from grampus_uq.stats.eprocess import log_peaks
 from grampus_uq.stats.step_blocks import step_blocks
 from grampus_uq.vocabulary import StopReason

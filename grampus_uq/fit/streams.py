@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from grampus_uq.engine import Profile, SessionState, advance
+from grampus_uq.engine import advance
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import StepEvent
 from grampus_uq.fit.detector_runs import DetectorRuns, whole_runs
@@ -28,6 +28,7 @@ from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_p
 from grampus_uq.recording.runs import Run
 from grampus_uq.recording.standing import standing
 from grampus_uq.risk import confidence_of_risk
+from grampus_uq.state import Profile, SessionState
 
 __all__ = ["is_table", "read_detector_runs", "runs_of_recordings", "step_scores"]
 

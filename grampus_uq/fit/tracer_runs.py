@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector_runs import DetectorRuns
 from grampus_uq.fit.streams import runs_of_recordings
@@ -21,6 +20,7 @@ from grampus_uq.fit.tracer import (
 from grampus_uq.recording.runs import runs as read_runs
 from grampus_uq.recording.trajectories import Trajectories, labelled_trajectories
 from grampus_uq.risk import TracerSettings
+from grampus_uq.state import Profile
 
 __all__ = [
     "LEAST_OF_EACH",

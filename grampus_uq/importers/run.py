@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from grampus_uq.engine import Profile, SessionState, advance
+from grampus_uq.engine import advance
 from grampus_uq.events import Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.protocols import InstantSignal
 from grampus_uq.records import Message, Outcome, Reading, Step, TokenLogprob
+from grampus_uq.state import Profile, SessionState
 from grampus_uq.vocabulary import Role
 
 __all__ = ["ImportedRun", "MessageFacts", "events", "turns"]

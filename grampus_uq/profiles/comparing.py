@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.parallel import Backend, in_order
 from grampus_uq.profiles.expected import Judged, judge_run
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Paths
 from grampus_uq.recording.standing import standing
+from grampus_uq.state import Profile
 from grampus_uq.stats.bootstrap import RowStatistic, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.reliability import trajectory_ece

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from grampus_uq.engine import Profile, SessionState, advance
+from grampus_uq.engine import advance
 from grampus_uq.recording.runs import Run
+from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.ranks import binomial_interval
 
 __all__ = ["Judged", "judge_run", "rates"]

@@ -22,7 +22,6 @@ import numpy.typing as npt
 from pydantic import JsonValue
 
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, fit_detector
 from grampus_uq.parallel import Backend, in_order
@@ -38,6 +37,7 @@ from grampus_uq.profiles.splitting import held_out_runs
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.recording.standing import standing
+from grampus_uq.state import Profile
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 from grampus_uq.vocabulary import UncertaintySource
 

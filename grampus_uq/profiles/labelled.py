@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from grampus_uq.attribution.labelled_recordings import names_a_step
 from grampus_uq.decision import is_irreversible
-from grampus_uq.engine import Profile, SessionState, advance
+from grampus_uq.engine import advance
 from grampus_uq.events import StepEvent
 from grampus_uq.fit.detector_runs import DetectorRuns
 from grampus_uq.parallel import Backend, in_order
@@ -27,6 +27,7 @@ from grampus_uq.recording.runs import Paths, Run
 from grampus_uq.recording.standing import standing
 from grampus_uq.records import StepUncertainty
 from grampus_uq.risk import confidence_of_risk
+from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
 __all__ = ["DERIVED", "NO_STEP", "LabelledRuns", "labelled_runs"]

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.tracer_runs import LEAST_OF_EACH, fit_tracer_settings
 from grampus_uq.profiles.labelled import LabelledRuns
@@ -15,6 +14,7 @@ from grampus_uq.profiles.parts import Part
 from grampus_uq.recording.runs import Paths, runs
 from grampus_uq.recording.trajectories import labelled_trajectories
 from grampus_uq.risk import TracerSettings
+from grampus_uq.state import Profile
 
 __all__ = ["fit_risk"]
 

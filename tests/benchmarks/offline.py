@@ -31,10 +31,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.engine import Profile, SessionState, advance
+from grampus_uq.engine import advance
 from grampus_uq.events import Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.recording.codec import encode
 from grampus_uq.records import Outcome, Reading, Step, ToolCall
+from grampus_uq.state import Profile, SessionState
 from grampus_uq.vocabulary import Effect
 from tests.benchmarks._report import emit
 

@@ -9,10 +9,10 @@ from typing import Any
 from grampus_uq import Message, ModelResponse
 from grampus_uq.demo.questions import Question
 from grampus_uq.demo.run import ReadingsOfAnswers, Work, demo_policy
-from grampus_uq.engine import Profile
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
 from grampus_uq.recording import RecordingProcessor
+from grampus_uq.state import Profile
 from grampus_uq.testing import answer, top_logprobs
 
 SURE, UNSURE = 0.97, 0.3

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.evaluate import ForecastRuns, read_recordings, read_table
 from grampus_uq.events import DecisionEvent
+from grampus_uq.state import Profile
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 from grampus_uq.vocabulary import StopReason
 from tests.evaluate.recorded import events, write

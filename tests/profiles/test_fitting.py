@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from grampus_uq import ConfigurationError, Outcome, Reading, Step, ToolCall, UncertaintyMonitor
 from grampus_uq.artifacts import load, save
 from grampus_uq.cli import _group
-from grampus_uq.engine import Profile
 from grampus_uq.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
 from grampus_uq.profiles.chance import MOST_STEPS, _enough
 from grampus_uq.profiles.labelled import labelled_runs
@@ -24,6 +23,7 @@ from grampus_uq.profiles.splitting import held_out_runs
 from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.replay import replay
 from grampus_uq.risk import TracerSettings
+from grampus_uq.state import Profile
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.profiles.recorded import HASH, POLICY, record
 

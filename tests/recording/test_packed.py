@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grampus_uq.engine import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.events import SessionStarted
 from grampus_uq.policy import UncertaintyPolicy
@@ -29,6 +28,7 @@ from grampus_uq.recording import (
 )
 from grampus_uq.recording.packed import PackedWriter, row_groups
 from grampus_uq.replay import replay, replay_all, replay_file
+from grampus_uq.state import Profile
 from tests.evaluate.recorded import events, many, write
 
 pytest.importorskip("pyarrow")
