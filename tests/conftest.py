@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How slowly examples are drawn says how busy the machine is, not whether the code is right.
 RELAXED = [HealthCheck.too_slow]
