@@ -55,6 +55,8 @@ class SensingPlan:
     """Compares the log-probabilities with the prompt."""
     unasked: tuple[InstantSignal, ...] = ()
     """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
+    brings_model: bool = False
+    """Some signal asks a model of its own, so that it can be asked on a step that comes without one."""
     speculative: bool = False
     budget: Budget = field(default_factory=Budget)
     budgets: Mapping[str, Budget] = field(default_factory=dict)
@@ -117,6 +119,7 @@ class SensingPlan:
             fast=tuple(fast),
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
+            brings_model=any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
             speculative=speculative,
             budget=budget or Budget(),
             budgets=_slow_budget(slow, judged=equivalence is not None, given=budget) | dict(budgets or {}),
@@ -126,11 +129,6 @@ class SensingPlan:
     def asks(self) -> bool:
         """True when some signal needs a model."""
         return bool(self.fast) or self.slow is not None
-
-    @property
-    def brings_model(self) -> bool:
-        """True when some signal asks a model of its own, so that it can be asked on a step that comes without one."""
-        return any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in self.fast)
 
     def read(self, step: Step, messages: Sequence[Message] = ()) -> list[Reading]:
         """The readings that need no model and no waiting."""

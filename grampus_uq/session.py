@@ -162,7 +162,10 @@ class Session:
             )
             readings += await self._plan.ask(self._profile, step, readings, given)
         readings += own
-        assessment = await self._read_and_commit(step, readings, started_ns)
+        if self._watch is None:
+            assessment = self.commit(step, readings, started_ns=started_ns)
+        else:
+            assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
         return assessment, assessment.action
 
     async def observe_tool_call(
@@ -176,18 +179,20 @@ class Session:
         started_ns = time.time_ns()
         call = tool_name if isinstance(tool_name, ToolCall) else ToolCall(name=tool_name)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
-        assessment = await self._read_and_commit(step, (), started_ns)
+        if self._watch is None:
+            assessment = self.commit(step, (), started_ns=started_ns)
+        else:
+            assessment = await self._read_and_commit(self._watch, step, (), started_ns)
         return assessment, assessment.action
 
-    async def _read_and_commit(self, step: Step, readings: Sequence[Reading], started_ns: int) -> StepUncertainty:
-        """Commit a step together with what it does to the trajectory, where the profile looks at that.
+    async def _read_and_commit(
+        self, watch: TrajectoryWatch, step: Step, readings: Sequence[Reading], started_ns: int
+    ) -> StepUncertainty:
+        """Commit a step together with what it does to the trajectory.
 
         The turns are read before the lock is taken. When something else came meanwhile they are read again from where
         they stand then; texts are remembered, so that it costs little.
         """
-        watch = self._watch
-        if watch is None:
-            return self.commit(step, readings, started_ns=started_ns)
         for _ in range(_READ_TRIES):
             read = await watch.read(step)
             with self._lock:

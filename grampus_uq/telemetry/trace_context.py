@@ -26,11 +26,16 @@ _W3C: Final = TraceContextTextMapPropagator()
 
 @dataclass(slots=True)
 class _Place:
-    """`anchor` is where spans go when no span is current; `earlier` is linked from the next span, once."""
+    """`anchor` is where spans go when no span is current; `earlier` is linked from the next span, once.
+
+    `made` is the context with the anchor that was made of `within`: from step to step it is the same.
+    """
 
     anchor: SpanContext | None = None
     latest: SpanContext | None = None
     earlier: SpanContext | None = None
+    within: Context | None = None
+    made: Context | None = None
 
 
 class SessionTraces:
@@ -62,14 +67,19 @@ class SessionTraces:
             place = self._place(session_id)
             earlier, place.earlier = place.earlier, None
             if has_parent:
-                place.anchor = around
-            anchor = place.anchor
+                place.anchor, place.made = around, None
+            anchor, made = place.anchor, place.made if place.within is current else None
         links: tuple[Link, ...] = ()
         if earlier is not None and (anchor is None or anchor.trace_id != earlier.trace_id):
             links = (Link(earlier),)
         if has_parent or anchor is None:
             return current, links
-        return trace.set_span_in_context(NonRecordingSpan(anchor), current), links
+        if made is None:
+            made = trace.set_span_in_context(NonRecordingSpan(anchor), current)
+            with self._lock:
+                if place.anchor is anchor:
+                    place.within, place.made = current, made
+        return made, links
 
     def started(self, session_id: str, span: SpanContext) -> None:
         """A step's span was started; it becomes the root of the session's trace when there is none yet."""
