@@ -128,6 +128,7 @@ class HeldCalls:
         self._effects = effects or ToolEffects()
         self._precondition = precondition
         self._held: dict[tuple[str, str], HeldCall] = {}
+        self._of_id: dict[str, list[tuple[str, str]]] = {}
         self._rejected: list[str] = []
         self._digests: dict[str, tuple[ToolCall, str]] = {}
         self._steps = session.state.n_steps
@@ -187,14 +188,17 @@ class HeldCalls:
 
     def _keep(self, held: HeldCall) -> None:
         """Take a call up; the same id with other arguments goes: what was said of those holds no more."""
-        stale = [
-            key for key, other in self._held.items() if key[0] == held.call.id and other.phase is not _Phase.RELEASED
-        ]
+        same_id = self._of_id.setdefault(held.call.id, [])
+        stale = [key for key in same_id if self._held[key].phase is not _Phase.RELEASED]
         self._held[held.key()] = held
+        same_id.append(held.key())
         if len(self._held) > 2 * _MAX_SETTLED:
             stale += [key for key, other in self._held.items() if other.phase is _Phase.RELEASED][:-_MAX_SETTLED]
         for key in stale:
             del self._held[key]
+            self._of_id[key[0]].remove(key)
+            if not self._of_id[key[0]]:
+                del self._of_id[key[0]]
 
     def _request(self, held: HeldCall, **why: Any) -> ApprovalRequest:
         now = time.time()
@@ -265,9 +269,15 @@ class HeldCalls:
 
     # -- executing ------------------------------------------------------------------------------------------------
 
-    async def release(self, call: ToolCall, declared: Effect | None = None) -> Release:
-        """Say what becomes of a call that is about to run; an approved one is let through once, and never again."""
+    async def release(self, call: ToolCall, declared: Effect | None = None, *, principal: str | None = None) -> Release:
+        """Say what becomes of a call that is about to run; an approved one is let through once, and never again.
+
+        `principal` is for a framework that comes here only with calls that it holds for approved: one that still waits
+        is first taken as approved by it, if this policy takes such decisions. A request that is renewed here waits on.
+        """
         held = await self.judge(call, declared)
+        if principal is not None and held.waiting:
+            self.accept_foreign(call, principal=principal)
         if held.digest in self._rejected and held.decision is None:
             held.phase = _Phase.RELEASED
             return Release(answer=REJECTED_BEFORE)
@@ -362,6 +372,9 @@ class HeldCalls:
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"not the calls of a session: {error}", field="rejected") from error
         self._held = {call.key(): call for call in held}
+        self._of_id = {}
+        for call_id, digest in self._held:
+            self._of_id.setdefault(call_id, []).append((call_id, digest))
 
 
 def waiting_in(snapshot: Mapping[str, Any]) -> tuple[ApprovalRequest, ...]:

@@ -149,8 +149,8 @@ class UncertaintyCallback(CustomLogger):
         except queue.Full:
             with self._lock:
                 self.dropped += 1
-        except Exception:  # noqa: BLE001 (a callback must never take the call down)
-            self._failed()
+        except Exception as error:  # noqa: BLE001 (a callback must never take the call down)
+            self._failed(error)
 
     def _first(self, call_id: Any) -> bool:
         """True the first time that a call is seen; litellm may report one to both kinds of callback."""
@@ -164,12 +164,13 @@ class UncertaintyCallback(CustomLogger):
                 self._seen.popitem(last=False)
             return True
 
-    def _failed(self) -> None:
+    def _failed(self, error: Exception) -> None:
         with self._lock:
             self.failures += 1
             first = self.failures == 1
         if first:
-            log.exception("an answer could not be judged; further failures are only counted")
+            # The type alone: a message or a traceback may quote what was said.
+            log.error("an answer could not be judged (%s); further failures are only counted", type(error).__name__)
 
     # -- the thread that judges -----------------------------------------------------------------------------------
 
@@ -188,8 +189,8 @@ class UncertaintyCallback(CustomLogger):
                     return
                 try:
                     runner.run(self._judge(call))
-                except Exception:  # noqa: BLE001 (one answer that cannot be read must not end the thread)
-                    self._failed()
+                except Exception as error:  # noqa: BLE001 (one answer that cannot be read must not end the thread)
+                    self._failed(error)
                 finally:
                     self._waiting.task_done()
 

@@ -12,25 +12,21 @@ from __future__ import annotations
 import contextvars
 import json
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from grampus_uq import (
-    AgentBeliefState,
     ApprovalDecision,
     ApprovalKind,
     ApprovalPolicy,
     ApprovalRequest,
     ConfigurationError,
-    DataError,
     MissingDependencyError,
     SessionError,
-    ToolCall,
     ToolEffects,
     UncertaintyAction,
-    UncertaintyError,
     UncertaintyMonitor,
 )
 from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted, waiting_in
@@ -38,8 +34,6 @@ from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted,
 try:
     from agents import (
         Agent,
-        AgentsException,
-        Handoff,
         Model,
         MultiProvider,
         RunConfig,
@@ -51,67 +45,16 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
-from grampus_uq.integrations.openai_agents_model import (
-    Answer,
-    WatchedModel,
-    WatchedProvider,
-    item_call,
-    plain,
-    read_messages,
-    tool_call,
-)
-from grampus_uq.integrations.openai_agents_tools import GUARDRAIL, gate_tools, mcp_policy
+from grampus_uq.integrations.openai_agents_model import Answer, WatchedModel, WatchedProvider, read_messages
+from grampus_uq.integrations.openai_agents_paused import VERSION, PausedRun, interrupted_call, read_paused
+from grampus_uq.integrations.openai_agents_reach import AgentWatch
+from grampus_uq.integrations.openai_agents_run import AbortedRunError, WatchedRun
+from grampus_uq.integrations.openai_agents_tools import mcp_policy
 from grampus_uq.protocols import ModelClient
 
 __all__ = ["AbortedRunError", "PausedRun", "UncertaintyGuard", "WatchedRun"]
 
-VERSION = 1
-_MAX_PROPOSED = 256
 Result = TypeVar("Result", RunResult, RunResultStreaming)
-
-
-class AbortedRunError(UncertaintyError, AgentsException):
-    """The policy aborted the run; the SDK lets it through as one of its own."""
-
-    def __init__(self, error: UncertaintyError) -> None:
-        super().__init__(str(error), code=error.code, details=error.details)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PausedRun:
-    """A run that waits: what for, and everything that another process needs to go on, as one JSON text."""
-
-    session_id: str
-    requests: tuple[ApprovalRequest, ...]
-    text: str
-
-
-class WatchedRun:
-    """One run of one session: its belief, and its calls."""
-
-    def __init__(self, calls: HeldCalls, *, model: str) -> None:
-        self.calls = calls
-        self.model = model
-        self.aborted: AbortedRunError | None = None
-        self._proposed: dict[str, tuple[ToolCall, str]] = {}
-
-    def propose(self, calls: Sequence[tuple[ToolCall, str]]) -> None:
-        """Take the calls of the model's latest answer, each with its arguments as they were written."""
-        if len(self._proposed) > _MAX_PROPOSED:
-            self._proposed.clear()
-        self._proposed.update((call.id, (call, written)) for call, written in calls)
-
-    def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
-        """The call of this id as the model's answer had it; another one where the name or the arguments differ."""
-        call, written = self._proposed.get(call_id, (None, ""))
-        if call is not None and call.name == name and arguments in (written, call.arguments):
-            return call
-        return tool_call(call_id, name, arguments)
-
-    @property
-    def belief(self) -> AgentBeliefState:
-        """What is believed now."""
-        return self.calls.session.belief()
 
 
 class UncertaintyGuard:
@@ -144,13 +87,11 @@ class UncertaintyGuard:
     ) -> None:
         self.monitor = monitor
         self.advisory = advisory
-        self.ungated: set[str] = set()
-        """Names of the watched agents' tools whose calls nothing can stop: the provider runs them."""
         self.mcp_approval = mcp_policy(self.current)
         """Give this to an MCP server as its `require_approval`."""
         self._client, self._model_id = model_client, model_id
         self._effects, self._approvals, self._precondition = effects, approvals, precondition
-        self._allow_ungated = frozenset(allow_ungated)
+        self._reach = AgentWatch(model=self._watched, current=self.current, allow_ungated=frozenset(allow_ungated))
         self._running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("watched_run", default=None)
         self._of_result: dict[int, tuple[weakref.ref[Any], WatchedRun]] = {}
 
@@ -162,23 +103,12 @@ class UncertaintyGuard:
         In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
         when one can act on the world and the SDK has no way to stop it.
         """
-        todo, seen = [agent], set()
-        while todo:
-            one = todo.pop()
-            if id(one) in seen:
-                continue
-            seen.add(id(one))
-            if isinstance(one.model, Model):
-                one.model = self._watched(one.model)
-            self._check_mcp(one)
-            todo += [inner for tool in one.tools if (inner := getattr(tool, "_agent_instance", None)) is not None]
-            tools, without = gate_tools(one.tools, self.current, allow_ungated=self._allow_ungated)
-            if any(gated is not tool for gated, tool in zip(tools, one.tools, strict=True)):
-                one.tools = tools  # and never again: the SDK refuses an agent whose tools change during a run
-            self.ungated |= set(without)
-            for handoff in one.handoffs:
-                todo += self._targets(handoff)
-        return agent
+        return self._reach.put_into(agent)
+
+    @property
+    def ungated(self) -> set[str]:
+        """Names of the watched agents' tools whose calls nothing can stop: the provider runs them."""
+        return self._reach.ungated
 
     def _watched(self, model: Model) -> Model:
         if not isinstance(model, WatchedModel):
@@ -188,38 +118,6 @@ class UncertaintyGuard:
                 "agent", "UncertaintyGuard.watch", "watched by one guard", "another guard's agent"
             )
         return model
-
-    def _targets(self, handoff: Any) -> Iterator[Agent[Any]]:
-        """The agent that a handoff leads to, as far as it is known; one that it makes is watched when it is made."""
-        if not isinstance(handoff, Handoff):
-            yield handoff
-            return
-        target = getattr(handoff, "_agent_ref", None)
-        if target is not None and target() is not None:
-            yield target()
-        invoke = handoff.on_invoke_handoff
-        if getattr(invoke, "gate", None) == GUARDRAIL:
-            return
-
-        async def invoke_and_watch(context: Any, arguments: str) -> Any:
-            return self.watch(await invoke(context, arguments))
-
-        invoke_and_watch.gate = GUARDRAIL  # type: ignore[attr-defined]  # how a gate knows itself again
-        handoff.on_invoke_handoff = invoke_and_watch
-
-    def _check_mcp(self, agent: Agent[Any]) -> None:
-        for server in agent.mcp_servers:
-            policy = getattr(server, "_needs_approval_policy", None)
-            if policy is True or getattr(policy, "gate", None) == GUARDRAIL:
-                continue
-            if server.name not in self._allow_ungated:
-                way_out = (
-                    "Build it with require_approval=guard.mcp_approval (or 'always'), or name it in allow_ungated."
-                )
-                raise ConfigurationError.of(
-                    "mcp_servers", "UncertaintyGuard.watch", "servers whose calls can pause", server.name, way_out
-                )
-            self.ungated.add(server.name)
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
@@ -350,7 +248,7 @@ class UncertaintyGuard:
             return None
         run = run or self.watched(result)
         for item in result.interruptions:
-            await run.calls.judge(_item_call(item), framework_asks=True)
+            await run.calls.judge(interrupted_call(item), framework_asks=True)
         envelope = {
             "v": VERSION,
             "session_id": run.calls.session.session_id,
@@ -366,7 +264,7 @@ class UncertaintyGuard:
     @staticmethod
     def waiting(text: str) -> tuple[ApprovalRequest, ...]:
         """What a paused run waits for, read from its text alone; raises DataError for another text."""
-        return waiting_in(_read(text)["calls"])
+        return waiting_in(read_paused(text)["calls"])
 
     async def resume(
         self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision] = (), **given: Any
@@ -398,7 +296,7 @@ class UncertaintyGuard:
         self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision], given: dict[str, Any]
     ) -> tuple[RunState[Any, Any], WatchedRun]:
         self.watch(agent)
-        envelope = _read(text)
+        envelope = read_paused(text)
         restoring: dict[str, Any] = {
             name: given.pop(name) for name in ("context_deserializer", "strict_context") if name in given
         }
@@ -411,7 +309,7 @@ class UncertaintyGuard:
             if isinstance(item.agent, Agent):
                 self.watch(item.agent)
             # A call whose arguments are no longer those that were shown is another call: it is asked anew.
-            waiting.append((item, await run.calls.judge(_item_call(item), framework_asks=True)))
+            waiting.append((item, await run.calls.judge(interrupted_call(item), framework_asks=True)))
         decided = [run.calls.decide(decision).key() for decision in decisions]
         for item, held in waiting:
             if held.key() not in decided or held.decision is None or await run.calls.void(held):
@@ -424,14 +322,6 @@ class UncertaintyGuard:
         return state, run
 
 
-def _item_call(item: Any) -> ToolCall:
-    """The call of one interruption."""
-    call = item_call(item.raw_item)
-    if call is not None and item.tool_name:
-        return call.model_copy(update={"name": item.tool_name})
-    return call or ToolCall(name=item.tool_name or "", arguments={"input": plain(item.raw_item)})
-
-
 def _name(agent: Agent[Any]) -> str:
     """The model's name, as far as the agent says it."""
     return agent.model if isinstance(agent.model, str) else str(getattr(agent.model, "model", "") or "")
@@ -440,26 +330,3 @@ def _name(agent: Agent[Any]) -> str:
 def _schema(tool: Any) -> dict[str, Any]:
     function = {"name": tool.name, "description": getattr(tool, "description", "")}
     return {"type": "function", "function": {**function, "parameters": getattr(tool, "params_json_schema", {})}}
-
-
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "session_id": lambda value: isinstance(value, str),
-    "agent_id": lambda value: isinstance(value, str),
-    "model": lambda value: isinstance(value, str),
-    "calls": lambda value: isinstance(value, dict),
-    "run_state": lambda value: isinstance(value, dict),
-}
-
-
-def _read(text: str) -> dict[str, Any]:
-    """What `pause` wrote; raises DataError, naming the field."""
-    try:
-        envelope = json.loads(text)
-    except ValueError as failure:
-        raise DataError(f"not a paused run: {failure}") from failure
-    if not isinstance(envelope, dict) or envelope.get("v") != VERSION:
-        raise DataError(f"not a paused run of version {VERSION}", field="v")
-    for name, holds in _FIELDS.items():
-        if not holds(envelope.get(name)):
-            raise DataError("missing or of another type", field=name)
-    return envelope

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ try:
         ToolGuardrailFunctionOutput,
         ToolInputGuardrail,
     )
+    from agents.tool_context import ToolContext
 except ImportError as error:
     raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
@@ -114,21 +116,69 @@ def _gate_function(tool: FunctionTool, current: Gate) -> FunctionTool:
         return tool  # gated already
     gated = copy.copy(tool)
     own, invoke = gated.needs_approval, gated.on_invoke_tool
+    given = _context_for(invoke)
 
     async def needs_approval(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
         asks = own is not False and await _own_rule(own, context, arguments, call_id)
         run = current()
         return (await run.calls.judge(run.proposed(call_id, tool.name, arguments), framework_asks=asks)).waiting
 
-    @functools.wraps(invoke, updated=("__dict__",) if hasattr(invoke, "__dict__") else ())
+    @_marked_like(invoke)
     async def on_invoke_tool(context: Any, text: str) -> Any:
         run = current()
-        return await _invoke(run, invoke, context, run.proposed(context.tool_call_id, tool.name, text), text)
+        call = run.proposed(context.tool_call_id, tool.name, text)
+        return await _invoke(run, invoke, given(context), call, text)
 
     gated.needs_approval = needs_approval
     gated.on_invoke_tool = on_invoke_tool
     gated.tool_input_guardrails = [*guardrails, ToolInputGuardrail(_last_look(current), name=GUARDRAIL)]
     return gated
+
+
+def _marked_like(invoke: Any) -> Callable[[Any], Any]:
+    """Gives a tool's gated invocation the marks of the tool's own, and declares that it takes the tool's context.
+
+    The SDK reads at each call which context the invocation declares: it would follow `__wrapped__` to the tool's own,
+    resolve its names anew every time, and give the gate a context that does not say which call this is.
+    """
+
+    def mark(gated: Any) -> Any:
+        functools.wraps(invoke, updated=("__dict__",) if hasattr(invoke, "__dict__") else ())(gated)
+        del gated.__wrapped__
+        gated.__annotations__ = {"context": ToolContext}
+        of_either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [
+            inspect.Parameter("context", of_either, annotation=ToolContext),
+            inspect.Parameter("text", of_either),
+        ]
+        gated.__signature__ = inspect.Signature(parameters)
+        return gated
+
+    return mark
+
+
+def _context_for(invoke: Any) -> Callable[[Any], Any]:
+    """What makes, of the tool's context, the one that the tool's own invocation declares; the SDK's own rule."""
+    text = _declared_context(invoke)
+    if "RunContextWrapper" not in text or "ToolContext" in text:
+        return lambda context: context
+
+    def of_the_run(context: Any) -> Any:
+        fork = getattr(context, "_fork_with_tool_input", None)
+        return context if fork is None else fork(context.tool_input)
+
+    return of_the_run
+
+
+def _declared_context(invoke: Any) -> str:
+    """What an invocation declares its context to be, as text; empty where it declares nothing."""
+    try:
+        first = next(iter(inspect.signature(invoke).parameters.values()), None)
+    except (TypeError, ValueError):  # no signature
+        return ""
+    if first is None or first.annotation is inspect.Parameter.empty:
+        return ""
+    return first.annotation if isinstance(first.annotation, str) else inspect.formatannotation(first.annotation)
 
 
 def _last_look(current: Gate) -> Callable[[Any], Awaitable[ToolGuardrailFunctionOutput]]:
@@ -138,10 +188,7 @@ def _last_look(current: Gate) -> Callable[[Any], Awaitable[ToolGuardrailFunction
         run, context = current(), data.context
         calls = run.calls
         call = run.proposed(context.tool_call_id, context.tool_name, context.tool_arguments)
-        held = await calls.judge(call)
-        if held.waiting:  # approved by the SDK's own `state.approve`, or by nobody
-            calls.accept_foreign(call, principal="openai-agents")
-        release = await calls.release(call)
+        release = await calls.release(call, principal="openai-agents")  # by the SDK's own `state.approve`, or nobody
         if release.run or (release.answer is None and calls.session.profile.advisory):
             return ToolGuardrailFunctionOutput.allow()
         reason = release.request.reason if release.request is not None else ""

@@ -6,7 +6,9 @@ A process of its own: litellm keeps callbacks, threads and an event loop for the
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import os
 import sys
 import threading
@@ -51,6 +53,13 @@ class Seen:
     def on_event(self, event: Event) -> None:
         if isinstance(event, StepEvent):
             self.steps.append(event)
+
+
+class QuotingMonitor:
+    """Fails, and says of whom."""
+
+    def session(self, session_id: str, **_: Any) -> Any:
+        raise LookupError(f"{session_id} asked for the capital of a secret country")
 
 
 class Scene:
@@ -122,10 +131,15 @@ class Scene:
 
     def a_monitor_that_fails(self) -> Any:
         callback, _ = self.watch()
-        callback.monitor = None  # type: ignore[assignment]  # as wrong as it can be
+        callback.monitor = QuotingMonitor()  # type: ignore[assignment]  # as wrong as it can be
+        logged = io.StringIO()
+        listener = logging.StreamHandler(logged)
+        package = logging.getLogger("grampus_uq")
+        package.addHandler(listener)
         answers = [self.call("s"), self.call("s")]
         until(lambda: callback.failures == 2)
-        return {"answers": answers}
+        package.removeHandler(listener)
+        return {"answers": answers, "logged": logged.getvalue()}
 
     def bounds(self) -> Any:
         callback, seen = self.watch(max_sessions=2)

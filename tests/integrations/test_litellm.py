@@ -51,7 +51,12 @@ def test_a_judge_that_hangs_does_not_reach_the_call(found: dict[str, Any]) -> No
 
 
 def test_a_monitor_that_fails_does_not_reach_the_call(found: dict[str, Any]) -> None:
-    assert found["a_monitor_that_fails"] == {"answers": ["Paris", "Paris"]}
+    assert found["a_monitor_that_fails"]["answers"] == ["Paris", "Paris"]
+
+
+def test_a_failure_is_logged_once_by_its_type_and_never_quoted(found: dict[str, Any]) -> None:
+    logged = found["a_monitor_that_fails"]["logged"]
+    assert logged == "an answer could not be judged (LookupError); further failures are only counted\n"
 
 
 def test_sessions_are_bounded_and_expire(found: dict[str, Any]) -> None:
