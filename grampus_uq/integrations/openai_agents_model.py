@@ -163,7 +163,8 @@ def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
 
 
 def _field(item: Any, name: str, default: Any = None) -> Any:
-    return item.get(name, default) if isinstance(item, Mapping) else getattr(item, name, default)
+    """A field of an item of the SDK, which is one of its models or a plain dictionary."""
+    return item.get(name, default) if isinstance(item, dict) else getattr(item, name, default)
 
 
 def item_call(item: Any) -> ToolCall | None:

@@ -79,6 +79,8 @@ def with_nothing(tool: FunctionTool) -> FunctionTool:
     async def look(data: Any) -> ToolGuardrailFunctionOutput:
         return ToolGuardrailFunctionOutput.allow()
 
+    # The SDK resolves an invocation's annotations at each call: the guard's cost none, so nor may these.
+    on_invoke_tool.__annotations__ = {}
     gated.needs_approval = needs_approval
     gated.on_invoke_tool = on_invoke_tool
     gated.tool_input_guardrails = [ToolInputGuardrail(look, name="nothing")]
