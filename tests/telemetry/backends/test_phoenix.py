@@ -90,8 +90,10 @@ def differences(sent: ReadableSpan, came: dict[str, Any]) -> list[str]:
         ("parent", None if sent.parent is None else f"{sent.parent.span_id:016x}", came["parent_id"]),
         ("start", sent.start_time // 1000, microseconds(came["start_time"])),
         ("end", sent.end_time // 1000, microseconds(came["end_time"])),
-        ("duration", (sent.end_time - sent.start_time) // 1000, _duration(came)),
     ]
+    lasted, shown_us = (sent.end_time - sent.start_time) // 1000, _duration(came)
+    if abs(lasted - shown_us) > 2:  # rounding may move either end by one
+        pairs.append(("duration", lasted, shown_us))
     pairs += [(key, value, came["attributes"].get(key)) for key, value in (sent.attributes or {}).items()]
     told = [(e.name, e.timestamp // 1000, dict(e.attributes or {})) for e in sent.events]
     shown = [(e["name"], microseconds(e["timestamp"]), e["attributes"]) for e in came["events"]]
