@@ -45,7 +45,7 @@ from grampus_uq.state import (
     change_profile,
     rearm_alarm,
     state_from_json,
-    state_to_json,
+    state_to_values,
 )
 from grampus_uq.vocabulary import STOPPING, Effect, UncertaintyAction, UncertaintyLevel
 
@@ -431,7 +431,7 @@ class Session:
             "v": SNAPSHOT_VERSION,
             **({} if trace is None else {"trace": dict(trace)}),
             **({} if self._fingerprint is None else {"profile": self._fingerprint()}),
-            "state": json.loads(state_to_json(state)),
+            "state": state_to_values(state),
             "recent": [assessment.model_dump(mode="json") for assessment in recent],
             "escalations": [dict(escalation) for escalation in escalations],
         }

@@ -34,6 +34,7 @@ __all__ = [
     "rearm_alarm",
     "state_from_json",
     "state_to_json",
+    "state_to_values",
 ]
 
 Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
@@ -119,6 +120,12 @@ _STATE = TypeAdapter(SessionState)
 def state_to_json(state: SessionState) -> str:
     """The state as one JSON object; `state_from_json` gives back an equal state."""
     return _STATE.dump_json(state).decode()
+
+
+def state_to_values(state: SessionState) -> dict[str, Any]:
+    """The same as JSON values, without the detour through text."""
+    values: dict[str, Any] = _STATE.dump_python(state, mode="json")
+    return values
 
 
 def state_from_json(text: str | bytes) -> SessionState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -27,7 +28,7 @@ from grampus_uq import (
 )
 from grampus_uq.engine import judge_call
 from grampus_uq.policy import UncertaintyPolicy as Policy
-from grampus_uq.state import acknowledge
+from grampus_uq.state import acknowledge, state_to_json, state_to_values
 
 Action, Level, Source = UncertaintyAction, UncertaintyLevel, UncertaintySource
 START = SessionState(session_id="s")
@@ -383,3 +384,12 @@ def test_a_round_confidence_on_a_threshold_stays_on_its_side():
         for _ in range(50):
             state, assessment = model(threshold, state=state)
             assert assessment.level is level
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=5))
+def test_a_state_as_values_is_what_its_json_says(confidences: list[float]) -> None:
+    state = SessionState(session_id="s")
+    for number, confidence in enumerate(confidences):
+        step = Step(step_id=str(number), kind="llm_call", time_s=0.0)
+        state, _ = advance(Profile(), state, step, (Reading(source="verbalized", value=confidence),))
+    assert state_to_values(state) == json.loads(state_to_json(state))
