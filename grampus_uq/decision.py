@@ -9,7 +9,6 @@ from grampus_uq.stats.eprocess import Detector
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
 __all__ = [
-    "GRAVE",
     "Decision",
     "decide",
     "decide_fitted",
@@ -21,7 +20,6 @@ __all__ = [
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
-GRAVE = frozenset({_HIGH, _CRITICAL})
 _PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
 _IRREVERSIBLE = Effect.IRREVERSIBLE
 _WORDS = {level: level.value.upper() for level in UncertaintyLevel}

@@ -18,7 +18,6 @@ from grampus_uq.alarm import (
     guarantee_of,
 )
 from grampus_uq.decision import (
-    GRAVE,
     Decision,
     decide,
     decide_fitted,
@@ -33,7 +32,7 @@ from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
 from grampus_uq.risk import confidence_of_risk, risk_step
 from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
+from grampus_uq.vocabulary import GRAVE, Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
 
 __all__ = ["advance", "judge_call"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
+    "GRAVE",
     "STOPPING",
     "AgentStatus",
     "Effect",
@@ -73,6 +74,10 @@ class UncertaintyAction(StrEnum):
 
 STOPPING = frozenset({UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT})
 """The two actions after which the agent does not go on by itself."""
+
+
+GRAVE = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
+"""The two levels at which a human is asked."""
 
 
 class Effect(StrEnum):

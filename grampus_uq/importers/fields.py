@@ -16,6 +16,7 @@ from grampus_uq.records import TokenLogprob, ToolCall
 
 __all__ = [
     "arguments",
+    "decoded",
     "iso_time_s",
     "logprobs",
     "number_or_none",
@@ -89,15 +90,21 @@ def iso_time_s(value: Any, field: str, refuse: Refuse) -> float | None:
     return unix_time_s(found, field, refuse)
 
 
+def decoded(value: Any, field: str, refuse: Refuse) -> Any:
+    """What a text of JSON says; any other value as it is: formats write structures either way."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parsed(value, "", None)
+    except DataError as error:
+        raise refuse(field, error.reason) from error
+
+
 def arguments(value: Any, field: str, refuse: Refuse) -> dict[str, Any]:
     """The arguments of a call: an object, or the JSON text of one; nothing and the empty text are no arguments."""
     if value is None or value == "":
         return {}
-    if isinstance(value, str):
-        try:
-            value = parsed(value, "", None)
-        except DataError as error:
-            raise refuse(field, error.reason) from error
+    value = decoded(value, field, refuse)
     if not isinstance(value, dict):
         raise refuse(field, f"must be a JSON object. Got {type(value).__name__}.")
     return value

@@ -15,12 +15,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from grampus_uq.errors import DataError
 from grampus_uq.importers.chat_messages import Refuse
-from grampus_uq.importers.fields import text_or_none, tool_call
+from grampus_uq.importers.fields import decoded, text_or_none, tool_call
 from grampus_uq.importers.langchain_messages import shown
 from grampus_uq.importers.otlp import OtlpSpan
-from grampus_uq.importers.records import parsed
 from grampus_uq.records import Message
 from grampus_uq.vocabulary import Role
 
@@ -69,11 +67,7 @@ def given_and_answer(span: OtlpSpan) -> tuple[list[Message], Message | None]:
 
 
 def _structured(value: Any, name: str, refuse: Refuse) -> list[Any]:
-    if isinstance(value, str):
-        try:
-            value = parsed(value, "", None)
-        except DataError as error:
-            raise refuse(name, error.reason) from error
+    value = decoded(value, name, refuse)
     if not isinstance(value, list):
         raise refuse(name, f"must be a list. Got {type(value).__name__}.")
     return value
@@ -145,11 +139,7 @@ def _event_message(body: Mapping[str, Any], role: Role, field: str, refuse: Refu
 
 
 def _object(value: Any, field: str, refuse: Refuse) -> Mapping[str, Any]:
-    if isinstance(value, str):
-        try:
-            value = parsed(value, "", None)
-        except DataError as error:
-            raise refuse(field, error.reason) from error
+    value = decoded(value, field, refuse)
     if not isinstance(value, dict):
         raise refuse(field, f"must be an object. Got {type(value).__name__}.")
     return value

@@ -10,10 +10,9 @@ arguments together: the same id with other arguments is another call, and no dec
 
 from __future__ import annotations
 
-import inspect
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -34,11 +33,9 @@ from grampus_uq import (
     UncertaintyAction,
     UncertaintyError,
 )
+from grampus_uq.integrations.preconditions import Precondition, refusal_of
 
 __all__ = ["Edit", "HeldCall", "HeldCalls", "Precondition", "Release", "aborted", "waiting_in"]
-
-Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
-"""Says, just before an approved call runs, why it must not run now; None when it may."""
 
 VERSION = 1
 FRAMEWORK = "framework"
@@ -296,7 +293,7 @@ class HeldCalls:
     async def _let_through(self, held: HeldCall, decision: ApprovalDecision) -> Release:
         held.phase = _Phase.RELEASED  # before anything is awaited: two tasks cannot both let it through
         call = self._decided(held, decision)
-        refusal = await self._refusal(call)
+        refusal = await refusal_of(self._precondition, call)
         if refusal is not None and held.request is not None:
             self._ask_again(held, held.request, f"the approval is void: {refusal}")
             return Release(request=held.request)
@@ -310,7 +307,7 @@ class HeldCalls:
         decision = held.decision
         if decision is None or decision.kind not in (ApprovalKind.APPROVE, ApprovalKind.EDIT) or held.request is None:
             return False
-        refusal = await self._refusal(self._decided(held, decision))
+        refusal = await refusal_of(self._precondition, self._decided(held, decision))
         if refusal is not None:
             self._ask_again(held, held.request, f"the approval is void: {refusal}")
         return refusal is not None
@@ -320,15 +317,6 @@ class HeldCalls:
         return (
             held.call if decision.arguments is None else held.call.model_copy(update={"arguments": decision.arguments})
         )
-
-    async def _refusal(self, call: ToolCall) -> str | None:
-        if self._precondition is None:
-            return None
-        try:
-            said = self._precondition(call)
-            return await said if inspect.isawaitable(said) else said
-        except Exception as error:  # noqa: BLE001 (user code: what cannot be checked does not hold)
-            return f"its precondition could not be checked ({type(error).__name__}: {error})"
 
     @staticmethod
     def told(decision: ApprovalDecision) -> str:

@@ -11,13 +11,12 @@ fork of the belief. `judge` costs model calls and belongs into a step that is ch
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ from grampus_uq import (
     UncertaintyAction,
     UncertaintyMonitor,
 )
+from grampus_uq.integrations.preconditions import Precondition, refusal_of
 
 if TYPE_CHECKING:
     from grampus_uq.protocols import ModelClient
@@ -59,9 +59,6 @@ __all__ = [
     "requests_of",
     "run_of",
 ]
-
-Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
-"""Says, when a call was approved, why it must not run now; None when it may."""
 
 Belief = dict[str, Any]
 Turn = dict[str, Any]
@@ -306,7 +303,7 @@ class TurnJudge:
         call = request.call
         if decision.arguments is not None:
             call = call.model_copy(update={"arguments": decision.arguments})
-        refusal = await self._refusal(call)
+        refusal = await refusal_of(self._precondition, call)
         if refusal is not None:
             return {**entry, key: self._again(request, refusal)}, f"The approval is void: {refusal}"
         return {**entry, "phase": "cleared", "request": None, "arguments": decision.arguments}, None
@@ -321,15 +318,6 @@ class TurnJudge:
             created_s=now,
             expires_s=None if expires is None else now + expires,
         ).model_dump(mode="json")
-
-    async def _refusal(self, call: ToolCall) -> str | None:
-        if self._precondition is None:
-            return None
-        try:
-            said = self._precondition(call)
-            return await said if inspect.isawaitable(said) else said
-        except Exception as error:  # noqa: BLE001 (user code: what cannot be checked does not hold)
-            return f"its precondition could not be checked ({type(error).__name__}: {error})"
 
     def record(self, session: Session, before: Belief, turn: Turn, accepted: Sequence[Any]) -> Belief:
         """Take decisions that hold into the belief and the recording."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from grampus_uq.records import StepUncertainty, builder
-from grampus_uq.vocabulary import UncertaintyLevel
+from grampus_uq.vocabulary import GRAVE, STOPPING, UncertaintyLevel
 
-__all__ = ["Evaluation", "evaluations", "fused_of"]
+__all__ = ["Evaluation", "escalates", "evaluations", "fused_of"]
 
 _NOTHING_READ: Final = "no reading on this step"
 _WORDS: Final = {level: level.value for level in UncertaintyLevel}
@@ -25,6 +25,11 @@ class Evaluation:
 
 
 _new = builder(Evaluation)
+
+
+def escalates(step: StepUncertainty) -> bool:
+    """True for a step that stops the run, or would if the monitor did not only advise, and for one at a grave level."""
+    return (step.advisory_action or step.action) in STOPPING or step.level in GRAVE
 
 
 def fused_of(step: StepUncertainty) -> float | None:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any
 
 from grampus_uq.errors import MissingDependencyError
 from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.telemetry.content import plain_name
-from grampus_uq.telemetry.evaluations import fused_of
-from grampus_uq.vocabulary import STOPPING, UncertaintyLevel
+from grampus_uq.telemetry.evaluations import escalates, fused_of
 
 __all__ = ["LogProcessor", "StructlogProcessor"]
-
-_GRAVE: Final = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
 
 
 class LogProcessor:
@@ -82,9 +79,7 @@ def _described(event: Event) -> tuple[str, int, dict[str, Any]] | None:
 
 
 def _severity(event: StepEvent) -> int:
-    step = event.assessment
-    grave = (step.advisory_action or step.action) in STOPPING or step.level in _GRAVE
-    return logging.WARNING if grave else logging.DEBUG
+    return logging.WARNING if escalates(event.assessment) else logging.DEBUG
 
 
 def _step_fields(event: StepEvent) -> dict[str, Any]:

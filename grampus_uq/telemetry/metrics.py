@@ -18,11 +18,10 @@ from opentelemetry.util.types import AttributeValue
 from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records import StepUncertainty
 from grampus_uq.stats.eprocess_thresholds import Mode
-from grampus_uq.telemetry.evaluations import fused_of
+from grampus_uq.telemetry.evaluations import escalates, fused_of
 from grampus_uq.telemetry.instruments import INSTRUMENTS, METER_NAME
 from grampus_uq.telemetry.labels import OTHER, BoundedLabel
 from grampus_uq.vocabulary import (
-    STOPPING,
     MissingReason,
     UncertaintyAction,
     UncertaintyLevel,
@@ -31,7 +30,6 @@ from grampus_uq.vocabulary import (
 
 __all__ = ["Dropping", "MetricsProcessor", "WatchReading"]
 
-_GRAVE: Final = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
 _KINDS: Final = ("llm_call", "tool_call", "decision", "memory_read")
 _RULES: Final = ("tier", "acknowledged", "irreversible_override", "missing_evidence", "worst_so_far", "detector")
 _MOST_RINGING: Final = 4096
@@ -153,8 +151,7 @@ class MetricsProcessor:
             made["uncertainty.detector.log_m"].record(max(0.0, step.log_e_value), common)
         kind = self._kind(step.step_type)
         made["uncertainty.actions"].add(1, {**common, "action": _WORDS[step.action], "step_type": kind})
-        wanted = step.advisory_action or step.action
-        if wanted in STOPPING or step.level in _GRAVE:
+        if escalates(step):
             made["uncertainty.escalations"].add(
                 1, {**common, "level": _WORDS[step.level], "rule": self._rule(step.rule)}
             )

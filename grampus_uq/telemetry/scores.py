@@ -8,21 +8,19 @@ from __future__ import annotations
 import base64
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import Event, StepEvent
-from grampus_uq.telemetry.evaluations import evaluations
+from grampus_uq.telemetry.evaluations import escalates, evaluations
 from grampus_uq.telemetry.outbox import Outbox
 from grampus_uq.telemetry.posting import Poster, timestamp
 from grampus_uq.telemetry.spans import SpanEmitter
-from grampus_uq.vocabulary import STOPPING, UncertaintyLevel
 
 __all__ = ["LangfuseScores", "PhoenixAnnotations"]
 
-_GRAVE: Final = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
 _OURS: Final = uuid.UUID("6a6f0d2e-93a5-5c0f-9b7e-2f9a6c1d8e44")  # names our scores, so that one sent twice is one
 _DELAY_S: Final = 3.0  # the span should be there first: its exporter waits a second
 
@@ -40,34 +38,32 @@ class _Score:
 
 
 class _Scores:
-    """The queue that both backends share: an event's scores go in, batches of them come out."""
+    """What both backends share: an event's scores go into a queue, `_post` is given batches of them."""
 
-    def __init__(
-        self,
-        spans: SpanEmitter,
-        poster: Poster,
-        name: str,
-        capacity: int,
-        delay_s: float,
-        send: Callable[[Sequence[_Score]], None],
-    ) -> None:
+    def __init__(self, spans: SpanEmitter, poster: Poster, *, capacity: int, delay_s: float) -> None:
+        name = type(self).__name__
         if not isinstance(spans, SpanEmitter):
             raise ConfigurationError.of(
                 "spans", name, "the SpanEmitter that the monitor was given as its tracer", type(spans).__name__
             )
-        self._spans, self.poster = spans, poster
-        self.outbox: Outbox[_Score] = Outbox(
-            send, name=name, capacity=capacity, batch=min(256, capacity), delay_s=delay_s
+        self._spans, self._poster = spans, poster
+        self._outbox: Outbox[_Score] = Outbox(
+            self._post, name=name, capacity=capacity, batch=min(256, capacity), delay_s=delay_s
         )
 
-    def take(self, event: Event) -> None:
+    def _post(self, batch: Sequence[_Score]) -> None:
+        """Send a batch; called on the queue's thread."""
+        raise NotImplementedError
+
+    def on_event(self, event: Event) -> None:
+        """Queue the scores of a step; other events have none. Takes microseconds."""
         if not isinstance(event, StepEvent):
             return
         span = self._spans.latest(event.session_id)
         if span is None or not span.trace_flags.sampled:  # its span is nowhere: nothing to put a score on
             return
         step = event.assessment
-        urgent = (step.advisory_action or step.action) in STOPPING or step.level in _GRAVE
+        urgent = escalates(step)
         for found in evaluations(step):
             score = _Score(
                 trace_id=format(span.trace_id, "032x"),
@@ -79,17 +75,27 @@ class _Scores:
                 label=found.label,
                 time_ns=event.ended_ns,
             )
-            self.outbox.put(score, urgent=urgent)
+            self._outbox.put(score, urgent=urgent)
 
-    def close(self, timeout_s: float) -> bool:
-        in_time = self.outbox.close(timeout_s)
-        self.poster.stop()
+    @property
+    def dropped(self) -> int:
+        """How many scores were not taken: the queue was full or closed, or the backend refused them."""
+        return self._outbox.dropped
+
+    def flush(self, timeout_s: float = 10.0) -> bool:
+        """Send what is queued; False when the deadline passed first. Blocks."""
+        return self._outbox.flush(timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """Send what is queued and stop; False when the deadline passed first. Blocks."""
+        in_time = self._outbox.close(timeout_s)
+        self._poster.stop()
         if in_time:
-            self.poster.close()
+            self._poster.close()
         return in_time
 
 
-class PhoenixAnnotations:
+class PhoenixAnnotations(_Scores):
     """A `Processor` that annotates each step's estimate span in Arize Phoenix: name, score, and the level as label.
 
     `spans` is the `SpanEmitter` given to the monitor as `tracer`, so that the span's id is known. `endpoint` and
@@ -118,11 +124,7 @@ class PhoenixAnnotations:
             timeout_s=timeout_s,
             attempts=attempts,
         )
-        self._scores = _Scores(spans, poster, owner, capacity, delay_s, self._post)
-
-    def on_event(self, event: Event) -> None:
-        """Queue the annotations of a step; other events have none. Takes microseconds."""
-        self._scores.take(event)
+        super().__init__(spans, poster, capacity=capacity, delay_s=delay_s)
 
     def _post(self, batch: Sequence[_Score]) -> None:
         data = []
@@ -138,23 +140,10 @@ class PhoenixAnnotations:
                     "metadata": {"session_id": score.session_id, "step_id": score.step_id},
                 }
             )
-        self._scores.poster.post({"data": data})
-
-    @property
-    def dropped(self) -> int:
-        """How many annotations were not taken: the queue was full or closed, or Phoenix refused them."""
-        return self._scores.outbox.dropped
-
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """Send what is queued; False when the deadline passed first. Blocks."""
-        return self._scores.outbox.flush(timeout_s)
-
-    def close(self, timeout_s: float = 5.0) -> bool:
-        """Send what is queued and stop; False when the deadline passed first. Blocks."""
-        return self._scores.close(timeout_s)
+        self._poster.post({"data": data})
 
 
-class LangfuseScores:
+class LangfuseScores(_Scores):
     """A `Processor` that writes each step's scores to Langfuse, on the estimate span's observation.
 
     `spans` is the `SpanEmitter` given to the monitor as `tracer`. `host`, `public_key` and `secret_key` default to the
@@ -191,11 +180,7 @@ class LangfuseScores:
             timeout_s=timeout_s,
             attempts=attempts,
         )
-        self._scores = _Scores(spans, poster, owner, capacity, delay_s, self._post)
-
-    def on_event(self, event: Event) -> None:
-        """Queue the scores of a step; other events have none. Takes microseconds."""
-        self._scores.take(event)
+        super().__init__(spans, poster, capacity=capacity, delay_s=delay_s)
 
     def _post(self, batch: Sequence[_Score]) -> None:
         events = []
@@ -213,23 +198,10 @@ class LangfuseScores:
                 body["comment"] = f"level {score.label}"
             when = timestamp(score.time_ns)
             events.append({"id": identity, "type": "score-create", "timestamp": when, "body": body})
-        response = self._scores.poster.post({"batch": events})
+        response = self._poster.post({"batch": events})
         refused = _refused(response)
         if refused:  # the batch was taken, these were not: Langfuse answers 207 and never 4xx for a single event
-            self._scores.outbox.count_dropped(refused)
-
-    @property
-    def dropped(self) -> int:
-        """How many scores were not taken: the queue was full or closed, or Langfuse refused them."""
-        return self._scores.outbox.dropped
-
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """Send what is queued; False when the deadline passed first. Blocks."""
-        return self._scores.outbox.flush(timeout_s)
-
-    def close(self, timeout_s: float = 5.0) -> bool:
-        """Send what is queued and stop; False when the deadline passed first. Blocks."""
-        return self._scores.close(timeout_s)
+            self._outbox.count_dropped(refused)
 
 
 def _refused(response: Any) -> int:

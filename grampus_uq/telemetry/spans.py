@@ -7,7 +7,7 @@ asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from opentelemetry import trace
 from opentelemetry.context import Context, get_current
@@ -18,7 +18,7 @@ from grampus_uq.events import Event, StepEvent
 from grampus_uq.records import Reading, StepUncertainty
 from grampus_uq.telemetry.content import Redact, content_attributes
 from grampus_uq.telemetry.conventions import ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
-from grampus_uq.telemetry.evaluations import evaluations
+from grampus_uq.telemetry.evaluations import escalates, evaluations
 from grampus_uq.telemetry.log_events import EventLog
 from grampus_uq.telemetry.span_attributes import (
     escalate_attributes,
@@ -28,11 +28,9 @@ from grampus_uq.telemetry.span_attributes import (
     semantic_attributes,
 )
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces
-from grampus_uq.vocabulary import STOPPING, UncertaintyAction, UncertaintyLevel
+from grampus_uq.vocabulary import UncertaintyAction
 
 __all__ = ["SpanEmitter", "resolve_tracer"]
-
-_GRAVE: Final = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
 
 
 def resolve_tracer(tracer: Any) -> Tracer:
@@ -120,8 +118,8 @@ class SpanEmitter:
         context, links = self._traces.parent(event.session_id, current)
         step = event.assessment
         wanted = step.advisory_action or step.action
-        escalates = wanted in STOPPING or step.level in _GRAVE
-        attributes = estimate_attributes(event, escalates=escalates, tool_names=self._tool_names)
+        grave = escalates(step)
+        attributes = estimate_attributes(event, escalates=grave, tool_names=self._tool_names)
         if self._content:
             attributes.update(content_attributes(event, self._redact))
         span = self._tracer.start_span(
@@ -130,12 +128,12 @@ class SpanEmitter:
         ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
         self._traces.started(event.session_id, span.get_span_context())
         self._evaluate(step, span, context, ended_ns)
-        self._beneath(event, span, context, ended_ns, wanted if escalates else None)
+        self._beneath(event, span, context, ended_ns, wanted if grave else None)
         span.end(ended_ns)
         if self._copy:
             parent = trace.get_current_span(current)
             if parent.is_recording():
-                parent.set_attributes(parent_attributes(step, escalates=escalates))
+                parent.set_attributes(parent_attributes(step, escalates=grave))
 
     def _evaluate(self, step: StepUncertainty, span: Span, context: Context, ended_ns: int) -> None:
         """Add the evaluation events, where anything was evaluated."""
