@@ -88,5 +88,7 @@ def top_k_entropy(logprobs: Sequence[float]) -> float:
 
 
 def _unit(value: float) -> float:
-    """Clip rounding errors of at most a few ulp back into [0, 1]."""
-    return min(1.0, max(0.0, value))
+    """Remove rounding errors at the ends of [0, 1]: a value within 1e-12 of an end is that end."""
+    if value < 1e-12:
+        return 0.0
+    return 1.0 if value > 1.0 - 1e-12 else value
