@@ -47,7 +47,7 @@ def test_the_set_its_text_the_reason_and_the_promise_are_printed(
     failed = written(tmp_path / "failed.jsonl", [log("f", 3, mistake_step=None)])
     assert called(failed, "--calibration", labelled) == 0
     shown = capsys.readouterr().out
-    assert "run f: envelope at 80%, step" in shown
+    assert "run f: vcp at 80%, step" in shown
     assert "I assume it is a placeholder 3" in shown
     assert "against it: assumes or hedges" in shown
     assert "With probability at least 80%" in shown
@@ -65,6 +65,23 @@ def test_json_is_one_object_for_every_method_and_the_error_of_a_clear_failure_is
     assert told["calibration"]["fitted_on"] > 0
     assert [a["method"] for a in told["attributions"]] == [method] * 2
     assert [error in a["set_steps"] for error, a in zip((3, 1), told["attributions"], strict=True)] == [True, True]
+
+
+def with_two_suspects(name: str, error: int, decoy: int) -> dict[str, object]:
+    texts = [f"{TEXTS[i in (error, decoy)]} {i}" for i in range(12)]
+    return log(name, error, history=[{"content": text, "role": "assistant", "name": "A"} for text in texts])
+
+
+def test_people_are_shown_the_suspect_steps_alone_also_where_they_stand_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng = np.random.default_rng(0)
+    rows = [with_two_suspects(f"l{i}", *rng.choice(12, 2, replace=False).tolist()) for i in range(60)]
+    labelled = written(tmp_path / "labelled.jsonl", rows)
+    failed = written(tmp_path / "failed.jsonl", [with_two_suspects("f", 1, 10)])
+    assert called(failed, "--calibration", labelled, "--level", 0.9, "-o", tmp_path / "page.html") == 0
+    assert "run f: vcp at 90%, steps 1, 10 of 0 to 11" in capsys.readouterr().out
+    assert "Look at 2 of 12 steps: 1, 10<" in (tmp_path / "page.html").read_text()
 
 
 def test_the_label_of_the_failed_run_changes_nothing(

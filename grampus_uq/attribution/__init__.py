@@ -1,4 +1,4 @@
-"""Finds what made a run fail: a set of consecutive steps that holds the decisive error with a stated probability.
+"""Finds what made a run fail: a small set of steps that holds the decisive error with a stated probability.
 
 A failed run in, a set of steps out, calibrated on failures whose errors are known (at least 4 for a level of 80 %,
 19 for 95 %). Which promise a set carries, and what breaks it, stands in its `coverage`.

@@ -14,6 +14,7 @@ from grampus_uq.attribution.calibration import (
     locate,
     locate_async,
 )
+from grampus_uq.attribution.composition import smallest_calibration
 from grampus_uq.attribution.conditional_logit import RIDGE, Extractor, fit_step_scorer
 from grampus_uq.attribution.features import cheap_features
 from grampus_uq.attribution.method_choice import MethodChoice, choose_method
@@ -26,7 +27,8 @@ from grampus_uq.stats.conformal import whole_rank_size
 
 __all__ = ["Parts", "attribute", "attribute_async", "fit_and_calibrate", "part_labelled", "with_chosen_method"]
 
-FIT_SHARE = 0.35
+FIT_SHARE = 0.5
+"""Share of the labelled failures that fits the step scorer, as long as the others resolve the level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,8 @@ def part_labelled(
         labelled: at least two failures with unique ids.
         level: wanted coverage; the calibration part is shrunk to a size at which the rank is whole
             (`whole_rank_size`), and what is left over goes to the fit.
-        fit_share: least share of the failures for the fitting part, in (0, 1).
+        fit_share: share of the failures for the fitting part, in (0, 1); less where the level needs more of them to
+            calibrate, and there are that many.
         seed: of the order.
 
     Returns:
@@ -63,7 +66,8 @@ def part_labelled(
     refuse_duplicates([item.trajectory for item in labelled], "part_labelled")
     draws = uniform_draws([item.trajectory.trajectory_id for item in labelled], seed, "parts")
     ordered = [labelled[i] for i in draws.argsort(kind="stable")]
-    fitting = min(max(1, math.ceil(fit_share * len(ordered) - 1e-9)), len(ordered) - 1)
+    spare = max(1, len(ordered) - smallest_calibration(level))
+    fitting = min(max(1, math.ceil(fit_share * len(ordered) - 1e-9)), spare)
     calibration = max(1, whole_rank_size(len(ordered) - fitting, level))
     return Parts(fitting=tuple(ordered[:-calibration]), calibration=tuple(ordered[-calibration:]))
 
@@ -80,8 +84,8 @@ def fit_and_calibrate(
 
     Args:
         labelled: at least two failures with unique ids.
-        plan: method, level and so on; default: envelope at 80 %.
-        fit_share: least share for the fit.
+        plan: method, level and so on; default: VCP at 80 %.
+        fit_share: share for the fit, as in `part_labelled`.
         extract: features of the scorer.
         ridge: penalty of the fit.
 
@@ -143,7 +147,7 @@ def attribute(
         labelled: failures whose errors are known. With a scorer of your own all of them calibrate; without, part of
             them fits the conditional logit.
         scorer: a plain scorer fitted on none of them; None fits one.
-        plan: method, level and so on; default: envelope at 80 %.
+        plan: method, level and so on; default: VCP at 80 %.
 
     Returns:
         The set, why, and the sentence of the guarantee. For many runs call `calibrate` once and `locate` for each.

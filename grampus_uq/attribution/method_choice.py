@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from grampus_uq.attribution.methods import (
     AttributionMethod,
-    Envelope,
     LeftFiltration,
     RightFiltration,
     SuffixEnvelope,
     TwoWayFiltration,
+    Vanilla,
 )
 from grampus_uq.attribution.trajectory import LabelledTrajectory, uniform_draws
 from grampus_uq.errors import ConfigurationError
@@ -103,8 +103,8 @@ def advise(positions: ErrorPositions, *, for_rollback: bool = False, lazy: bool 
         lazy: score steps only as far as needed (a scorer that costs money).
 
     Returns:
-        A method and why. Envelope (or LF envelope) unless laziness is asked for; then the filtration on whose side the
-        errors lie.
+        A method and why. VCP to read, LF envelope to roll back; where laziness is asked for, the filtration on whose
+        side the errors lie.
     """
     early, middle, late = positions.thirds
     where = f"{early:.0%} of the errors lie in the first third of the run, {middle:.0%} in the middle, {late:.0%} last"
@@ -118,7 +118,7 @@ def advise(positions: ErrorPositions, *, for_rollback: bool = False, lazy: bool 
             why=f"A rollback restarts at the set's first step: suffixes that start where scores rise. {where}.",
         )
     if not lazy:
-        return Advice(method=Envelope(), why=f"The envelope follows the scores wherever the errors lie. {where}.")
+        return Advice(method=Vanilla(), why=f"To read, the most suspect steps alone, in any places. {where}.")
     if early >= late and early >= DENSE:
         return Advice(method=RightFiltration(), why=f"Errors come early: a prefix is short and lazy. {where}.")
     if late > early and late >= DENSE:

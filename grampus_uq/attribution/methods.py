@@ -2,13 +2,13 @@
 
 | method | sets | lazy | for |
 |---|---|---|---|
-| Envelope | interval around the most suspect step | no | debugging (default) |
+| Vanilla (VCP) | any steps | no | reading: the fewest steps, with holes (default) |
+| Envelope | interval around the most suspect step | no | reading one stretch |
 | SuffixEnvelope | suffix | no | rolling back |
 | LeftFiltration | suffix | yes | rolling back; errors late in the run |
 | RightFiltration | prefix | yes | errors early in the run; nothing to roll back to |
 | TwoWayFiltration | interval | no | errors in the middle of the run |
 | Hierarchical (CRSVP) | node of a binary tree | no | comparison |
-| Vanilla (VCP) | any steps | no | fewest steps, with holes |
 """
 
 from __future__ import annotations
@@ -185,12 +185,12 @@ class SuffixEnvelope:
 METHODS: dict[str, AttributionMethod] = {
     method.name: method
     for method in (
+        Vanilla(),
         Envelope(),
         SuffixEnvelope(),
         LeftFiltration(),
         RightFiltration(),
         TwoWayFiltration(),
-        Vanilla(),
         Hierarchical(),
     )
 }

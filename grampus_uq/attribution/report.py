@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from html import escape
 
 from grampus_uq.attribution.method_choice import ErrorPositions
-from grampus_uq.attribution.result import AttributedStep, Attribution
+from grampus_uq.attribution.result import AttributedStep, Attribution, spans
 
 __all__ = ["attribution_html"]
 
@@ -89,11 +89,8 @@ def _headline(attribution: Attribution) -> str:
         return f"Too few labelled failures to narrow down {length} steps"
     if len(inside) == length:
         return f"The error is somewhere in all {length} steps"
-    if len(inside) == 1:
-        return f"Look at one of {length} steps: {inside[0]}"
-    if attribution.contiguous:
-        return f"Look at {len(inside)} of {length} steps: {inside[0]} to {inside[-1]}"
-    return f"Look at {len(inside)} of {length} steps, between {inside[0]} and {inside[-1]}"
+    amount = "one" if len(inside) == 1 else len(inside)
+    return _clipped(f"Look at {amount} of {length} steps: {spans(inside)}", 200)
 
 
 def _drawing(attribution: Attribution) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from grampus_uq.records import TokenUsage
 from grampus_uq.stats.conformal import TieBrokenThreshold
 
-__all__ = ["AttributedStep", "Attribution", "coverage_statement"]
+__all__ = ["AttributedStep", "Attribution", "coverage_statement", "spans"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,22 @@ class Attribution:
                 for step in self.steps
             ],
         }
+
+
+def spans(indices: Sequence[int]) -> str:
+    """Write ascending indices with their neighbours joined.
+
+    >>> spans((1, 4, 5, 6, 9, 10))
+    '1, 4 to 6, 9, 10'
+    """
+    stretches: list[list[int]] = []
+    for index in indices:
+        if stretches and index == stretches[-1][-1] + 1:
+            stretches[-1].append(index)
+        else:
+            stretches.append([index])
+    parts = (f"{s[0]} to {s[-1]}" if len(s) > 2 else ", ".join(map(str, s)) for s in stretches)
+    return ", ".join(parts)
 
 
 def coverage_statement(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +27,7 @@ from grampus_uq.attribution import (
 )
 from grampus_uq.attribution.labelled_recordings import labelled_recordings, recorded_trajectory
 from grampus_uq.attribution.methods import METHODS
+from grampus_uq.attribution.result import spans
 from grampus_uq.errors import DataError
 from grampus_uq.importers import read_failure_logs
 from grampus_uq.recording import runs
@@ -34,6 +36,7 @@ __all__ = ["command"]
 
 _RECORDING: Final = b'{"v":'
 _SHOWN: Final = 600
+_METHOD: Final = "vcp: the fewest steps, to read; lf_envelope and lf: suffixes, to roll back."
 
 
 @click.command()
@@ -45,8 +48,8 @@ _SHOWN: Final = 600
     metavar="LABELLED",
     help="Failures whose errors are known (some fit the step scorer, the rest calibrate), or a fitted profile.",
 )
-@click.option("--level", type=float, default=0.8, show_default=True, help="Wanted coverage, in (0, 1).")
-@click.option("--method", type=click.Choice(list(METHODS)), default="envelope", show_default=True)
+@click.option("--level", type=float, default=None, show_default="0.8", help="Wanted coverage, in (0, 1).")
+@click.option("--method", type=click.Choice(list(METHODS)), default=None, show_default="vcp", help=_METHOD)
 @click.option("--run", "run_id", default=None, help="Only this run of FAILED.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the parts and of tie draws.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -56,8 +59,8 @@ _SHOWN: Final = 600
 def command(
     failed: Path,
     calibration: Path,
-    level: float,
-    method: str,
+    level: float | None,
+    method: str | None,
     run_id: str | None,
     seed: int,
     as_json: bool,
@@ -76,6 +79,10 @@ def command(
         raise click.UsageError(f"FAILED holds {len(trajectories)} runs: say with --run which one to draw.")
     left_out: list[str] = []
     calibrated = _of_profile(calibration)
+    if calibrated is not None and (level is not None or method is not None):
+        plan = calibrated.plan
+        reason = f"The profile was calibrated for {plan.method.name} at {plan.level:g}: leave --method and --level out."
+        raise click.UsageError(reason)
     if calibrated is None:
         same = {run.trajectory_id for run in trajectories}
         labelled = []
@@ -84,7 +91,11 @@ def command(
                 left_out.append(f"{calibration}: run {item.trajectory.trajectory_id!r:.80} is one of the failed ones.")
             else:
                 labelled.append(item)
-        calibrated = fit_and_calibrate(labelled, Plan(method=METHODS[method], level=level, seed=seed))
+        plan = Plan(seed=seed)
+        plan = replace(
+            plan, method=METHODS[method] if method else plan.method, level=plan.level if level is None else level
+        )
+        calibrated = fit_and_calibrate(labelled, plan)
     found = [locate(run, calibrated) for run in trajectories]
     if output is not None:
         page = attribution_html(found[0], positions=calibrated.positions)
@@ -161,9 +172,7 @@ def _spans(found: Attribution) -> str:
     inside = found.set_steps
     if not inside:
         return "no step"
-    if found.contiguous and len(inside) > 1:
-        return f"steps {inside[0]} to {inside[-1]} of 0 to {len(found.steps) - 1}"
-    return f"step{'s' if len(inside) > 1 else ''} {', '.join(map(str, inside))} of 0 to {len(found.steps) - 1}"
+    return f"step{'s' if len(inside) > 1 else ''} {spans(inside)} of 0 to {len(found.steps) - 1}"
 
 
 def _as_json(found: list[Attribution], calibrated: CalibratedAttribution, left_out: list[str]) -> dict[str, object]:

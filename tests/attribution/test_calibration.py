@@ -240,11 +240,16 @@ def test_parts_do_not_overlap_and_waste_no_rank() -> None:
     assert not fitting & calibrating
     assert len(fitting) + len(calibrating) == 63
     assert (len(calibrating) + 1) * 0.8 == pytest.approx(round((len(calibrating) + 1) * 0.8))
-    assert len(fitting) >= 0.35 * 63
+    assert len(fitting) >= 0.5 * 63
     for n in range(2, 12):
         small = part_labelled(runs[:n], 0.8)
         assert len(small.fitting) >= 1
-        assert len(small.calibration) >= 1
+        assert len(small.calibration) >= min(n - 1, smallest_calibration(0.8))
+
+
+def test_a_high_level_takes_failures_from_the_fit_before_every_set_becomes_the_whole_run() -> None:
+    parts = part_labelled(failures(30, 20), 0.95)
+    assert (len(parts.fitting), len(parts.calibration)) == (11, 19)
 
 
 @pytest.mark.parametrize("call", [lambda: part_labelled(failures(1, 20), 0.8), lambda: calibrate([], ConstantScorer())])

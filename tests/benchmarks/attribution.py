@@ -3,8 +3,9 @@
     python -m tests.benchmarks.attribution FILE [--splits 1000] [--seed 0] [--judge MODEL] [--json]
 
 FILE holds failed multi-agent runs as JSON lines (`history`, `mistake_step`), plain or gzipped; a folder is searched for
-them. Every split parts the runs into a labelled and a test half; methods that need a fitted scorer fit it on about 35 %
-of the labelled half and calibrate on the rest, so that nothing serves twice. With --judge a model scores every step too
+them. Every split parts the runs into a labelled and a test half; methods that need a fitted scorer fit it on about half
+of the labelled half and calibrate on the rest, so that nothing serves twice. The column `for` marks the sets that
+people are shown and those that a rollback takes. With --judge a model scores every step too
 (it has to follow instructions: the embedded one gives no number). Rows come in four kinds, told apart by `table`: sets,
 step_scores, rollback (an empty set restarts at the best-scored step), speed.
 """
@@ -36,6 +37,7 @@ from grampus_uq.attribution import (
     LeftFiltration,
     MonitorRecord,
     MonitorRecordScorer,
+    Plan,
     RightFiltration,
     SuffixEnvelope,
     TwoWayFiltration,
@@ -43,6 +45,7 @@ from grampus_uq.attribution import (
     cheap_features,
     fit_conditional_logit,
 )
+from grampus_uq.attribution.attribute import FIT_SHARE
 from grampus_uq.attribution.from_logs import read_labelled_failures
 from grampus_uq.errors import DataError
 from grampus_uq.models import open_model
@@ -54,7 +57,6 @@ from grampus_uq.stats.split_evaluation import SplitEvaluation, evaluate_splits, 
 from tests.benchmarks._report import emit
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)
-FIT_SHARE = 0.35
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
@@ -188,6 +190,7 @@ def _set_row(
         "table": "sets",
         "dataset": dataset,
         "method": name,
+        "for": PURPOSES.get(name, ""),
         "level": level,
         "coverage": float(result.coverage[:, column].mean()),
         "removal_rate": float(result.removal_rate[:, column].mean()),
@@ -300,6 +303,7 @@ def speed_row(splits: int = 1000) -> dict[str, Any]:
     }
 
 
+PURPOSES = {Plan().method.name: "people", SuffixEnvelope().name: "rollback"}
 FITTED: list[tuple[str, AttributionMethod]] = [
     ("vcp", Vanilla()),
     ("crsvp", Hierarchical()),

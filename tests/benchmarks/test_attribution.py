@@ -90,11 +90,15 @@ def figures(capsys: pytest.CaptureFixture[str]) -> dict[tuple[str, float], dict[
 
 
 def test_the_measured_figures_are_reached(figures: dict[tuple[str, float], dict[str, Any]]) -> None:
-    """At 80 %: position alone removes a third of the run; the envelope of fitted scores removes more."""
+    """At 80 %: position alone removes a third of the run, the envelope more, what people are shown more than half."""
     position, envelope = figures["constant_rf", 0.8], figures["envelope", 0.8]
     assert position["removal_rate"] == pytest.approx(0.335, abs=0.01)
     assert envelope["removal_rate"] >= 0.39
     assert envelope["coverage"] >= 0.79
+    shown = figures["vcp", 0.8]
+    assert shown["for"] == "people"
+    assert shown["removal_rate"] >= 0.55
+    assert 0.78 <= shown["coverage"] <= 0.85
     for (method, level), row in figures.items():
         if row["table"] == "sets":
             assert row["coverage"] >= level - 0.02, (method, level)

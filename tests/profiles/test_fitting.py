@@ -285,6 +285,9 @@ def test_labelled_errors_become_a_calibration_that_attribute_takes(tmp_path: Pat
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.stdout)["attributions"]
     assert 2 in found["set_steps"]
+    asked = ["attribute", str(tmp_path / "failed"), "--calibration", str(tmp_path / "p.json"), "--level", "0.9"]
+    refused = CliRunner().invoke(_group, asked)
+    assert (refused.exit_code, "calibrated for vcp at 0.8" in refused.output) == (2, True)
 
 
 def test_the_command_prints_an_account_and_writes_one_artifact(folder: Path, tmp_path: Path) -> None:
