@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,10 +11,9 @@ from typing import Any
 from grampus_uq.errors import ModelError, UnsupportedByModelError
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq.wire.calls import read_call
 
 __all__ = ["ask_model", "parse_response", "parse_tool_call"]
-
-MAX_ARGUMENT_CHARACTERS = 1_000_000
 
 
 async def ask_model(
@@ -100,39 +98,16 @@ def _text_or(value: Any, default: Any) -> Any:
 
 
 def parse_tool_call(call: Any) -> ToolCall:
-    """Turn a tool call object or mapping into a ToolCall; arguments may be a mapping or a JSON object as text."""
-    if isinstance(call, ToolCall):
-        return call
-    named = _field(call, "function") or call  # the OpenAI wire form nests name and arguments
-    name, arguments = _field(named, "name"), _field(named, "arguments")
-    if arguments is None:
-        arguments = _field(named, "args")
-    if not isinstance(name, str) or not name:
-        raise ModelError("The model proposed a tool call without a name.")
-    if isinstance(arguments, str):
-        arguments = _parse_arguments(name, arguments)
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, Mapping):
-        raise ModelError(f"The arguments of the proposed call of {name!r:.80} are not an object.")
-    try:
-        return ToolCall(id=str(_field(call, "id") or ""), name=name, arguments=dict(arguments))
-    except ValueError as error:
-        raise ModelError(f"The arguments of the proposed call of {name!r:.80} are not plain JSON.") from error
+    """Turn a tool call of any form that `wire.calls` reads into a ToolCall; raises ModelError saying what is wrong."""
+    read = read_call(call)
+    if read.problem is not None:
+        raise ModelError(f"The proposed tool call {read.call.name!r:.80} {read.problem}.")
+    return read.call
 
 
 def _field(value: Any, name: str) -> Any:
     """A key of a mapping or an attribute of an object; None when it is not there."""
     return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _parse_arguments(name: str, text: str) -> Any:
-    if len(text) > MAX_ARGUMENT_CHARACTERS:
-        raise ModelError(f"The arguments of {name!r:.80} exceed {MAX_ARGUMENT_CHARACTERS} characters.")
-    try:
-        return json.loads(text) if text.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"The arguments of the proposed call of {name!r:.80} are not JSON.") from error
 
 
 def _parse_usage(usage: Any) -> TokenUsage:

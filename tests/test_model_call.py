@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from grampus_uq import Message, ModelResponse, Role, TokenLogprob, TokenUsage, ToolCall
 from grampus_uq.errors import ModelError, UnsupportedByModelError
-from grampus_uq.model_call import MAX_ARGUMENT_CHARACTERS, ask_model, parse_response, parse_tool_call
+from grampus_uq.model_call import ask_model, parse_response, parse_tool_call
 from grampus_uq.testing import ScriptedModel, answer
+from grampus_uq.wire.calls import MAX_ARGUMENT_CHARACTERS
 
 MESSAGES = (Message(role=Role.USER, content="Hello?"),)
 OPTIONS = {"temperature": 0.0, "max_tokens": 5, "top_logprobs": 3, "tools": None}
@@ -206,7 +207,7 @@ def test_arguments_that_are_no_json_object_are_a_model_error(value):
 
 @pytest.mark.parametrize("name", [None, "", 3, ["f"]])
 def test_a_call_needs_a_name(name):
-    with pytest.raises(ModelError, match="without a name"):
+    with pytest.raises(ModelError, match="has no name"):
         parse_tool_call({"name": name, "arguments": {}})
 
 

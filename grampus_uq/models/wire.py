@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records import Message, ModelResponse, Role, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq.wire.calls import read_call
+from grampus_uq.wire.whole_text import whole, whole_text
 
 __all__ = [
     "CallOptions",
     "Prices",
-    "mend_surrogates",
-    "mended",
     "parse_completion",
     "read_completion",
     "request_body",
@@ -131,7 +131,7 @@ def wire_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
     unanswered: list[str] = []
     for place, message in enumerate(messages):
-        entry: dict[str, Any] = {"role": message.role.value, "content": mend_surrogates(message.content or "")}
+        entry: dict[str, Any] = {"role": message.role.value, "content": whole_text(message.content or "")}
         if message.name:
             entry["name"] = message.name
         if message.tool_calls:
@@ -156,21 +156,6 @@ def _wire_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 def _wire_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """A tool in the chat format; a bare function (name, description, parameters) is wrapped."""
     return dict(tool) if "type" in tool or "name" not in tool else {"type": "function", "function": dict(tool)}
-
-
-def mend_surrogates(text: str) -> str:
-    """Join surrogate pairs and replace lone halves by U+FFFD: no server and no file takes them.
-
-    >>> mend_surrogates("caf\\u00e9 \\ud83d")
-    'café \\ufffd'
-    """
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
 
 
 def parse_completion(raw: bytes, *, model: str = "", prices: Prices | None = None) -> tuple[ModelResponse, ...]:
@@ -216,18 +201,7 @@ def _load(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         _refuse("is not a JSON object", body)
     # Only an escape can bring half a surrogate pair, so most answers need no second look.
-    return mended(body) if b"\\ud" in raw or b"\\uD" in raw else body
-
-
-def mended(value: Any) -> Any:
-    """A JSON value with every text in it mended (`mend_surrogates`)."""
-    if isinstance(value, str):
-        return mend_surrogates(value)
-    if isinstance(value, list):
-        return [mended(entry) for entry in value]
-    if isinstance(value, dict):
-        return {mend_surrogates(key): mended(entry) for key, entry in value.items()}
-    return value
+    return whole(body) if b"\\ud" in raw or b"\\uD" in raw else body
 
 
 def _choice(choice: Any, model: str, usage: TokenUsage) -> ModelResponse:
@@ -264,23 +238,10 @@ def _content(message: Mapping[str, Any]) -> str:
 
 
 def _tool_call(call: Any) -> ToolCall:
-    function = call.get("function") if isinstance(call, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if not isinstance(function, dict) or not isinstance(name, str) or not name:
-        _refuse("has a tool call without a function name", call)
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            _refuse(f"calls the tool {name!r:.100} with arguments that are not JSON", arguments)
-        arguments = mended(arguments)
-    elif arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
-        _refuse(f"calls the tool {name!r:.100} with arguments that are not a JSON object", arguments)
-    call_id = call.get("id")
-    return ToolCall(id=call_id if isinstance(call_id, str) else "", name=name, arguments=arguments)
+    read = read_call(call)
+    if read.problem is not None:
+        _refuse(f"has a tool call {read.call.name!r:.100} that {read.problem}", call)
+    return read.call
 
 
 def _list(value: Any, field: str) -> list[Any]:

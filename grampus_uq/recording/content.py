@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import replace
-from enum import Enum
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.recording.codec import Content
 from grampus_uq.records import Reading, ToolCall, canonical_json
+from grampus_uq.wire.whole_text import whole_text
 
 __all__ = ["hashed", "redact", "unicode_only"]
 
@@ -93,8 +93,8 @@ def _reading(reading: Reading, content: Content, key: bytes) -> Reading:
 
 
 def _valid(value: Any) -> Any:
-    if isinstance(value, str) and not isinstance(value, Enum):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, str):
+        return whole_text(value)
     if isinstance(value, list | tuple):
         return type(value)(map(_valid, value))
     if isinstance(value, dict):

@@ -26,9 +26,9 @@ from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.state import CallPhase, CallRecord, ExecutionResult
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
-from grampus_uq.runtime.whole_text import whole
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, UncertaintyAction, UncertaintyLevel
+from grampus_uq.wire.whole_text import whole
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.runner import AgentRunner

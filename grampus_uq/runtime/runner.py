@@ -26,9 +26,9 @@ from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.runtime.watch import CalibrationWatch, finished_run
-from grampus_uq.runtime.whole_text import whole
 from grampus_uq.stats.calibration_watch import detector_id
 from grampus_uq.vocabulary import AgentStatus, Role, StopReason
+from grampus_uq.wire.whole_text import whole
 
 __all__ = ["AgentRunner"]
 

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from grampus_uq.errors import StoreError
 from grampus_uq.records import Message, TokenUsage, ToolCall, canonical_json
 from grampus_uq.runtime.approvals import ApprovalRequest
-from grampus_uq.runtime.whole_text import whole
 from grampus_uq.vocabulary import AgentStatus, Effect, Role
+from grampus_uq.wire.whole_text import whole
 
 __all__ = [
     "AgentState",

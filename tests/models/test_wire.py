@@ -157,7 +157,7 @@ def test_tool_arguments_are_an_object_written_as_text_or_not(arguments: Any) -> 
     assert parse(calling(arguments)).tool_calls == (ToolCall(id="c1", name="pay", arguments={"amount": 5}),)
 
 
-@pytest.mark.parametrize("arguments", ["", "  ", None, {}])
+@pytest.mark.parametrize("arguments", ["", "  ", "null", None, {}])
 def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
     assert parse(calling(arguments)).tool_calls[0].arguments == {}
 
@@ -168,7 +168,6 @@ def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
         "[1]",
         '"x"',
         "5",
-        "null",
         "true",
         "{",
         "{'a': 1}",
@@ -180,13 +179,13 @@ def test_no_arguments_are_an_empty_object(arguments: Any) -> None:
     ],
 )
 def test_tool_arguments_that_are_no_json_object_are_refused(arguments: Any) -> None:
-    with pytest.raises(ModelError, match="with arguments that are not"):
+    with pytest.raises(ModelError, match="has arguments that are n"):
         parse(calling(arguments))
 
 
 @pytest.mark.parametrize("arguments", ['{"a": NaN}', '{"a": [-Infinity]}', '{"a":' * 400 + "1" + "}" * 400])
 def test_tool_arguments_that_no_file_can_hold_are_refused(arguments: str) -> None:
-    with pytest.raises(ModelError, match="breaks the chat format"):
+    with pytest.raises(ModelError, match="has arguments that"):
         parse(calling(arguments))
 
 

@@ -1,0 +1,189 @@
+"""Proposed tool calls, in every form that models and frameworks write them.
+
+| form | name | arguments |
+|---|---|---|
+| OpenAI chat | `function.name`, `custom.name` | `function.arguments` (JSON text), `custom.input` |
+| OpenAI responses | `name`, or the `type` of a built-in tool | `arguments`, `input`, `action`, `operation` |
+| LangChain | `name` | `args` |
+| pydantic-ai | `tool_name` | `args` (JSON text or object) |
+| Anthropic | `name` | `input` |
+| Gemini | `function_call.name`, `functionCall.name` | `args` |
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from pydantic import JsonValue
+
+from grampus_uq.records import ToolCall
+from grampus_uq.wire.fields import field, kind_of, text_field
+from grampus_uq.wire.whole_text import whole_text
+
+__all__ = ["MAX_ARGUMENT_CHARACTERS", "UNPARSED", "Arguments", "ReadCall", "is_unparsed", "read_arguments", "read_call"]
+
+UNPARSED: Final = "unparsed_arguments"
+"""The one argument of a call whose arguments are no JSON object: their text, as the model wrote it."""
+
+MAX_ARGUMENT_CHARACTERS: Final = 1_000_000
+_MAX_SHOWN: Final = 10_000
+_MAX_DEPTH: Final = 200  # what a record of a call takes, and a little less
+_MAX_BITS: Final = 13_000  # Python writes no whole number of more than 4300 digits
+_ARGUMENTS: Final = ("arguments", "args", "input", "action", "operation", "operations")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """The arguments of a call; where they are no JSON object, their text under `UNPARSED`, and the `problem`."""
+
+    values: dict[str, JsonValue]
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCall:
+    """A call as far as it could be read, and what is wrong with it.
+
+    `recognised` is False for a value that has no place for a tool's name: no model wrote it as a call.
+    """
+
+    call: ToolCall
+    problem: str | None = None
+    recognised: bool = True
+
+
+def is_unparsed(call: ToolCall) -> bool:
+    """True for a call whose arguments could not be read: what would run is not known."""
+    return UNPARSED in call.arguments and len(call.arguments) == 1
+
+
+def read_arguments(given: Any) -> Arguments:
+    """Read arguments given as an object or as its JSON text; None, null and blank text are none. Never raises.
+
+    Of a key that comes twice the last one counts, as it does for those who run the call.
+
+    >>> read_arguments('{"amount": 5}').values, read_arguments('{"amount":')
+    ({'amount': 5}, Arguments(values={'unparsed_arguments': '{"amount":'}, problem='are not JSON'))
+    """
+    try:
+        found = _parsed(given) if isinstance(given, str) else given
+        found = {} if found is None else found
+        if not isinstance(found, Mapping):
+            raise _UnreadableError(f"are not a JSON object: {kind_of(found)}")
+        return Arguments(values={_key(name): _plain(item, _MAX_DEPTH) for name, item in _distinct(found)})
+    except _UnreadableError as error:
+        return Arguments(values={UNPARSED: _kept(given)}, problem=str(error))
+    except Exception as error:  # noqa: BLE001 (somebody else's mapping)
+        return Arguments(values={UNPARSED: _kept(given)}, problem=f"cannot be read ({type(error).__name__})")
+
+
+def read_call(value: Any, *, stand_in_id: str = "") -> ReadCall:
+    """Read a call of any of the forms above; `stand_in_id` is for one without an id. Never raises.
+
+    >>> read_call({"id": "c1", "function": {"name": "pay", "arguments": '{"amount": 5}'}}).call
+    ToolCall(id='c1', name='pay', arguments={'amount': 5})
+    """
+    if isinstance(value, ToolCall):
+        return ReadCall(call=value)
+    inner = field(value, "function", "custom", "function_call", "functionCall")
+    named = value if inner is None or isinstance(inner, str) else inner
+    identity = text_field(value, "call_id", "tool_call_id", "id") or stand_in_id
+    name = field(named, "name", "tool_name")
+    kind = text_field(value, "type")
+    if name is None and kind.endswith("_call"):
+        name = kind.removesuffix("_call")  # a built-in tool of the responses API: computer_call, local_shell_call
+    if name is None and field(named, *_ARGUMENTS) is None and not kind:
+        nobody = ToolCall(id=identity, name="", arguments={UNPARSED: _kept(value)})
+        return ReadCall(call=nobody, problem=f"is no tool call: {kind_of(value)}", recognised=False)
+    read = read_arguments(_given(named, kind))
+    known = whole_text(name) if isinstance(name, str) else ""
+    problem = None if read.problem is None else f"has arguments that {read.problem}"
+    return ReadCall(
+        call=ToolCall(id=whole_text(identity), name=known, arguments=read.values),
+        problem=problem if known else "has no name",
+    )
+
+
+def _given(named: Any, kind: str) -> Any:
+    found = field(named, *_ARGUMENTS)
+    if found is None or isinstance(found, str | Mapping):
+        # The one argument of a custom tool is free text, called "input".
+        return {"input": found} if isinstance(found, str) and kind in ("custom", "custom_tool_call") else found
+    dump = getattr(found, "model_dump", None)  # the action of a built-in tool, which is a model of the SDK
+    try:
+        return dump(mode="json", exclude_unset=True, warnings=False) if callable(dump) else found
+    except Exception:  # noqa: BLE001 (somebody else's model)
+        return found
+
+
+class _UnreadableError(Exception):
+    """What is wrong with arguments."""
+
+
+def _parsed(text: str) -> Any:
+    if len(text) > MAX_ARGUMENT_CHARACTERS:
+        raise _UnreadableError(f"exceed {MAX_ARGUMENT_CHARACTERS} characters")
+    if not text.strip():
+        return {}
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _UnreadableError("are nested too deeply") from None
+    except ValueError:
+        raise _UnreadableError("are not JSON") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _UnreadableError(f"hold {name}, which is no number of JSON")
+
+
+def _distinct(found: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
+    pairs = list(found.items())
+    if len({whole_text(name) for name in found if isinstance(name, str)}) < len(pairs):
+        raise _UnreadableError("have keys that are not distinct texts")
+    return pairs
+
+
+def _key(name: Any) -> str:
+    return whole_text(str(name))
+
+
+def _plain(value: Any, depth: int) -> JsonValue:
+    """The value as JSON values that every record, store and digest can hold."""
+    if value is None or value is True or value is False:
+        return value
+    if isinstance(value, str):
+        return whole_text(str(value))
+    if isinstance(value, int):
+        if value.bit_length() > _MAX_BITS:
+            raise _UnreadableError("hold a number with too many digits")
+        return int(value)
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise _UnreadableError(f"hold {value}, which is no number of JSON")
+        return float(value)
+    if depth == 0:
+        raise _UnreadableError("are nested too deeply")
+    if isinstance(value, Mapping):
+        return {_key(name): _plain(item, depth - 1) for name, item in _distinct(value)}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth - 1) for item in value]
+    raise _UnreadableError(f"hold a value of type {type(value).__name__}, which JSON does not have")
+
+
+def _kept(given: Any) -> str:
+    """What was given, as text in which two that differ differ: what is cut off is there by its digest."""
+    try:
+        text = given if isinstance(given, str) else json.dumps(given, default=repr, sort_keys=True)
+    except Exception:  # noqa: BLE001 (somebody else's object)
+        return f"<{type(given).__name__} that cannot be shown, {uuid.uuid4().hex}>"  # equal to nothing else, to be safe
+    text = whole_text(text)
+    if len(text) <= _MAX_SHOWN:
+        return text
+    return f"{text[:_MAX_SHOWN]}… ({len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()})"

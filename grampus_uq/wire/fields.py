@@ -1,0 +1,61 @@
+"""Fields of values that are objects in one library and dicts in the next."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["field", "fields_of", "kind_of", "shown", "text_field"]
+
+
+def field(value: Any, *names: str) -> Any:
+    """The first of these keys or attributes that is there and not None; a property that fails counts as absent.
+
+    >>> field({"args": {"a": 1}}, "arguments", "args")
+    {'a': 1}
+    """
+    if isinstance(value, Mapping):
+        for name in names:
+            found = value.get(name)
+            if found is not None:
+                return found
+        return None
+    for name in names:
+        try:
+            found = getattr(value, name, None)
+        except Exception:  # noqa: BLE001, S112 (a property of somebody else's object)
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def fields_of(value: Any) -> Mapping[str, Any] | None:
+    """All fields of a dict or of an object that keeps them in one, for loops over thousands; None for another."""
+    if isinstance(value, Mapping):
+        return value
+    found = getattr(value, "__dict__", None)
+    return found if isinstance(found, dict) else None
+
+
+def text_field(value: Any, *names: str) -> str:
+    """The first of these fields that holds text and not none of it; "" without one."""
+    for name in names:
+        found = field(value, name)
+        if isinstance(found, str) and found:
+            return found
+    return ""
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, for messages: its type, and the beginning of a short value."""
+    return type(value).__name__ if isinstance(value, Mapping | list | tuple) else shown(value)
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value, however large and whatever its `repr` does."""
+    try:
+        return reprlib.repr(value)[:200]
+    except Exception:  # noqa: BLE001 (somebody else's `__repr__`)
+        return f"<{type(value).__name__}>"
