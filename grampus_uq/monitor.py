@@ -453,7 +453,7 @@ class UncertaintyMonitor:
         )
 
     async def observe_tool_call(
-        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | None = None
+        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | str | None = None
     ) -> tuple[StepUncertainty, UncertaintyAction]:
         """See `Session.observe_tool_call`."""
         return await self.current_session().observe_tool_call(tool_name, step_id, effect=effect)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.tool_names import patterns_of, refusal_of
 from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
 
 __all__ = ["UncertaintyPolicy"]
@@ -28,10 +30,14 @@ class UncertaintyPolicy(BaseModel):
     """Maps a propagated confidence to a level, and a level to an action.
 
     LOW (>= `low_threshold`) proceeds, MEDIUM proceeds with a log line, HIGH pauses for a human, CRITICAL aborts. A tool
-    whose name contains one of `irreversible_tool_names` (case-insensitive) pauses at MEDIUM too. The tiers carry **no
-    guarantee on false alarms**: a healthy agent's longer runs are paused by them; only a fitted profile bounds that.
+    whose name contains one of `irreversible_tool_names` pauses at MEDIUM too. Names are compared as a reader sees them
+    (`tool_names`): case, separators, camel humps, namespaces, invisible and look-alike characters make no difference.
+    The tiers carry **no guarantee on false alarms**: a healthy agent's longer runs are paused by them; only a fitted
+    profile bounds that.
 
-    A threshold outside [0, 1] raises at construction. Thresholds out of order only warn: the first tier that fits wins.
+    A threshold outside [0, 1] raises at construction, and so does a pattern without a letter or digit, or with the
+    marks of a glob or regular expression; one that a file brings only warns, and protects what its letters say.
+    Thresholds out of order only warn: the first tier that fits wins.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -54,23 +60,21 @@ class UncertaintyPolicy(BaseModel):
 
     @field_validator("irreversible_tool_names", mode="before")
     @classmethod
-    def _patterns_match_something(cls, names: object) -> object:
+    def _patterns_match_something(cls, names: object, info: ValidationInfo) -> object:
         if isinstance(names, str):
-            raise ConfigurationError.of(
-                "irreversible_tool_names", "UncertaintyPolicy", "a list of strings", names, "Put it into a list."
-            )
-        if isinstance(names, list | tuple | set | frozenset):
-            for name in names:
-                if not isinstance(name, str) or not name.strip():
-                    raise ConfigurationError.of(
-                        "irreversible_tool_names",
-                        "UncertaintyPolicy",
-                        "a list of non-empty strings",
-                        name,
-                        "An empty pattern would match every tool.",
-                    )
-            return list(names)
-        return names
+            rule, way_out = "a list of strings", "Put it into a list."
+            raise ConfigurationError.of(str(info.field_name), "UncertaintyPolicy", rule, names, way_out)
+        if not isinstance(names, list | tuple | set | frozenset):
+            return names
+        for name in names:
+            refused = refusal_of(name)
+            if refused is None:
+                continue
+            error = ConfigurationError.of(str(info.field_name), "UncertaintyPolicy", refused[0], name, refused[1])
+            if info.mode != "json":
+                raise error
+            warnings.warn(f"{error} It is kept, and matches by its letters.", UserWarning, stacklevel=2)
+        return list(names)
 
     def model_post_init(self, _: object, /) -> None:
         """Warn, as the guide does, when the thresholds are not in descending order."""
@@ -94,11 +98,14 @@ class UncertaintyPolicy(BaseModel):
         return _CRITICAL  # NaN lands here too: it never reads as safe
 
     def is_irreversible(self, name: str) -> bool:
-        """True when the tool's name contains one of the irreversible names, whatever the case."""
-        if not self.irreversible_tool_names:
-            return False
-        folded = name.casefold()
-        return any(pattern.casefold() in folded for pattern in self.irreversible_tool_names)
+        """True when the tool's name contains one of the irreversible names, however either is spelt."""
+        names = self.irreversible_tool_names
+        return bool(names) and patterns_of(tuple(names)).match(name)
+
+    def unmatched(self, tool_names: Iterable[str]) -> list[str]:
+        """The irreversible names that match none of these tools: misspelt, or of another agent."""
+        declared = list(tool_names)
+        return [p for p in self.irreversible_tool_names if not any(map(patterns_of((p,)).match, declared))]
 
     def decide(
         self, level: UncertaintyLevel, step_type: str, tool_name: str | None = None, *, irreversible: bool | None = None

@@ -27,6 +27,7 @@ from grampus_uq.vocabulary import (
     UncertaintyAction,
     UncertaintyLevel,
     UncertaintySource,
+    parse_effect,
 )
 
 __all__ = [
@@ -184,6 +185,10 @@ class Step:
     effect: Effect | None = None
     input_tokens: int = 0
     output_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.effect is not None and type(self.effect) is not Effect:
+            object.__setattr__(self, "effect", parse_effect(self.effect, "Step"))
 
     @property
     def tool_name(self) -> str | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue, TypeAdapter
@@ -47,10 +49,12 @@ from grampus_uq.state import (
     state_from_json,
     state_to_values,
 )
-from grampus_uq.vocabulary import STOPPING, Effect, UncertaintyAction, UncertaintyLevel
+from grampus_uq.vocabulary import STOPPING, Effect, UncertaintyAction, UncertaintyLevel, parse_effect
 
 if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER
     from grampus_uq.trajectory_watch import TrajectoryWatch
+
+log = logging.getLogger("grampus_uq.session")
 
 __all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
 
@@ -137,6 +141,8 @@ class Session:
         when the caller is cancelled while sensing.
         """
         started_ns = time.time_ns()
+        if tools and self._profile.policy.irreversible_tool_names:
+            self.declare_tools(tools)
         own = [_external(name, value) for name, value in external.items()] if external else ()
         step = _new_step(
             step_id=step_id,
@@ -168,14 +174,20 @@ class Session:
             assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
         return assessment, assessment.action
 
+    def declare_tools(self, tools: Iterable[Mapping[str, Any] | str]) -> None:
+        """Say which tools the agent has, by name or schema: a pattern of the policy that matches none is logged."""
+        names = frozenset(_tool_name(tool) for tool in tools)
+        _log_unmatched(tuple(self._profile.policy.unmatched(names)), names)
+
     async def observe_tool_call(
-        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | None = None
+        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | str | None = None
     ) -> tuple[StepUncertainty, UncertaintyAction]:
         """Commit that a tool is about to be called; makes no model call.
 
         Takes the tool's name or the whole call. Returns the assessment and the action: on a pause or an abort the
-        caller does not run the tool.
+        caller does not run the tool. Raises ConfigurationError on an `effect` that is none.
         """
+        effect = parse_effect(effect, "observe_tool_call")
         started_ns = time.time_ns()
         call = tool_name if isinstance(tool_name, ToolCall) else ToolCall(name=tool_name)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
@@ -273,8 +285,12 @@ class Session:
 
     # -- asking and answering -------------------------------------------------------------------------------------
 
-    def would_allow(self, call: ToolCall | str, *, effect: Effect | None = None) -> Verdict:
-        """What would be decided on this call now. Changes nothing, records nothing, asks no model."""
+    def would_allow(self, call: ToolCall | str, *, effect: Effect | str | None = None) -> Verdict:
+        """What would be decided on this call now. Changes nothing, records nothing, asks no model.
+
+        Raises ConfigurationError on an `effect` that is none.
+        """
+        effect = parse_effect(effect, "would_allow")
         name = call.name if isinstance(call, ToolCall) else call
         return judge_call(self._profile, self._state, name, effect)
 
@@ -458,6 +474,20 @@ def read_snapshot(
     except (TypeError, ValueError) as error:
         raise DataError(f"not a list of objects: {error}", field="escalations") from error
     return state, recent, escalations
+
+
+def _tool_name(tool: Mapping[str, Any] | str) -> str:
+    """The name in a schema, OpenAI's form or a flat one; the empty text where none is found."""
+    if isinstance(tool, str):
+        return tool
+    function = tool.get("function")
+    return str((function if isinstance(function, Mapping) else tool).get("name", ""))
+
+
+@functools.lru_cache(maxsize=256)
+def _log_unmatched(patterns: tuple[str, ...], names: frozenset[str]) -> None:
+    if patterns:
+        log.warning("the policy protects %s, and none of the agent's tools is named so: %s", patterns, sorted(names))
 
 
 def _external(name: str, value: float) -> Reading:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from grampus_uq.errors import ConfigurationError
+
 __all__ = [
     "GRAVE",
     "STOPPING",
@@ -15,6 +17,7 @@ __all__ = [
     "UncertaintyAction",
     "UncertaintyLevel",
     "UncertaintySource",
+    "parse_effect",
 ]
 
 
@@ -87,6 +90,20 @@ class Effect(StrEnum):
     REVERSIBLE = "reversible"
     IRREVERSIBLE = "irreversible"
     UNKNOWN = "unknown"
+
+
+def parse_effect(effect: Effect | str | None, owner: str) -> Effect | None:
+    """The effect that is meant, also by its word ("irreversible"); None stays None.
+
+    Raises ConfigurationError, naming `owner`, on anything else: a misspelt effect would protect nothing.
+    """
+    if effect is None or type(effect) is Effect:
+        return effect
+    try:
+        return Effect(effect)
+    except ValueError as error:
+        rule = "one of " + ", ".join(map(repr, map(str, Effect)))
+        raise ConfigurationError.of("effect", owner, rule, effect, "Give Effect.IRREVERSIBLE, or its word.") from error
 
 
 class MissingReason(StrEnum):

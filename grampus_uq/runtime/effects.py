@@ -4,6 +4,9 @@ Sources, strongest first: what the tool's own definition or the user says by nam
 patterns, MCP annotations. Whatever raises the danger wins: a predicate, an annotation or the guide's name rule may make
 a call irreversible, none of them makes an irreversible tool harmless. MCP annotations come from the server, which is
 not trusted: they may raise danger, never lower it.
+
+What is said of a name is said of its other spellings too (`tool_names`: case, separators, namespaces in front,
+look-alike letters) as far as it raises danger. What lowers it holds for the exact name alone.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from __future__ import annotations
 import fnmatch
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records import ToolCall
-from grampus_uq.vocabulary import Effect
+from grampus_uq.tool_names import glob_keys, same_tool_keys
+from grampus_uq.vocabulary import Effect, parse_effect
 
 __all__ = ["ToolEffects"]
 
-Predicate = Callable[[ToolCall], Effect | None]
+Predicate = Callable[[ToolCall], Effect | str | None]
+T = TypeVar("T")
 
 _DANGER = {Effect.READ: 0, Effect.REVERSIBLE: 1, Effect.UNKNOWN: 1, Effect.IRREVERSIBLE: 2}
 _MAX_UNCLASSIFIED = 1_000
@@ -42,22 +47,26 @@ class ToolEffects:
         mcp: Mapping[str, Mapping[str, Any]] | None = None,
         unknown_is_irreversible: bool = False,
     ) -> None:
-        self._by_name = {_named(name): Effect(effect) for name, effect in (by_name or {}).items()}
-        self._patterns = {_named(pattern): Effect(effect) for pattern, effect in (patterns or {}).items()}
-        self._predicates = {_named(name): predicate for name, predicate in (predicates or {}).items()}
-        self._mcp = {_named(name): dict(notes) for name, notes in (mcp or {}).items()}
+        self._by_name = _read(by_name)
+        self._patterns = _read(patterns)
+        self._grave = frozenset(key for name in _irreversible(self._by_name) for key in same_tool_keys(name)[:2])
+        self._grave_globs = [key for glob in _irreversible(self._patterns) for key in glob_keys(glob)]
+        self._predicates = _by_spelling(predicates)
+        self._mcp = _by_spelling(mcp)
         self._unknown_is_irreversible = unknown_is_irreversible
         self._unclassified: set[str] = set()
         self._lock = threading.Lock()
 
-    def resolve(self, call: ToolCall, declared: Effect | None = None) -> Effect:
+    def resolve(self, call: ToolCall, declared: Effect | str | None = None) -> Effect:
         """The effect of this call; `declared` is what the tool's own definition says."""
-        effect = self._by_name.get(call.name, declared)
+        effect = self._by_name.get(call.name) or parse_effect(declared, "ToolEffects.resolve")
         if effect is None or effect is Effect.UNKNOWN:
             matching = [e for pattern, e in self._patterns.items() if fnmatch.fnmatchcase(call.name, pattern)]
             effect = max(matching, key=_DANGER.__getitem__) if matching else Effect.UNKNOWN
-        for opinion in (self._predicate(call), self._annotated(call.name)):
-            if opinion is not None and _DANGER[opinion] > _DANGER[effect]:
+            if any(fnmatch.fnmatchcase(key, glob) for glob in self._grave_globs for key in same_tool_keys(call.name)):
+                effect = Effect.IRREVERSIBLE
+        for opinion in self._opinions(call):
+            if _DANGER[opinion] > _DANGER[effect]:
                 effect = opinion
         if effect is Effect.UNKNOWN:
             self._note(call.name)
@@ -65,20 +74,16 @@ class ToolEffects:
                 return Effect.IRREVERSIBLE
         return effect
 
-    def _predicate(self, call: ToolCall) -> Effect | None:
-        predicate = self._predicates.get(call.name)
-        if predicate is None:
-            return None
-        try:
-            opinion = predicate(call)
-            return None if opinion is None else Effect(opinion)
-        except Exception:  # noqa: BLE001 (user code on hostile arguments: what cannot be judged is dangerous)
-            return Effect.IRREVERSIBLE
-
-    def _annotated(self, name: str) -> Effect | None:
-        """MCP's destructiveHint; its readOnlyHint is only the server's word and lowers nothing."""
-        notes = self._mcp.get(name)
-        return Effect.IRREVERSIBLE if notes is not None and notes.get("destructiveHint") is True else None
+    def _opinions(self, call: ToolCall) -> list[Effect]:
+        """What predicates, annotations and the user's word on another spelling say: it counts where it raises."""
+        keys = same_tool_keys(call.name)
+        found = [_opinion(predicate, call) for predicate in _spelt(self._predicates, keys)]
+        # MCP's readOnlyHint is only the server's word and lowers nothing.
+        if any(notes.get("destructiveHint") is True for notes in _spelt(self._mcp, keys)):
+            found.append(Effect.IRREVERSIBLE)
+        if call.name not in self._by_name and not self._grave.isdisjoint(keys):
+            found.append(Effect.IRREVERSIBLE)
+        return [opinion for opinion in found if opinion is not None]
 
     def _note(self, name: str) -> None:
         with self._lock:
@@ -89,6 +94,35 @@ class ToolEffects:
         """Names of the tools that were called and that nobody ever classified, sorted."""
         with self._lock:
             return sorted(self._unclassified)
+
+
+def _opinion(predicate: Predicate, call: ToolCall) -> Effect | None:
+    try:
+        return parse_effect(predicate(call), "predicate")
+    except Exception:  # noqa: BLE001 (user code on hostile arguments: what cannot be judged is dangerous)
+        return Effect.IRREVERSIBLE
+
+
+def _read(effects: Mapping[str, Effect | str] | None) -> dict[str, Effect]:
+    parsed = {_named(name): parse_effect(effect, "ToolEffects") for name, effect in (effects or {}).items()}
+    return {name: Effect.UNKNOWN if effect is None else effect for name, effect in parsed.items()}
+
+
+def _irreversible(effects: Mapping[str, Effect]) -> list[str]:
+    return [name for name, effect in effects.items() if effect is Effect.IRREVERSIBLE]
+
+
+def _by_spelling(values: Mapping[str, T] | None) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = {}
+    for name, value in (values or {}).items():
+        for key in same_tool_keys(_named(name))[:2]:
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def _spelt(values: Mapping[str, list[T]], keys: tuple[str, ...]) -> list[T]:
+    """What was said of any spelling of a name, each once."""
+    return list({id(value): value for key in keys for value in values.get(key, ())}.values()) if values else []
 
 
 def _named(name: str) -> str:

@@ -27,7 +27,15 @@ from grampus_uq.runtime.state import CallPhase, CallRecord, ExecutionResult
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.signals.verbalized import elicit_confidence
-from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, UncertaintyAction, UncertaintyLevel
+from grampus_uq.vocabulary import (
+    AgentStatus,
+    Effect,
+    Role,
+    StopReason,
+    UncertaintyAction,
+    UncertaintyLevel,
+    parse_effect,
+)
 from grampus_uq.wire.whole_text import whole
 
 if TYPE_CHECKING:
@@ -187,8 +195,7 @@ class Loop:
 
     def _declared(self, name: str) -> Effect | None:
         declare = getattr(self._runner.tool_executor, "effect_of", None)
-        found = declare(name) if callable(declare) else None
-        return found if isinstance(found, Effect) else None
+        return parse_effect(declare(name), "effect_of") if callable(declare) else None
 
     async def _execute(self, record: CallRecord, key: str) -> ToolResult | list[ApprovalRequest]:
         sub_agent = self._runner.sub_agents.get(record.call.name)

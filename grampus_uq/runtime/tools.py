@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records import ToolCall, ToolResult
-from grampus_uq.vocabulary import Effect
+from grampus_uq.vocabulary import Effect, parse_effect
 
 __all__ = ["FunctionTools", "Tool", "call_executor", "tool"]
 
@@ -25,7 +25,7 @@ def tool(*, effect: Effect | str = Effect.UNKNOWN, name: str | None = None) -> C
     """Mark a function as a tool and say what it does to the world."""
 
     def mark(function: Function) -> Function:
-        function.__grampus_tool__ = {"effect": Effect(effect), "name": name}  # type: ignore[attr-defined]  # our mark
+        function.__grampus_tool__ = {"effect": parse_effect(effect, "tool"), "name": name}  # type: ignore[attr-defined]  # our mark
         return function
 
     return mark
@@ -44,7 +44,7 @@ class Tool:
         self.name = str(marks.get("name") or getattr(function, "__name__", ""))
         if not self.name or self.name == "<lambda>":
             raise ConfigurationError.of("function", "Tool", "a named function", function, "Use @tool(name=…).")
-        self.effect = Effect(effect) if effect is not None else marks.get("effect", Effect.UNKNOWN)
+        self.effect: Effect = parse_effect(effect, "Tool") or marks.get("effect", Effect.UNKNOWN)
         self.description = inspect.getdoc(function) or ""
         self._arguments = _argument_model(self.name, function)
         self._takes_key = IDEMPOTENCY in inspect.signature(function).parameters

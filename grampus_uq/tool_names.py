@@ -1,0 +1,201 @@
+"""Tool names as a reader sees them: one normal form for every spelling, and the guide's substring rule in it.
+
+`send_email`, `sendEmail`, `send-email`, `mcp__mail__send_email`, full-width letters, invisible characters in between,
+letters of another script that look alike: whoever protects one of them means all of them. Not read as alike: two ASCII
+letters for one (rn for m), and figures for letters of another shape (3 for e).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from collections.abc import Iterable
+
+__all__ = ["NamePatterns", "glob_keys", "normal_form", "patterns_of", "refusal_of", "same_tool_keys"]
+
+_MAX_CACHED_LENGTH = 256
+_MAX_CACHED_NAMES = 1_024
+_FILLERS = frozenset("\u115f\u1160\u3164\uffa0")  # letters by category, invisible all the same
+_MARKS = re.compile(r"[*?\[\]^$\\()+{}|]")
+_NAMESPACES = re.compile(r"__|[./:]+")
+_LETTER = re.compile(r"(?:LATIN .*LETTER|SYMBOL LETTER) (?:(?!TURNED|REVERSED)[A-Z]+ )*?([A-Z])(?: WITH .*)?$")
+
+_LOOK_ALIKES = {
+    "": "ǃɁʔʹʺʻʼʽʾˆˈˊˋːˮॽᎮᐳᐸᑊᚲᛌⲺⳆⵑ〳ノ丶丿ꓸꓹꓺꓻꓽꛫꝸꞌ𐊛𐌟𖼿ー",
+    "2": "ƧϨᒿꙄꛯꝚ",
+    "3": "ƷȜЗӠⳌꝪꞫ𑣊𖼻",
+    "4": "Ꮞ𑢯",
+    "5": "Ƽ𑢻",
+    "6": "бᏮⳒ𑣕",
+    "7": "𐓒𑣆",
+    "8": "Ȣȣ৪੪𐌚",
+    "9": "৭੧୨൭ⳊꝮ𑢬𑣌𑣖",
+    "a": "ɑΑαАаᎪᗅꓮꭺ𐊠𖽀",
+    "aa": "Ꜳꜳ",
+    "ae": "ÆæӔӕ",
+    "ao": "Ꜵꜵ",
+    "au": "Ꜷꜷ",
+    "av": "ꜸꜹꜺꜻ",
+    "ay": "Ꜽꜽ",
+    "b": "ƄΒВЬвᏏᏴᏼᑲᒈᖯᗷꓐꞴ𐊂𐊡𐌁",
+    "bl": "Ы",
+    "c": "ЄСсԑᏟⲈⲉⲤⲥꓚꮛꮯ𐊢𐌂𐐕𐐩𐐽𐔜𑣎𑣩𑣲",
+    "d": "ԁᎠᏧᑯᒇᗞᗪꓒꓓꭰ",
+    "dz": "ʣ",
+    "e": "ΕεЕеєҽԐᎬᏋⴹꓰꞝꭼ𐊆𐐁𐐪𑢦𑢮𖼭",
+    "f": "Ϝքᖴꓝ𐊇𐊥𐔥𑢢𑣂",
+    "g": "ƍԌԍցᏀᏳᏻꓖꮐ",
+    "h": "ͰΗНнһհᎨᎰᎻᏂᕼⲎꓧꚱꜧꮀꮋ𐋏",
+    "i": "ɩιіӏᎥꙇꭵ𑣃",
+    "j": "ͿϳЈјյᎫᒍꓙꭻ",
+    "k": "ĸΚκКкᏦᛕⲔⲕꓗꮶ𐔘",
+    "l": "ƖǀΙІӀ۱ᏞᒪᛁⲒⳐⳑⵏꓡꓲꮮ𐊊𐌉𐌠𐐛𐑃𐔦𑢣𑢲𖼖𖼨",
+    "ll": "ǁ",
+    "lo": "Ю",
+    "ls": "ʪ",
+    "lz": "ʫ",
+    "m": "ʍΜϺМмᎷᗰᛖⲘꓟꭑꮇ𐊰𐌑",
+    "n": "ΝոռⲚꓠ𐔓",
+    "o": "ͻΟοσϽОоՕօ۵०০੦૦ଠ୦௦౦೦ഠ൦๐໐ဝ၀ჿዐᎤↃↄⲞⲟⵔ〇ꓛꓳ𐊒𐊫𐐄𐐣𐐬𐑋𐓂𐓪𐔖𑓐𑢵𑣈𑣗𑣠",
+    "oe": "Œœ",
+    "oo": "ꚘꚙꝎꝏ",
+    "p": "ΡρРрᏢᑭᒆᴩⲢⲣꓑꮲ𐊕",
+    "q": "ԛգզᶐⵕ",
+    "r": "ƦгґᎡᏒᖇᴦⲅꓣꭇꭱꮁꮢ𐒴𖼵",
+    "rn": "𑜀𑣣",
+    "s": "ƽβЅѕՏᏕᏚᏰꓢꞵꮪ𐊖𐐠𐑈𑣁𖼺",
+    "t": "ΤτТтႠᎢᎿⲦꓔꭲ𐊗𐊱𐌕𑢼𖼊",
+    "t3": "Ꜩ",
+    "tf": "ꝷ",
+    "ts": "ʦ",
+    "u": "υՍսሀᑌᑧꓴꞟ𐓎𐓶𑢸𑣘𖽂",
+    "ue": "ᵫ",
+    "uo": "ꭣ",
+    "v": "νѴѵ۷Ꮩᐯⴸꓦꛟꮩ𐔝𑜆𑢠𑣀𖼈",
+    "w": "ɯѡԜԝաᎳᏔꓪꮃ𑜊𑜎𑜏𑣦𑣯",
+    "x": "ΧХхᕁᕽᚷⲬⵝꓫꞳ𐊐𐊴𐌗𐌢𐔧𑣬",
+    "y": "ɣΥγУуҮүყᎩᎽⲨꓬ𐊲𑢤𑣜𖽃",
+    "z": "ΖᏃꓜꮓ𐋵𑢩𑣄𑣥",
+}
+"""Letters and digits beyond ASCII that look like these, from Unicode's confusables (UTS 39).
+
+Left out is what compatibility decomposition or the character's own name tells already.
+"""
+_LIKE = {character: like for like, characters in _LOOK_ALIKES.items() for character in characters}
+_ONE_STROKE = str.maketrans("i1|0", "lllo")
+
+
+def normal_form(name: str) -> str:
+    """Letters and digits of a name: compatibility forms resolved, case folded, marks and separators gone.
+
+    It works character by character, so that a part of a name stays a part of its normal form. Names that differ in
+    case, separators, camel humps, full width, accents or invisible characters have the same.
+
+    >>> normal_form("mcp__Mail.send-Email"), normal_form("ｓｅｎｄＥ\u200bmáil")
+    ('mcpmailsendemail', 'sendemail')
+    """
+    if name.isascii():
+        return "".join(filter(str.isalnum, name)).lower()
+    folded = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", name).casefold())
+    return "".join(c for c in folded if c.isalnum() and c not in _FILLERS)
+
+
+def _looks(name: str) -> str:
+    """The normal form of what a reader takes the name for: look-alikes are one, as are 1, l, I and i, or 0 and O."""
+    seen = []
+    for c in unicodedata.normalize("NFKD", name):
+        if c.isascii():
+            seen.append(c.lower())
+        elif unicodedata.category(c)[0] not in "MC" and c not in _FILLERS:
+            seen.append(_LIKE.get(c) or _named(c) or "".join(_LIKE.get(low, low) for low in c.casefold()))
+    return "".join(c for c in "".join(seen).translate(_ONE_STROKE) if c.isalnum())
+
+
+def _named(c: str) -> str:
+    """The ASCII letter or digit that a character's name or value says it is, or nothing."""
+    if c in _LIKE:
+        return ""
+    found = _LETTER.search(unicodedata.name(c, ""))
+    digit = unicodedata.digit(c, None)
+    return found[1].lower() if found else "" if digit is None else str(digit)
+
+
+def _may_mislead(name: str) -> bool:
+    """False for plain names, of which nobody takes a letter for another."""
+    return not name.isascii() or any(c in name for c in "I01|")
+
+
+class NamePatterns:
+    """Which names contain one of some patterns, in the normal form or as a reader sees them."""
+
+    __slots__ = ("_forms", "_known")
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        found = ((normal_form(p), _looks(p), _may_mislead(p)) for p in patterns)
+        self._forms = tuple(form for form in found if form[0])
+        self._known: dict[str, bool] = {}
+
+    def match(self, name: str) -> bool:
+        """True when the name contains one of the patterns."""
+        known = self._known.get(name)
+        if known is None:
+            known = self._look(name)
+            if len(name) <= _MAX_CACHED_LENGTH:
+                if len(self._known) >= _MAX_CACHED_NAMES:
+                    self._known.clear()
+                self._known[name] = known
+        return known
+
+    def _look(self, name: str) -> bool:
+        form, looks, misleading = normal_form(name), _looks(name), _may_mislead(name)
+        return any(plain in form or ((misleading or odd) and seen in looks) for plain, seen, odd in self._forms)
+
+
+@functools.lru_cache(maxsize=256)
+def patterns_of(patterns: tuple[str, ...]) -> NamePatterns:
+    """The patterns, brought to their normal form once."""
+    return NamePatterns(patterns)
+
+
+def refusal_of(pattern: object) -> tuple[str, str] | None:
+    """Why a pattern protects nothing, as the rule that it breaks and the way out; None for one that can match."""
+    if not isinstance(pattern, str) or not normal_form(pattern):
+        return "a list of names with a letter or digit in each", "An empty pattern would match every tool, or none."
+    marks = _MARKS.findall(pattern)
+    if marks:
+        plain = _MARKS.sub("", pattern).strip("_-. ")
+        rule = "a list of plain parts of names, without the marks of globs and regular expressions"
+        return rule, f"A tool is meant whose name contains the text: write {plain!r:.80}."
+    return None
+
+
+def same_tool_keys(name: str) -> tuple[str, ...]:
+    """What a name shares with every other spelling of the same tool, as a reader reads it and as he mistakes it.
+
+    The first two are of the whole name, the others without its outer namespaces.
+
+    >>> same_tool_keys("mail.sendMail")
+    ('mailsendmail', '~mallsendmall', 'sendmail', '~sendmall')
+    """
+    return _same_tool_keys(name) if len(name) <= _MAX_CACHED_LENGTH else _same_tool_keys.__wrapped__(name)
+
+
+@functools.lru_cache(maxsize=_MAX_CACHED_NAMES)
+def _same_tool_keys(name: str) -> tuple[str, ...]:
+    parts = _NAMESPACES.split(unicodedata.normalize("NFKC", name))[-4:]
+    tails = [name, *("_".join(parts[start:]) for start in range(1, len(parts)))]
+    return tuple(key for tail in tails for key in (normal_form(tail), f"~{_looks(tail)}"))
+
+
+def glob_keys(glob: str) -> tuple[str, ...]:
+    """A glob over the keys of `same_tool_keys`: it matches in any spelling; nothing for one with character classes.
+
+    >>> glob_keys("Delete_*")
+    ('delete*', '~delete*')
+    """
+    if "[" in glob:
+        return ()
+    parts = re.split(r"([*?])", glob)
+    plain, seen = ("".join(p if p in "*?" else form(p) for p in parts) for form in (normal_form, _looks))
+    return plain, f"~{seen}"
