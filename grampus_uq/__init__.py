@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from grampus_uq.errors import UncertaintyError as UncertaintyError
     from grampus_uq.errors import UnsupportedByModelError as UnsupportedByModelError
     from grampus_uq.estimator import UncertaintyEstimator as UncertaintyEstimator
+    from grampus_uq.gate.effects import ToolEffects as ToolEffects
+    from grampus_uq.gate.requests import ApprovalDecision as ApprovalDecision
+    from grampus_uq.gate.requests import ApprovalKind as ApprovalKind
+    from grampus_uq.gate.requests import ApprovalPolicy as ApprovalPolicy
+    from grampus_uq.gate.requests import ApprovalRequest as ApprovalRequest
+    from grampus_uq.gate.requests import Grant as Grant
+    from grampus_uq.gate.seal import Seal as Seal
+    from grampus_uq.gate.signatures import Ed25519Signer as Ed25519Signer
+    from grampus_uq.gate.signatures import HmacSigner as HmacSigner
+    from grampus_uq.gate.signatures import PublicKeys as PublicKeys
     from grampus_uq.monitor import UncertaintyMonitor as UncertaintyMonitor
     from grampus_uq.policy import UncertaintyPolicy as UncertaintyPolicy
     from grampus_uq.propagator import AuqPropagator as AuqPropagator
@@ -44,13 +54,6 @@ if TYPE_CHECKING:
     from grampus_uq.records import ToolResult as ToolResult
     from grampus_uq.records import Verdict as Verdict
     from grampus_uq.risk import TracerSettings as TracerSettings
-    from grampus_uq.runtime.approvals import ApprovalDecision as ApprovalDecision
-    from grampus_uq.runtime.approvals import ApprovalKind as ApprovalKind
-    from grampus_uq.runtime.approvals import ApprovalPolicy as ApprovalPolicy
-    from grampus_uq.runtime.approvals import ApprovalRequest as ApprovalRequest
-    from grampus_uq.runtime.approvals import Grant as Grant
-    from grampus_uq.runtime.approvals import HmacSigner as HmacSigner
-    from grampus_uq.runtime.effects import ToolEffects as ToolEffects
     from grampus_uq.runtime.graph import Graph as Graph
     from grampus_uq.runtime.graph import human_node as human_node
     from grampus_uq.runtime.graph import uncertainty_guard_node as uncertainty_guard_node
@@ -91,25 +94,26 @@ _HOME = {
     "AgentRunner": "runtime.runner",
     "AgentState": "runtime.state",
     "AgentStatus": "vocabulary",
-    "ApprovalDecision": "runtime.approvals",
+    "ApprovalDecision": "gate.requests",
     "ApprovalError": "errors",
-    "ApprovalKind": "runtime.approvals",
-    "ApprovalPolicy": "runtime.approvals",
-    "ApprovalRequest": "runtime.approvals",
+    "ApprovalKind": "gate.requests",
+    "ApprovalPolicy": "gate.requests",
+    "ApprovalRequest": "gate.requests",
     "AuqPropagator": "propagator",
     "Branch": "runtime.rollback",
     "Budget": "signals.driver",
     "ConfigurationError": "errors",
     "DataError": "errors",
+    "Ed25519Signer": "gate.signatures",
     "Effect": "vocabulary",
     "ExecutionResult": "runtime.state",
     "ExportError": "errors",
     "FunctionTools": "runtime.tools",
     "GrampusError": "errors",
     "GrampusTracer": "telemetry.tracer",
-    "Grant": "runtime.approvals",
+    "Grant": "gate.requests",
     "Graph": "runtime.graph",
-    "HmacSigner": "runtime.approvals",
+    "HmacSigner": "gate.signatures",
     "Message": "records",
     "MissingDependencyError": "errors",
     "MissingReason": "vocabulary",
@@ -119,10 +123,12 @@ _HOME = {
     "Outcome": "records",
     "PendingSession": "runtime.state",
     "Profile": "state",
+    "PublicKeys": "gate.signatures",
     "RateLimitedError": "errors",
     "Reading": "records",
     "Role": "vocabulary",
     "SaupPropagator": "propagator",
+    "Seal": "gate.seal",
     "Session": "session",
     "SessionConflictError": "errors",
     "SessionError": "errors",
@@ -137,7 +143,7 @@ _HOME = {
     "TokenUsage": "records",
     "Tool": "runtime.tools",
     "ToolCall": "records",
-    "ToolEffects": "runtime.effects",
+    "ToolEffects": "gate.effects",
     "ToolResult": "records",
     "TracerSettings": "risk",
     "UncertaintyAction": "vocabulary",
@@ -178,6 +184,7 @@ __all__ = [
     "Budget",
     "ConfigurationError",
     "DataError",
+    "Ed25519Signer",
     "Effect",
     "ExecutionResult",
     "ExportError",
@@ -196,10 +203,12 @@ __all__ = [
     "Outcome",
     "PendingSession",
     "Profile",
+    "PublicKeys",
     "RateLimitedError",
     "Reading",
     "Role",
     "SaupPropagator",
+    "Seal",
     "Session",
     "SessionConflictError",
     "SessionError",

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
-from grampus_uq.runtime.approvals import ApprovalPolicy, ApprovalRequest, HmacSigner
+from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest
+from grampus_uq.gate.signatures import HmacSigner
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.state import AgentState
 from grampus_uq.runtime.store import open_store

@@ -33,7 +33,7 @@ from grampus_uq import (
     UncertaintyAction,
     UncertaintyError,
 )
-from grampus_uq.integrations.preconditions import Precondition, refusal_of
+from grampus_uq.gate.preconditions import Precondition, refusal_of
 
 __all__ = ["Edit", "HeldCall", "HeldCalls", "Precondition", "Release", "aborted", "waiting_in"]
 

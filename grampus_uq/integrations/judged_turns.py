@@ -42,7 +42,7 @@ from grampus_uq import (
     UncertaintyAction,
     UncertaintyMonitor,
 )
-from grampus_uq.integrations.preconditions import Precondition, refusal_of
+from grampus_uq.gate.preconditions import Precondition, refusal_of
 
 if TYPE_CHECKING:
     from grampus_uq.protocols import ModelClient

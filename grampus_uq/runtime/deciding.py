@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 
 from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest
 from grampus_uq.records import Message, ToolCall
-from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest
 from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.state import CallPhase, CallRecord

@@ -8,8 +8,8 @@ import time
 from urllib.parse import quote
 
 from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Grant
 from grampus_uq.records import ToolCall
-from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Grant
 from grampus_uq.runtime.state import AgentState, PendingSession, read_state
 from grampus_uq.runtime.store import Document, SessionStore
 from grampus_uq.vocabulary import AgentStatus

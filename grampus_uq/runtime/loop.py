@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grampus_uq.errors import StoreError, UncertaintyError
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.model_call import ask_model
 from grampus_uq.records import (
     AgentDefinition,
@@ -19,7 +20,6 @@ from grampus_uq.records import (
     ToolCall,
     ToolResult,
 )
-from grampus_uq.runtime.approvals import ApprovalRequest
 from grampus_uq.runtime.checkpoints import write_checkpoint
 from grampus_uq.runtime.deciding import ROLLBACK
 from grampus_uq.runtime.hold import Hold

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import AgentDefinition, Message, TokenUsage
-from grampus_uq.runtime.approvals import ApprovalRequest
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix
 from grampus_uq.runtime.deciding import ROLLBACK

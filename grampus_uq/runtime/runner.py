@@ -12,12 +12,12 @@ import anyio
 
 from grampus_uq.artifacts import prompt_hash, tools_hash
 from grampus_uq.errors import ConfigurationError, SessionError, StoreError, UncertaintyError
+from grampus_uq.gate.effects import ToolEffects
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage
-from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalPolicy
 from grampus_uq.runtime.deciding import apply_decisions, apply_expiry, apply_guidance, take_decisions
-from grampus_uq.runtime.effects import ToolEffects
 from grampus_uq.runtime.hold import Hold, StopOrders, StoppedError
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.loop import Loop, RunEvent

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from grampus_uq.errors import StoreError
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import Message, TokenUsage, ToolCall, canonical_json
-from grampus_uq.runtime.approvals import ApprovalRequest
 from grampus_uq.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.wire.whole_text import whole
 

@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from grampus_uq.errors import SessionError, UncertaintyError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records import AgentDefinition, Reading, Step, ToolResult
-from grampus_uq.runtime.approvals import ApprovalDecision, ApprovalRequest
 from grampus_uq.runtime.state import AgentState, CallPhase, CallRecord, ExecutionResult
 from grampus_uq.vocabulary import AgentStatus
 

@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 
 from grampus_uq.errors import StoreError
+from grampus_uq.gate.effects import ToolEffects
+from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest
 from grampus_uq.records import ToolCall, ToolResult
-from grampus_uq.runtime.approvals import ApprovalPolicy, ApprovalRequest
-from grampus_uq.runtime.effects import ToolEffects
 from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.state import CallPhase, CallRecord

@@ -16,9 +16,9 @@ from grampus_uq import (
     UncertaintyError,
     open_store,
 )
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import Message, ModelResponse
-from grampus_uq.runtime.approvals import ApprovalRequest
 from grampus_uq.runtime.state import ExecutionResult
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedModel, answer
 from grampus_uq.vocabulary import AgentStatus, Role

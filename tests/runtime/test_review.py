@@ -39,10 +39,10 @@ from grampus_uq import (
 from grampus_uq.cli.approvals import command as approvals_command
 from grampus_uq.cli.stop import command as stop_command
 from grampus_uq.errors import ApprovalError, ModelError, SessionError, StoreError
+from grampus_uq.gate.effects import ToolEffects
+from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import ModelResponse, ToolCall, ToolResult
-from grampus_uq.runtime.approvals import ApprovalRequest
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.effects import ToolEffects
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.state import AgentState, CallPhase, CallRecord
 from grampus_uq.runtime.stores.memory import MemoryStore

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
+from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.records import Message, ModelResponse, ToolCall
-from grampus_uq.runtime.approvals import ApprovalDecision
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from grampus_uq.vocabulary import AgentStatus, Role

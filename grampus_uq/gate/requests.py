@@ -1,24 +1,25 @@
-"""Approvals as records: what waits and why, who decided what, and the signature that binds the two.
+"""Approvals as records: what waits and why, who decided what, who may, and standing leave for a tool.
 
-A request names one call by the digest of its name and canonical arguments. A decision repeats that digest and is
-signed outside the agent's process, so that an approval for A cannot run B, a decision cannot be used twice, and a
-principal who may not decide is refused. What is refused is asked again; nothing runs on it.
+A request names one call: tool, canonical arguments, session, run, step, and the rules it was asked under. A decision
+repeats the digest of all that and is signed, so that an approval for A cannot run B, here or anywhere else. A decision
+that does not hold counts for nothing, and never stands in the way of one that does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
+from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.signatures import HmacSigner, PublicKeys, Verifier
 from grampus_uq.records import ToolCall, canonical_json
 from grampus_uq.vocabulary import UncertaintyLevel
 
@@ -27,9 +28,9 @@ __all__ = [
     "ApprovalKind",
     "ApprovalPolicy",
     "ApprovalRequest",
+    "Arrived",
     "Grant",
-    "HmacSigner",
-    "Signer",
+    "rules_digest",
 ]
 
 _strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -49,6 +50,7 @@ class ApprovalRequest(BaseModel):
 
     `why` holds the numbers, the rule, and `guarantee`: the sentence of the promise that the pause carries, or None.
     `unknown_outcome` asks about a call that was started by a process that died: nobody knows whether it took effect.
+    `rules` is the digest of the policy that it was asked under (`rules_digest`): under another one it is asked again.
     """
 
     model_config = _strict
@@ -56,7 +58,9 @@ class ApprovalRequest(BaseModel):
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     agent_id: str
     session_id: str
+    run_id: str = ""
     step_id: str
+    rules: str = ""
     call: ToolCall | None = None
     level: UncertaintyLevel
     rule: str
@@ -69,10 +73,11 @@ class ApprovalRequest(BaseModel):
     expires_s: float | None = None
 
     def digest(self) -> str:
-        """SHA-256 over what a decision is bound to: request, session and the call with its canonical arguments."""
+        """SHA-256 over what a decision is bound to: the call, whose it is, where it was asked and under which rules."""
         call = None if self.call is None else [self.call.id, self.call.name, self.call.arguments]
-        bound = canonical_json([self.id, self.agent_id, self.session_id, call])
-        return hashlib.sha256(bound.encode("utf-8", "surrogatepass")).hexdigest()
+        place = [self.agent_id, self.session_id, self.run_id, self.step_id]
+        bound = [2, self.id, place, call, self.rules, self.rule, self.unknown_outcome, self.expires_s]
+        return _sha256(canonical_json(bound))
 
     def expired(self, now_s: float | None = None) -> bool:
         """True once the time to decide has passed."""
@@ -86,7 +91,7 @@ class ApprovalRequest(BaseModel):
         message: str | None = None,
         arguments: dict[str, JsonValue] | None = None,
     ) -> ApprovalDecision:
-        """An unsigned decision on this request; `HmacSigner.sign` makes it one that a runner with a key accepts."""
+        """An unsigned decision on this request; a signer's `sign` makes it one that a runner with keys accepts."""
         return ApprovalDecision(
             request_id=self.id,
             digest=self.digest(),
@@ -113,54 +118,7 @@ class ApprovalDecision(BaseModel):
 
     def signed_text(self) -> bytes:
         """Everything but the signature, in one way of writing."""
-        return canonical_json(self.model_dump(mode="json", exclude={"signature"})).encode("utf-8", "surrogatepass")
-
-
-class Signer(Protocol):
-    """Signs and checks decisions and grants."""
-
-    def signature(self, text: bytes) -> str:
-        """The signature of a text."""
-        ...
-
-    def holds(self, text: bytes, signature: str) -> bool:
-        """True when the signature is this text's."""
-        ...
-
-
-class HmacSigner:
-    """HMAC-SHA256 with a shared key of 16 bytes or more. Who holds the key can decide: keep it from the tools."""
-
-    def __init__(self, key: bytes | str) -> None:
-        key = key.encode() if isinstance(key, str) else key
-        if len(key) < 16:
-            raise ConfigurationError.of("key", "HmacSigner", "at least 16 bytes long", f"{len(key)} bytes")
-        self._key = key
-
-    @classmethod
-    def from_environment(cls, variable: str = "GRAMPUS_UQ_APPROVAL_KEY") -> HmacSigner | None:
-        """The signer of the key in an environment variable, or None when it is not set."""
-        key = os.environ.get(variable)
-        return cls(key) if key else None
-
-    def __repr__(self) -> str:
-        return "HmacSigner(key=…)"
-
-    def signature(self, text: bytes) -> str:
-        """The HMAC in hex."""
-        return hmac.new(self._key, text, hashlib.sha256).hexdigest()
-
-    def holds(self, text: bytes, signature: str) -> bool:
-        """Compare in constant time."""
-        return hmac.compare_digest(self.signature(text).encode(), signature.encode("utf-8", "surrogatepass"))
-
-    def sign(self, decision: ApprovalDecision) -> ApprovalDecision:
-        """The decision with its signature."""
-        return decision.model_copy(update={"signature": self.signature(decision.signed_text())})
-
-    def sign_grant(self, grant: Grant) -> Grant:
-        """The grant with its signature."""
-        return grant.model_copy(update={"signature": self.signature(grant.signed_text())})
+        return _signed("decision", self)
 
 
 class Grant(BaseModel):
@@ -185,7 +143,7 @@ class Grant(BaseModel):
 
     def signed_text(self) -> bytes:
         """Everything but the signature, in one way of writing."""
-        return canonical_json(self.model_dump(mode="json", exclude={"signature"})).encode("utf-8", "surrogatepass")
+        return _signed("grant", self)
 
     def covers(self, call: ToolCall, *, agent_id: str, session_id: str, now_s: float) -> bool:
         """True when the call lies within the scope and the time has not passed."""
@@ -223,25 +181,50 @@ def _number(value: JsonValue) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # not NaN
 
 
+Arrived = tuple[ApprovalDecision, float]
+"""A decision, and when it arrived by the clock of the store that it arrived in, in seconds since 1970."""
+
+
 class ApprovalPolicy:
-    """Who may decide, how decisions are signed, and for how long a request stands.
+    """Who may decide, how many of them, how decisions are signed, and for how long a request stands.
 
     Without a `signer` decisions are taken unsigned: then whatever can call `resume` or write the store can approve, and
-    the audit says "unsigned". `approvers` of None lets every named principal decide. `expires_s` None: no expiry.
+    the audit says "unsigned". With `PublicKeys` only who has a key decides; `approvers` narrows that further, and None
+    lets every principal that the signer knows decide. `required` approvals of distinct principals let a call run; one
+    rejection or response settles it. `expires_s` None: no expiry.
+
+    `seal` authenticates what the host stores; state that it does not hold for is not believed. With a signer and
+    without a seal, only state that this very object sealed is (`HmacSigner`: that its key sealed).
     """
 
     def __init__(
         self,
         *,
-        signer: Signer | None = None,
+        signer: Verifier | None = None,
         approvers: Collection[str] | None = None,
         expires_s: float | None = None,
+        required: int = 1,
+        seal: Seal | None = None,
     ) -> None:
         if expires_s is not None and not expires_s > 0.0:
             raise ConfigurationError.of("expires_s", "ApprovalPolicy", "above 0 seconds or None", expires_s)
-        self.signer = signer
+        if signer is not None and not callable(getattr(signer, "verifies", None)):
+            raise ConfigurationError.of("signer", "ApprovalPolicy", "a Verifier: HmacSigner or PublicKeys", signer)
+        if approvers is None and isinstance(signer, PublicKeys):
+            approvers = signer.principals
         self.approvers = None if approvers is None else frozenset(approvers)
+        if required < 1 or (self.approvers is not None and required > len(self.approvers)):
+            raise ConfigurationError.of("required", "ApprovalPolicy", "from 1 to the number of approvers", required)
+        if seal is None and signer is not None:
+            seal = signer.seal() if isinstance(signer, HmacSigner) else Seal.of_this_process()
+        self.signer = signer
         self.expires_s = expires_s
+        self.required = required
+        self.seal = seal
+
+    def expiry(self, now_s: float) -> float | None:
+        """When a request that is made now expires, or None."""
+        return None if self.expires_s is None else now_s + self.expires_s
 
     def check(self, request: ApprovalRequest, decision: ApprovalDecision, *, now_s: float | None = None) -> None:
         """Raise ApprovalError unless the decision is on this request, unchanged, in time, permitted and signed."""
@@ -249,31 +232,82 @@ class ApprovalPolicy:
             raise ApprovalError(f"The decision is on request {decision.request_id!r:.40}, not on {request.id!r:.40}.")
         if not hmac.compare_digest(decision.digest.encode("utf-8", "replace"), request.digest().encode()):
             raise ApprovalError(
-                "The decision was made on another call or other arguments than those that wait: it is refused."
+                "The decision was made on another call or other arguments than those that wait, or under other rules: "
+                "it is refused."
             )
         if request.expired(now_s):
             raise ApprovalError("The request expired before the decision arrived: it is refused and asked again.")
         self.check_principal(decision.principal)
-        self._check_signature(decision.signed_text(), decision.signature, "decision")
+        self._check_signature(decision.principal, decision.signed_text(), decision.signature, "decision")
         if (decision.kind is ApprovalKind.EDIT) != (decision.arguments is not None):
             raise ApprovalError("An edit carries the new `arguments`; the other decisions carry none.")
         if request.call is None and decision.kind is ApprovalKind.EDIT:
             raise ApprovalError("This request has no call whose arguments could be edited.")
 
+    def holding(
+        self,
+        request: ApprovalRequest,
+        arrived: Sequence[Arrived],
+        problem: Callable[[ToolCall], str | None] = lambda call: None,
+    ) -> tuple[tuple[ApprovalDecision, ...], list[tuple[ApprovalDecision, str]]]:
+        """The decisions that settle a request, and those that do not hold, each with the reason.
+
+        `problem` says why edited arguments cannot run. In the order of arrival: the first rejection or response, or as
+        many approvals of distinct principals as are `required`, all of the same arguments; nothing while fewer came.
+        """
+        refused: list[tuple[ApprovalDecision, str]] = []
+        agreeing: dict[str, dict[str, ApprovalDecision]] = {}
+        for decision, arrived_s in sorted(arrived, key=lambda one: one[1]):
+            try:
+                self.check(request, decision, now_s=arrived_s)
+                if decision.arguments is not None and request.call is not None:
+                    wrong = problem(request.call.model_copy(update={"arguments": decision.arguments}))
+                    if wrong is not None:
+                        raise ApprovalError(f"The edited arguments cannot run: {wrong}")
+            except ApprovalError as error:
+                refused.append((decision, str(error)))
+                continue
+            if decision.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
+                return (decision,), refused
+            alike = agreeing.setdefault(canonical_json(decision.arguments), {})
+            alike.setdefault(decision.principal, decision)
+            if len(alike) >= self.required:
+                return tuple(alike.values()), refused
+        return (), refused
+
     def check_grant(self, grant: Grant) -> None:
-        """Raise ApprovalError unless the grant's principal may decide and its signature holds."""
+        """Raise ApprovalError unless the grant's principal may decide alone and its signature holds."""
+        if self.required > 1:
+            raise ApprovalError("A grant is one principal's, and this policy requires several: it is refused.")
         self.check_principal(grant.principal)
-        self._check_signature(grant.signed_text(), grant.signature, "grant")
+        self._check_signature(grant.principal, grant.signed_text(), grant.signature, "grant")
 
     def check_principal(self, principal: str) -> None:
         """Raise ApprovalError unless this principal may decide."""
         if self.approvers is not None and principal not in self.approvers:
             raise ApprovalError(f"{principal!r:.80} is not among the approvers.")
 
-    def _check_signature(self, text: bytes, signature: str | None, what: str) -> None:
-        if self.signer is not None and (signature is None or not self.signer.holds(text, signature)):
+    def _check_signature(self, principal: str, text: bytes, signature: str | None, what: str) -> None:
+        if self.signer is None:
+            return
+        if signature is None or not self.signer.verifies(principal, text, signature):
             raise ApprovalError(f"The {what} is not signed, or its signature does not hold: it is refused.")
 
-    def why(self) -> dict[str, Any]:
-        """What an audit entry says about how decisions are protected."""
-        return {"signed": self.signer is not None, "approvers": self.approvers is not None}
+    def rules(self) -> dict[str, Any]:
+        """What of this policy a decision is bound to, as JSON values."""
+        approvers = None if self.approvers is None else sorted(self.approvers)
+        return {"signed": self.signer is not None, "approvers": approvers, "required": self.required}
+
+
+def rules_digest(approvals: ApprovalPolicy, policy: Mapping[str, Any] | None = None) -> str:
+    """SHA-256 of the rules that a call is asked under: who may decide, and the monitor's policy as JSON values."""
+    return _sha256(canonical_json([approvals.rules(), None if policy is None else dict(policy)]))
+
+
+def _signed(what: str, record: BaseModel) -> bytes:
+    content = canonical_json(record.model_dump(mode="json", exclude={"signature"}))
+    return f"grampus_uq {what} 2\n{content}".encode("utf-8", "surrogatepass")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,400 @@
+"""The life of one proposed call, as pure functions from one frozen record to the next.
+
+    new -> cleared | waiting | settled         judged: by the monitor, by a grant, by an earlier rejection
+    waiting -> cleared | settled | waiting     decided, expired, guided, asked again
+    cleared -> started -> settled              started: the one check at the moment of running (`gate.clearance`)
+    started -> cleared | waiting               recovered: its process died; only what merely reads runs again by itself
+
+A record never says by itself that its call may run. What may run follows from the signatures of its decisions, or from
+`cleared_here`, which is never stored: a clearance of the monitor is good in the process that gave it, and in another
+one only under the host's seal (`restored`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
+
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest, Grant
+from grampus_uq.records import StepUncertainty, ToolCall, Verdict, canonical_json
+from grampus_uq.vocabulary import Effect, UncertaintyLevel
+
+__all__ = [
+    "FRAMEWORK",
+    "REPEATED",
+    "UNKNOWN_OUTCOME",
+    "UNVOUCHED",
+    "CallPhase",
+    "CallRecord",
+    "Doubt",
+    "Terms",
+    "asked",
+    "asked_again",
+    "bound",
+    "cleared",
+    "decided",
+    "doubt_of",
+    "edit_note",
+    "expired",
+    "granted",
+    "guided",
+    "may_be_granted",
+    "recovered",
+    "restored",
+    "review",
+    "settled",
+    "told",
+]
+
+REJECTED = "Not executed: a human rejected this call.{said} Do not propose it again."
+REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
+RAN_BEFORE = "Not executed again: this approved call was already let through once."
+NOT_EXECUTED = "Not executed: instead of deciding, a human gave guidance (see below)."
+EXPIRED = "Not executed: the approval expired before anybody decided. Do not assume that it was refused or granted."
+MAX_REJECTED = 256
+
+
+class CallPhase(StrEnum):
+    """Where one proposed call stands."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    CLEARED = "cleared"
+    STARTED = "started"
+    SETTLED = "settled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Whose calls they are, and under which rules they are asked: what a request is bound to beside its call.
+
+    `vouched` is False when the belief came from outside without a seal that holds: then it releases nothing that may be
+    irreversible.
+    """
+
+    agent_id: str
+    session_id: str
+    run_id: str = ""
+    rules: str = ""
+    vouched: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """Why something waits: what the request shows beside the call."""
+
+    level: UncertaintyLevel
+    rule: str
+    reason: str
+    guarantee: str | None = None
+    confidence: float | None = None
+
+
+REPEATED = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="repeat_after_rollback",
+    reason="An attempt that was rolled back already executed exactly this call, and it cannot be undone: running it "
+    "again does it twice.",
+)
+UNKNOWN_OUTCOME = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="unknown_outcome",
+    reason="The process died while this call was running: whether it took effect is unknown. Approving runs it again "
+    "with the same idempotency key; respond says what became of it.",
+)
+UNVOUCHED = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="unvouched_state",
+    reason="The stored state carries no seal that holds: what it says of this call and of the run counts for nothing.",
+)
+FRAMEWORK = "framework"
+_NOT_LIFTED = frozenset({REPEATED.rule, UNKNOWN_OUTCOME.rule, UNVOUCHED.rule, FRAMEWORK, "detector"})
+"""Rules whose pause no grant lifts: it gives leave for a tool, and these ask about the run or about one call."""
+
+
+class CallRecord(BaseModel):
+    """One proposed call and where it stands; frozen, JSON-able.
+
+    `proposed` is what the model asked for, `call` what runs (after an edit). `effect` is what it was resolved to last:
+    for the audit, never believed. `requests` are what it waits for, and stay once they were decided; `decisions` are
+    those that settled them, `grant` is what let it through. `text` answers in place of a result. `child_session` is a
+    sub-agent's, and `guidance` a text for it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    proposed: ToolCall
+    call: ToolCall
+    step_id: str
+    effect: Effect = Effect.UNKNOWN
+    phase: CallPhase = CallPhase.NEW
+    requests: tuple[ApprovalRequest, ...] = ()
+    decisions: tuple[ApprovalDecision, ...] = ()
+    grant: Grant | None = None
+    cleared_by: str | None = None
+    text: str | None = None
+    is_error: bool = False
+    child_session: str | None = None
+    guidance: str | None = None
+    _cleared_here: str | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _call_is_the_proposed_one(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "call" not in values and "proposed" in values:
+            return {**values, "call": values["proposed"]}
+        return values
+
+    @property
+    def waiting(self) -> bool:
+        """True while nobody decided."""
+        return self.phase is CallPhase.WAITING
+
+    @property
+    def edited(self) -> bool:
+        """True when a human changed the arguments."""
+        return self.call.arguments != self.proposed.arguments
+
+    @property
+    def cleared_here(self) -> bool:
+        """True when this process, or one whose seal held, cleared just this call at just this step."""
+        return self._cleared_here is not None and self._cleared_here == self._identity()
+
+    def _identity(self) -> str:
+        return canonical_json([self.step_id, self.call.id, self.call.name, self.call.arguments])
+
+    def key(self, run_id: str) -> str:
+        """Idempotency key: the same for every attempt at this logical call of this run, different for any other."""
+        text = canonical_json([run_id, self.step_id, self.call.id, self.call.canonical()])
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def change(self, **changes: Any) -> CallRecord:
+        """The record with these fields; a clearance of this process goes with it only while it is cleared."""
+        new = self.model_copy(update=changes)
+        if new.phase not in (CallPhase.CLEARED, CallPhase.STARTED):
+            new._cleared_here = None
+        return new
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+def doubt_of(judged: StepUncertainty | Verdict) -> Doubt:
+    """What a judgement says of a call, as a request shows it."""
+    if isinstance(judged, Verdict):
+        return Doubt(level=judged.level, rule=judged.rule, reason=judged.reason, guarantee=judged.guarantee)
+    return Doubt(
+        level=judged.level,
+        rule=judged.rule,
+        reason=judged.reasoning,
+        guarantee=judged.guarantee,
+        confidence=judged.propagated_confidence,
+    )
+
+
+def cleared(record: CallRecord, by: str = "monitor") -> CallRecord:
+    """Let through without anybody's decision: good in this process only."""
+    new = record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None)
+    new._cleared_here = new._identity()
+    return new
+
+
+def may_be_granted(record: CallRecord) -> bool:
+    """True for a call whose pause a grant may lift: it asks for the tool's sake, not because the run is in doubt."""
+    grave = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
+    return record.waiting and all(r.level not in grave and r.rule not in _NOT_LIFTED for r in record.requests)
+
+
+def granted(record: CallRecord, grant: Grant) -> CallRecord:
+    """Let through by standing leave, which is checked once more when the call runs."""
+    by = f"grant {grant.id} of {grant.principal}"
+    return record.change(phase=CallPhase.CLEARED, grant=grant, cleared_by=by, requests=())
+
+
+def request_for(
+    record: CallRecord | None, terms: Terms, doubt: Doubt, now_s: float, *, step_id: str = "", **given: Any
+) -> ApprovalRequest:
+    """A new request on a call, or without one on the run itself."""
+    return ApprovalRequest(
+        agent_id=terms.agent_id,
+        session_id=terms.session_id,
+        run_id=terms.run_id,
+        rules=terms.rules,
+        step_id=step_id if record is None else record.step_id,
+        call=None if record is None else record.proposed,
+        level=doubt.level,
+        rule=doubt.rule,
+        reason=doubt.reason,
+        guarantee=doubt.guarantee,
+        confidence=doubt.confidence,
+        created_s=now_s,
+        **given,
+    )
+
+
+def asked(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, doubt: Doubt, now_s: float) -> CallRecord:
+    """Make a call wait for a decision, under a new request: what was said before holds for nothing."""
+    request = request_for(
+        record,
+        terms,
+        doubt,
+        now_s,
+        expires_s=approvals.expiry(now_s),
+        unknown_outcome=doubt.rule == UNKNOWN_OUTCOME.rule,
+    )
+    return record.change(
+        phase=CallPhase.WAITING,
+        requests=(request,),
+        call=record.proposed,
+        decisions=(),
+        grant=None,
+        cleared_by=None,
+        text=None,
+        is_error=False,
+    )
+
+
+def asked_again(
+    record: CallRecord, terms: Terms, approvals: ApprovalPolicy, now_s: float, reason: str | None = None
+) -> CallRecord:
+    """Ask the same thing anew, because the request before can never be answered any more."""
+    old = next((request for request in record.requests if request.child_session is None), None)
+    if old is None:
+        doubt = UNVOUCHED
+    else:
+        doubt = Doubt(
+            level=old.level, rule=old.rule, reason=old.reason, guarantee=old.guarantee, confidence=old.confidence
+        )
+    if reason is not None:
+        first = doubt.reason.removeprefix("asked again, because ").split(". Before: ")[-1]
+        why = f"asked again, because {reason}. Before: {first}" if first else f"asked again, because {reason}"
+        doubt = Doubt(
+            level=doubt.level, rule=doubt.rule, reason=why, guarantee=doubt.guarantee, confidence=doubt.confidence
+        )
+    return asked(record, terms, approvals, doubt, now_s)
+
+
+def review(terms: Terms, approvals: ApprovalPolicy, doubt: Doubt, step_id: str, now_s: float) -> ApprovalRequest:
+    """A pause of the run itself: its answer waits."""
+    return request_for(None, terms, doubt, now_s, step_id=step_id, expires_s=approvals.expiry(now_s))
+
+
+def bound(request: ApprovalRequest, record: CallRecord, terms: Terms) -> bool:
+    """True when a request is on just this call of just this session, run and step, under the rules that hold now."""
+    return request.call == record.proposed and (
+        (request.agent_id, request.session_id, request.run_id, request.step_id, request.rules)
+        == (terms.agent_id, terms.session_id, terms.run_id, record.step_id, terms.rules)
+    )
+
+
+# -- deciding ---------------------------------------------------------------------------------------------------------
+
+
+def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRecord:
+    """Carry out decisions that settle the record's request (`ApprovalPolicy.holding`)."""
+    first = decisions[0]
+    if first.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
+        new = settled(record, told(first), is_error=first.kind is ApprovalKind.REJECT)
+        return new.change(decisions=tuple(decisions))
+    who = " and ".join(decision.principal for decision in decisions)
+    return record.change(
+        phase=CallPhase.CLEARED,
+        call=_with_arguments(record.proposed, first),
+        decisions=tuple(decisions),
+        grant=None,
+        cleared_by=f"{first.kind.value} of {who}",
+    )
+
+
+def _with_arguments(call: ToolCall, decision: ApprovalDecision) -> ToolCall:
+    return call if decision.arguments is None else call.model_copy(update={"arguments": decision.arguments})
+
+
+def told(decision: ApprovalDecision) -> str:
+    """What the model is told in place of a result when a human rejected the call, or answered for it."""
+    if decision.kind is ApprovalKind.RESPOND:
+        return decision.message or ""
+    return REJECTED.format(said=f" They said: {decision.message}" if decision.message else "")
+
+
+def edit_note(record: CallRecord) -> str | None:
+    """What the model is told beside the result of a call whose arguments a human changed; None for any other."""
+    if not record.edited:
+        return None
+    return f"A human changed the arguments of {record.proposed.name} to {canonical_json(record.call.arguments)}."
+
+
+def expired(record: CallRecord, now_s: float) -> CallRecord:
+    """Not executed once the time to decide has passed, unless only a decision can say what became of the call."""
+    late = any(request.expired(now_s) and not request.unknown_outcome for request in record.requests)
+    return settled(record, EXPIRED, is_error=True) if record.waiting and late else record
+
+
+def guided(record: CallRecord, text: str) -> CallRecord:
+    """A text is guidance, never approval: what waits is not executed; a sub-agent is told."""
+    if not record.waiting:
+        return record
+    if record.child_session is not None:
+        return cleared(record, "unmonitored").change(guidance=text)
+    if any(request.unknown_outcome for request in record.requests):
+        return record  # guidance cannot say what became of a call: that needs a decision
+    return settled(record, NOT_EXECUTED, is_error=True)
+
+
+def settled(record: CallRecord, text: str | None, *, is_error: bool = False) -> CallRecord:
+    """The call has its one result, or this text in its place."""
+    return record.change(phase=CallPhase.SETTLED, requests=(), text=text, is_error=is_error)
+
+
+# -- what comes from outside, and what a dead process left ------------------------------------------------------------
+
+
+def restored(
+    record: CallRecord,
+    terms: Terms,
+    approvals: ApprovalPolicy,
+    now_s: float,
+    *,
+    believed: bool,
+    delegates: bool = False,
+) -> CallRecord:
+    """What a stored record is worth: all that it says when it is `believed`, else only what decisions prove.
+
+    Believe it when the host's seal holds, or when the policy has no signer. What is not believed waits, whatever its
+    phase; of what had started nobody knows what became. `delegates`: the host knows the tool as a sub-agent, whose own
+    session asks for its own calls.
+    """
+    if believed:
+        new = record.change()
+        if new.phase in (CallPhase.CLEARED, CallPhase.STARTED) and not new.decisions and new.grant is None:
+            new._cleared_here = new._identity()
+        return new
+    if record.phase is CallPhase.SETTLED:
+        return record
+    if record.phase is CallPhase.STARTED:
+        return asked(record.change(child_session=None), terms, approvals, UNKNOWN_OUTCOME, now_s)
+    if delegates and record.child_session is not None and record.waiting:
+        return record
+    record = record.change(child_session=None, guidance=None)
+    request = record.requests[0] if len(record.requests) == 1 else None
+    if request is None or not bound(request, record, terms):
+        return asked(record, terms, approvals, UNVOUCHED, now_s)
+    if record.phase is CallPhase.CLEARED and record.decisions:
+        return record  # `clearance` looks at the signatures when it runs
+    return record.change(phase=CallPhase.WAITING, call=record.proposed, decisions=(), grant=None, cleared_by=None)
+
+
+def recovered(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, effect: Effect, now_s: float) -> CallRecord:
+    """A call that a dead process left started: what merely reads runs again, of anything else a human is asked."""
+    if record.phase is not CallPhase.STARTED:
+        return record
+    if record.child_session is not None or (effect is Effect.READ and record.cleared_here):
+        return cleared(record, record.cleared_by or "monitor")  # a sub-agent's session resumes itself
+    if effect is Effect.READ and (record.decisions or record.grant is not None):
+        return record.change(phase=CallPhase.CLEARED)
+    return asked(record, terms, approvals, UNKNOWN_OUTCOME, now_s)

@@ -1,0 +1,73 @@
+"""The one check at the moment of running: may exactly this call run now?
+
+It looks at what is about to run and at signatures, never at what a stored phase, effect or confidence says. An attacker
+who writes every byte of the state, and has no approver's private key, gets no call past it that may be irreversible.
+"""
+
+from __future__ import annotations
+
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.call import CallPhase, CallRecord, Terms, bound
+from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
+from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.vocabulary import Effect
+
+__all__ = ["HARMLESS", "check_clearance"]
+
+HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
+"""What may run on a belief that nobody vouches for. What nobody classified may well be irreversible."""
+
+
+def check_clearance(
+    record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy, *, effect: Effect, now_s: float
+) -> None:
+    """Raise ApprovalError unless this call, as it is about to run, was let through and has not run yet.
+
+    Args:
+        record: where the call stands.
+        call: exactly what is about to be executed.
+        terms: session, run and rules as they are now, none of it read from the record.
+        approvals: who may decide; checks every signature once more.
+        effect: what the call does to the world, resolved now from the tools' declarations and the policy.
+        now_s: by the one clock that grants are measured with.
+    """
+    if record.phase is not CallPhase.CLEARED:
+        raise ApprovalError(f"the call is {record.phase.value}, not cleared")
+    if record.decisions:
+        _check_decisions(record, call, terms, approvals)
+        return
+    if not _same(call, record.call):
+        raise ApprovalError("another call is about to run than the one that was let through")
+    if record.grant is not None:
+        approvals.check_grant(record.grant)
+        covers = record.grant.covers(call, agent_id=terms.agent_id, session_id=terms.session_id, now_s=now_s)
+        if not covers or not _same(call, record.proposed):
+            raise ApprovalError("the grant does not cover the call")
+        return
+    if not record.cleared_here:
+        raise ApprovalError("nobody whose word counts here let the call through")
+    if not terms.vouched and effect not in HARMLESS:
+        raise ApprovalError("the belief that let it through came from outside without a seal that holds")
+
+
+def _check_decisions(record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy) -> None:
+    request = record.requests[0] if len(record.requests) == 1 else None
+    if request is None or not bound(request, record, terms):
+        raise ApprovalError("the decisions are on another call, session or step, or were made under other rules")
+    # In time it was when it arrived; the rest is checked again, on the record's own copy.
+    deciding, refused = approvals.holding(request, [(decision, request.created_s) for decision in record.decisions])
+    if not deciding:
+        raise ApprovalError(refused[0][1] if refused else f"{approvals.required} approvals are required")
+    first = deciding[0]
+    if first.kind not in (ApprovalKind.APPROVE, ApprovalKind.EDIT):
+        raise ApprovalError(f"the decision is to {first.kind.value} it")
+    arguments = record.proposed.arguments if first.arguments is None else first.arguments
+    if not _same(call, record.proposed.model_copy(update={"arguments": arguments})):
+        raise ApprovalError("another call is about to run than the one that was decided on")
+
+
+def _same(one: ToolCall, other: ToolCall) -> bool:
+    """Equal as it is signed: 1, 1.0 and True are three different arguments."""
+    if (one.id, one.name) != (other.id, other.name):
+        return False
+    return canonical_json(one.arguments) == canonical_json(other.arguments)

@@ -1,0 +1,244 @@
+"""The gate of one host: its settings, and the steps of a call's life that ask somebody: the monitor, the user's code.
+
+A host keeps the records (in a store, in its framework's own state, in memory) and does the awaiting; what a step makes
+of a record is `gate.call`'s, and whether a call may run is `gate.clearance`'s.
+
+    record = CallRecord(proposed=call, step_id=...)
+    record, action = await gate.judge(record, session, terms, declared)         cleared, waiting, settled, or an abort
+    record, refused = gate.decide(record, terms, arrived)                       what humans said to it
+    record = await gate.start(record, call, terms, declared, policy)            just before it runs, and only then runs
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.call import (
+    FRAMEWORK,
+    REJECTED_BEFORE,
+    REPEATED,
+    UNVOUCHED,
+    CallPhase,
+    CallRecord,
+    Doubt,
+    Terms,
+    asked,
+    asked_again,
+    bound,
+    cleared,
+    decided,
+    doubt_of,
+    settled,
+)
+from grampus_uq.gate.clearance import HARMLESS, check_clearance
+from grampus_uq.gate.effects import ToolEffects
+from grampus_uq.gate.preconditions import Precondition, refusal_of
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, rules_digest
+from grampus_uq.gate.schema import problem_of
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.records import ToolCall
+from grampus_uq.session import Session
+from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+
+__all__ = ["Gate"]
+
+FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
+
+
+class Gate:
+    """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
+
+    `schema_of` gives the JSON schema of a tool's arguments, or None where there is none: a human's edit is held against
+    it before it counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        approvals: ApprovalPolicy | None = None,
+        effects: ToolEffects | None = None,
+        precondition: Precondition | None = None,
+        schema_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
+    ) -> None:
+        self.approvals = approvals or ApprovalPolicy()
+        self.effects = effects or ToolEffects()
+        self.precondition = precondition
+        self._schema_of = schema_of
+
+    def terms(
+        self,
+        agent_id: str,
+        session_id: str,
+        policy: UncertaintyPolicy | None,
+        *,
+        run_id: str = "",
+        vouched: bool = True,
+    ) -> Terms:
+        """Whose calls these are, and the rules that they are asked under now."""
+        rules = rules_digest(self.approvals, None if policy is None else policy.model_dump(mode="json"))
+        return Terms(agent_id=agent_id, session_id=session_id, run_id=run_id, rules=rules, vouched=vouched)
+
+    def effect(self, call: ToolCall, declared: Effect | None, policy: UncertaintyPolicy | None) -> Effect:
+        """What a call does to the world, from the tools' declarations and the policy as they are now."""
+        effect = self.effects.resolve(call, declared)
+        return Effect.IRREVERSIBLE if policy is not None and policy.is_irreversible(call.name) else effect
+
+    def believes(self, holds: bool) -> bool:
+        """Whether carried state is believed: its seal holds, or nobody signs here and anybody may write it anyway."""
+        return holds or self.approvals.signer is None
+
+    # -- judging --------------------------------------------------------------------------------------------------
+
+    async def judge(
+        self,
+        record: CallRecord,
+        session: Session | None,
+        terms: Terms,
+        declared: Effect | None = None,
+        *,
+        rejected: Collection[str] = (),
+        repeated: bool = False,
+        doubt: Doubt | None = None,
+        framework_asks: bool = False,
+        delegates: bool = False,
+        now_s: float | None = None,
+    ) -> tuple[CallRecord, UncertaintyAction]:
+        """Commit that a new call is proposed, and say whether it is let through, waits, or aborts the run.
+
+        Args:
+            record: a new one.
+            session: the monitor's; None lets everything through that nothing else speaks against.
+            terms: whose call it is, and the rules.
+            declared: what the tool's own definition says it does.
+            rejected: digests of calls that a human rejected in this run.
+            repeated: an attempt that was rolled back executed exactly this call, and it cannot be undone.
+            doubt: why the model's step that proposes it pauses by itself, if it does.
+            framework_asks: the framework's own rule wants a human's approval.
+            delegates: the call starts a sub-agent, whose own calls are judged one by one.
+            now_s: by the host's one clock.
+        """
+        now_s = time.time() if now_s is None else now_s
+        if rejected and record.proposed.digest() in rejected:
+            return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
+        policy = None if session is None else session.profile.policy
+        effect = self.effects.resolve(record.proposed, declared)
+        why = FRAMEWORK_ASKS if framework_asks else None
+        by = "monitor"
+        if session is None:
+            by = "unmonitored"
+        else:
+            step, action = await session.observe_tool_call(record.proposed, record.step_id, effect=effect)
+            if action is UncertaintyAction.ABORT:
+                return record, action
+            if action is UncertaintyAction.PAUSE_FOR_HUMAN:
+                why = doubt_of(step)
+        effect = self.effect(record.proposed, declared, policy)
+        record = record.change(effect=effect)
+        acts = session is None or not session.profile.advisory
+        if why is None or why is FRAMEWORK_ASKS:
+            why = doubt or why
+            if acts and not terms.vouched and not delegates and effect not in HARMLESS:
+                why = UNVOUCHED
+        if repeated and acts:
+            why = REPEATED
+        if why is None:
+            return cleared(record, by), UncertaintyAction.PROCEED
+        return asked(record, terms, self.approvals, why, now_s), UncertaintyAction.PAUSE_FOR_HUMAN
+
+    # -- deciding -------------------------------------------------------------------------------------------------
+
+    def problem(self, call: ToolCall) -> str | None:
+        """Why arguments that a human wrote cannot run: they do not fit the tool's schema."""
+        schema = self._schema_of(call.name)
+        return None if schema is None else problem_of(call.arguments, schema)
+
+    def decide(
+        self, record: CallRecord, terms: Terms, arrived: Sequence[Arrived]
+    ) -> tuple[CallRecord, list[tuple[ApprovalDecision, str]]]:
+        """The record after what humans said to its request, and which decisions do not hold, with the reason.
+
+        One that does not hold changes nothing; a request of other terms than those that hold now is asked again.
+        """
+        request = record.requests[0] if len(record.requests) == 1 else None
+        if not record.waiting or request is None:
+            return record, [(decision, "nothing of this call waits") for decision, _ in arrived]
+        if not bound(request, record, terms):
+            again = asked_again(record, terms, self.approvals, time.time(), "it was asked under other rules")
+            return again, [(decision, "the request was made under other rules") for decision, _ in arrived]
+        deciding, refused = self.approvals.holding(request, arrived, self.problem)
+        return (decided(record, deciding) if deciding else record), refused
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def check(
+        self,
+        record: CallRecord,
+        call: ToolCall,
+        terms: Terms,
+        declared: Effect | None,
+        policy: UncertaintyPolicy | None,
+        *,
+        delegates: bool = False,
+        now_s: float | None = None,
+    ) -> CallRecord:
+        """The record with the effect that the call has now; raises ApprovalError unless exactly this call may run."""
+        effect = self.effect(call, declared, policy)
+        check_clearance(
+            record,
+            call,
+            terms,
+            self.approvals,
+            effect=Effect.READ if delegates else effect,
+            now_s=time.time() if now_s is None else now_s,
+        )
+        return record.change(effect=effect)
+
+    def started(self, record: CallRecord) -> CallRecord:
+        """Mark that a checked call is on its way: before anything is awaited, so that no other task lets it through."""
+        return record.change(phase=CallPhase.STARTED)
+
+    async def hindrance(self, record: CallRecord) -> str | None:
+        """Why a call that a human or a grant let through must not run now, by the user's precondition."""
+        if not record.decisions and record.grant is None:
+            return None
+        return await refusal_of(self.precondition, record.call)
+
+    def void(self, record: CallRecord, terms: Terms, why: str, now_s: float | None = None) -> CallRecord:
+        """What was let through must not run after all: it is asked again, and what was decided holds for nothing."""
+        now_s = time.time() if now_s is None else now_s
+        return asked_again(record, terms, self.approvals, now_s, f"the approval is void: {why}")
+
+    async def start(
+        self,
+        record: CallRecord,
+        call: ToolCall,
+        terms: Terms,
+        declared: Effect | None,
+        policy: UncertaintyPolicy | None,
+        keep: Callable[[CallRecord], None],
+        *,
+        delegates: bool = False,
+        now_s: float | None = None,
+    ) -> CallRecord:
+        """Take a cleared call to `started`, or to `waiting` where it must not run; only what is `started` runs.
+
+        `keep` is given the record at each change, the first time before anything is awaited: of two tasks that bring
+        one call here, the second finds it started.
+        """
+        try:
+            record = self.check(record, call, terms, declared, policy, delegates=delegates, now_s=now_s)
+        except ApprovalError as error:
+            if record.phase is CallPhase.CLEARED:
+                record = self.void(record, terms, str(error), now_s)
+                keep(record)
+            return record
+        record = self.started(record)
+        keep(record)
+        why = await self.hindrance(record)
+        if why is not None:
+            record = self.void(record, terms, why, now_s)
+            keep(record)
+        return record

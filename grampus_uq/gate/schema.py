@@ -1,0 +1,104 @@
+"""Holds arguments against a tool's JSON schema: types, required and unknown keys, enumerations. A human wrote them.
+
+The part of JSON Schema that tools are declared with. What is not understood refuses nothing: the tool validates too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["problem_of"]
+
+_DEEPEST = 64
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list,),
+    "string": (str,),
+    "boolean": (bool,),
+    "null": (type(None),),
+    "number": (int, float),
+    "integer": (int,),
+}
+
+
+def problem_of(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | None:
+    """The first thing in which arguments do not fit a tool's schema, as a sentence; None where they fit.
+
+    >>> pay = {"type": "object", "properties": {"amount": {"type": "number"}}, "required": ["amount"]}
+    >>> problem_of({"amount": "7"}, pay), problem_of({"amount": 7}, pay)
+    ("'amount' must be number, not str", None)
+    """
+    try:
+        return _problem(dict(arguments), schema, schema, "", 0)
+    except RecursionError:  # a schema that refers to itself without end
+        return None
+
+
+def _problem(value: Any, schema: Any, root: Mapping[str, Any], place: str, depth: int) -> str | None:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return None
+    if isinstance(schema.get("$ref"), str):
+        return _problem(value, _referred(schema["$ref"], root), root, place, depth + 1)
+    for word in ("anyOf", "oneOf"):
+        choices = schema.get(word)
+        if isinstance(choices, list) and choices:
+            found = [_problem(value, choice, root, place, depth + 1) for choice in choices]
+            if all(found):
+                return found[0]
+    shown = f"'{place}'" if place else "the arguments"
+    kinds = schema.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if (
+        isinstance(kinds, list)
+        and all(kind in _TYPES for kind in kinds)
+        and not any(_is(value, kind) for kind in kinds)
+    ):
+        return f"{shown} must be {' or '.join(kinds)}, not {type(value).__name__}"
+    if isinstance(schema.get("enum"), list) and not any(_equal(value, allowed) for allowed in schema["enum"]):
+        return f"{shown} must be one of {schema['enum']!r:.200}"
+    if isinstance(value, dict):
+        return _object_problem(value, schema, root, place, depth)
+    if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+        found = [_problem(item, schema["items"], root, f"{place}[{n}]", depth + 1) for n, item in enumerate(value)]
+        return next((problem for problem in found if problem), None)
+    return None
+
+
+def _object_problem(
+    value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any], place: str, depth: int
+) -> str | None:
+    known, required = schema.get("properties"), schema.get("required")
+    within = f"{place}." if place else ""
+    missing = [name for name in required if name not in value] if isinstance(required, list) else []
+    if missing:
+        return f"'{within}{missing[0]}' is missing"
+    if not isinstance(known, Mapping):
+        return None
+    other = schema.get("additionalProperties", False)
+    unknown = sorted(set(value) - set(known))
+    if unknown and other is False:
+        return f"there is no argument '{within}{unknown[0]}'"
+    found = [
+        _problem(value[name], rule, root, f"{within}{name}", depth + 1) for name, rule in known.items() if name in value
+    ]
+    return next((problem for problem in found if problem), None)
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    found: Any = root
+    for part in reference.removeprefix("#/").split("/"):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind == "boolean"
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES[kind])
+
+
+def _equal(value: Any, allowed: Any) -> bool:
+    return type(value) is type(allowed) and bool(value == allowed)

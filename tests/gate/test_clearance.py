@@ -1,0 +1,376 @@
+"""Whatever a stored record says, only a call that somebody whose word counts let through may run."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.call import (
+    FRAMEWORK,
+    REPEATED,
+    UNKNOWN_OUTCOME,
+    UNVOUCHED,
+    CallPhase,
+    CallRecord,
+    Doubt,
+    Terms,
+    asked,
+    asked_again,
+    cleared,
+    decided,
+    edit_note,
+    expired,
+    granted,
+    guided,
+    may_be_granted,
+    recovered,
+    restored,
+    settled,
+)
+from grampus_uq.gate.clearance import check_clearance
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest, Grant
+from grampus_uq.gate.schema import problem_of
+from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
+from grampus_uq.records import ToolCall
+from grampus_uq.vocabulary import Effect, UncertaintyLevel
+
+NOW = 1_000.0
+ANN, EVE = Ed25519Signer.generate(), Ed25519Signer.generate()
+SIGNED = ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}))
+UNSIGNED = ApprovalPolicy()
+TERMS = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rules")
+PAY = ToolCall(id="c1", name="pay", arguments={"to": "A", "amount": 5})
+DOUBT = Doubt(level=UncertaintyLevel.MEDIUM, rule="irreversible_override", reason="why")
+
+
+def waiting(call: ToolCall = PAY, *, step_id: str = "llm_1", terms: Terms = TERMS) -> CallRecord:
+    return asked(CallRecord(proposed=call, step_id=step_id), terms, SIGNED, DOUBT, NOW)
+
+
+def approved(record: CallRecord | None = None, kind: str = "approve", **given: Any) -> CallRecord:
+    record = record or waiting()
+    return decided(record, [ANN.sign(record.requests[0].decide(kind, principal="ann", **given))])
+
+
+def stored(record: CallRecord) -> CallRecord:
+    """Through a store: nothing that only this process knew is left."""
+    return CallRecord.model_validate_json(record.model_dump_json())
+
+
+def runs(record: CallRecord, call: ToolCall | None = None, **given: Any) -> bool:
+    given = {"terms": TERMS, "approvals": SIGNED, "effect": Effect.IRREVERSIBLE, "now_s": NOW} | given
+    try:
+        check_clearance(record, call or record.call, given.pop("terms"), given.pop("approvals"), **given)
+    except ApprovalError:
+        return False
+    return True
+
+
+# -- whose word counts ------------------------------------------------------------------------------------------------
+
+
+def test_a_signed_approval_lets_its_call_run_also_after_it_was_stored() -> None:
+    assert runs(stored(approved()))
+    edited = stored(approved(kind="edit", arguments={"to": "A", "amount": 1}))
+    assert runs(edited)
+    assert not runs(edited, PAY), "the proposed arguments are not those that were approved"
+
+
+def test_the_monitors_clearance_is_good_only_in_the_process_that_gave_it() -> None:
+    record = cleared(CallRecord(proposed=PAY, step_id="llm_1"))
+    assert runs(record)
+    assert not runs(stored(record))
+    assert not runs(stored(record), approvals=UNSIGNED), "the host restores it, or it does not run"
+    assert runs(restored(stored(record), TERMS, SIGNED, NOW, believed=True))
+
+
+@pytest.mark.parametrize("effect", list(Effect))
+def test_a_belief_that_nobody_vouches_for_releases_only_what_is_known_to_be_harmless(effect: Effect) -> None:
+    record = cleared(CallRecord(proposed=PAY, step_id="llm_1"))
+    unvouched = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rules", vouched=False)
+    assert runs(record, terms=unvouched, effect=effect) is (effect in (Effect.READ, Effect.REVERSIBLE))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        PAY.model_copy(update={"arguments": {"to": "B", "amount": 5}}),
+        PAY.model_copy(update={"arguments": {"to": "A", "amount": 5.0}}),
+        PAY.model_copy(update={"arguments": {"to": "A", "amount": True}}),
+        PAY.model_copy(update={"name": "refund"}),
+        PAY.model_copy(update={"id": "c2"}),
+    ],
+    ids=str,
+)
+def test_whoever_let_it_through_another_call_does_not_run_on_it(changed: ToolCall) -> None:
+    grant = ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
+    new = CallRecord(proposed=PAY, step_id="llm_1")
+    for record in (approved(), cleared(new), granted(waiting(), grant)):
+        assert runs(record)
+        assert not runs(record, changed)
+        assert not runs(record.change(call=changed))
+
+
+def test_a_call_runs_once() -> None:
+    record = Gate(approvals=SIGNED).started(approved())
+    assert record.phase is CallPhase.STARTED
+    assert not runs(record)
+    assert not runs(settled(record, "done"))
+
+
+def test_a_grant_is_checked_again_when_the_call_runs() -> None:
+    good = Grant(tool="pay", limits={"amount": {"max": 5}}, principal="ann", expires_s=NOW + 1)
+    assert runs(stored(granted(waiting(), ANN.sign_grant(good))))
+    for bad in (good, EVE.sign_grant(good), ANN.sign_grant(good).model_copy(update={"limits": {}})):
+        assert not runs(granted(waiting(), bad))
+    for scope in ({"expires_s": NOW}, {"tool": "refund"}, {"session_id": "t"}, {"limits": {"amount": {"max": 4}}}):
+        assert not runs(granted(waiting(), ANN.sign_grant(good.model_copy(update=scope))))
+
+
+def test_a_decision_under_rules_that_hold_no_more_is_asked_again() -> None:
+    other = Terms(agent_id="clerk", session_id="s", run_id="r", rules="stricter")
+    assert not runs(approved(), terms=other)
+    record, refused = Gate(approvals=SIGNED).decide(waiting(), other, [])
+    assert record.waiting
+    assert record.requests[0].rules == "stricter"
+    assert refused == []
+
+
+# -- what an attacker may write ---------------------------------------------------------------------------------------
+
+CALLS = [PAY, ToolCall(id="c1", name="pay", arguments={"to": "M", "amount": 99_999}), ToolCall(id="c9", name="refund")]
+_else_waits = waiting(step_id="llm_0")
+_else_terms = Terms(agent_id="clerk", session_id="t", run_id="r", rules="rules")
+_else_session = waiting(terms=_else_terms)
+PARTS: dict[str, list[Any]] = {
+    "phase": list(CallPhase),
+    "effect": list(Effect),
+    "cleared_by": [None, "monitor", "approve of ann", "grant g of ann"],
+    "call": [call.model_dump(mode="json") for call in CALLS],
+    "proposed": [call.model_dump(mode="json") for call in CALLS],
+    "step_id": ["llm_0", "llm_1", "llm_2"],
+    "child_session": [None, "x"],
+    "text": [None, "paid"],
+    "grant": [
+        None,
+        Grant(tool="pay", principal="ann", expires_s=9e9).model_dump(mode="json"),
+        EVE.sign_grant(Grant(tool="pay", principal="ann", expires_s=9e9)).model_dump(mode="json"),
+    ],
+    "requests": [
+        [],
+        *([r.requests[0].model_dump(mode="json")] for r in (_else_waits, _else_session)),
+        [_else_waits.requests[0].model_copy(update={"call": CALLS[1]}).model_dump(mode="json")],
+    ],
+    "decisions": [
+        [],
+        *([d.model_dump(mode="json") for d in approved(r).decisions] for r in (_else_waits, _else_session)),
+        [d.model_dump(mode="json") for d in approved(_else_waits, "reject").decisions],
+        [EVE.sign(_else_waits.requests[0].decide("approve", principal="ann")).model_dump(mode="json")],
+        [_else_waits.requests[0].decide("approve", principal="ann").model_dump(mode="json")],
+    ],
+}
+
+
+@st.composite
+def forged(draw: st.DrawFn) -> CallRecord:
+    """A record that nobody signed anything of, or somebody signed an approval of another call of, written anew."""
+    record = draw(
+        st.sampled_from([waiting(), cleared(CallRecord(proposed=PAY, step_id="llm_1")), approved(_else_waits)])
+    )
+    values = copy.deepcopy(json.loads(record.model_dump_json()))
+    for field in draw(st.lists(st.sampled_from(sorted(PARTS)), min_size=1, max_size=5, unique=True)):
+        values[field] = draw(st.sampled_from(PARTS[field]))
+    return CallRecord.model_validate(values)
+
+
+def really_approved(record: CallRecord) -> bool:
+    """Ann did approve this one call at this one step of this session: that it runs is right."""
+    return record.step_id == "llm_0" and record.call == PAY and record.proposed == PAY
+
+
+@given(forged(), st.sampled_from(list(CallPhase)))
+def test_no_forged_record_gets_a_call_past_the_check(record: CallRecord, phase: CallPhase) -> None:
+    record = record.change(phase=phase)
+    for written in (record, restored(record, TERMS, SIGNED, NOW, believed=False)):
+        if runs(written):
+            assert really_approved(written)
+
+
+@given(forged())
+def test_of_a_state_that_is_not_believed_every_open_call_waits_or_has_its_own_decisions(record: CallRecord) -> None:
+    after = restored(record, TERMS, SIGNED, NOW, believed=False)
+    assert after.phase in (CallPhase.WAITING, CallPhase.SETTLED) or (
+        after.phase is CallPhase.CLEARED and after.decisions
+    )
+    again = recovered(after, TERMS, SIGNED, Effect.READ, NOW)
+    assert not runs(again, effect=Effect.READ) or really_approved(again)
+
+
+def test_the_check_is_what_stops_the_forged_record() -> None:
+    """Sabotage: a gate that believes the phase, as the code before this one did, runs it."""
+
+    class Believing(Gate):
+        def check(self, record: CallRecord, *given: Any, **more: Any) -> CallRecord:
+            if record.phase is not CallPhase.CLEARED:
+                raise ApprovalError("not cleared")
+            return record
+
+    swapped = stored(approved()).change(call=CALLS[1])
+
+    async def start(gate: Gate) -> CallPhase:
+        record = await gate.start(swapped, swapped.call, TERMS, Effect.IRREVERSIBLE, None, lambda _: None)
+        return record.phase
+
+    assert anyio.run(start, Gate(approvals=SIGNED)) is CallPhase.WAITING
+    assert anyio.run(start, Believing(approvals=SIGNED)) is CallPhase.STARTED
+
+
+# -- the life of a call -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", list(UncertaintyLevel))
+@pytest.mark.parametrize("rule", ["irreversible_override", "missing_evidence", "detector", FRAMEWORK, REPEATED.rule])
+def test_a_grant_lifts_what_the_tool_asks_for_and_never_doubt_about_the_run(level: UncertaintyLevel, rule: str) -> None:
+    record = asked(
+        CallRecord(proposed=PAY, step_id="llm_1"), TERMS, SIGNED, Doubt(level=level, rule=rule, reason=""), NOW
+    )
+    mild = level in (UncertaintyLevel.LOW, UncertaintyLevel.MEDIUM)
+    assert may_be_granted(record) is (mild and rule in ("irreversible_override", "missing_evidence"))
+
+
+@pytest.mark.parametrize("doubt", [UNKNOWN_OUTCOME, UNVOUCHED, REPEATED])
+def test_no_grant_answers_what_is_asked_about_one_call(doubt: Doubt) -> None:
+    assert not may_be_granted(asked(CallRecord(proposed=PAY, step_id="llm_1"), TERMS, SIGNED, doubt, NOW))
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_of_two_tasks_that_start_one_approved_call_only_one_does_while_its_precondition_is_asked(
+    anyio_backend: str,
+) -> None:
+    asking = anyio.Event()
+
+    async def holds(call: ToolCall) -> None:
+        asking.set()
+        await anyio.sleep(0.01)
+
+    gate = Gate(approvals=SIGNED, precondition=holds)
+    kept = {"c1": approved()}
+    seen: list[CallPhase] = []
+
+    async def start() -> None:
+        record = kept["c1"]
+        mine = record.phase is CallPhase.CLEARED
+        record = await gate.start(record, PAY, TERMS, None, None, lambda new: kept.update(c1=new))
+        if mine and record.phase is CallPhase.STARTED:
+            seen.append(record.phase)
+
+    async def second() -> None:
+        await asking.wait()
+        await start()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(start)
+        group.start_soon(second)
+    assert seen == [CallPhase.STARTED]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_precondition_that_fails_voids_the_approval_for_good(anyio_backend: str) -> None:
+    gate = Gate(approvals=SIGNED, precondition=lambda call: "the account is closed")
+    record = approved()
+    after = await gate.start(record, PAY, TERMS, None, None, lambda _: None)
+    assert after.waiting
+    assert "the account is closed" in after.requests[0].reason
+    assert after.requests[0].id != record.requests[0].id
+    assert not runs(decided(after, record.decisions)), "the old approval does not answer the new request"
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_nobody_decided_on_asks_no_precondition(anyio_backend: str) -> None:
+    asked_of: list[ToolCall] = []
+    gate = Gate(approvals=SIGNED, precondition=lambda call: asked_of.append(call))
+    record = cleared(CallRecord(proposed=PAY, step_id="llm_1"))
+    assert (await gate.start(record, PAY, TERMS, None, None, lambda _: None)).phase is CallPhase.STARTED
+    assert asked_of == []
+
+
+def test_what_a_dead_process_left_started_is_asked_about_unless_it_only_reads() -> None:
+    started = Gate(approvals=UNSIGNED).started(cleared(CallRecord(proposed=PAY, step_id="llm_1")))
+    back = restored(stored(started), TERMS, UNSIGNED, NOW, believed=True)
+    assert recovered(back, TERMS, UNSIGNED, Effect.READ, NOW).phase is CallPhase.CLEARED
+    for effect in (Effect.REVERSIBLE, Effect.UNKNOWN, Effect.IRREVERSIBLE):
+        (request,) = recovered(back, TERMS, UNSIGNED, effect, NOW).requests
+        assert request.unknown_outcome
+
+
+def test_guidance_expiry_and_asking_again_never_clear_a_call() -> None:
+    record = waiting().change(requests=(waiting().requests[0].model_copy(update={"expires_s": NOW + 1}),))
+    assert expired(record, NOW) == record
+    assert expired(record, NOW + 1).phase is CallPhase.SETTLED
+    assert guided(record, "use the other account").phase is CallPhase.SETTLED
+    unknown = asked(record, TERMS, SIGNED, UNKNOWN_OUTCOME, NOW)
+    assert guided(unknown, "x") == unknown == expired(unknown, 9e9)
+    again = asked_again(asked_again(record, TERMS, SIGNED, NOW, "one"), TERMS, SIGNED, NOW, "two")
+    assert again.requests[0].reason == "asked again, because two. Before: why"
+
+
+def test_the_note_of_an_edit_says_what_ran() -> None:
+    assert edit_note(approved()) is None
+    edited = approved(kind="edit", arguments={"amount": 1, "to": "A"})
+    assert edit_note(edited) == 'A human changed the arguments of pay to {"amount":1,"to":"A"}.'
+
+
+def test_a_record_of_the_first_format_is_read() -> None:
+    """As bd89b0b wrote it: `requests` a list, no decisions."""
+    values = json.loads(waiting().model_dump_json(include={"proposed", "call", "step_id", "effect", "phase"}))
+    assert CallRecord.model_validate({**values, "requests": [], "cleared_by": None, "guidance": None}).proposed == PAY
+    old = {k: v for k, v in json.loads(waiting().requests[0].model_dump_json()).items() if k not in ("rules", "run_id")}
+    assert ApprovalRequest.model_validate(old).rules == ""
+
+
+# -- a human's arguments ----------------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "to": {"type": "string"},
+        "amount": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+        "lines": {"type": "array", "items": {"$ref": "#/$defs/Line"}},
+        "currency": {"enum": ["EUR", "USD"]},
+    },
+    "required": ["to"],
+    "$defs": {"Line": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"to": "A"}, None),
+        ({"to": "A", "amount": None, "lines": [{"n": 1.5}], "currency": "EUR"}, None),
+        ({}, "'to' is missing"),
+        ({"to": 5}, "'to' must be string, not int"),
+        ({"to": "A", "amount": "7"}, "'amount' must be integer, not str"),
+        ({"to": "A", "amount": True}, "'amount' must be integer, not bool"),
+        ({"to": "A", "amonut": 7}, "there is no argument 'amonut'"),
+        ({"to": "A", "lines": [{"n": 1}, {"n": "1"}]}, "'lines[1].n' must be number, not str"),
+        ({"to": "A", "lines": [{"n": 1, "m": 2}]}, "there is no argument 'lines[0].m'"),
+        ({"to": "A", "currency": "EURO"}, "'currency' must be one of ['EUR', 'USD']"),
+    ],
+    ids=str,
+)
+def test_edited_arguments_are_held_against_the_tools_schema(arguments: dict[str, Any], problem: str | None) -> None:
+    assert problem_of(arguments, SCHEMA) == problem
+
+
+def test_a_schema_that_refers_to_itself_refuses_nothing_and_ends() -> None:
+    assert problem_of({"a": 1}, {"$ref": "#"}) is None
+    assert problem_of({"a": 1}, {"$ref": "#/nowhere"}) is None
