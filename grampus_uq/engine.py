@@ -27,12 +27,21 @@ from grampus_uq.decision import (
     may_be_let_through,
 )
 from grampus_uq.events import TrajectoryReading
-from grampus_uq.propagator import PropagatorMemory, UncertaintyPropagator
+from grampus_uq.propagator import propagated_by
 from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
 from grampus_uq.risk import confidence_of_risk, risk_step
-from grampus_uq.state import Profile, SessionState
+from grampus_uq.state import Profile, SessionState, WorstCase
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.vocabulary import GRAVE, Effect, UncertaintyAction, UncertaintyLevel, UncertaintySource
+from grampus_uq.vocabulary import (
+    GRAVE,
+    NOT_DUE,
+    Effect,
+    MissingReason,
+    UncertaintyAction,
+    UncertaintyLevel,
+    UncertaintySource,
+)
+from grampus_uq.worst_case import Streams, streams_of, worst_case_step
 
 __all__ = ["advance", "judge_call"]
 
@@ -57,7 +66,7 @@ def advance(
     fused = profile.estimator.fuse_readings(seen.values)
     if seen.semantic is not None:
         fused = profile.estimator.pessimistic(fused, seen.semantic)
-    propagated, cumulative, memory = _propagate(profile, state, fused, kind)
+    propagated, cumulative, memory = propagated_by(profile.propagator, fused, kind, state.cumulative, state.memory)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
     is_call = kind == "tool_call"
@@ -70,9 +79,9 @@ def advance(
     risk_state, risk, no_risk = state.risk, None, None
     if profile.tracer is not None:
         risk_state, risk, no_risk = risk_step(profile.tracer, risk_state, trajectory)
-    streams: dict[str, float | None] = {}
+    streams: Streams = {}
     if profile.calibration is not None or profile.detector is not None:
-        streams = _streams(seen, fused, propagated, risk)
+        streams = streams_of(seen.values, seen.semantic, fused, propagated, confidence_of_risk(risk))
     if profile.calibration is not None:
         chance = profile.calibration(streams)
     latest = state.p_success if is_call else chance  # a call is judged by the turn that proposes it
@@ -81,21 +90,15 @@ def advance(
     if profile.detector is not None and not is_call:
         streams["p_success"] = chance
         alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, streams)
-    if profile.detector is not None or profile.release is not None:
-        decision = decide_fitted(
-            policy,
-            profile.detector,
-            alarm,
-            profile.release,
-            latest,
-            level,
-            propagated,
-            irreversible,
-            evidence=evidence,
-            worst=worst,
+    worst_case, risk_due = state.worst_case, no_risk in _UNREADABLE
+    if worst_case is not None or seen.due or risk_due or profile.calibration is not None:
+        worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
+    if irreversible or profile.detector is not None or profile.release is not None:
+        decision = _decided(
+            profile, alarm, latest, level, propagated, irreversible=irreversible, evidence=evidence, worst=worst
         )
-    elif irreversible:
-        decision = decide_irreversible(policy, level, propagated, evidence=evidence, worst=worst)
+        if irreversible and worst_case is not None:
+            decision = _in_doubt(profile, decision, worst_case)
     else:
         decision = decide(policy, level, propagated, kind, acknowledged)
     advisory = profile.advisory or (
@@ -129,8 +132,44 @@ def advance(
         risk=risk_state,
         p_success=latest,
         let_through=state.let_through,
+        worst_case=worst_case,
     )
     return new_state, assessment
+
+
+def _decided(
+    profile: Profile,
+    alarm: AlarmState | None,
+    chance: float | None,
+    level: UncertaintyLevel,
+    confidence: float,
+    *,
+    irreversible: bool,
+    evidence: bool,
+    worst: float | None,
+) -> Decision:
+    """What the rules say that know a fitted part, or an irreversible call."""
+    policy, detector, release = profile.policy, profile.detector, profile.release
+    if detector is None and release is None:
+        return decide_irreversible(policy, level, confidence, evidence=evidence, worst=worst)
+    return decide_fitted(
+        policy, detector, alarm, release, chance, level, confidence, irreversible, evidence=evidence, worst=worst
+    )
+
+
+def _in_doubt(profile: Profile, decision: Decision, case: WorstCase) -> Decision:
+    """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it."""
+    policy = profile.policy
+    if decision[0].stops or not policy.on_missing_evidence.stops:
+        return decision
+    level, confidence = policy.classify(case.cumulative), case.cumulative
+    would = _decided(
+        profile, case.alarm, case.p_success, level, confidence, irreversible=True, evidence=True, worst=case.worst
+    )
+    if not would[0].stops:
+        return decision
+    reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
+    return policy.on_missing_evidence, "missing_evidence", reason
 
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
@@ -138,6 +177,7 @@ _HIGH = UncertaintyLevel.HIGH
 _LOG, _PAUSE = UncertaintyAction.PROCEED_WITH_LOG, UncertaintyAction.PAUSE_FOR_HUMAN
 _PROPAGATED = UncertaintySource.PROPAGATED
 _TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
+_UNREADABLE = frozenset({MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR})
 
 
 class _Tally:
@@ -152,6 +192,7 @@ class _Tally:
         self.values: dict[str, float] = {}
         self.sources: list[UncertaintySource] = []
         self.missing: list[str] = []
+        self.due = False
 
 
 def _tally(readings: Sequence[Reading]) -> _Tally:
@@ -160,6 +201,8 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
         source, value = reading.source, reading.value
         if value is None:
             tally.missing.append(_missing(source, reading.reason))
+            if reading.reason not in NOT_DUE:
+                tally.due = True
             if source == "p_true" and reading.calls:
                 tally.p_true_failed = True
         else:
@@ -183,44 +226,29 @@ def _missing(source: str, reason: str | None) -> str:
     return f"{source}: {reason}"
 
 
-def _propagate(
-    profile: Profile, state: SessionState, fused: float | None, kind: str
-) -> tuple[float, float, PropagatorMemory | None]:
-    """Propagated confidence, cumulative confidence, and what the propagator remembers."""
-    propagator, before = profile.propagator, state.cumulative
-    if isinstance(propagator, UncertaintyPropagator):
-        propagated = before if fused is None else propagator.propagate(fused, kind, before)
-        return propagated, propagator.update_cumulative(propagated, before, kind), None
-    if fused is None:
-        return before, before, state.memory
-    propagated, memory = propagator.carry(fused, kind, before, state.memory)
-    return propagated, propagated, memory
-
-
 def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Effect | None = None) -> Verdict:
     """What a step that proposes this call would be told now; changes nothing. Equal to what `advance` then decides."""
     policy, confidence = profile.policy, state.cumulative
     level = level_of(policy, confidence, state.has_reading)
     evidence = state.has_reading and state.turn_read
     irreversible = is_irreversible(policy, tool_name, effect)
-    if profile.detector is not None or profile.release is not None:
-        action, rule, reason = decide_fitted(
-            policy,
-            profile.detector,
+    if irreversible or profile.detector is not None or profile.release is not None:
+        decision = _decided(
+            profile,
             state.alarm,
-            profile.release,
             state.p_success,
             level,
             confidence,
-            irreversible,
+            irreversible=irreversible,
             evidence=evidence,
             worst=state.worst,
         )
-    elif irreversible:
-        action, rule, reason = decide_irreversible(policy, level, confidence, evidence=evidence, worst=state.worst)
+        if irreversible and state.worst_case is not None:
+            decision = _in_doubt(profile, decision, state.worst_case)
     else:
         acknowledged = state.acknowledged if level in GRAVE else None
-        action, rule, reason = decide(policy, level, confidence, "tool_call", acknowledged)
+        decision = decide(policy, level, confidence, "tool_call", acknowledged)
+    action, rule, reason = decision
     guarantee = _promise(profile, state.alarm, rule, action)
     if action.stops and profile.advisory:
         action, reason = _LOG, f"advisory only; would be {action.value}: {reason}"
@@ -305,14 +333,6 @@ def _assess(
 
 def _with_chance(assessment: StepUncertainty, p_success: float | None) -> StepUncertainty:
     return StepUncertainty.trusted({**assessment.__dict__, "p_success": p_success})
-
-
-def _streams(seen: _Tally, fused: float | None, propagated: float, risk: float | None) -> dict[str, float | None]:
-    """What detector and calibration may read, by name: in [0, 1], higher is better, the risk as 1/(1 + risk)."""
-    streams: dict[str, float | None] = {**seen.values, "semantic_entropy": seen.semantic, "fused": fused}
-    streams["propagated"] = None if fused is None else propagated
-    streams["trajectory_risk"] = confidence_of_risk(risk)
-    return streams
 
 
 def _with_risk(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, Step
+from grampus_uq.records import Message, Reading, Step, worst_values
 from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
 from grampus_uq.signals.equivalence import Equivalence, LexicalEquivalence
 from grampus_uq.signals.p_true import PTrue
@@ -45,6 +45,8 @@ class UncertaintyEstimator(BaseModel):
     min_samples: int = Field(default=2, ge=2)
     max_samples: int = Field(default=5, ge=2)
     semantic_trigger_low: Unit = 0.50
+    """Set, it is the guide's: nothing is sampled below it. Left unset, the monitor samples there too: else a lower
+    reading would skip the samples that a higher one has to pass."""
     semantic_trigger_high: Unit = 0.72
     early_stop_jaccard: float = Field(default=0.60, gt=0.0, le=1.0)
     token_probability_weight: Weight = 0.3
@@ -74,10 +76,11 @@ class UncertaintyEstimator(BaseModel):
 
     @model_serializer(mode="wrap")
     def _keep_unset_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave a switch that nobody set out of what is stored: read back as set, it would overrule the policy's."""
+        """Leave a switch that nobody set out of what is stored: read back, it would count as set."""
         fields: dict[str, Any] = dump(self)
-        if "enable_semantic_sampling" not in self.model_fields_set:
-            fields.pop("enable_semantic_sampling", None)
+        for name in ("enable_semantic_sampling", "semantic_trigger_low"):
+            if name not in self.model_fields_set:
+                fields.pop(name, None)
         return fields
 
     # -- pure arithmetic ------------------------------------------------------------------------------------------
@@ -144,8 +147,23 @@ class UncertaintyEstimator(BaseModel):
         return self.enable_semantic_sampling or "enable_semantic_sampling" not in self.model_fields_set
 
     def should_sample(self, fused: float) -> bool:
-        """True when the fast fusion lies in the trigger zone of the slow path, both ends included."""
+        """True when the fast fusion lies in the trigger zone of the slow path, both ends included: the guide's rule."""
         return self.semantic_trigger_low <= fused <= self.semantic_trigger_high
+
+    def needs_sampling(self, readings: Sequence[Reading]) -> bool:
+        """True when the slow path is due after these fast readings.
+
+        So it is without any weighted reading, and where their fusion is at most `semantic_trigger_high`, with 0 in the
+        place of each reading that was due and did not come; where `semantic_trigger_low` was set, in the guide's zone.
+        """
+        fused = self.fuse_readings({r.source: r.value for r in readings if r.value is not None})
+        if fused is None:
+            return True
+        if "semantic_trigger_low" in self.model_fields_set:
+            return self.should_sample(fused)
+        values, _ = worst_values(readings)
+        least = self.fuse_readings(values)
+        return least is not None and least <= self.semantic_trigger_high
 
     # -- the guide's convenience methods, with their float contracts ---------------------------------------------
 

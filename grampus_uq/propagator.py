@@ -28,6 +28,7 @@ __all__ = [
     "PropagatorMemory",
     "SaupPropagator",
     "UncertaintyPropagator",
+    "propagated_by",
 ]
 
 DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
@@ -55,9 +56,9 @@ class UncertaintyPropagator(BaseModel):
         """Situational weight of a step type."""
         return self.weights.get(step_type, self.default_weight)
 
-    def propagate(self, fused: float, step_type: str, cumulative: float) -> float:
+    def propagate(self, fused_confidence: float, step_type: str, cumulative_confidence: float) -> float:
         """Propagated confidence after a step; all in [0, 1], higher is better."""
-        return propagate(fused, cumulative, self.weights.get(step_type, self.default_weight))
+        return propagate(fused_confidence, cumulative_confidence, self.weights.get(step_type, self.default_weight))
 
     def update_cumulative(self, propagated: float, current: float, step_type: str) -> float:
         """The new cumulative confidence: the propagated one. Averaging it once more would count the past twice."""
@@ -152,3 +153,19 @@ Propagator = Annotated[
     Discriminator(_kind),
 ]
 """A propagator as a field of a pydantic model, told apart by `kind`; the guide's has none."""
+
+
+def propagated_by(
+    propagator: Propagator, fused: float | None, kind: str, cumulative: float, memory: PropagatorMemory | None
+) -> tuple[float, float, PropagatorMemory | None]:
+    """Take a step by any of them: propagated confidence, cumulative confidence, and what it remembers.
+
+    A step without a reading (`fused` None) leaves all three where they were.
+    """
+    if isinstance(propagator, UncertaintyPropagator):
+        propagated = cumulative if fused is None else propagator.propagate(fused, kind, cumulative)
+        return propagated, propagator.update_cumulative(propagated, cumulative, kind), None
+    if fused is None:
+        return cumulative, cumulative, memory
+    propagated, memory = propagator.carry(fused, kind, cumulative, memory)
+    return propagated, propagated, memory

@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, SupportsFloat, TypeVar
@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, SupportsFloat, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from grampus_uq.vocabulary import (
+    NOT_DUE,
     Effect,
     MissingReason,
     Role,
@@ -54,6 +55,7 @@ __all__ = [
     "builder",
     "canonical_json",
     "utc",
+    "worst_values",
 ]
 
 P = ParamSpec("P")
@@ -241,6 +243,24 @@ def _as_float(source: str, value: object) -> float:
         with contextlib.suppress(TypeError):  # an array of several numbers
             return float(value)
     raise ValueError(f"A reading of {source!r} must be a number or None. Got {value!r:.200}.")
+
+
+def worst_values(readings: Sequence[Reading]) -> tuple[dict[str, float], list[str]]:
+    """The values by source, with 0 for each reading that was due and did not come; and which those are, with reasons.
+
+    They keep the order of the readings, so that sums over them are rounded as those over the readings that came.
+    """
+    values: dict[str, float] = {}
+    unread: list[str] = []
+    for reading in readings:
+        value = reading.value
+        if value is None:
+            if reading.reason in NOT_DUE:
+                continue
+            unread.append(f"{reading.source}: {reading.reason}")
+            value = 0.0
+        values[reading.source] = min(value, values.get(reading.source, 1.0))
+    return values, unread
 
 
 class StepUncertainty(BaseModel):

@@ -1,8 +1,8 @@
 """The only impure part of a step: which signals run, in which order, and what they may spend.
 
-Instant signals first, then the fast signals that ask a model, side by side; then, when their fusion lies in the trigger
-zone, the slow path. In speculative mode the slow path's first samples are drawn beside the fast signals: one round trip
-less where they are needed, two calls more where they are not.
+Instant signals first, then the fast signals that ask a model, side by side; then, unless their fusion lies above the
+trigger zone, the slow path. In speculative mode the slow path's first samples are drawn beside the fast signals: one
+round trip less where they are needed, two calls more where they are not.
 """
 
 from __future__ import annotations
@@ -159,9 +159,8 @@ class SensingPlan:
         else:
             readings = await self._fast(step, given)
             context = self._context(self.slow, given)  # its clock starts after the fast path
-        values = {r.source: r.value for r in (*instant, *readings) if r.value is not None}
-        fused = profile.estimator.fuse_readings(values)
-        if fused is None or profile.estimator.should_sample(fused):
+        fitted = () if profile.calibration is None else profile.calibration.without_gaps
+        if self.slow.source in fitted or profile.estimator.needs_sampling((*instant, *readings)):
             readings.append(await self._slow(step, self.slow, context, drawn))
         elif context.calls:
             unused = Reading(source=self.slow.source, value=None, reason=MissingReason.NOT_NEEDED)

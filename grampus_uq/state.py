@@ -28,6 +28,7 @@ from grampus_uq.vocabulary import UncertaintyLevel
 __all__ = [
     "Profile",
     "SessionState",
+    "WorstCase",
     "acknowledge",
     "answer_alarm",
     "change_profile",
@@ -80,6 +81,23 @@ class Profile(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorstCase:
+    """What would be believed had every reading that was due and did not come been 0: irreversible calls answer to it.
+
+    `unread` says which ones the latest step of the model lacked, and why; the others are as in `SessionState`.
+    """
+
+    cumulative: Unit
+    memory: PropagatorMemory | None = None
+    worst: Unit | None = None
+    alarm: AlarmState | None = None
+    p_success: Unit | None = None
+    unread: str = ""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SessionState:
     """What one session knows after its last committed step; bounded, JSON-able, immutable.
 
@@ -87,7 +105,8 @@ class SessionState:
     `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so
     far; `acknowledged` is the gravest level that a human already answered for; both token counts are sums. `p_success`
     is the calibrated chance after the latest step of the model, None where it had no reading; `let_through` is True for
-    a run that was drawn to go on where a reversible step would have been stopped.
+    a run that was drawn to go on where a reversible step would have been stopped. `worst_case` is None until a reading
+    was due and did not come.
     """
 
     session_id: str
@@ -110,6 +129,7 @@ class SessionState:
     risk: RiskField | None = None
     p_success: Unit | None = None
     let_through: bool = False
+    worst_case: WorstCase | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
@@ -149,7 +169,9 @@ def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
     """Start the detector's evidence anew; what rings from here on carries no guarantee."""
     if profile.detector is None or state.alarm is None:
         return state
-    return replace(state, alarm=rearm(profile.detector, state.alarm, state.session_id))
+    rearmed = rearm(profile.detector, state.alarm, state.session_id)
+    worst_case = state.worst_case and replace(state.worst_case, alarm=rearmed)
+    return replace(state, alarm=rearmed, worst_case=worst_case)
 
 
 def change_profile(profile: Profile, state: SessionState) -> SessionState:
@@ -159,7 +181,8 @@ def change_profile(profile: Profile, state: SessionState) -> SessionState:
     success is unknown until the next step of the model, so an irreversible call does what missing evidence does.
     """
     alarm = None if profile.detector is None else midway(profile.detector, state.session_id)
-    return replace(state, alarm=alarm, p_success=None)
+    worst_case = state.worst_case and replace(state.worst_case, alarm=alarm, p_success=None)
+    return replace(state, alarm=alarm, p_success=None, worst_case=worst_case)
 
 
 def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:

@@ -8,6 +8,7 @@ from grampus_uq.errors import ConfigurationError
 
 __all__ = [
     "GRAVE",
+    "NOT_DUE",
     "STOPPING",
     "AgentStatus",
     "Effect",
@@ -126,6 +127,13 @@ class MissingReason(StrEnum):
     NOT_NEEDED = "not_needed"
     NOT_SENSED = "not_sensed"
     PROFILE_CHANGED = "profile_changed"
+
+
+NOT_DUE = frozenset(
+    {MissingReason.NOT_STATED, MissingReason.NO_LOGPROBS, MissingReason.NO_MODEL, MissingReason.NOT_NEEDED}
+)
+"""Reasons that say that nobody asked: the reading does not belong to this agent or step. Any other reason says that a
+reading was due and did not come, and then an irreversible call is judged as if it had been the worst."""
 
 
 class StopReason(StrEnum):

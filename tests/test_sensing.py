@@ -19,6 +19,7 @@ from grampus_uq import (
 from grampus_uq.errors import ConfigurationError, RateLimitedError
 from grampus_uq.sensing import SensingPlan, StepInput
 from grampus_uq.signals.equivalence import EntailmentEquivalence
+from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
 
 PROMPT = (Message(role=Role.USER, content="What is the capital of France?"),)
@@ -116,14 +117,42 @@ def test_what_is_no_signal_is_refused():
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("judgement", "samples"),
-    [("0.70", 2), ("0.95", 0), ("0.0", 0), ("perhaps", 2)],
+    [("0.70", 2), ("0.95", 0), ("0.0", 2), ("perhaps", 2)],
 )
-async def test_the_slow_path_runs_within_the_trigger_zone_only(judgement, samples):
-    """Fusions of .7 * .75 with P(True) times .9: .588, .723, .21; and .525 when P(True) is missing."""
+async def test_the_slow_path_runs_up_to_the_end_of_the_trigger_zone(judgement, samples):
+    """Fusions of .7 * .75 with P(True) times .9: .588, .723, .21; and at least .21 when P(True) is missing."""
     model = talking(judgement)
     found = await sense(model)
     assert sum(call.options["temperature"] == 0.8 for call in model.calls) == samples
     assert ("semantic_entropy" in found) is (samples > 0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stored", [False, True])
+async def test_whoever_sets_a_lower_end_of_the_zone_has_the_guides(stored):
+    set_by_hand, left = UncertaintyEstimator(semantic_trigger_low=0.5), UncertaintyEstimator()
+    if stored:
+        set_by_hand, left = (UncertaintyEstimator(**one.model_dump()) for one in (set_by_hand, left))
+    assert "semantic_entropy" not in await sense(talking("0.0"), estimator=set_by_hand)
+    assert "semantic_entropy" in await sense(talking("0.0"), estimator=left)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("judgement", "samples"), [("0.95", 0), ("perhaps", 2), (RateLimitedError("slow down"), 2)])
+async def test_a_judgement_that_fails_skips_no_sampling_that_a_low_one_has_to_pass(judgement, samples):
+    model = talking(judgement)
+    await sense(model, text="Confidence: 100%")
+    assert sum(call.options["temperature"] == 0.8 for call in model.calls) == samples
+
+
+@pytest.mark.anyio
+async def test_a_calibration_that_was_fitted_on_every_sample_gets_every_sample():
+    readings = {name: FusedReading(mean=0.0, sd=1.0, slope=1.0) for name in ("p_true", "semantic_entropy")}
+    profile = Profile(policy=SAMPLING, calibration=LogisticFusion(readings=readings, intercept=0.0))
+    model, plan = talking("0.99"), SensingPlan.of(profile)
+    seen = plan.read(step("Confidence: 99%"))
+    found = await plan.ask(profile, step(), seen, StepInput(messages=PROMPT, client=model, model="m"))
+    assert {reading.source for reading in found} == {"p_true", "semantic_entropy"}
 
 
 @pytest.mark.anyio

@@ -49,6 +49,11 @@ class LogisticFusion(BaseModel):
         """True when no reading moves the result: nothing usable was found."""
         return all(reading.slope == 0.0 for reading in self.readings.values())
 
+    @property
+    def without_gaps(self) -> tuple[str, ...]:
+        """The readings that count and that no step lacked when this was fitted: a gap in them has no learned offset."""
+        return tuple(name for name, one in self.readings.items() if one.slope > 0.0 and one.offset == 0.0)
+
     def __call__(self, values: Mapping[str, float | None]) -> float | None:
         """Fuse the readings of one step.
 

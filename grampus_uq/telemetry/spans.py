@@ -34,8 +34,14 @@ __all__ = ["SpanEmitter", "resolve_tracer"]
 
 
 def resolve_tracer(tracer: Any) -> Tracer:
-    """The OpenTelemetry tracer behind a tracer, a `GrampusTracer` or any object with a `_tracer` of that kind."""
-    inner = getattr(tracer, "_tracer", None)
+    """The OpenTelemetry tracer behind a tracer, a `GrampusTracer` or any object with a `_tracer` of that kind.
+
+    A `_tracer` that is one of OpenTelemetry's wins over whatever else the object answers to. Only OpenTelemetry's own
+    proxy is taken as it is: its `_tracer` is a placeholder until a provider is set.
+    """
+    inner = None if isinstance(tracer, trace.ProxyTracer) else getattr(tracer, "_tracer", None)
+    if isinstance(inner, Tracer):
+        return inner
     for candidate in (tracer, inner):
         if candidate is not None and callable(getattr(candidate, "start_span", None)):
             found: Tracer = candidate

@@ -130,4 +130,5 @@ def test_the_propagator_has_the_guides_weights_and_formula(kind, weight):
     propagator = UncertaintyPropagator()
     propagated = propagator.propagate(0.5, kind, 0.9)
     assert propagated == pytest.approx(weight * 0.5 + (1 - weight) * 0.9)
+    assert propagator.propagate(fused_confidence=0.5, step_type=kind, cumulative_confidence=0.9) == propagated
     assert propagator.update_cumulative(propagated, 0.9, kind) == propagated

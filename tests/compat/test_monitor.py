@@ -160,7 +160,8 @@ async def test_the_guides_three_spans_under_the_guides_conditions():
     names = [span.name for span in exporter.get_finished_spans()]
     assert names == ["uncertainty.semantic", "uncertainty.estimate"]
     exporter.clear()
-    await observed('{"confidence": 0.1}', judgement="0.1", policy=sampling, tracer=tracer)
+    guides_zone = UncertaintyEstimator(semantic_trigger_low=0.5)  # set by hand, or samples are drawn below it too
+    await observed('{"confidence": 0.1}', judgement="0.1", policy=sampling, tracer=tracer, estimator=guides_zone)
     names = [span.name for span in exporter.get_finished_spans()]
     assert names == ["uncertainty.escalate", "uncertainty.estimate"]
     exporter.clear()

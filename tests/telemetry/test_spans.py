@@ -329,6 +329,23 @@ async def test_any_of_the_three_kinds_of_tracer_is_taken():
     assert resolve_tracer(trace.get_tracer("nobody configured one")) is not None
 
 
+async def test_a_real_inner_tracer_wins_over_whatever_else_its_holder_answers_to():
+    traced = Traced()
+
+    class Chatty:
+        _tracer = traced.tracer
+
+        def start_span(self, *args, **options):
+            raise AssertionError("not a tracer of OpenTelemetry's")
+
+        def __getattr__(self, name):
+            return self.start_span
+
+    assert resolve_tracer(Chatty()) is traced.tracer
+    proxy = trace.ProxyTracer("x")
+    assert resolve_tracer(proxy) is proxy
+
+
 @pytest.mark.parametrize("wrong", [3, "tracer", object(), type("Holder", (), {"_tracer": None})()])
 async def test_what_holds_no_tracer_is_refused(wrong):
     with pytest.raises(ConfigurationError, match="'tracer'"):
