@@ -217,7 +217,7 @@ async def test_a_rate_limit_is_waited_for_and_not_counted_as_a_failure(tmp_path:
     answers, _, client = await attended(script, tmp_path, QUESTIONS[:1])
     (one,) = answers.values()
     assert one.right is True
-    assert len(client.calls) == 4  # two refusals, the answer, and P(True)
+    assert len(client.calls) == 6  # two refusals, the answer, P(True), and two samples
 
 
 async def test_whatever_the_tool_raises_ends_the_run_as_it_came(tmp_path: Path) -> None:
