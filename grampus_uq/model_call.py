@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grampus_uq.errors import ModelError, UnsupportedByModelError
 from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq.records import Message, ModelResponse, TokenUsage, ToolCall
 from grampus_uq.wire.calls import read_call
+from grampus_uq.wire.fields import kind_of
+from grampus_uq.wire.responses import ReadResponse, read_response
 
 __all__ = ["ask_model", "parse_response", "parse_tool_call"]
 
@@ -66,35 +67,24 @@ def _accepted_options(complete: Callable[..., Any]) -> frozenset[str] | None:
 
 
 def parse_response(reply: Any) -> ModelResponse:
-    """Turn a client's reply into a ModelResponse, field by field; anything that is not of the right kind is refused.
+    """Turn a client's reply, in any form that `wire.responses` reads, into a ModelResponse.
 
-    Raises ModelError naming the field. A missing usage counts as zero tokens, missing logprobs stay None.
+    Raises ModelError saying what of it breaks its form. A missing usage counts as zero tokens, log-probabilities that
+    are missing or broken stay None.
     """
     if isinstance(reply, ModelResponse):
         return reply
-    content = getattr(reply, "content", _MISSING)
-    if content is _MISSING:
-        raise ModelError(f"The model client returned {type(reply).__name__}, which has no `content`.")
-    if content is not None and not isinstance(content, str):
-        raise ModelError(f"The model client returned a `content` of type {type(content).__name__}; expected text.")
-    calls = getattr(reply, "tool_calls", None) or ()
-    if not isinstance(calls, Iterable):
-        raise ModelError(f"The model client returned `tool_calls` of type {type(calls).__name__}; expected a list.")
+    read = read_response(reply) if not isinstance(reply, str | None) else ReadResponse(problem="is no answer")
+    if read.problem is not None:
+        raise ModelError(f"The model client returned {kind_of(reply)}, which {read.problem}.")
     return ModelResponse(
-        content=content or "",
-        tool_calls=tuple(parse_tool_call(call) for call in calls),
-        token_usage=_parse_usage(getattr(reply, "token_usage", None)),
-        model=_text_or(getattr(reply, "model", ""), ""),
-        stop_reason=_text_or(getattr(reply, "stop_reason", None), None),
-        logprobs=_parse_logprobs(getattr(reply, "logprobs", None)),
+        content=read.text,
+        tool_calls=tuple(call.call for call in read.calls),
+        token_usage=read.usage or TokenUsage(),
+        model=read.model,
+        stop_reason=read.stop_reason,
+        logprobs=read.logprobs.tokens,
     )
-
-
-_MISSING = object()
-
-
-def _text_or(value: Any, default: Any) -> Any:
-    return value if isinstance(value, str) else default
 
 
 def parse_tool_call(call: Any) -> ToolCall:
@@ -103,38 +93,3 @@ def parse_tool_call(call: Any) -> ToolCall:
     if read.problem is not None:
         raise ModelError(f"The proposed tool call {read.call.name!r:.80} {read.problem}.")
     return read.call
-
-
-def _field(value: Any, name: str) -> Any:
-    """A key of a mapping or an attribute of an object; None when it is not there."""
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _parse_usage(usage: Any) -> TokenUsage:
-    if usage is None:
-        return TokenUsage()
-    if isinstance(usage, TokenUsage):
-        return usage
-    inputs, outputs = _count(_field(usage, "input_tokens")), _count(_field(usage, "output_tokens"))
-    cost = _field(usage, "cost_usd")
-    if not isinstance(cost, int | float) or isinstance(cost, bool) or not math.isfinite(cost):
-        cost = None
-    return TokenUsage(
-        input_tokens=inputs,
-        output_tokens=outputs,
-        total_tokens=_count(_field(usage, "total_tokens")) or inputs + outputs,
-        cost_usd=cost,
-        model=_text_or(_field(usage, "model"), ""),
-    )
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
-
-
-def _parse_logprobs(value: Any) -> tuple[TokenLogprob, ...] | None:
-    """Keep well-formed token logprobs; one broken token makes the whole stream missing rather than half true."""
-    if value is None or not isinstance(value, Iterable):
-        return None
-    tokens = tuple(value)
-    return tokens if tokens and all(isinstance(token, TokenLogprob) for token in tokens) else None

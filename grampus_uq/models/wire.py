@@ -1,7 +1,7 @@
 """The chat format of OpenAI-compatible servers, both ways, as pure functions.
 
-What comes back is hostile until it was read: `parse_completion` takes only what has the promised type, refuses tool
-arguments that are no JSON object, and never lets a NaN, a positive log-probability or half a surrogate pair through.
+What comes back is hostile until it was read: `parse_completion` reads it with `grampus_uq.wire`, and refuses what
+breaks the format.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.records import Message, ModelResponse, Role, TokenLogprob, TokenUsage, ToolCall
-from grampus_uq.wire.calls import read_call
+from grampus_uq.records import Message, ModelResponse, Role, TokenUsage, ToolCall
+from grampus_uq.wire.responses import ReadResponse, read_choices
+from grampus_uq.wire.usage import read_counts, read_usage
 from grampus_uq.wire.whole_text import whole, whole_text
 
 __all__ = [
@@ -29,11 +30,6 @@ __all__ = [
 
 Prices = tuple[float, float]
 """US dollars for one input token and for one output token."""
-
-# Log-probabilities are computed in floating point, and certain tokens come back as +1e-7: that much counts as 0.
-_ROUNDING = 1e-4
-# A server states more output tokens than this only by mistake; TokenUsage must stay addable and storable.
-_MOST_TOKENS = 2**53
 
 # What the answer's form depends on is never taken from outside.
 _OWN = frozenset({"logprobs", "max_completion_tokens", "messages", "n", "stream", "stream_options"})
@@ -182,14 +178,14 @@ def read_completion(
     body: dict[str, Any], *, model: str = "", prices: Prices | None = None
 ) -> tuple[ModelResponse, ...]:
     """Read a body that was parsed already; as `parse_completion`."""
-    choices = body.get("choices")
-    if not isinstance(choices, list) or not choices:
+    choices = read_choices(body)
+    if not choices:
         _refuse("has no choices", body)
     stated = body.get("model")
     name = stated if isinstance(stated, str) and stated else model
     usage = _usage(body.get("usage"), name, prices)
     nothing = TokenUsage(model=name)
-    return tuple(_choice(choice, name, usage if i == 0 else nothing) for i, choice in enumerate(choices))
+    return tuple(_response(choice, name, usage if i == 0 else nothing) for i, choice in enumerate(choices))
 
 
 def _load(raw: bytes) -> dict[str, Any]:
@@ -204,112 +200,26 @@ def _load(raw: bytes) -> dict[str, Any]:
     return whole(body) if b"\\ud" in raw or b"\\uD" in raw else body
 
 
-def _choice(choice: Any, model: str, usage: TokenUsage) -> ModelResponse:
-    message = choice.get("message") if isinstance(choice, dict) else None
-    if not isinstance(message, dict):
-        _refuse("has a choice without a message", choice)
-    reason = choice.get("finish_reason")
-    try:
-        return ModelResponse(
-            content=_content(message),
-            tool_calls=tuple(_tool_call(call) for call in _list(message.get("tool_calls"), "tool_calls")),
-            token_usage=usage,
-            model=model,
-            stop_reason=reason if isinstance(reason, str) else None,
-            logprobs=_logprobs(choice.get("logprobs")),
-        )
-    except (ValueError, RecursionError) as error:  # pydantic refuses what nests too deeply or holds NaN
-        if isinstance(error, ModelError):
-            raise
-        raise ModelError(f"The answer breaks the chat format: {_short(error)}", retryable=True) from None
-
-
-def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "".join(part for part in parts if isinstance(part, str))
-    if content is None:
-        refusal = message.get("refusal")
-        return refusal if isinstance(refusal, str) else ""
-    if not isinstance(content, str):
-        _refuse("has a content that is no text", content)
-    return content
-
-
-def _tool_call(call: Any) -> ToolCall:
-    read = read_call(call)
+def _response(read: ReadResponse, model: str, usage: TokenUsage) -> ModelResponse:
     if read.problem is not None:
-        _refuse(f"has a tool call {read.call.name!r:.100} that {read.problem}", call)
-    return read.call
-
-
-def _list(value: Any, field: str) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        _refuse(f"has {field} that are no list", value)
-    return value
-
-
-def _usage(usage: Any, model: str, prices: Prices | None) -> TokenUsage:
-    if not isinstance(usage, dict):
-        return TokenUsage(model=model)
-    spent_in, spent_out = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    total = _count(usage.get("total_tokens"))
-    known = spent_in is not None and spent_out is not None
-    return TokenUsage(
-        input_tokens=spent_in or 0,
-        output_tokens=spent_out or 0,
-        total_tokens=total if total is not None else (spent_in or 0) + (spent_out or 0),
-        cost_usd=(spent_in or 0) * prices[0] + (spent_out or 0) * prices[1] if prices and known else None,
+        _refuse(read.problem, read.text or [call.call.name for call in read.calls])
+    return ModelResponse(
+        content=read.text,
+        tool_calls=tuple(call.call for call in read.calls),
+        token_usage=usage,
         model=model,
+        stop_reason=read.stop_reason,
+        logprobs=read.logprobs.tokens,
     )
 
 
-def _count(value: Any) -> int | None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and 0 <= value < _MOST_TOKENS else None
-
-
-def _logprobs(value: Any) -> tuple[TokenLogprob, ...] | None:
-    """The tokens of a choice; None when there are none, or when one of them breaks the rule."""
-    entries = value.get("content") if isinstance(value, dict) else None
-    if not isinstance(entries, list) or not entries:
-        return None
-    tokens = [_token(entry) for entry in entries]
-    good = [token for token in tokens if token is not None]
-    return tuple(good) if len(good) == len(tokens) else None
-
-
-def _token(entry: Any) -> TokenLogprob | None:
-    """One token, or None when it breaks the rule; an alternative of probability 0 is left out."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("token"), str):
-        return None
-    logprob = _log_probability(entry.get("logprob"))
-    alternatives = entry.get("top_logprobs") or []
-    if logprob is None or logprob == -math.inf or not isinstance(alternatives, list):
-        return None
-    top: list[tuple[str, float]] = []
-    for alternative in alternatives:
-        name = alternative.get("token") if isinstance(alternative, dict) else None
-        value = _log_probability(alternative.get("logprob")) if isinstance(alternative, dict) else None
-        if not isinstance(name, str) or value is None:
-            return None
-        if value > -math.inf:
-            top.append((name, value))
-    return TokenLogprob(token=entry["token"], logprob=logprob, top=tuple(top))
-
-
-def _log_probability(value: Any) -> float | None:
-    """A natural log-probability in [-inf, 0], or None when it is none; rounding above 0 is clipped to 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return min(number, 0.0) if number <= _ROUNDING else None  # also refuses NaN
+def _usage(usage: Any, model: str, prices: Prices | None) -> TokenUsage:
+    read = read_usage(usage, model=model)
+    spent_in, spent_out, _ = read_counts(usage)
+    cost = None
+    if prices and spent_in is not None and spent_out is not None:
+        cost = spent_in * prices[0] + spent_out * prices[1]
+    return read.model_copy(update={"cost_usd": cost, "model": model})
 
 
 def _short(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -33,10 +34,17 @@ def field(value: Any, *names: str) -> Any:
 
 def fields_of(value: Any) -> Mapping[str, Any] | None:
     """All fields of a dict or of an object that keeps them in one, for loops over thousands; None for another."""
-    if isinstance(value, Mapping):
+    if type(value) is dict:
         return value
+    if _is_mapping(type(value)):
+        return value  # type: ignore[no-any-return]  # by its type
     found = getattr(value, "__dict__", None)
-    return found if isinstance(found, dict) else None
+    return found if type(found) is dict else None
+
+
+@functools.lru_cache(maxsize=256)
+def _is_mapping(kind: type) -> bool:
+    return issubclass(kind, Mapping)
 
 
 def text_field(value: Any, *names: str) -> str:

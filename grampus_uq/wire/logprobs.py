@@ -1,0 +1,169 @@
+"""Token log-probabilities, in every form that comes with an answer.
+
+Read are OpenAI's `{"content": [{"token", "logprob", "top_logprobs"}]}` and anything that holds it under `logprobs`
+(a choice, a completion, LangChain's response metadata, pydantic-ai's provider details); the list alone, as the
+responses API has it; the legacy `{"tokens", "token_logprobs", "top_logprobs"}`; and our own records. One token that
+breaks the rule makes the whole stream missing, with the reason: a mean over the rest would be of another answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, SupportsFloat
+
+from grampus_uq.records import TokenLogprob, builder
+from grampus_uq.wire.fields import field, fields_of, kind_of
+from grampus_uq.wire.whole_text import whole_text
+
+__all__ = ["NO_TOKENS", "TokenStream", "read_logprobs"]
+
+_ROUNDING: Final = 1e-3
+"""Log-probabilities are computed in floating point: one this little above 0 is read as 0."""
+_MOST_TOKENS: Final = 1_000_000
+_MOST_WRAPPERS: Final = 4
+
+_new_token = builder(TokenLogprob)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenStream:
+    """The tokens of an answer; None where there are none, and then the `problem`, unless none were given."""
+
+    tokens: tuple[TokenLogprob, ...] | None = None
+    problem: str | None = None
+
+
+NO_TOKENS: Final = TokenStream()
+
+
+class _BrokenError(Exception):
+    """What is wrong with a stream."""
+
+
+def read_logprobs(value: Any) -> TokenStream:
+    """Read the log-probabilities in a value of any of the forms above; None and an empty list are none. Never raises.
+
+    Values are natural log-probabilities, at most 0 (rounding above it is clipped). An alternative of probability 0 is
+    left out.
+
+    >>> read_logprobs({"content": [{"token": "a", "logprob": None}]})
+    TokenStream(tokens=None, problem='token 0: its logprob is no log-probability: None')
+    """
+    if value is None:
+        return NO_TOKENS
+    try:
+        entries = _entries(value)
+        tokens = tuple(_token(entry, place) for place, entry in enumerate(entries))
+    except _BrokenError as error:
+        return TokenStream(problem=str(error))
+    except Exception as error:  # noqa: BLE001 (somebody else's object)
+        return TokenStream(problem=f"cannot be read ({type(error).__name__})")
+    return TokenStream(tokens=tokens) if tokens else NO_TOKENS
+
+
+def _entries(value: Any) -> Sequence[Any]:
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(value, list | tuple):
+            break
+        if value is None:
+            return ()
+        legacy = field(value, "token_logprobs")
+        if legacy is not None:
+            return _legacy(value, legacy)
+        choices = field(value, "choices")
+        inner = choices[0] if isinstance(choices, list | tuple) and choices else field(value, "logprobs", "content")
+        if inner is None:
+            named = field(value, "choices") is not None or any(
+                name in (fields_of(value) or ()) for name in ("content", "logprobs")
+            )
+            if named:
+                return ()  # a completion that was asked without log-probabilities
+            if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
+                value = list(islice(value, _MOST_TOKENS + 1))
+                break
+            raise _BrokenError(f"are no log-probabilities: {kind_of(value)}")
+        value = inner
+    if not isinstance(value, list | tuple):
+        raise _BrokenError(f"are no list of tokens: {kind_of(value)}")
+    if len(value) > _MOST_TOKENS:
+        raise _BrokenError(f"are more than {_MOST_TOKENS} tokens")
+    return value
+
+
+def _legacy(value: Any, logprobs: Any) -> Sequence[Any]:
+    names, tops = field(value, "tokens"), field(value, "top_logprobs") or ()
+    if not isinstance(names, list | tuple) or not isinstance(logprobs, list | tuple) or len(names) != len(logprobs):
+        raise _BrokenError("have not as many tokens as log-probabilities")
+    listed: list[Any] = []
+    for place, (name, logprob) in enumerate(zip(names, logprobs, strict=True)):
+        top = tops[place] if isinstance(tops, list | tuple) and place < len(tops) else None
+        others = [{"token": other, "logprob": p} for other, p in (top or {}).items()]
+        listed.append({"token": name, "logprob": logprob, "top_logprobs": others})
+    return listed
+
+
+def _token(entry: Any, place: int) -> TokenLogprob:
+    if isinstance(entry, TokenLogprob):
+        return _checked(entry, place)
+    fields = fields_of(entry)
+    if fields is None:
+        fields = {name: field(entry, name) for name in ("token", "logprob", "top_logprobs")}
+    name, logprob = fields.get("token"), _log_probability(fields.get("logprob"))
+    if not isinstance(name, str):
+        raise _BrokenError(f"token {place}: its token is no text: {kind_of(name)}")
+    if logprob is None or logprob == -math.inf:
+        raise _BrokenError(f"token {place}: its logprob is no log-probability: {kind_of(fields.get('logprob'))}")
+    alternatives = fields.get("top_logprobs") or ()
+    if not isinstance(alternatives, list | tuple):
+        raise _BrokenError(f"token {place}: its top_logprobs are no list: {kind_of(alternatives)}")
+    top: list[tuple[str, float]] = []
+    for alternative in alternatives:
+        known = alternative if type(alternative) is dict else fields_of(alternative) or {}
+        other, value = known.get("token"), known.get("logprob")
+        if type(value) is not float or not -math.inf < value <= 0.0:
+            number = _log_probability(value)
+            if number is None:
+                raise _BrokenError(f"token {place}: an alternative's logprob is none: {kind_of(value)}")
+            if number == -math.inf:
+                continue
+            value = number
+        if not isinstance(other, str):
+            raise _BrokenError(f"token {place}: an alternative's token is no text: {kind_of(other)}")
+        top.append((other if other.isascii() else whole_text(other), value))
+    return _new_token(token=whole_text(name), logprob=logprob, top=tuple(top))
+
+
+def _checked(token: TokenLogprob, place: int) -> TokenLogprob:
+    """Our own record, which checks nothing when it is built: as it is where it is right."""
+    logprob, top = token.logprob, token.top
+    sound = type(logprob) is float and -math.inf < logprob <= 0.0 and type(token.token) is str and type(top) is tuple
+    if sound:
+        for alternative in top:
+            if type(alternative) is not tuple or len(alternative) != 2:
+                sound = False
+                break
+            name, value = alternative
+            if type(value) is not float or not -math.inf < value <= 0.0 or type(name) is not str:
+                sound = False
+                break
+        if sound:
+            return token
+    others = [{"token": name, "logprob": value} for name, value in top]
+    return _token({"token": token.token, "logprob": logprob, "top_logprobs": others}, place)
+
+
+def _log_probability(value: Any) -> float | None:
+    """A natural log-probability in [-inf, 0], or None when it is none; rounding above 0 is clipped to 0."""
+    if type(value) is not float:
+        if isinstance(value, bool | str) or not isinstance(value, SupportsFloat):
+            return None
+        if type(value).__name__.startswith("bool"):  # numpy's
+            return None
+        try:
+            value = float(value)
+        except (OverflowError, TypeError, ValueError):
+            return None
+    return min(value, 0.0) if value <= _ROUNDING else None  # also refuses NaN

@@ -1,0 +1,203 @@
+"""Messages of a transcript, in every form that clients and frameworks keep them: objects or dicts.
+
+OpenAI's chat and responses forms, LangChain's messages (objects, `type` and `data`, serialised constructors, pairs of
+role and text), pydantic-ai's requests and responses, Anthropic's blocks, and our own records.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from grampus_uq.records import Message, ToolCall
+from grampus_uq.vocabulary import Role
+from grampus_uq.wire.calls import ReadCall, read_call
+from grampus_uq.wire.fields import field, kind_of, text_field
+from grampus_uq.wire.whole_text import whole_text
+
+__all__ = ["ROLES", "ReadMessages", "calls_of", "read_messages", "text_of"]
+
+ROLES: Final = {role.value: role for role in Role} | {
+    "developer": Role.SYSTEM,
+    "human": Role.USER,
+    "HumanMessage": Role.USER,
+    "HumanMessageChunk": Role.USER,
+    "ai": Role.ASSISTANT,
+    "model": Role.ASSISTANT,
+    "AIMessage": Role.ASSISTANT,
+    "AIMessageChunk": Role.ASSISTANT,
+    "SystemMessage": Role.SYSTEM,
+    "SystemMessageChunk": Role.SYSTEM,
+    "function": Role.TOOL,
+    "ToolMessage": Role.TOOL,
+    "ToolMessageChunk": Role.TOOL,
+    "FunctionMessage": Role.TOOL,
+}
+_PARTS: Final = {"system-prompt": Role.SYSTEM, "user-prompt": Role.USER, "text": Role.ASSISTANT}
+_ANSWERS: Final = frozenset({"tool-return", "retry-prompt", "tool_result", "function_call_output"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadMessages:
+    """The messages that could be read, in order, and what is wrong with the first that could not."""
+
+    messages: tuple[Message, ...]
+    problem: str | None = None
+
+
+def text_of(content: Any) -> str:
+    """The text of a content: text as it is, and of a list of parts those that are text, joined. Never raises.
+
+    >>> text_of([{"type": "text", "text": "a"}, {"type": "image_url"}, {"type": "refusal", "refusal": "b"}])
+    'ab'
+    """
+    if isinstance(content, str):
+        return whole_text(content)
+    if content is None:
+        return ""
+    if isinstance(content, list | tuple):
+        return whole_text("".join(part if isinstance(part, str) else _part_text(part) for part in content))
+    return whole_text(_part_text(content))
+
+
+def _part_text(part: Any) -> str:
+    return text_field(part, "text", "refusal") or (text_field(part, "content") if _kind(part) == "text" else "")
+
+
+def calls_of(message: Any) -> tuple[ReadCall, ...]:
+    """The calls that a message proposes, in order: `tool_calls`, the older `function_call`, and blocks of a content."""
+    listed = field(message, "tool_calls")
+    found = [read_call(call) for call in listed] if isinstance(listed, list | tuple) else []
+    single = field(message, "function_call") if not found else None
+    if single is not None:
+        found.append(read_call(single))
+    content = field(message, "content")
+    if isinstance(content, list | tuple) and not found:
+        found += [read_call(part) for part in content if _kind(part) in ("tool_use", "tool_call", "function_call")]
+    return tuple(found)
+
+
+def read_messages(value: Any) -> ReadMessages:
+    """Read a transcript: a list of messages of any of the forms above, one message, or one text of the user.
+
+    Never raises: what is no message is left out, and the `problem` says which it was.
+
+    >>> [m.role.value for m in read_messages([{"role": "system", "content": "Be brief."}, ("user", "Hi")]).messages]
+    ['system', 'user']
+    """
+    if value is None:
+        return ReadMessages(messages=())
+    if type(value) in (list, tuple) and all(type(item) is Message for item in value):
+        return ReadMessages(messages=tuple(value))
+    single = isinstance(value, str | bytes | Mapping | Message) or not isinstance(value, Iterable) or _named(value)
+    problem = None
+    found: list[Message] = []
+    try:
+        for place, item in enumerate([value] if single else value):
+            read = _read(item)
+            if read is None:
+                problem = problem or f"message {place} is none: {kind_of(item)}"
+            else:
+                found += read
+    except Exception as error:  # noqa: BLE001 (somebody else's object)
+        problem = problem or f"they cannot be read ({type(error).__name__})"
+    return ReadMessages(messages=tuple(found), problem=problem)
+
+
+def _named(value: Any) -> bool:
+    """True for an iterable object that is one message (a pydantic model is iterable)."""
+    return not isinstance(value, list | tuple) and field(value, "role", "type", "parts") is not None
+
+
+def _kind(item: Any) -> str:
+    return text_field(item, "type", "part_kind")
+
+
+def _read(item: Any) -> list[Message] | None:
+    """The messages in one entry; None when it is none."""
+    if isinstance(item, Message):
+        return [item]
+    if isinstance(item, str):
+        return [Message(role=Role.USER, content=whole_text(item))]
+    if isinstance(item, list | tuple):
+        pair = len(item) == 2 and isinstance(item[0], str) and item[0] in ROLES
+        return [Message(role=ROLES[item[0]], content=text_of(item[1]))] if pair else None
+    kind = _kind(item)
+    inner = field(item, "kwargs") if kind == "constructor" else field(item, "data")
+    if isinstance(inner, Mapping):  # LangChain's: {"lc": 1, "type": "constructor", "id": [..., "AIMessage"], "kwargs"}
+        names = field(item, "id")
+        kind = str(names[-1]) if kind == "constructor" and isinstance(names, list) and names else kind
+        item = inner
+    parts = field(item, "parts")
+    if isinstance(parts, list | tuple):
+        return _of_parts(item, parts)
+    role = field(item, "role")
+    known = ROLES.get(role if isinstance(role, str) else kind)
+    if known is not None:
+        return [_message(item, known)]
+    if kind in _ANSWERS or kind.endswith("_call_output"):
+        return [_answer(item)]
+    if kind.endswith("_call"):
+        return [Message(role=Role.ASSISTANT, tool_calls=(read_call(item).call,))]
+    return [] if kind in ("reasoning", "item_reference", "compaction") else None
+
+
+def _message(item: Any, role: Role) -> Message:
+    content = field(item, "content")
+    if role is Role.TOOL:
+        return _answer(item)
+    if role is Role.USER and isinstance(content, list | tuple):  # Anthropic's tool results are the user's
+        answers = [_answer(part) for part in content if _kind(part) in _ANSWERS]
+        if answers:
+            return answers[0]
+    calls: tuple[ToolCall, ...] = ()
+    if role is Role.ASSISTANT:
+        calls = tuple(read.call for read in calls_of(item))
+        content = content if content is not None else field(item, "refusal")
+    return Message(
+        role=role,
+        content=text_of(content) if content is not None else None,
+        name=text_field(item, "name") or None,
+        tool_calls=calls,
+    )
+
+
+def _answer(item: Any) -> Message:
+    content = field(item, "content", "output")
+    text = text_of(content)
+    if not text and content is not None and not isinstance(content, str):
+        text = _as_json(content)
+    identity = text_field(item, "tool_call_id", "call_id", "tool_use_id")
+    return Message(
+        role=Role.TOOL, content=text, name=text_field(item, "name", "tool_name") or None, tool_call_id=identity or None
+    )
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return whole_text(json.dumps(value, ensure_ascii=False, default=str))
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _of_parts(item: Any, parts: Iterable[Any]) -> list[Message]:
+    """A request or a response of pydantic-ai."""
+    instructions = text_field(item, "instructions")
+    found = [Message(role=Role.SYSTEM, content=whole_text(instructions))] if instructions else []
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for part in parts:
+        kind = _kind(part)
+        if kind in _ANSWERS:
+            found.append(_answer(part))
+        elif kind == "tool-call":
+            calls.append(read_call(part).call)
+        elif kind == "text":
+            texts.append(text_of(field(part, "content")))
+        elif kind in _PARTS:
+            found.append(Message(role=_PARTS[kind], content=text_of(field(part, "content"))))
+    if texts or calls:
+        found.append(Message(role=Role.ASSISTANT, content="\n".join(texts), tool_calls=tuple(calls)))
+    return found

@@ -1,0 +1,55 @@
+"""Token usage, as OpenAI, Anthropic, LangChain, pydantic-ai and litellm name it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from grampus_uq.records import TokenUsage
+from grampus_uq.wire.fields import field
+
+__all__ = ["MOST_TOKENS", "read_counts", "read_usage", "states_usage"]
+
+MOST_TOKENS: Final = 2**53
+"""A larger count is stated only by mistake; counts must stay addable and storable."""
+
+_INPUT: Final = ("input_tokens", "prompt_tokens", "prompt_token_count")
+_OUTPUT: Final = ("output_tokens", "completion_tokens", "candidates_token_count")
+_TOTAL: Final = ("total_tokens", "total_token_count")
+
+
+def read_counts(usage: Any) -> tuple[int | None, int | None, int | None]:
+    """Input, output and total tokens; None for a count that is not there or is no number of tokens. Never raises."""
+    return _count(field(usage, *_INPUT)), _count(field(usage, *_OUTPUT)), _count(field(usage, *_TOTAL))
+
+
+def states_usage(usage: Any) -> bool:
+    """True for None and for a value with at least one of the names that a usage has."""
+    return usage is None or usage == {} or field(usage, *_INPUT, *_OUTPUT, *_TOTAL) is not None
+
+
+def read_usage(usage: Any, *, model: str = "") -> TokenUsage:
+    """Read a usage of any of these libraries; a count that is none is 0. Never raises.
+
+    >>> read_usage({"prompt_tokens": 3, "completion_tokens": 4}).total_tokens
+    7
+    """
+    if isinstance(usage, TokenUsage) and max(usage.input_tokens, usage.output_tokens, usage.total_tokens) < MOST_TOKENS:
+        return usage
+    spent_in, spent_out, total = read_counts(usage)
+    cost, named = field(usage, "cost_usd"), field(usage, "model")
+    known = isinstance(cost, int | float) and not isinstance(cost, bool) and math.isfinite(cost)
+    return TokenUsage(
+        input_tokens=spent_in or 0,
+        output_tokens=spent_out or 0,
+        total_tokens=total if total else (spent_in or 0) + (spent_out or 0),
+        cost_usd=cost if known else None,
+        model=named if isinstance(named, str) else model,
+    )
+
+
+def _count(value: Any) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < MOST_TOKENS else None
