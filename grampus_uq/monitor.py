@@ -432,10 +432,10 @@ class UncertaintyMonitor:
 
     async def observe_llm_response(
         self,
-        response_text: str,
+        response_text: Any,
         step_id: str,
         *,
-        prompt_messages: Sequence[Message] = (),
+        prompt_messages: Any = (),
         model_client: ModelClient | None = None,
         model_id: str = "",
         step_type: str = "llm_call",
@@ -453,16 +453,16 @@ class UncertaintyMonitor:
         )
 
     async def observe_tool_call(
-        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | str | None = None
+        self, tool_name: str | ToolCall | Mapping[str, Any], step_id: str, *, effect: Effect | str | None = None
     ) -> tuple[StepUncertainty, UncertaintyAction]:
         """See `Session.observe_tool_call`."""
         return await self.current_session().observe_tool_call(tool_name, step_id, effect=effect)
 
-    def observe_tool_result(self, call_id: str, output: str, *, is_error: bool = False) -> None:
+    def observe_tool_result(self, call_id: str, output: Any, *, is_error: bool = False) -> None:
         """See `Session.observe_tool_result`."""
         self.current_session().observe_tool_result(call_id, output, is_error=is_error)
 
-    def observe_user(self, text: str) -> None:
+    def observe_user(self, text: Any) -> None:
         """See `Session.observe_user`."""
         self.current_session().observe_user(text)
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue, TypeAdapter
@@ -27,13 +28,10 @@ from grampus_uq.events import (
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import (
     AgentBeliefState,
-    Message,
     Outcome,
     Reading,
     Step,
     StepUncertainty,
-    TokenLogprob,
-    TokenUsage,
     ToolCall,
     Verdict,
     builder,
@@ -49,7 +47,10 @@ from grampus_uq.state import (
     state_from_json,
     state_to_values,
 )
-from grampus_uq.vocabulary import STOPPING, Effect, UncertaintyAction, UncertaintyLevel, parse_effect
+from grampus_uq.vocabulary import STOPPING, Effect, MissingReason, UncertaintyAction, UncertaintyLevel, parse_effect
+from grampus_uq.wire.messages import read_messages, told_text
+from grampus_uq.wire.turns import read_name, read_proposed, read_turn
+from grampus_uq.wire.whole_text import whole_text
 
 if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER
     from grampus_uq.trajectory_watch import TrajectoryWatch
@@ -122,39 +123,62 @@ class Session:
 
     async def observe_llm_response(
         self,
-        response_text: str,
+        response_text: Any,
         step_id: str,
         *,
-        prompt_messages: Sequence[Message] = (),
+        prompt_messages: Any = (),
         model_client: ModelClient | None = None,
         model_id: str = "",
         step_type: str = "llm_call",
-        tool_calls: Sequence[ToolCall] = (),
-        logprobs: Sequence[TokenLogprob] | None = None,
-        usage: TokenUsage | None = None,
+        tool_calls: Iterable[Any] = (),
+        logprobs: Any = None,
+        usage: Any = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         external: Mapping[str, float] | None = None,
     ) -> tuple[StepUncertainty, UncertaintyAction]:
         """Sense and commit a step of the model; returns the assessment and the action.
 
+        `response_text` is the model's text, or its whole answer as a client returned it (a chat completion of OpenAI
+        or litellm, a response of the responses API, a message of LangChain, a dict of any of these): text, calls,
+        log-probabilities and usage are taken from it, unless they are given. `prompt_messages`, `tool_calls`,
+        `logprobs` and `usage` take the same libraries' values as they are (`grampus_uq.wire` lists the forms).
+
         `external` holds confidences in [0, 1] of the caller's own (a verifier's score), by name. Nothing is committed
         when the caller is cancelled while sensing.
+
+        Raises ConfigurationError for an argument that can be read in no way; in a session that only advises it is
+        logged, and its part of the step is missing. What a model wrote badly never raises: arguments that are no JSON
+        are kept as text, and one broken log-probability makes the token readings missing, with the reason.
         """
         started_ns = time.time_ns()
+        turn = read_turn(response_text, tool_calls=tool_calls, logprobs=logprobs, usage=usage)
+        for error in turn.errors:
+            self._reject(error)
+        if prompt_messages:
+            prompt = read_messages(prompt_messages)
+            prompt_messages = prompt.messages
+            if prompt.problem is not None:
+                self._reject(_wrong("prompt_messages", "a list of messages", prompt.problem, "Pass what was sent."))
+        if model_client is not None and not callable(getattr(model_client, "complete", None)):
+            way_out = "OpenAICompatibleModel and LiteLLMModel are such clients."
+            self._reject(_wrong("model_client", "a client with `async complete(...)`", model_client, way_out))
+            model_client = None
         if tools and self._profile.policy.irreversible_tool_names:
             self.declare_tools(tools)
-        own = [_external(name, value) for name, value in external.items()] if external else ()
+        own = self._own_readings(external) if external else ()
         step = _new_step(
-            step_id=step_id,
-            kind=step_type,
+            step_id=self._name(step_id, "step_id"),
+            kind=self._name(step_type, "step_type"),
             time_s=started_ns / 1e9,
-            text=response_text or "",
-            tool_calls=tuple(tool_calls),
-            logprobs=None if logprobs is None else tuple(logprobs),
-            input_tokens=usage.input_tokens if usage else 0,
-            output_tokens=usage.output_tokens if usage else 0,
+            text=turn.text,
+            tool_calls=turn.calls,
+            logprobs=turn.logprobs.tokens,
+            input_tokens=turn.usage.input_tokens if turn.usage else 0,
+            output_tokens=turn.usage.output_tokens if turn.usage else 0,
         )
         readings = self._plan.read(step, prompt_messages)
+        if turn.logprobs.problem is not None:
+            readings = [_explained(reading, turn.logprobs.problem) for reading in readings]
         if model_client is None and not self._plan.brings_model:
             if self._plan.unasked:
                 readings += self._plan.read_unasked(step)
@@ -180,16 +204,18 @@ class Session:
         _log_unmatched(tuple(self._profile.policy.unmatched(names)), names)
 
     async def observe_tool_call(
-        self, tool_name: str | ToolCall, step_id: str, *, effect: Effect | str | None = None
+        self, tool_name: str | ToolCall | Mapping[str, Any], step_id: str, *, effect: Effect | str | None = None
     ) -> tuple[StepUncertainty, UncertaintyAction]:
         """Commit that a tool is about to be called; makes no model call.
 
-        Takes the tool's name or the whole call. Returns the assessment and the action: on a pause or an abort the
-        caller does not run the tool. Raises ConfigurationError on an `effect` that is none.
+        Takes the tool's name or the whole call, in any form that `grampus_uq.wire.calls` reads. Returns the assessment
+        and the action: on a pause or an abort the caller does not run the tool. Raises ConfigurationError on what is no
+        call, and on an `effect` that is none.
         """
         effect = parse_effect(effect, "observe_tool_call")
         started_ns = time.time_ns()
-        call = tool_name if isinstance(tool_name, ToolCall) else ToolCall(name=tool_name)
+        call = self._proposed(tool_name, "observe_tool_call")
+        step_id = self._name(step_id, "step_id", "observe_tool_call")
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
         if self._watch is None:
             assessment = self.commit(step, (), started_ns=started_ns)
@@ -213,24 +239,26 @@ class Session:
         with self._lock:
             return self.commit(step, readings, started_ns=started_ns, trajectory=watch.take_unread(step))
 
-    def observe_tool_result(self, call_id: str, output: str, *, is_error: bool = False) -> None:
+    def observe_tool_result(self, call_id: str, output: Any, *, is_error: bool = False) -> None:
         """Take what a tool answered. It is hostile text: never parsed for a confidence, never shown as the model's."""
         self._observe("tool_result", output, call_id=call_id, is_error=is_error)
 
-    def observe_user(self, text: str) -> None:
+    def observe_user(self, text: Any) -> None:
         """Take what the user said."""
         self._observe("user", text)
 
-    def _observe(self, kind: str, text: str, *, call_id: str | None = None, is_error: bool = False) -> None:
+    def _observe(self, kind: str, told: Any, *, call_id: str | None = None, is_error: bool = False) -> None:
         if self._watch is None and self._emit is None:
             return  # nobody would see it
+        text = told_text(told)
+        call_id = None if call_id is None else whole_text(str(call_id))
         event = ObservationEvent(
             session_id=self.session_id,
             agent_id=self.agent_id,
             kind=kind,
             text=text,
             call_id=call_id,
-            is_error=is_error,
+            is_error=bool(is_error),
             time_s=time.time(),
         )
         with self._lock:
@@ -283,15 +311,49 @@ class Session:
         agent_tokens = self._state.agent_tokens + step.input_tokens + step.output_tokens
         return spent >= self._max_overhead * agent_tokens if spent else self._max_overhead == 0.0
 
+    # -- what callers hand over ---------------------------------------------------------------------------------------
+
+    def _reject(self, error: ConfigurationError) -> None:
+        """Raise what is wrong with an argument; a session that only advises logs it once, and goes on without."""
+        if not self._profile.advisory:
+            raise error
+        _log_rejected(str(error))
+
+    def _name(self, value: Any, parameter: str, owner: str = "observe_llm_response") -> str:
+        name, error = read_name(value, parameter, owner)
+        if error is not None:
+            self._reject(error)
+        return name
+
+    def _proposed(self, value: Any, owner: str) -> ToolCall:
+        call, error = read_proposed(value, "tool_name" if owner == "observe_tool_call" else "call", owner)
+        if error is not None:
+            self._reject(error)
+        return call
+
+    def _own_readings(self, external: Any) -> list[Reading]:
+        if not isinstance(external, Mapping):
+            self._reject(_wrong("external", "confidences in [0, 1] by name", external, "Pass {name: confidence}."))
+            return []
+        found = []
+        for name, value in external.items():
+            source = self._name(name, "external")
+            try:
+                found.append(Reading(source=source, value=value))
+            except ValueError:
+                self._reject(_wrong("external", "confidences in [0, 1] by name", value, "Leave out what is missing."))
+                found.append(Reading(source=source, value=None, reason=MissingReason.INVALID_VALUE))
+        return found
+
     # -- asking and answering -------------------------------------------------------------------------------------
 
-    def would_allow(self, call: ToolCall | str, *, effect: Effect | str | None = None) -> Verdict:
+    def would_allow(self, call: ToolCall | str | Mapping[str, Any], *, effect: Effect | str | None = None) -> Verdict:
         """What would be decided on this call now. Changes nothing, records nothing, asks no model.
 
         Raises ConfigurationError on an `effect` that is none.
         """
         effect = parse_effect(effect, "would_allow")
-        name = call.name if isinstance(call, ToolCall) else call
+        name = self._proposed(call, "would_allow").name
         return judge_call(self._profile, self._state, name, effect)
 
     def record_decision(
@@ -490,12 +552,18 @@ def _log_unmatched(patterns: tuple[str, ...], names: frozenset[str]) -> None:
         log.warning("the policy protects %s, and none of the agent's tools is named so: %s", patterns, sorted(names))
 
 
-def _external(name: str, value: float) -> Reading:
-    try:
-        return Reading(source=name, value=value)
-    except ValueError as error:
-        rule = "confidences in [0, 1] by name"
-        raise ConfigurationError.of("external", "observe_llm_response", rule, value) from error
+@functools.lru_cache(maxsize=256)
+def _log_rejected(message: str) -> None:
+    log.warning("%s", message)
+
+
+def _wrong(parameter: str, rule: str, value: object, way_out: str) -> ConfigurationError:
+    return ConfigurationError.of(parameter, "observe_llm_response", rule, value, way_out)
+
+
+def _explained(reading: Reading, why: str) -> Reading:
+    """A reading that is missing for want of log-probabilities, with what is wrong with those that came."""
+    return replace(reading, detail=why) if reading.reason == MissingReason.NO_LOGPROBS else reading
 
 
 def _escalation(assessment: StepUncertainty) -> dict[str, JsonValue]:

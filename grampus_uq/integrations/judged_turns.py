@@ -35,7 +35,6 @@ from grampus_uq import (
     Session,
     StepUncertainty,
     StopReason,
-    TokenLogprob,
     TokenUsage,
     ToolCall,
     ToolEffects,
@@ -43,6 +42,7 @@ from grampus_uq import (
     UncertaintyMonitor,
 )
 from grampus_uq.gate.preconditions import Precondition, refusal_of
+from grampus_uq.wire import NO_TOKENS, TokenStream
 
 if TYPE_CHECKING:
     from grampus_uq.protocols import ModelClient
@@ -82,7 +82,7 @@ class ModelTurn:
     text: str
     calls: Sequence[ToolCall] = ()
     prompt: Sequence[Message] = ()
-    logprobs: Sequence[TokenLogprob] | None = None
+    logprobs: TokenStream = NO_TOKENS
     usage: TokenUsage | None = None
     model: str = ""
 

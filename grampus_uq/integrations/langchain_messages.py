@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from grampus_uq import Message, ModelResponse, Role, Session, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq import Message, ModelResponse, Session, ToolCall
 from grampus_uq.integrations.judged_turns import ModelTurn
+from grampus_uq.wire import read_call as read
+from grampus_uq.wire import read_logprobs, read_messages, read_usage
 
 if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, AnyMessage, BaseMessage
 
 __all__ = ["as_ai_message", "last_answer", "observe_between", "read_call", "read_message", "read_turn"]
-
-_ROLES = {"system": Role.SYSTEM, "human": Role.USER, "ai": Role.ASSISTANT, "tool": Role.TOOL}
 
 
 def last_answer(messages: Sequence[AnyMessage]) -> int | None:
@@ -33,32 +31,21 @@ def read_turn(messages: Sequence[AnyMessage], index: int, *, with_prompt: bool) 
     return ModelTurn(
         text=str(message.text),
         calls=[read_call(call, f"{message.id}-{n}") for n, call in enumerate(message.tool_calls)],
-        prompt=[read_message(m) for m in messages[:index]] if with_prompt else (),
-        logprobs=_logprobs(metadata.get("logprobs")),
-        usage=_usage(message.usage_metadata),
+        prompt=read_messages(messages[:index]).messages if with_prompt else (),
+        logprobs=read_logprobs(metadata.get("logprobs")),
+        usage=read_usage(message.usage_metadata),
         model=str(metadata.get("model_name") or ""),
     )
 
 
 def read_call(call: Any, stand_in_id: str = "") -> ToolCall:
     """A proposed call. Arguments that are no JSON are shown as text, so that they can be judged and told apart."""
-    call_id, name, arguments = call.get("id") or stand_in_id, call["name"], call["args"]
-    try:
-        return ToolCall(id=call_id, name=name, arguments=arguments)
-    except ValidationError:
-        return ToolCall(id=call_id, name=name, arguments={"unreadable": repr(arguments)[:10_000]})
+    return read(call, stand_in_id=stand_in_id).call
 
 
 def read_message(message: BaseMessage) -> Message:
     """One message of the transcript."""
-    spoken: Any = message
-    role = _ROLES.get(spoken.type, Role.USER)
-    return Message(
-        role=role,
-        content=str(spoken.text),
-        tool_calls=tuple(read_call(call) for call in spoken.tool_calls) if role is Role.ASSISTANT else (),
-        tool_call_id=spoken.tool_call_id if role is Role.TOOL else None,
-    )
+    return read_messages(message).messages[0]
 
 
 def observe_between(session: Session, messages: Sequence[AnyMessage], index: int) -> None:
@@ -96,28 +83,3 @@ def as_ai_message(response: ModelResponse) -> AIMessage:
             "total_tokens": usage.input_tokens + usage.output_tokens,
         },
     )
-
-
-def _logprobs(raw: Any) -> list[TokenLogprob] | None:
-    """OpenAI's form, as langchain-openai keeps it: {"content": [{"token", "logprob", "top_logprobs"}]}."""
-    content = raw.get("content") if isinstance(raw, dict) else None
-    if not isinstance(content, list):
-        return None
-    try:
-        return [
-            TokenLogprob(
-                token=item["token"],
-                logprob=float(item["logprob"]),
-                top=tuple((top["token"], float(top["logprob"])) for top in item.get("top_logprobs") or ()),
-            )
-            for item in content
-        ]
-    except (KeyError, TypeError, ValueError):
-        return None  # another provider's form
-
-
-def _usage(raw: Any) -> TokenUsage | None:
-    if not raw:
-        return None
-    spent_in, spent_out = raw.get("input_tokens") or 0, raw.get("output_tokens") or 0
-    return TokenUsage(input_tokens=spent_in, output_tokens=spent_out, total_tokens=spent_in + spent_out)

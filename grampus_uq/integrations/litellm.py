@@ -16,30 +16,25 @@ that order, so that no call ever waits for it or fails because of it.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import queue
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq import (
     AgentBeliefState,
     ConfigurationError,
-    Message,
     MissingDependencyError,
-    Role,
     Session,
-    TokenLogprob,
-    TokenUsage,
     ToolCall,
     UncertaintyMonitor,
     Verdict,
 )
 from grampus_uq.protocols import ModelClient
+from grampus_uq.wire import read_messages
 
 try:
     from litellm.integrations.custom_logger import CustomLogger
@@ -196,17 +191,13 @@ class UncertaintyCallback(CustomLogger):
 
     async def _judge(self, call: _Call) -> None:
         watched = self._session(call.session_id, call.model)
-        message = call.response.choices[0].message
         watched.steps += 1
         await watched.session.observe_llm_response(
-            _text(getattr(message, "content", None)),
+            call.response,
             f"call-{watched.steps}",
-            prompt_messages=_read_messages(call.messages) if self._client is not None else (),
+            prompt_messages=read_messages(call.messages).messages if self._client is not None else (),
             model_client=self._client,
             model_id=self._model_id,
-            tool_calls=_calls(message),
-            logprobs=_logprobs(call.response.choices[0]),
-            usage=_usage(call.response),
             tools=call.tools,
         )
 
@@ -263,68 +254,3 @@ class UncertaintyCallback(CustomLogger):
         """What would be said of a tool call now; None, which is no leave, for a session that nothing is known of."""
         session = self.session(session_id)
         return None if session is None else session.would_allow(call)
-
-
-# -- litellm's values -------------------------------------------------------------------------------------------------
-
-
-def _get(value: Any, name: str) -> Any:
-    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    parts: Sequence[Any] = content if isinstance(content, list) else ()
-    return "\n".join(str(_get(part, "text") or "") for part in parts)
-
-
-def _calls(message: Any) -> tuple[ToolCall, ...]:
-    found = []
-    for call in _get(message, "tool_calls") or ():
-        function = _get(call, "function")
-        found.append(_proposed(_get(call, "id"), _get(function, "name"), _get(function, "arguments")))
-    return tuple(found)
-
-
-def _proposed(call_id: Any, name: Any, written: Any) -> ToolCall:
-    """A call as the model wrote it; arguments that are no JSON object are kept as one text."""
-    identity = {"id": str(call_id or ""), "name": str(name or "")}
-    try:
-        arguments = json.loads(written) if isinstance(written, str) and written.strip() else written or {}
-        return ToolCall(**identity, arguments=arguments)
-    except ValueError:  # no JSON, no object, or NaN
-        return ToolCall(**identity, arguments={"input": str(written)})
-
-
-def _logprobs(choice: Any) -> list[TokenLogprob] | None:
-    """Token log-probabilities; litellm keeps none of a streamed answer."""
-    tokens: Iterable[Any] = _get(_get(choice, "logprobs"), "content") or ()
-    return [
-        TokenLogprob(
-            token=str(_get(token, "token")),
-            logprob=float(_get(token, "logprob")),
-            top=tuple((str(_get(t, "token")), float(_get(t, "logprob"))) for t in _get(token, "top_logprobs") or ()),
-        )
-        for token in tokens
-    ] or None
-
-
-def _usage(response: Any) -> TokenUsage:
-    usage = _get(response, "usage")
-    spent_in, spent_out = (int(_get(usage, name) or 0) for name in ("prompt_tokens", "completion_tokens"))
-    return TokenUsage(input_tokens=spent_in, output_tokens=spent_out, total_tokens=spent_in + spent_out)
-
-
-def _read_messages(messages: Any) -> list[Message]:
-    """The prompt of a call: what signals show to the model that they ask."""
-    roles = {"assistant": Role.ASSISTANT, "user": Role.USER, "tool": Role.TOOL}
-    return [
-        Message(
-            role=roles.get(str(_get(message, "role")), Role.SYSTEM),
-            content=_text(_get(message, "content")),
-            tool_calls=_calls(message),
-            tool_call_id=_get(message, "tool_call_id"),
-        )
-        for message in messages or ()
-    ]

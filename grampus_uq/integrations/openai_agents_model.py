@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq import Message, MissingDependencyError, Role, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq import Message, MissingDependencyError, Role, TokenUsage, ToolCall, wire
+from grampus_uq.wire import TokenStream, read_call, read_response, text_field
 
 try:
     from agents import Model, ModelProvider, ModelResponse
@@ -25,15 +26,17 @@ __all__ = [
     "tool_call",
 ]
 
-_CALLS = {
-    "function_call": "arguments",
-    "mcp_approval_request": "arguments",
-    "custom_tool_call": "input",
-    "shell_call": "action",
-    "local_shell_call": "action",
-    "computer_call": "action",
-    "apply_patch_call": "operation",
-}
+_CALLS = frozenset(
+    {
+        "function_call",
+        "mcp_approval_request",
+        "custom_tool_call",
+        "shell_call",
+        "local_shell_call",
+        "computer_call",
+        "apply_patch_call",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Answer:
 
     text: str
     calls: tuple[ToolCall, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
+    logprobs: TokenStream
     usage: TokenUsage
     written: tuple[tuple[ToolCall, str], ...] = ()
     """The calls of function tools, each with its arguments as the model wrote them."""
@@ -149,88 +152,30 @@ def plain(value: Any) -> Any:
 
 
 def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
-    """A call as it was proposed; arguments that are no JSON object are kept as one text or value, under "input"."""
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
-            arguments = {"input": arguments}
-    given = arguments if isinstance(arguments, Mapping) else {"input": plain(arguments)}
-    try:
-        return ToolCall(id=call_id, name=name, arguments=dict(given))
-    except ValueError:  # NaN, infinity
-        return ToolCall(id=call_id, name=name, arguments={"input": str(arguments)})
-
-
-def _field(item: Any, name: str, default: Any = None) -> Any:
-    """A field of an item of the SDK, which is one of its models or a plain dictionary."""
-    return item.get(name, default) if isinstance(item, dict) else getattr(item, name, default)
+    """A call as it was proposed; arguments that are no JSON object are kept as one text, and marked."""
+    return read_call({"id": call_id, "name": name, "arguments": arguments}).call
 
 
 def item_call(item: Any) -> ToolCall | None:
     """The call in an item of the model's output, None for an item that is no call."""
-    kind = _field(item, "type", "")
-    if kind not in _CALLS:
-        return None
-    call_id = _field(item, "call_id") or _field(item, "id") or ""
-    given = _field(item, _CALLS[kind])
-    if given is None and kind == "apply_patch_call":
-        given = _field(item, "operations")
-    return tool_call(call_id, _field(item, "name") or kind.removesuffix("_call"), given)
+    return read_call(item).call if text_field(item, "type") in _CALLS else None
 
 
 def read_output(output: Iterable[Any], usage: Any) -> Answer:
     """Text, calls, token log-probabilities and usage of one answer."""
-    texts: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    calls: list[ToolCall] = []
-    written: list[tuple[ToolCall, str]] = []
-    for item in output:
-        call = item_call(item)
-        if call is not None:
-            calls.append(call)
-            if _field(item, "type") == "function_call":
-                written.append((call, str(_field(item, "arguments"))))
-        elif _field(item, "type", "") == "message":
-            for part in _field(item, "content") or ():
-                texts.append(_field(part, "text") or _field(part, "refusal") or "")
-                logprobs.extend(_logprobs(_field(part, "logprobs") or ()))
-    spent_in, spent_out = (getattr(usage, name, 0) or 0 for name in ("input_tokens", "output_tokens"))
+    items = list(output)
+    read = read_response({"output": items, "usage": usage})
+    functions = [item for item in items if text_field(item, "type") == "function_call"]
     return Answer(
-        text="\n".join(text for text in texts if text),
-        calls=tuple(calls),
-        logprobs=tuple(logprobs) or None,
-        usage=TokenUsage(input_tokens=spent_in, output_tokens=spent_out, total_tokens=spent_in + spent_out),
-        written=tuple(written),
+        text=read.text,
+        calls=tuple(call.call for call in read.calls),
+        logprobs=read.logprobs,
+        usage=read.usage or TokenUsage(),
+        written=tuple((read_call(item).call, text_field(item, "arguments")) for item in functions),
     )
-
-
-def _logprobs(tokens: Iterable[Any]) -> Iterable[TokenLogprob]:
-    for token in tokens:
-        top = tuple((str(_field(t, "token")), float(_field(t, "logprob"))) for t in _field(token, "top_logprobs") or ())
-        yield TokenLogprob(token=str(_field(token, "token")), logprob=float(_field(token, "logprob")), top=top)
 
 
 def read_messages(system: str | None, items: Any) -> list[Message]:
     """The prompt of one model call: what signals show to the model that they ask."""
-    messages = [Message(role=Role.SYSTEM, content=system)] if system else []
-    if isinstance(items, str):
-        return [*messages, Message(role=Role.USER, content=items)]
-    for item in items:
-        call = item_call(item)
-        if call is not None:
-            messages.append(Message(role=Role.ASSISTANT, tool_calls=(call,)))
-        elif "output" in item and "call_id" in item:
-            messages.append(Message(role=Role.TOOL, content=_text(item["output"]), tool_call_id=str(item["call_id"])))
-        elif "role" in item:
-            role = {"assistant": Role.ASSISTANT, "user": Role.USER}.get(item["role"], Role.SYSTEM)
-            messages.append(Message(role=role, content=_text(item.get("content"))))
-    return messages
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        return "\n".join(str(_field(part, "text", "") or "") for part in content)
-    return "" if content is None else json.dumps(plain(content))
+    instructions = [Message(role=Role.SYSTEM, content=system)] if system else []
+    return [*instructions, *wire.read_messages(items).messages]

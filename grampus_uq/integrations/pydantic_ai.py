@@ -28,7 +28,6 @@ from grampus_uq import (
     ApprovalRequest,
     ConfigurationError,
     MissingDependencyError,
-    TokenUsage,
     ToolCall,
     ToolEffects,
     UncertaintyAction,
@@ -44,12 +43,11 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     find_part,
     open_calls,
     proposed_call,
-    read_logprobs,
-    read_messages,
     tool_schema,
     written_arguments,
 )
 from grampus_uq.protocols import ModelClient
+from grampus_uq.wire import read_messages
 
 try:
     from pydantic_ai import Agent, RunContext
@@ -59,7 +57,6 @@ try:
         ModelMessage,
         ModelMessagesTypeAdapter,
         ModelResponse,
-        TextPart,
         ToolCallPart,
     )
     from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
@@ -181,18 +178,12 @@ class UncertaintyCapability(AbstractCapability[Any]):
         step_id = calls.next_step_id("llm")
         asks = self.model_client is not None
         _, action = await calls.session.observe_llm_response(
-            "\n".join(part.content for part in response.parts if isinstance(part, TextPart)),
+            response,
             step_id,
-            prompt_messages=read_messages(request_context.messages) if asks else (),
+            prompt_messages=read_messages(request_context.messages).messages if asks else (),
             model_client=self.model_client,
             model_id=self.model_id,
             tool_calls=[self._run().proposed(part) for part in response.parts if isinstance(part, ToolCallPart)],
-            logprobs=read_logprobs(response),
-            usage=TokenUsage(
-                input_tokens=response.usage.input_tokens,
-                output_tokens=response.usage.output_tokens,
-                total_tokens=response.usage.input_tokens + response.usage.output_tokens,
-            ),
             tools=[tool_schema(tool) for tool in parameters.function_tools] or None if asks else None,
         )
         if action is UncertaintyAction.ABORT:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from grampus_uq import DataError, Message, MissingDependencyError, Role, TokenLogprob, ToolCall
+from grampus_uq import DataError, MissingDependencyError, ToolCall
+from grampus_uq.wire import read_arguments
 
 try:
     from pydantic_ai.messages import (
         ModelMessage,
         ModelMessagesTypeAdapter,
-        ModelRequest,
         ModelResponse,
-        TextPart,
         ToolCallPart,
         ToolReturnPart,
-        UserPromptPart,
     )
     from pydantic_ai.tools import ToolDefinition
 except ImportError as error:
@@ -33,8 +30,6 @@ __all__ = [
     "find_part",
     "open_calls",
     "proposed_call",
-    "read_logprobs",
-    "read_messages",
     "tool_schema",
     "written_arguments",
 ]
@@ -93,22 +88,13 @@ def open_calls(messages: Sequence[ModelMessage]) -> set[str]:
 
 
 def written_arguments(part: ToolCallPart) -> dict[str, Any]:
-    """A call's arguments as the model wrote them; what is no JSON object is kept as one text."""
-    given: Any = part.args
-    if isinstance(given, str):
-        try:
-            given = json.loads(given) if given.strip() else {}
-        except ValueError:
-            return {"input": part.args}
-    return dict(given) if isinstance(given, Mapping) else {} if given is None else {"input": given}
+    """A call's arguments as the model wrote them; what is no JSON object is kept as one text, and marked."""
+    return read_arguments(part.args).values
 
 
 def proposed_call(part: ToolCallPart) -> ToolCall:
-    """A call as the model wrote it; what is no JSON is kept as one text."""
-    try:
-        return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=written_arguments(part))
-    except ValueError:  # NaN, infinity
-        return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments={"input": str(part.args)})
+    """A call as the model wrote it."""
+    return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=written_arguments(part))
 
 
 def find_part(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCallPart:
@@ -118,45 +104,6 @@ def find_part(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCallP
             if isinstance(part, ToolCallPart) and part.tool_call_id == call.tool_call_id:
                 return part
     return call
-
-
-def read_logprobs(response: ModelResponse) -> list[TokenLogprob] | None:
-    """Token log-probabilities, where the provider's details have them."""
-    details = [response.provider_details or {}]
-    details += [part.provider_details or {} for part in response.parts if isinstance(part, TextPart)]
-    found = [token for given in details for token in given.get("logprobs") or ()]
-    return [
-        TokenLogprob(
-            token=str(token["token"]),
-            logprob=float(token["logprob"]),
-            top=tuple((str(top["token"]), float(top["logprob"])) for top in token.get("top_logprobs") or ()),
-        )
-        for token in found
-    ] or None
-
-
-def read_messages(messages: Sequence[ModelMessage]) -> list[Message]:
-    """The prompt of one model call: what signals show to the model that they ask."""
-    found: list[Message] = []
-    for message in messages:
-        if isinstance(message, ModelRequest):
-            if message.instructions:
-                found.append(Message(role=Role.SYSTEM, content=message.instructions))
-            found += [_read_part(part) for part in message.parts]
-        else:
-            text = "\n".join(part.content for part in message.parts if isinstance(part, TextPart))
-            calls = tuple(proposed_call(part) for part in message.parts if isinstance(part, ToolCallPart))
-            found.append(Message(role=Role.ASSISTANT, content=text, tool_calls=calls))
-    return found
-
-
-def _read_part(part: Any) -> Message:
-    if isinstance(part, ToolReturnPart):
-        return Message(role=Role.TOOL, content=part.model_response_str(), tool_call_id=part.tool_call_id)
-    content = getattr(part, "content", "")
-    if not isinstance(content, str):
-        content = "\n".join(piece for piece in content if isinstance(piece, str)) if isinstance(content, list) else ""
-    return Message(role=Role.USER if isinstance(part, UserPromptPart) else Role.SYSTEM, content=content)
 
 
 def tool_schema(tool: ToolDefinition) -> dict[str, Any]:

@@ -4,3 +4,35 @@ Clients, importers and adapters read through this room, so that a shape has one 
 bounded, and never raises on what a model, a tool or a framework handed over: what cannot be read is missing, with the
 reason beside it, and whoever needs an error makes their own of that reason.
 """
+
+from grampus_uq.wire.calls import UNPARSED, Arguments, ReadCall, is_unparsed, read_arguments, read_call
+from grampus_uq.wire.fields import field, text_field
+from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
+from grampus_uq.wire.messages import ReadMessages, read_messages, text_of, told_text
+from grampus_uq.wire.responses import ReadResponse, read_choices, read_response
+from grampus_uq.wire.usage import read_usage
+from grampus_uq.wire.whole_text import whole, whole_text
+
+__all__ = [
+    "NO_TOKENS",
+    "UNPARSED",
+    "Arguments",
+    "ReadCall",
+    "ReadMessages",
+    "ReadResponse",
+    "TokenStream",
+    "field",
+    "is_unparsed",
+    "read_arguments",
+    "read_call",
+    "read_choices",
+    "read_logprobs",
+    "read_messages",
+    "read_response",
+    "read_usage",
+    "text_field",
+    "text_of",
+    "told_text",
+    "whole",
+    "whole_text",
+]

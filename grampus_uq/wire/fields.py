@@ -36,14 +36,15 @@ def fields_of(value: Any) -> Mapping[str, Any] | None:
     """All fields of a dict or of an object that keeps them in one, for loops over thousands; None for another."""
     if type(value) is dict:
         return value
-    if _is_mapping(type(value)):
+    kind: Any = type(value)
+    if _is_mapping(kind):
         return value  # type: ignore[no-any-return]  # by its type
     found = getattr(value, "__dict__", None)
     return found if type(found) is dict else None
 
 
-@functools.lru_cache(maxsize=256)
-def _is_mapping(kind: type) -> bool:
+@functools.lru_cache(maxsize=256)  # asking an abstract type is slow, and is done for every token
+def _is_mapping(kind: Any) -> bool:
     return issubclass(kind, Mapping)
 
 

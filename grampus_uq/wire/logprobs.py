@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, SupportsFloat
+from typing import Any, Final
 
 from grampus_uq.records import TokenLogprob, builder
 from grampus_uq.wire.fields import field, fields_of, kind_of
@@ -158,7 +158,7 @@ def _checked(token: TokenLogprob, place: int) -> TokenLogprob:
 def _log_probability(value: Any) -> float | None:
     """A natural log-probability in [-inf, 0], or None when it is none; rounding above 0 is clipped to 0."""
     if type(value) is not float:
-        if isinstance(value, bool | str) or not isinstance(value, SupportsFloat):
+        if isinstance(value, bool | str) or not hasattr(type(value), "__float__"):
             return None
         if type(value).__name__.startswith("bool"):  # numpy's
             return None

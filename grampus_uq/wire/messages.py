@@ -1,7 +1,7 @@
 """Messages of a transcript, in every form that clients and frameworks keep them: objects or dicts.
 
 OpenAI's chat and responses forms, LangChain's messages (objects, `type` and `data`, serialised constructors, pairs of
-role and text), pydantic-ai's requests and responses, Anthropic's blocks, and our own records.
+role and text), pydantic-ai's requests and responses, Anthropic's blocks, Gemini's contents, and our own records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from grampus_uq.wire.calls import ReadCall, read_call
 from grampus_uq.wire.fields import field, kind_of, text_field
 from grampus_uq.wire.whole_text import whole_text
 
-__all__ = ["ROLES", "ReadMessages", "calls_of", "read_messages", "text_of"]
+__all__ = ["ROLES", "ReadMessages", "calls_of", "read_messages", "text_of", "told_text"]
 
 ROLES: Final = {role.value: role for role in Role} | {
     "developer": Role.SYSTEM,
@@ -60,6 +60,21 @@ def text_of(content: Any) -> str:
     if isinstance(content, list | tuple):
         return whole_text("".join(part if isinstance(part, str) else _part_text(part) for part in content))
     return whole_text(_part_text(content))
+
+
+def told_text(value: Any) -> str:
+    """What a tool answered or a user said, as text: text as it is, that of parts, anything else as JSON. Never raises.
+
+    >>> told_text({"found": 2})
+    '{"found": 2}'
+    """
+    text = text_of(value)
+    if text or value is None or isinstance(value, str):
+        return text
+    try:
+        return whole_text(json.dumps(value, ensure_ascii=False, default=str))
+    except Exception:  # noqa: BLE001 (somebody else's object)
+        return kind_of(value)
 
 
 def _part_text(part: Any) -> str:
@@ -165,25 +180,24 @@ def _message(item: Any, role: Role) -> Message:
 
 
 def _answer(item: Any) -> Message:
-    content = field(item, "content", "output")
-    text = text_of(content)
-    if not text and content is not None and not isinstance(content, str):
-        text = _as_json(content)
     identity = text_field(item, "tool_call_id", "call_id", "tool_use_id")
     return Message(
-        role=Role.TOOL, content=text, name=text_field(item, "name", "tool_name") or None, tool_call_id=identity or None
+        role=Role.TOOL,
+        content=_rendered(item) or told_text(field(item, "content", "output")),
+        name=text_field(item, "name", "tool_name") or None,
+        tool_call_id=identity or None,
     )
 
 
-def _as_json(value: Any) -> str:
-    try:
-        return whole_text(json.dumps(value, ensure_ascii=False, default=str))
-    except (TypeError, ValueError, RecursionError):
-        return ""
+def _rendered(item: Any) -> str:
+    """A tool's answer as pydantic-ai shows it to the model."""
+    render = None if isinstance(item, Mapping) else field(item, "model_response_str", "model_response")
+    shown = render() if callable(render) else None
+    return whole_text(shown) if isinstance(shown, str) else ""
 
 
 def _of_parts(item: Any, parts: Iterable[Any]) -> list[Message]:
-    """A request or a response of pydantic-ai."""
+    """A request or a response of pydantic-ai, a content of Gemini."""
     instructions = text_field(item, "instructions")
     found = [Message(role=Role.SYSTEM, content=whole_text(instructions))] if instructions else []
     texts: list[str] = []
@@ -198,6 +212,11 @@ def _of_parts(item: Any, parts: Iterable[Any]) -> list[Message]:
             texts.append(text_of(field(part, "content")))
         elif kind in _PARTS:
             found.append(Message(role=_PARTS[kind], content=text_of(field(part, "content"))))
+        elif text_of(part):  # Gemini's
+            role = field(item, "role")
+            found.append(
+                Message(role=ROLES.get(role if isinstance(role, str) else "", Role.USER), content=text_of(part))
+            )
     if texts or calls:
         found.append(Message(role=Role.ASSISTANT, content="\n".join(texts), tool_calls=tuple(calls)))
     return found

@@ -378,9 +378,9 @@ def test_token_probabilities_and_usage_are_read_from_the_answer() -> None:
     top = [{"token": "yes", "logprob": math.log(0.5)}]
     part = {"type": "output_text", "text": "yes", "logprobs": [{"token": "yes", "logprob": -1.0, "top_logprobs": top}]}
     answer = read_output([{"type": "message", "content": [part]}], None)
-    assert answer.logprobs is not None
-    assert (answer.text, answer.logprobs[0].logprob, answer.logprobs[0].top) == ("yes", -1.0, (("yes", math.log(0.5)),))
-    assert read_output([], None).logprobs is None
+    (token,) = answer.logprobs.tokens or ()
+    assert (answer.text, token.logprob, token.top) == ("yes", -1.0, (("yes", math.log(0.5)),))
+    assert read_output([], None).logprobs.tokens is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": NaN}', "null", "7"])

@@ -22,9 +22,10 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, pending, resumption
-from grampus_uq.integrations.pydantic_ai_messages import KEY, proposed_call, read_logprobs
+from grampus_uq.integrations.pydantic_ai_messages import KEY, proposed_call
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
+from grampus_uq.wire.responses import read_response
 from tests.integrations.pydantic_ai_agent import clerk
 from tests.integrations.sentences import PARAMETERS
 
@@ -206,9 +207,9 @@ def test_token_probabilities_are_read_from_the_providers_details() -> None:
     on_part = ModelResponse(parts=[TextPart("yes", provider_details={"logprobs": [token]})])
     on_answer = ModelResponse(parts=[TextPart("yes")], provider_details={"logprobs": [token]})
     for response in (on_part, on_answer):
-        (found,) = read_logprobs(response) or []
+        (found,) = read_response(response).logprobs.tokens or ()
         assert (found.token, found.logprob, found.top) == ("yes", -1.0, (("no", math.log(0.5)),))
-    assert read_logprobs(ModelResponse(parts=[TextPart("yes")])) is None
+    assert read_response(ModelResponse(parts=[TextPart("yes")])).logprobs.tokens is None
 
 
 @pytest.mark.parametrize("args", [None, "", "{", "[1]", '{"a": NaN}', {"a": math.nan}, {"a": 1}])
