@@ -45,6 +45,7 @@ __all__ = [
     "guided",
     "may_be_granted",
     "recovered",
+    "request_for",
     "restored",
     "review",
     "settled",

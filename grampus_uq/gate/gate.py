@@ -218,7 +218,7 @@ class Gate:
         terms: Terms,
         declared: Effect | None,
         policy: UncertaintyPolicy | None,
-        keep: Callable[[CallRecord], None],
+        keep: Callable[[CallRecord], object],
         *,
         delegates: bool = False,
         now_s: float | None = None,

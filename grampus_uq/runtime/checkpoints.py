@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.records import Message
-from grampus_uq.runtime.ledger import session_key
+from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.state import AgentState, Segment, read_state
 from grampus_uq.runtime.store import SessionStore
 
@@ -50,7 +50,7 @@ def run_prefix(state: AgentState) -> str:
     return f"{session_key(state.agent_id, state.session_id)}/{lineage_of(state)[0].run_id}/"
 
 
-async def write_checkpoint(store: SessionStore, state: AgentState) -> None:
+async def write_checkpoint(ledger: Ledger, state: AgentState) -> None:
     """Keep this state as the one before step `current_step`; a step that is tried again replaces its checkpoint."""
     body = json.dumps(
         {
@@ -61,12 +61,13 @@ async def write_checkpoint(store: SessionStore, state: AgentState) -> None:
         }
     )
     key = _key(state, state.branch, state.current_step)
+    body = ledger.sealed(key, body)
     try:
-        await store.put(KIND, key, body, expected=0)
+        await ledger.store.put(KIND, key, body, expected=0)
     except SessionConflictError:
-        found = await store.get(KIND, key)
+        found = await ledger.store.get(KIND, key)
         if found is not None and found.body != body:
-            await store.put(KIND, key, body, expected=found.version)
+            await ledger.store.put(KIND, key, body, expected=found.version)
 
 
 async def checkpoints_of(store: SessionStore, state: AgentState) -> list[Checkpoint]:
@@ -80,12 +81,12 @@ async def checkpoints_of(store: SessionStore, state: AgentState) -> list[Checkpo
     return kept
 
 
-async def read_checkpoint(store: SessionStore, state: AgentState, step: int) -> AgentState:
+async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> AgentState:
     """The state before `step` of this run.
 
     Raises SessionError when it was not kept, StoreError when it cannot be read or does not fit the transcript.
     """
-    found = await store.get(KIND, _key(state, _branch_at(state, step), step))
+    found = await ledger.store.get(KIND, _key(state, _branch_at(state, step), step))
     if found is None:
         raise SessionError(
             f"Session {state.session_id!r:.80} has no checkpoint before step {step}: a run that may be rolled back "
@@ -96,6 +97,7 @@ async def read_checkpoint(store: SessionStore, state: AgentState, step: int) -> 
         raise StoreError(f"The checkpoint before step {step} does not fit the session's transcript.")
     restored = read_state(json.dumps(json.loads(found.body).get("state")))
     restored.messages = list(before)
+    restored._sealed = ledger.opened(found.key, found.body)[1]
     return restored
 
 

@@ -1,164 +1,175 @@
 """Applies a human's answer to what waits: decisions one by one, guidance as text, or the passing of time.
 
 Only an `ApprovalDecision` runs or refuses a call. A text is guidance: the waiting calls get a not-executed result and
-the model goes on with it. A decision that is stale, expired, replayed, tampered with, not signed or not permitted is
-refused.
+the model goes on with it. A decision that is stale, expired, replayed, tampered with, not signed or not permitted
+counts for nothing, and stands in nobody's way.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from grampus_uq.errors import ApprovalError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest
-from grampus_uq.records import Message, ToolCall
-from grampus_uq.runtime.hold import Hold
+from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, asked_again, decided, expired, guided, told
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
+from grampus_uq.records import Message
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.state import CallPhase, CallRecord
+from grampus_uq.runtime.turn import Turn
 from grampus_uq.vocabulary import Role
 
-__all__ = ["ROLLBACK", "apply_decisions", "apply_expiry", "apply_guidance", "take_decisions"]
+__all__ = ["ROLLBACK", "apply_expiry", "apply_guidance", "take_decisions"]
 
-NOT_EXECUTED = "Not executed: instead of deciding, a human gave guidance (see below)."
-EXPIRED = "Not executed: the approval expired before anybody decided. Do not assume that it was refused or granted."
 ROLLBACK = "rollback"
 """Rule of the request that a rollback over executed calls makes: only a decision answers it."""
-_MAX_REJECTED = 256
 
 
-async def take_decisions(
-    hold: Hold, ledger: Ledger, policy: ApprovalPolicy, given: Sequence[ApprovalDecision]
-) -> list[tuple[ApprovalRequest, ApprovalDecision]]:
-    """Check the decisions given now, store them, and add those that other processes stored; the valid ones come back.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """One thing of this session's own that waits: a call's record, or None for the run itself, and its request."""
 
-    Raises ApprovalError when one of those given is refused; a stored one that is refused is written to the audit, and
-    its request gets a new identity, so that it is asked again.
+    record: CallRecord | None
+    request: ApprovalRequest
+
+
+def _waiting(turn: Turn) -> list[_Open]:
+    state = turn.hold.state
+    calls = [r for r in state.turn if r.waiting and len(r.requests) == 1 and r.requests[0].child_session is None]
+    return [
+        *(_Open(record=None, request=request) for request in state.review),
+        *(_Open(record=record, request=record.requests[0]) for record in calls),
+    ]
+
+
+async def take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision]) -> None:
+    """Store the decisions given now, and carry out those that hold, with those that other processes stored.
+
+    Raises ApprovalError when one of those given does not hold, or comes too late; nothing is carried out then. Stored
+    ones that do not hold are written to the audit.
     """
-    waiting = {request.id: request for request in hold.state.pending() if request.child_session is None}
+    hold, approvals = turn.hold, turn.gate.approvals
+    await _renew(turn)
+    waiting = {one.request.id: one for one in _waiting(turn)}
     for decision in given:
-        request = waiting.get(decision.request_id)
-        if request is None:
+        if decision.request_id not in waiting:
             raise ApprovalError(f"Nothing waits under request {decision.request_id!r:.40}: stale or already decided.")
-        try:
-            policy.check(request, decision)
-        except ApprovalError as refusal:
-            await hold.note("decision_refused", {"request": request.id, "why": str(refusal)})
-            if request.expired():
-                _ask_again(hold, request, policy)
+        request = waiting[decision.request_id].request
+        _, refused = approvals.holding(request, [(decision, hold.now_s())], turn.gate.problem)
+        if refused:
+            await hold.note("decision_refused", {"request": request.id, "why": refused[0][1]})
+            if request.expired(hold.now_s()):
+                _ask_again(turn, waiting[decision.request_id])
                 await hold.save()
-            raise
+            raise ApprovalError(refused[0][1])
     for decision in given:
-        try:
-            await ledger.decide(decision)
-        except ApprovalError:  # a stored one that does not hold must not block the request for ever
-            await _stored(hold, ledger, policy, waiting[decision.request_id], given)
-            raise
-    found = [(request, await _stored(hold, ledger, policy, request, given)) for request in waiting.values()]
-    return [(request, decision) for request, decision in found if decision is not None]
+        await ledger.decide(decision)
+    outcomes: list[tuple[_Open, tuple[ApprovalDecision, ...]]] = []
+    for one in waiting.values():
+        arrived = await ledger.decisions(one.request.id)
+        deciding, refused = approvals.holding(one.request, arrived, turn.gate.problem)
+        for decision, why in refused:
+            await hold.note("decision_refused", {"request": one.request.id, "of": decision.principal, "why": why})
+        if deciding:
+            late = [decision for decision in given if decision.request_id == one.request.id]
+            if any((d.kind, d.arguments) != (deciding[0].kind, deciding[0].arguments) for d in late):
+                raise ApprovalError("This request was already decided: the decision is refused.")
+            outcomes.append((one, deciding))
+    for one, deciding in outcomes:
+        await _carry_out(turn, one, deciding)
+    await hold.save()
 
 
-async def _stored(
-    hold: Hold,
-    ledger: Ledger,
-    policy: ApprovalPolicy,
-    request: ApprovalRequest,
-    given: Sequence[ApprovalDecision],
-) -> ApprovalDecision | None:
-    """The stored decision on a request if it holds; one that does not is refused, and the request asked again."""
-    try:
-        stored = await ledger.decision(request.id)
-        if stored is not None and stored not in given:
-            policy.check(request, stored, now_s=stored.decided_s)
-    except ApprovalError as refusal:
-        await hold.note("decision_refused", {"request": request.id, "why": str(refusal)})
-        _ask_again(hold, request, policy)
-        return None
-    return stored
+async def _renew(turn: Turn) -> None:
+    """Ask again what was asked under rules that hold no more: nothing said to it could let a call run."""
+    terms = turn.terms()
+    for one in _waiting(turn):
+        if one.request.rules not in ("", terms.rules) or one.request.run_id not in ("", terms.run_id):
+            await turn.hold.note("asked_again", {"request": one.request.id, "why": "it was asked under other rules"})
+            _ask_again(turn, one)
+        elif one.request.rules == "":  # stored by a release that bound a decision to less
+            _ask_again(turn, one)
 
 
-def _ask_again(hold: Hold, request: ApprovalRequest, policy: ApprovalPolicy) -> None:
+def _ask_again(turn: Turn, one: _Open) -> None:
     """Replace a request by a new one on the same thing: what was said to the old one holds for nothing."""
-    now = time.time()
+    hold, terms, approvals = turn.hold, turn.terms(), turn.gate.approvals
+    if one.record is not None:
+        hold.state.keep(asked_again(one.record, terms, approvals, hold.now_s()))
+        return
+    now_s = hold.now_s()
     fresh = ApprovalRequest(
-        **request.model_dump(exclude={"id", "created_s", "expires_s", "call"}),
-        call=request.call,
-        created_s=now,
-        expires_s=None if policy.expires_s is None else now + policy.expires_s,
+        **one.request.model_dump(exclude={"id", "created_s", "expires_s", "call", "rules", "run_id"}),
+        rules=terms.rules,
+        run_id=terms.run_id,
+        created_s=now_s,
+        expires_s=None if one.request.rule == ROLLBACK else approvals.expiry(now_s),
     )
-    for requests in [hold.state.review, *(record.requests for record in hold.state.turn)]:
-        requests[:] = [fresh if r.id == request.id else r for r in requests]
+    hold.state.review = [fresh if request.id == one.request.id else request for request in hold.state.review]
 
 
-async def apply_decisions(hold: Hold, decided: Sequence[tuple[ApprovalRequest, ApprovalDecision]]) -> None:
-    """Carry out valid decisions on the state: clear, settle, or answer the run's review."""
-    records = {request.id: record for record in hold.state.turn for request in record.requests}
-    hold.state.touched = hold.state.touched or bool(decided)
-    for request, decision in decided:
-        record = records.get(request.id)
-        call = None if record is None else record.call
+async def _carry_out(turn: Turn, one: _Open, deciding: tuple[ApprovalDecision, ...]) -> None:
+    """Take decisions that settle a request into the belief, the audit and the state."""
+    hold, first = turn.hold, deciding[0]
+    call = None if one.record is None else one.record.proposed
+    hold.state.touched = True
+    for decision in deciding:
         if hold.session is not None:
             hold.session.record_decision(
                 decision.kind.value,
                 principal=decision.principal,
-                step_id=request.step_id,
+                step_id=one.request.step_id,
                 call=call,
                 message=decision.message,
-                acknowledges=request.rule != ROLLBACK,
+                acknowledges=one.request.rule != ROLLBACK,
             )
         await hold.note(
             "decision",
             {
-                "request": request.id,
+                "request": one.request.id,
                 "kind": decision.kind.value,
                 "principal": decision.principal,
                 "call_digest": None if call is None else call.digest(),
-                "signed": decision.signature is not None,
+                "signed": turn.gate.approvals.signer is not None,
             },
         )
-        if record is None and request.rule == ROLLBACK:
-            _after_rollback(hold, decision)
-        elif record is None:
-            _review(hold, decision)
-        else:
-            await _decide_call(hold, record, request, decision)
-    await hold.save()
-
-
-async def _decide_call(hold: Hold, record: CallRecord, request: ApprovalRequest, decision: ApprovalDecision) -> None:
-    state = hold.state
-    if request.unknown_outcome and decision.kind is not ApprovalKind.APPROVE:
-        await hold.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
-    if decision.kind in (ApprovalKind.APPROVE, ApprovalKind.EDIT):
-        if decision.arguments is not None:
-            record.call = ToolCall(id=record.call.id, name=record.call.name, arguments=decision.arguments)
-        record.phase, record.requests = CallPhase.CLEARED, []
-        record.cleared_by = f"{decision.kind.value} of {decision.principal}"
-    elif decision.kind is ApprovalKind.REJECT:
-        state.rejected = [*state.rejected, record.call.digest()][-_MAX_REJECTED:]
-        said = f" They said: {decision.message}" if decision.message else ""
-        state.settle(record, f"Not executed: a human rejected this call.{said} Do not propose it again.", is_error=True)
+    if one.record is not None:
+        await _decide_call(turn, one.record, deciding)
+    elif one.request.rule == ROLLBACK:
+        _after_rollback(turn, first)
     else:
-        state.settle(record, decision.message or "")
+        _review(turn, deciding)
 
 
-def _review(hold: Hold, decision: ApprovalDecision) -> None:
+async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
+    state = turn.hold.state
+    if record.requests[0].unknown_outcome and deciding[0].kind is not ApprovalKind.APPROVE:
+        await turn.hold.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
+    new = decided(record, deciding)
+    if new.phase is CallPhase.CLEARED:
+        state.keep(new)
+        return
+    if deciding[0].kind is ApprovalKind.REJECT:
+        state.rejected = [*state.rejected, record.proposed.digest()][-MAX_REJECTED:]
+    state.settle(new, told(deciding[0]), is_error=new.is_error)
+
+
+def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:
     """The answer to a pause of the run itself: accept its answer, or go on with what the human said."""
-    state = hold.state
+    state = turn.hold.state
     state.review = []
-    if decision.kind is ApprovalKind.APPROVE:
-        state.answer_approved_by = decision.principal
+    if deciding[0].kind is ApprovalKind.APPROVE:
+        state.answer_approved_by = " and ".join(decision.principal for decision in deciding)
         return
     state.output = ""
-    said = decision.message or ""
-    if decision.kind is ApprovalKind.REJECT:
+    said = deciding[0].message or ""
+    if deciding[0].kind is ApprovalKind.REJECT:
         said = f"A human rejected this answer. {said}".strip()
     state.messages.append(Message(role=Role.USER, content=said))
 
 
-def _after_rollback(hold: Hold, decision: ApprovalDecision) -> None:
+def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:
     """The answer to what a rollback asked: go on with the calls as they are, or as the human settled them, or end."""
-    state = hold.state
+    state = turn.hold.state
     state.review = []
     if decision.kind is ApprovalKind.REJECT:
         state.rollback_refused_by = decision.principal
@@ -169,17 +180,15 @@ def _after_rollback(hold: Hold, decision: ApprovalDecision) -> None:
         state.messages.append(Message(role=Role.USER, content=decision.message))
 
 
-async def apply_guidance(hold: Hold, text: str) -> None:
+async def apply_guidance(turn: Turn, text: str) -> None:
     """A text is guidance, never approval: what waits is not executed, and the model goes on with the text."""
-    state = hold.state
-    for record in state.turn:
-        if record.phase is CallPhase.WAITING:
-            if record.child_session is not None:
-                record.guidance, record.phase, record.requests = text, CallPhase.CLEARED, []  # the child is told
-                continue
-            if any(request.unknown_outcome for request in record.requests):
-                continue  # guidance cannot say what became of a call: that needs a decision
-            state.settle(record, NOT_EXECUTED, is_error=True)
+    hold, state = turn.hold, turn.hold.state
+    for record in list(state.turn):
+        new = guided(record, text)
+        if new.phase is CallPhase.SETTLED and record.waiting:
+            state.settle(new, new.text or "", is_error=True)
+        else:
+            state.keep(new)
     state.review = [request for request in state.review if request.rule == ROLLBACK]  # that needs a decision too
     state.output = ""
     state.touched = True
@@ -189,18 +198,19 @@ async def apply_guidance(hold: Hold, text: str) -> None:
     await hold.note("guidance", {"characters": len(text)})
 
 
-async def apply_expiry(hold: Hold) -> None:
+async def apply_expiry(turn: Turn) -> None:
     """What expired is not executed, and the model is told that it expired: neither a refusal nor leave."""
-    state = hold.state
-    for record in state.turn:
+    hold, state = turn.hold, turn.hold.state
+    for record in list(state.turn):
         if record.child_session is not None:
             continue  # the child's own business: of its requests one may have expired and another been approved
-        if record.phase is CallPhase.WAITING and any(r.expired() and not r.unknown_outcome for r in record.requests):
-            await hold.note("approval_expired", {"requests": [r.id for r in record.requests]})
+        new = expired(record, hold.now_s())
+        if new is not record:
+            await hold.note("approval_expired", {"requests": [request.id for request in record.requests]})
             state.touched = True
-            state.settle(record, EXPIRED, is_error=True)
-    if any(request.expired() and request.rule != ROLLBACK for request in state.review):
-        await hold.note("approval_expired", {"requests": [r.id for r in state.review]})
+            state.settle(new, new.text or "", is_error=True)
+    if any(request.expired(hold.now_s()) and request.rule != ROLLBACK for request in state.review):
+        await hold.note("approval_expired", {"requests": [request.id for request in state.review]})
         state.review = []
         state.output = ""
         state.messages.append(

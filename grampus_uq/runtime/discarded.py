@@ -6,14 +6,12 @@ arguments. Those come from the transcript, and count as known only when they hav
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from grampus_uq.records import Message, ToolCall
 from grampus_uq.runtime.checkpoints import lineage_of
 from grampus_uq.runtime.state import AgentState, ExecutedCall
-from grampus_uq.runtime.turn import CHANGED
 from grampus_uq.vocabulary import Effect, Role
 
 __all__ = ["executed_calls", "step_number"]
@@ -91,22 +89,11 @@ def _discarded(data: Mapping[str, Any], state: AgentState, to_step: int) -> bool
 def _proposed(messages: Sequence[Message]) -> Iterator[tuple[str, list[ToolCall]]]:
     """What may have run under each call id: the call as it was proposed, and as a human changed it."""
     changed = {
-        message.tool_call_id: message.content or ""
+        message.tool_call_id: message.metadata["ran"]
         for message in messages
-        if message.role is Role.TOOL and (message.content or "").startswith(CHANGED)
+        if message.role is Role.TOOL and isinstance(message.metadata.get("ran"), dict)
     }
     for message in messages:
         for call in message.tool_calls:
-            yield call.id, [call, *_edited(call, changed.get(call.id, ""))]
-
-
-def _edited(call: ToolCall, result: str) -> list[ToolCall]:
-    """The call in the note that the runner puts before the result of an edited call; checked by its digest later."""
-    start = result.find("{", len(CHANGED))
-    if start < 0:
-        return []
-    try:
-        arguments, _ = json.JSONDecoder().raw_decode(result, start)
-    except ValueError:
-        return []
-    return [ToolCall(id=call.id, name=call.name, arguments=arguments)]
+            edited = changed.get(call.id)
+            yield call.id, [call] if edited is None else [call, call.model_copy(update={"arguments": edited})]

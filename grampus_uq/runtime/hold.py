@@ -105,6 +105,10 @@ class Hold:
         await hold.save()
         return hold
 
+    def now_s(self) -> float:
+        """The clock that requests, decisions and grants are measured with."""
+        return self._ledger.now_s()
+
     async def save(self) -> None:
         """Write the state; raises SessionConflictError when the session was taken over, StoreError when it is down."""
         async with self._lock:

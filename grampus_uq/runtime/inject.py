@@ -149,7 +149,7 @@ async def inject(
         raise SessionError(f"Session {session_id!r:.80} has no checkpoints: run it with checkpoints=True.")
     for trial in range(trials):
         step, fault = steps[int(rng.integers(len(steps)))], faults[int(rng.integers(len(faults)))]
-        restored = await read_checkpoint(runner.ledger.store, source, step)
+        restored = await read_checkpoint(runner.ledger, source, step)
         injection = Injection(
             session_id=f"{session_id}~{trial}", step=step, fault=fault, messages=tuple(restored.messages)
         )

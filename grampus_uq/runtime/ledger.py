@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
 from urllib.parse import quote
 
 from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Grant
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, Grant
+from grampus_uq.gate.seal import Seal
 from grampus_uq.records import ToolCall
 from grampus_uq.runtime.state import AgentState, PendingSession, read_state
 from grampus_uq.runtime.store import Document, SessionStore
@@ -18,6 +20,7 @@ __all__ = ["Ledger", "ordered_to_stop", "session_key"]
 
 _ALL = "*"
 _SHORTEST_ID = 8
+_SEALED = '{"seal":"'
 _GRANT_TRIES = 20
 _log = logging.getLogger(__name__)
 
@@ -30,25 +33,46 @@ def session_key(agent_id: str, session_id: str) -> str:
 class Ledger:
     """Typed access to one store."""
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: SessionStore, *, seal: Seal | None = None) -> None:
         self.store = store
+        self._seal = seal
+
+    def now_s(self) -> float:
+        """The clock that requests, decisions and grants are measured with."""
+        return time.time()
+
+    # -- seals ----------------------------------------------------------------------------------------------------
+
+    def sealed(self, place: str, body: str) -> str:
+        """A JSON object as it is stored at this place: behind a seal over all of it, where this ledger has one."""
+        return body if self._seal is None else f'{_SEALED}{self._seal.mac(place, body)}",{body[1:]}'
+
+    def opened(self, place: str, text: str) -> tuple[str, bool]:
+        """What was stored at this place, and whether its seal held; without a seal of its own nothing is checked."""
+        body, mac = text, ""
+        if text.startswith(_SEALED):
+            mac, _, rest = text.removeprefix(_SEALED).partition('",')
+            body = "{" + rest
+        return body, self._seal is None or self._seal.holds(place, body, mac)
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
     async def load(self, agent_id: str, session_id: str) -> tuple[AgentState, int] | None:
         """The stored state and its version, or None."""
         found = await self.store.get("session", session_key(agent_id, session_id))
-        return None if found is None else (read_state(found.body), found.version)
+        return None if found is None else (self._state(found), found.version)
+
+    def _state(self, found: Document) -> AgentState:
+        body, holds = self.opened(found.key, found.body)
+        state = read_state(body)
+        state._sealed = holds
+        return state
 
     async def save(self, state: AgentState, version: int) -> int:
         """Write the next version; raises SessionConflictError when another worker wrote first."""
-        return await self.store.put(
-            "session",
-            session_key(state.agent_id, state.session_id),
-            state.model_dump_json(),
-            expected=version,
-            label=state.status.value,
-        )
+        key = session_key(state.agent_id, state.session_id)
+        body = self.sealed(key, state.model_dump_json())
+        return await self.store.put("session", key, body, expected=version, label=state.status.value)
 
     async def pending(self, agent_id: str | None = None) -> list[PendingSession]:
         """The sessions that wait for a human, those too whose worker died while something waited.
@@ -61,7 +85,7 @@ class Ledger:
         states = []
         for document in found:
             try:
-                state = read_state(document.body)
+                state = self._state(document)
             except StoreError as error:
                 _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
                 continue
@@ -103,22 +127,25 @@ class Ledger:
     # -- decisions ------------------------------------------------------------------------------------------------
 
     async def decide(self, decision: ApprovalDecision) -> None:
-        """Store a decision; the first on a request counts, the same again changes nothing. Raises ApprovalError."""
+        """Store a decision beside those that are there; which of them count says the runner, which has the keys."""
+        body = decision.model_dump_json()
+        key = f"{quote(decision.request_id, safe='')}/{hashlib.sha256(body.encode()).hexdigest()}"
         try:
-            await self.store.put("decision", decision.request_id, decision.model_dump_json(), expected=0)
-        except SessionConflictError as error:
-            if not _same(await self.decision(decision.request_id), decision):
-                raise ApprovalError("This request was already decided: the decision is refused.") from error
+            stamped = json.dumps({"arrived_s": self.now_s(), "decision": json.loads(body)})
+            await self.store.put("decision", key, stamped, expected=0)
+        except SessionConflictError:
+            return  # this very decision is there
 
-    async def decision(self, request_id: str) -> ApprovalDecision | None:
-        """The stored decision on a request, or None; an unreadable one raises ApprovalError."""
-        found = await self.store.get("decision", request_id)
-        if found is None:
-            return None
-        try:
-            return ApprovalDecision.model_validate_json(found.body)
-        except ValueError as error:
-            raise ApprovalError("The stored decision cannot be read: it is refused.") from error
+    async def decisions(self, request_id: str) -> list[Arrived]:
+        """What is stored on a request, and when it arrived; what cannot be read is left out, and counts for nothing."""
+        found: list[Arrived] = []
+        for document in await self.store.scan("decision", prefix=f"{quote(request_id, safe='')}/"):
+            try:
+                content = json.loads(document.body)
+                found.append((ApprovalDecision.model_validate(content["decision"]), float(content["arrived_s"])))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                _log.warning("a stored decision on request %s cannot be read: it counts for nothing", request_id[:40])
+        return found
 
     # -- grants ---------------------------------------------------------------------------------------------------
 
@@ -128,12 +155,13 @@ class Ledger:
         await self.store.put("grant", grant.id, body, expected=0, label=grant.tool)
 
     async def use_grant(
-        self, call: ToolCall, *, agent_id: str, session_id: str, policy: ApprovalPolicy
+        self, call: ToolCall, *, agent_id: str, session_id: str, policy: ApprovalPolicy, now_s: float | None = None
     ) -> Grant | None:
         """Use one of the grants that cover this call, counting the use; None when none does."""
+        now_s = self.now_s() if now_s is None else now_s
         for document in await self.store.scan("grant", label=call.name):
             found = _grant(document, policy)
-            if found is None or not found[0].covers(call, agent_id=agent_id, session_id=session_id, now_s=time.time()):
+            if found is None or not found[0].covers(call, agent_id=agent_id, session_id=session_id, now_s=now_s):
                 continue
             if await self._count_use(document, policy):
                 return found[0]
@@ -170,12 +198,6 @@ class Ledger:
     async def stops(self) -> dict[str, float]:
         """When each stop order was given, by session key; "*" is the order to all."""
         return {d.key: float(json.loads(d.body)["time_s"]) for d in await self.store.scan("stop")}
-
-
-def _same(stored: ApprovalDecision | None, decision: ApprovalDecision) -> bool:
-    """True for one and the same decision, also when it was written down anew: who and what, but not when."""
-    again = {"decided_s", "signature"}
-    return stored is not None and stored.model_dump(exclude=again) == decision.model_dump(exclude=again)
 
 
 def _grant(document: Document, policy: ApprovalPolicy) -> tuple[Grant, int] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grampus_uq.errors import StoreError, UncertaintyError
-from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.gate.call import CallPhase, doubt_of
 from grampus_uq.model_call import ask_model
 from grampus_uq.records import (
     AgentDefinition,
@@ -23,19 +23,9 @@ from grampus_uq.records import (
 from grampus_uq.runtime.checkpoints import write_checkpoint
 from grampus_uq.runtime.deciding import ROLLBACK
 from grampus_uq.runtime.hold import Hold
-from grampus_uq.runtime.state import CallPhase, CallRecord, ExecutionResult
-from grampus_uq.runtime.tools import call_executor
-from grampus_uq.runtime.turn import Turn
+from grampus_uq.runtime.state import ExecutionResult
 from grampus_uq.signals.verbalized import elicit_confidence
-from grampus_uq.vocabulary import (
-    AgentStatus,
-    Effect,
-    Role,
-    StopReason,
-    UncertaintyAction,
-    UncertaintyLevel,
-    parse_effect,
-)
+from grampus_uq.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.whole_text import whole
 
 if TYPE_CHECKING:
@@ -67,21 +57,14 @@ class Loop:
         self._hold = hold
         self._state = hold.state
         self._agent = agent
-        self._turn = Turn(
-            hold,
-            ledger=runner.ledger,
-            policy=runner.approvals,
-            effects=runner.effects,
-            declared=self._declared,
-            execute=self._execute,
-        )
+        self._turn = runner.turn(hold)
 
     async def run(self) -> AsyncGenerator[RunEvent, None]:
         """Yield what happens until the run ends or waits. Raises UncertaintyError on an abort."""
-        for record in self._state.turn:
+        for record in list(self._state.turn):
             sub_agent = self._runner.sub_agents.get(record.call.name)
-            if sub_agent is not None and record.phase is CallPhase.STARTED:
-                record.child_session = sub_agent.child_id(record, self._state)  # the parent may have died before saying
+            if sub_agent is not None and record.phase is CallPhase.STARTED:  # the parent may have died before saying
+                self._state.keep(record.change(child_session=sub_agent.child_id(record, self._state)))
         unknown = self._turn.recover()
         for record in unknown:
             await self._hold.note("outcome_unknown", self._turn.facts(record))
@@ -101,6 +84,8 @@ class Loop:
                         StopReason.HUMAN_REJECTED, "Every call that the model proposes was rejected."
                     )
                     return
+                for note in self._turn.notes():
+                    self._state.messages.append(Message(role=Role.SYSTEM, content=note))
                 self._state.turn = []
                 await self._save()
             elif self._state.review:
@@ -173,14 +158,10 @@ class Loop:
 
     def _wait_for_all(self, step: StepUncertainty) -> None:
         """A step too uncertain to act on: every call of it waits, or, without calls, the answer itself."""
-        state = self._state
-        facts = (step.level, step.rule, step.reasoning, step.guarantee, step.propagated_confidence)
-        for record in state.turn:
-            if not self._turn.settled_by_rejection(record):
-                record.effect = self._runner.effects.resolve(record.call, self._declared(record.call.name))
-                self._turn.ask(record, *facts)
+        state, doubt = self._state, doubt_of(step)
+        self._turn.wait_for_all(doubt)
         if not state.turn:
-            state.review = [self._turn.request(step.step_id, *facts)]
+            state.review = [self._turn.review(doubt, step.step_id)]
         if step.reflection_injected and self._runner.monitor is not None:
             state.messages.append(self._runner.monitor.get_reflection_message())
 
@@ -193,20 +174,11 @@ class Loop:
         async for record, result in self._turn.execute_cleared():
             yield RunEvent(kind="tool_result", calls=(record.call,), tool_result=result)
 
-    def _declared(self, name: str) -> Effect | None:
-        declare = getattr(self._runner.tool_executor, "effect_of", None)
-        return parse_effect(declare(name), "effect_of") if callable(declare) else None
-
-    async def _execute(self, record: CallRecord, key: str) -> ToolResult | list[ApprovalRequest]:
-        sub_agent = self._runner.sub_agents.get(record.call.name)
-        if sub_agent is not None:
-            return await sub_agent.execute(record, self._hold.session, self._state)
-        return await call_executor(self._runner.tool_executor, record.call, key)
-
     def _fruitless(self) -> bool:
         """True when the model has proposed nothing but rejected calls for several turns: it would loop for ever."""
         if all(
-            record.cleared_by is None and record.call.digest() in self._state.rejected for record in self._state.turn
+            record.cleared_by is None and record.proposed.digest() in self._state.rejected
+            for record in self._state.turn
         ):
             self._state.rejected_turns += 1
         else:
@@ -258,7 +230,7 @@ class Loop:
     async def _abort(self, step: StepUncertainty | None) -> None:
         """Store what happened and raise: nothing of this turn runs."""
         state = self._state
-        for record in state.turn:
+        for record in list(state.turn):
             if record.phase is not CallPhase.SETTLED:
                 state.settle(record, "Not executed: the run was aborted.", is_error=True)
         state.status = AgentStatus.FAILED
@@ -291,7 +263,7 @@ class Loop:
         if self._hold.session is not None:
             self._state.belief = self._hold.session.snapshot()
         try:
-            await write_checkpoint(self._runner.ledger.store, self._state)
+            await write_checkpoint(self._runner.ledger, self._state)
         except StoreError:
             self._state.store_failures += 1
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
+from grampus_uq.gate.call import Doubt, Terms, request_for
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import AgentDefinition, Message, TokenUsage
 from grampus_uq.runtime.audit import AuditLog
@@ -89,7 +90,7 @@ async def rollback(
     if not 0 <= to_step < old.current_step:
         rule = f"a step that the run made, from 0 to {old.current_step - 1}"
         raise ConfigurationError.of("to_step", "rollback", rule, to_step)
-    restored = await read_checkpoint(runner.ledger.store, old, to_step)
+    restored = await read_checkpoint(runner.ledger, old, to_step)
     audit = AuditLog(runner.ledger.store, agent_id, session_id)
     policy = None if runner.monitor is None else runner.monitor.profile.policy
     done = executed_calls(
@@ -97,10 +98,12 @@ async def rollback(
     )
     told = (note or "")[:MAX_NOTE]
     new = _branched(old, restored, to_step, done)
+    new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
+    terms = runner.gate.terms(agent_id, session_id, policy, run_id=new.run_id)
     open_calls = _unsettled(new)
     hooked = [] if compensate is None else [c for c in new.discarded if not c.settled and not c.compensation_started]
     if open_calls or hooked:
-        new.review = [_question(new, open_calls or hooked, step_id=f"llm_{to_step}")]
+        new.review = [_question(terms, open_calls or hooked, step_id=f"llm_{to_step}")]
         new.status = AgentStatus.WAITING_FOR_HUMAN
     else:
         for call in new.discarded:
@@ -109,7 +112,7 @@ async def rollback(
     await _keep(runner, old, to_step, told)
     await audit.append("rollback", _facts(new, to_step, old.branch, done))
     if compensate is not None and hooked:
-        await _make_up(runner, new, version, hooked, compensate, told)
+        await _make_up(runner, new, version, hooked, compensate, told, terms)
     else:
         await runner.ledger.save(new, version)
     return await runner.resume(agent_id, session_id, agent_def=agent_def)
@@ -268,18 +271,15 @@ def _listed(calls: Sequence[ExecutedCall]) -> list[str]:
     return lines
 
 
-def _question(state: AgentState, calls: Sequence[ExecutedCall], *, step_id: str) -> ApprovalRequest:
+def _question(terms: Terms, calls: Sequence[ExecutedCall], *, step_id: str, why: str = "") -> ApprovalRequest:
     """What a human is asked: it names the calls, and it does not expire into an answer."""
     lines = "; ".join(line.removeprefix("- ") for line in _listed(calls))
-    return ApprovalRequest(
-        agent_id=state.agent_id,
-        session_id=state.session_id,
-        step_id=step_id,
-        level=UncertaintyLevel.HIGH,
-        rule=ROLLBACK,
-        reason=f"The run was rolled back to before {step_id}, but these calls already took effect, or may have: "
-        f"{lines}. Approve to go on with them as they are, respond with what was done about them, or reject to end.",
+    reason = (
+        f"The run was rolled back to before {step_id}, but these calls already took effect, or may have: "
+        f"{lines}. Approve to go on with them as they are, respond with what was done about them, or reject to end."
     )
+    doubt = Doubt(level=UncertaintyLevel.HIGH, rule=ROLLBACK, reason=f"{reason} {why}".strip())
+    return request_for(None, terms, doubt, time.time(), step_id=step_id)
 
 
 async def _keep(runner: AgentRunner, old: AgentState, to_step: int, note: str) -> None:
@@ -314,6 +314,7 @@ async def _make_up(
     calls: Sequence[ExecutedCall],
     compensate: Compensate,
     note: str,
+    terms: Terms,
 ) -> None:
     """Store that the hook is called, call it, and store what it did; its question stands until then, and if it dies."""
     for call in calls:
@@ -329,8 +330,7 @@ async def _make_up(
         _tell(new, note)
         new.metadata["rollback"]["executed"] = [call.model_dump(mode="json") for call in calls]
         if left or why is not None:
-            asked = _question(new, left or calls, step_id=new.review[0].step_id)
-            new.review = [asked.model_copy(update={"reason": f"{asked.reason} {why or ''}".strip()})]
+            new.review = [_question(terms, left or calls, step_id=new.review[0].step_id, why=why or "")]
         else:
             new.review = []
             for call in calls:

@@ -12,12 +12,15 @@ import anyio
 
 from grampus_uq.artifacts import prompt_hash, tools_hash
 from grampus_uq.errors import ConfigurationError, SessionError, StoreError, UncertaintyError
+from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.effects import ToolEffects
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.preconditions import Precondition
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
-from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage
-from grampus_uq.runtime.deciding import apply_decisions, apply_expiry, apply_guidance, take_decisions
+from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage, ToolResult
+from grampus_uq.runtime.deciding import apply_expiry, apply_guidance, take_decisions
 from grampus_uq.runtime.hold import Hold, StopOrders, StoppedError
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.loop import Loop, RunEvent
@@ -25,9 +28,11 @@ from grampus_uq.runtime.state import AgentState, ExecutionResult, PendingSession
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.sub_agents import SubAgent
+from grampus_uq.runtime.tools import call_executor
+from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.watch import CalibrationWatch, finished_run
 from grampus_uq.stats.calibration_watch import detector_id
-from grampus_uq.vocabulary import AgentStatus, Role, StopReason
+from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
 from grampus_uq.wire.whole_text import whole
 
 __all__ = ["AgentRunner"]
@@ -40,11 +45,13 @@ class AgentRunner:
     """Runs agents over one model client and one tool executor; serves any number of sessions at once.
 
     `store` keeps sessions; without one they live in this process only. `approvals` says who may decide and how
-    decisions are signed. `effects` says what tools do to the world. `sub_agents` are agents that the model may call as
-    tools. A worker that dies is replaced once its lease of `lease_s` has run out; `logprobs` asks the model for token
-    log-probabilities where it has them; `elicit_confidence` asks it to state a confidence. `checkpoints` keeps the
-    state before every step of the model, so that a run can be rolled back (`grampus_uq.runtime.rollback`).
-    `calibration_watch` is told of every run that ends, where the monitor's profile has its detector.
+    decisions are signed. `effects` says what tools do to the world. `precondition` is asked before a call runs that a
+    human or a grant let through: when it fails the approval is void, and the call is asked again. `sub_agents` are
+    agents that the model may call as tools. A worker that dies is replaced once its lease of `lease_s` has run out;
+    `logprobs` asks the model for token log-probabilities where it has them; `elicit_confidence` asks it to state a
+    confidence. `checkpoints` keeps the state before every step of the model, so that a run can be rolled back
+    (`grampus_uq.runtime.rollback`). `calibration_watch` is told of every run that ends, where the monitor's profile has
+    its detector.
 
     What is promised about executing a call: it is written to the store before the tool runs and its result after; no
     worker of this package starts it twice by itself. A call that was running when its process died is not run again
@@ -62,6 +69,7 @@ class AgentRunner:
         store: SessionStore | None = None,
         approvals: ApprovalPolicy | None = None,
         effects: ToolEffects | None = None,
+        precondition: Precondition | None = None,
         sub_agents: Sequence[SubAgent] = (),
         lease_s: float = 30.0,
         logprobs: bool = True,
@@ -74,9 +82,12 @@ class AgentRunner:
         self.model_client = model_client
         self.tool_executor = tool_executor
         self.monitor = uncertainty_monitor
-        self.ledger = Ledger(store if store is not None else MemoryStore())
         self.approvals = approvals or ApprovalPolicy()
         self.effects = effects or ToolEffects()
+        self.gate = Gate(
+            approvals=self.approvals, effects=self.effects, precondition=precondition, schema_of=self._schema_of
+        )
+        self.ledger = Ledger(store if store is not None else MemoryStore(), seal=self.approvals.seal)
         self.sub_agents = {agent.name: agent for agent in sub_agents}
         self.logprobs = logprobs
         self.elicit_confidence = elicit_confidence
@@ -170,7 +181,9 @@ class AgentRunner:
         hold = await self.take(state, version)
         try:
             hold.session = self._session(state, agent)
-            await self._answer(hold, human_response)
+            turn = self.turn(hold)
+            turn.restore()
+            await self._answer(turn, human_response)
         except (Exception, anyio.get_cancelled_exc_class()):
             await hold.release()
             raise
@@ -190,23 +203,26 @@ class AgentRunner:
             loaded = await self.ledger.load(agent_id, session_id)
         return loaded
 
-    async def _answer(self, hold: Hold, response: HumanResponse) -> None:
-        for record in hold.state.turn:
+    async def _answer(self, turn: Turn, response: HumanResponse) -> None:
+        state = turn.hold.state
+        delegated = [
+            (record, self.sub_agents[record.call.name])
+            for record in state.turn
+            if record.waiting and record.child_session is not None and record.call.name in self.sub_agents
+        ]
+        for record, sub_agent in delegated:
             for request in record.requests:
                 if request.child_session is not None:
-                    await self.sub_agents[record.call.name].answer(request, response)
+                    await sub_agent.answer(request, response)
         if isinstance(response, str):
-            await apply_guidance(hold, whole(response))
+            await apply_guidance(turn, whole(response))
             return
         given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
-        children = {r.id for r in hold.state.pending() if r.child_session is not None}
-        own = [decision for decision in given if decision.request_id not in children]
-        decided = await take_decisions(hold, self.ledger, self.approvals, own)
-        await apply_decisions(hold, decided)
-        await apply_expiry(hold)
-        for record in hold.state.turn:
-            if record.child_session is not None and record.requests:
-                self.sub_agents[record.call.name].wake(record)
+        children = {r.id for r in state.pending() if r.child_session is not None}
+        await take_decisions(turn, self.ledger, [d for d in given if d.request_id not in children])
+        await apply_expiry(turn)
+        for record, sub_agent in delegated:
+            state.keep(sub_agent.woken(record))
 
     async def _drive(self, hold: Hold, agent: AgentDefinition) -> AsyncGenerator[RunEvent, None]:
         """Hold the session while the loop runs, and let go of it whatever happens."""
@@ -228,7 +244,7 @@ class AgentRunner:
         state = hold.state
         state.status = AgentStatus.FAILED
         state.metadata["stop_reason"] = StopReason.CANCELLED.value
-        for record in state.turn:
+        for record in list(state.turn):
             if record.phase != "settled":
                 state.settle(record, "Interrupted: the run was ordered to stop.", is_error=True)
         try:
@@ -275,6 +291,37 @@ class AgentRunner:
         return await Hold.take(
             self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
         )
+
+    def turn(self, hold: Hold) -> Turn:
+        """What brings the calls of a held session to their results."""
+
+        async def execute(record: CallRecord, key: str) -> ToolResult | list[ApprovalRequest]:
+            sub_agent = self.sub_agents.get(record.call.name)
+            if sub_agent is not None:
+                return await sub_agent.execute(record, hold.session, hold.state)
+            return await call_executor(self.tool_executor, record.call.model_copy(deep=True), key)
+
+        return Turn(
+            hold,
+            ledger=self.ledger,
+            gate=self.gate,
+            declared=self._declared,
+            execute=execute,
+            delegates=self.sub_agents,
+        )
+
+    def _declared(self, name: str) -> Effect | None:
+        declare = getattr(self.tool_executor, "effect_of", None)
+        return parse_effect(declare(name), "effect_of") if callable(declare) else None
+
+    def _schema_of(self, name: str) -> dict[str, Any] | None:
+        """The JSON schema of a tool's arguments."""
+        for schema in self.schemas():
+            function = schema.get("function", schema)
+            if function.get("name") == name:
+                found = function.get("parameters")
+                return found if isinstance(found, dict) else None
+        return None
 
     def result(self, hold: Hold) -> ExecutionResult:
         """What the run came to so far."""

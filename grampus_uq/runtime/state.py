@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import uuid
-from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 
 from grampus_uq.errors import StoreError
+from grampus_uq.gate.call import CallRecord, settled
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.records import Message, TokenUsage, ToolCall, canonical_json
+from grampus_uq.records import Message, TokenUsage, ToolCall
 from grampus_uq.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.wire.whole_text import whole
 
 __all__ = [
     "AgentState",
-    "CallPhase",
-    "CallRecord",
     "ExecutedCall",
     "ExecutionResult",
     "PendingSession",
@@ -29,37 +26,6 @@ __all__ = [
 
 STATE_VERSION = 1
 PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
-
-
-class CallPhase(StrEnum):
-    """Where one proposed call stands; it only ever moves down this list, `settled` at the end."""
-
-    NEW = "new"
-    WAITING = "waiting"
-    CLEARED = "cleared"
-    STARTED = "started"
-    SETTLED = "settled"
-
-
-class CallRecord(BaseModel):
-    """One call of the current turn. `proposed` is what the model asked for, `call` what will run (after an edit)."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    proposed: ToolCall
-    call: ToolCall
-    step_id: str
-    effect: Effect = Effect.UNKNOWN
-    phase: CallPhase = CallPhase.NEW
-    requests: list[ApprovalRequest] = Field(default_factory=list)
-    cleared_by: str | None = None
-    child_session: str | None = None
-    guidance: str | None = None
-
-    def key(self, run_id: str) -> str:
-        """Idempotency key: the same for every attempt at this logical call of this run, different for any other."""
-        text = canonical_json([run_id, self.step_id, self.call.id, self.call.canonical()])
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Segment(BaseModel):
@@ -101,7 +67,8 @@ class AgentState(BaseModel):
     """One run as it is stored and as graph nodes pass it on; mutable, owned by whoever runs it.
 
     After a rollback `lineage` says which branches the steps come from, and `discarded` which calls other branches
-    executed.
+    executed. `vouched` is False once the state was loaded without a seal that held where one was wanted: the belief
+    then releases nothing that may be irreversible, for the rest of the run.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=False)
@@ -135,10 +102,17 @@ class AgentState(BaseModel):
     branch: int = 0
     lineage: list[Segment] = Field(default_factory=list)
     discarded: list[ExecutedCall] = Field(default_factory=list)
+    vouched: bool = True
+    _sealed: bool = PrivateAttr(default=True)
+
+    @property
+    def sealed(self) -> bool:
+        """True for a state of this process, and for a loaded one whose seal held."""
+        return self._sealed
 
     def pending(self) -> list[ApprovalRequest]:
         """Everything that waits for a decision now."""
-        waiting = [request for record in self.turn if record.phase is CallPhase.WAITING for request in record.requests]
+        waiting = [request for record in self.turn if record.waiting for request in record.requests]
         return [*self.review, *waiting]
 
     def already_executed(self, call: ToolCall) -> bool:
@@ -146,16 +120,27 @@ class AgentState(BaseModel):
         digest = call.digest()
         return any(done.irreversible and done.digest == digest for done in self.discarded)
 
+    def record(self, record: CallRecord) -> CallRecord:
+        """Where this call of the turn stands now."""
+        return next(now for now in self.turn if now.proposed.id == record.proposed.id)
+
+    def keep(self, record: CallRecord) -> CallRecord:
+        """Put a call of the turn where it stands now."""
+        self.turn = [record if now.proposed.id == record.proposed.id else now for now in self.turn]
+        return record
+
     def settle(self, record: CallRecord, text: str, *, is_error: bool = False) -> None:
         """Give a call its one result in the transcript, in place of its placeholder."""
-        record.phase = CallPhase.SETTLED
-        record.requests = []
+        self.keep(settled(record, None, is_error=is_error))
+        metadata: dict[str, JsonValue] = {"is_error": True} if is_error else {}
+        if record.edited:
+            metadata["ran"] = record.call.arguments
         result = Message(
             role=Role.TOOL,
             content=whole(text),
             name=record.proposed.name,
             tool_call_id=record.proposed.id,
-            metadata={"is_error": True} if is_error else {},
+            metadata=metadata,
         )
         for index in range(len(self.messages) - 1, -1, -1):
             message = self.messages[index]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from grampus_uq.errors import SessionError, UncertaintyError
+from grampus_uq.errors import UncertaintyError
+from grampus_uq.gate.call import CallRecord, cleared
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records import AgentDefinition, Reading, Step, ToolResult
-from grampus_uq.runtime.state import AgentState, CallPhase, CallRecord, ExecutionResult
+from grampus_uq.runtime.state import AgentState, ExecutionResult
 from grampus_uq.vocabulary import AgentStatus
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class SubAgent:
         task = record.call.arguments.get("task")
         if not isinstance(task, str) or not task:
             return ToolResult(tool_call_id=record.call.id, output="`task` must be a non-empty text.", is_error=True)
-        child_id = record.child_session = self.child_id(record, state)
+        child_id = self.child_id(record, state)
+        state.keep(record.change(child_session=child_id, guidance=None))
         try:
             loaded = await self.runner.ledger.load(self.agent.name, child_id)
             if loaded is None:
@@ -67,8 +69,7 @@ class SubAgent:
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
                 return self._finished(record, parent, loaded[0].status, loaded[0].output, loaded[0].belief)
             else:
-                guidance, record.guidance = record.guidance, None
-                result = await self.runner.resume(self.agent.name, child_id, guidance, agent_def=self.agent)
+                result = await self.runner.resume(self.agent.name, child_id, record.guidance, agent_def=self.agent)
         except UncertaintyError as aborted:
             self._believe(parent, record, aborted.details.get("cumulative_confidence"))
             return ToolResult(
@@ -111,7 +112,8 @@ class SubAgent:
         owner = self._owner(request) or self
         for decision in [response] if isinstance(response, ApprovalDecision) else response:
             if decision.request_id == request.id:
-                owner.runner.approvals.check(self._own(request), decision)
+                now_s = owner.runner.ledger.now_s()
+                owner.runner.approvals.check(self._own(request), decision, now_s=now_s)
                 await owner.runner.ledger.decide(decision)
 
     def _owner(self, request: ApprovalRequest, depth: int = 0) -> SubAgent | None:
@@ -128,8 +130,7 @@ class SubAgent:
         """The request as the child knows it."""
         return request.model_copy(update={"child_session": None})
 
-    def wake(self, record: CallRecord) -> None:
-        """Let the child look again at what was decided."""
-        if record.call.name != self.name:
-            raise SessionError(f"{record.call.name!r:.80} is not the sub-agent {self.name!r:.80}.")
-        record.phase, record.requests = CallPhase.CLEARED, []
+    @staticmethod
+    def woken(record: CallRecord) -> CallRecord:
+        """The call, let through to look again at what was decided: its child asks for its own calls."""
+        return cleared(record, record.cleared_by or "monitor") if record.waiting else record

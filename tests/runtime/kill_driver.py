@@ -25,9 +25,10 @@ from typing import Any
 import anyio
 
 from grampus_uq import AgentRunner, FunctionTools, SessionError, UncertaintyMonitor, open_store, tool
+from grampus_uq.gate.call import CallPhase, CallRecord, cleared
 from grampus_uq.runtime.audit import AuditLog, unknown_calls
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.state import CallPhase, CallRecord, ExecutionResult
+from grampus_uq.runtime.state import ExecutionResult
 from grampus_uq.runtime.store import Document, SessionStore
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.testing import answer
@@ -211,7 +212,7 @@ def every_kill() -> list[Kill]:
 def _run_again(turn: Turn) -> list[CallRecord]:
     for record in turn._state.turn:
         if record.phase is CallPhase.STARTED:
-            record.phase = CallPhase.CLEARED
+            turn._state.keep(cleared(record))
     return []
 
 

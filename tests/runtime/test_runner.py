@@ -28,9 +28,10 @@ from grampus_uq import (
     open_store,
 )
 from grampus_uq.errors import ModelError, StoreError
+from grampus_uq.gate.call import CallPhase
 from grampus_uq.records import Message, ModelResponse, ToolCall
 from grampus_uq.runtime.audit import AuditLog, unknown_calls, verify_audit
-from grampus_uq.runtime.state import AgentState, CallPhase, ExecutionResult
+from grampus_uq.runtime.state import AgentState, ExecutionResult
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from grampus_uq.vocabulary import AgentStatus, Effect, Role
@@ -197,19 +198,23 @@ async def test_decisions_need_a_signature_and_an_approver_where_the_runner_asks_
     assert "thirty-two" not in repr(signer)
 
 
-async def test_a_tampered_decision_in_the_store_runs_nothing_and_the_request_is_asked_again() -> None:
+async def test_a_tampered_decision_in_the_store_runs_nothing_and_the_true_one_counts_beside_it() -> None:
     world, store = World(), MemoryStore()
     signer = HmacSigner("a key of thirty-two bytes, really")
     policy = ApprovalPolicy(signer=signer)
     request = (await paused(world, store, approvals=policy)).pending[0]
     forged = signer.sign(request.decide("reject", principal="ann")).model_copy(update={"kind": ApprovalKind.APPROVE})
-    await store.put("decision", request.id, forged.model_dump_json(), expected=0)
+    one = runner(world, store=store, approvals=policy)
+    await one.ledger.decide(forged)
     result = await runner(world, store=store, approvals=policy).resume("mailer", "s1")
     assert result.status is AgentStatus.WAITING_FOR_HUMAN
     assert world.sent == []
-    assert result.pending[0].id != request.id
+    assert result.pending[0].id == request.id
     entries = await AuditLog(store, "mailer", "s1").entries()
     assert "decision_refused" in [entry["what"] for entry in entries]
+    await one.ledger.decide(signer.sign(request.decide("approve", principal="ann")))
+    assert (await one.resume("mailer", "s1")).status is AgentStatus.COMPLETED
+    assert world.sent == [("bob", "hi")]
 
 
 async def test_an_expired_request_is_told_as_expiry_and_a_late_decision_is_refused_and_asked_again() -> None:
@@ -383,7 +388,7 @@ async def test_a_call_that_was_running_when_its_worker_died_is_not_run_again_but
     assert loaded is not None
     state, version = loaded
     record = next(r for r in state.turn if r.call.id == "b")
-    record.phase, record.requests, record.cleared_by = CallPhase.STARTED, [], "approve of ann"
+    state.keep(record.change(phase=CallPhase.STARTED, requests=(), cleared_by="approve of ann"))
     state.status = AgentStatus.RUNNING
     await runner(world, store=store).ledger.save(state, version)  # as a worker left it that was killed in the tool
     result = await runner(world, store=store).resume("mailer", "s1")

@@ -84,7 +84,8 @@ async def _drive(turns: list[list[str]], answers: list[str], p_true: float) -> N
                     kind = "approve"
                 if kind in ("approve", "edit") and request.call is not None:
                     approved[request.call.name] += 1
-                edited: dict[str, JsonValue] = {"to": "edited", "body": "e"}
+                mail = request.call is not None and request.call.name == "send_email"
+                edited: dict[str, JsonValue] = {"to": "edited", "body": "e"} if mail else {"query": "edited"}
                 arguments = edited if kind == "edit" else None
                 decisions.append(request.decide(kind, principal="ann", arguments=arguments, message="m"))
             response = "try otherwise" if said == "guidance" else decisions
