@@ -9,16 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import anyio
+import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
 from grampus_uq.signals.action_span import ActionEntropy, ActionProbability
 from grampus_uq.signals.claim import ClaimProbability
-from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, read_prompted, sense_all, sense_one
+from grampus_uq.signals.driver import (
+    Budget,
+    MeteredContext,
+    read_instant,
+    read_prompted,
+    read_tokens,
+    sense_all,
+    sense_one,
+)
 from grampus_uq.signals.equivalence import Equivalence
 from grampus_uq.signals.logprobs import NO_STREAMS, SequenceProbability, TokenEntropy, TokenProbability
 from grampus_uq.signals.p_true import PTrue
@@ -28,7 +37,10 @@ from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfiden
 from grampus_uq.state import Profile
 from grampus_uq.vocabulary import MissingReason
 
-__all__ = ["SensingPlan", "StepInput"]
+__all__ = ["LONG_COMPLETION", "SensingPlan", "StepInput"]
+
+LONG_COMPLETION: Final = 1_500
+"""Tokens with log-probabilities above which a step is read in a worker thread: about as many take five milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +60,8 @@ class SensingPlan:
 
     instant: tuple[InstantSignal, ...]
     streams: tuple[InstantSignal, ...]
-    """Those that read a step's log-probabilities: what they say of a step without any is known beforehand."""
+    """Those that read a step's log-probabilities: what they say of a step without any is known beforehand, and a step
+    with some is read for all of them in one pass (`token_readings`)."""
     fast: tuple[Signal, ...]
     slow: SemanticEntropy | None
     claim: ClaimProbability = field(default_factory=ClaimProbability)
@@ -135,12 +148,16 @@ class SensingPlan:
         readings = []
         for signal in self.instant:
             readings.append(read_instant(signal, step))  # noqa: PERF401 (before Python 3.12 a comprehension is a call)
-        if step.logprobs is None:
-            readings += NO_STREAMS
-        else:
-            readings += [read_instant(signal, step) for signal in self.streams]
-            readings.append(read_prompted(self.claim, step, messages))
+        readings += NO_STREAMS if step.logprobs is None else self._tokens(step, messages)
         return readings
+
+    async def read_long(self, step: Step, messages: Sequence[Message] = ()) -> list[Reading]:
+        """The same for a completion of more than `LONG_COMPLETION` tokens, which are read off the event loop."""
+        tokens = await anyio.to_thread.run_sync(self._tokens, step, messages)
+        return [*(read_instant(signal, step) for signal in self.instant), *tokens]
+
+    def _tokens(self, step: Step, messages: Sequence[Message]) -> list[Reading]:
+        return [*read_tokens(self.streams, step), read_prompted(self.claim, step, messages)]
 
     def read_unasked(self, step: Step) -> list[Reading]:
         """What the asking signals read when there is no model to ask: those that can read by themselves."""

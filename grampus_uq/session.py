@@ -36,7 +36,7 @@ from grampus_uq.records import (
     Verdict,
     builder,
 )
-from grampus_uq.sensing import SensingPlan, StepInput
+from grampus_uq.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.state import (
     Profile,
     SessionState,
@@ -176,7 +176,10 @@ class Session:
             input_tokens=turn.usage.input_tokens if turn.usage else 0,
             output_tokens=turn.usage.output_tokens if turn.usage else 0,
         )
-        readings = self._plan.read(step, prompt_messages)
+        if step.logprobs is not None and len(step.logprobs) > LONG_COMPLETION:
+            readings = await self._plan.read_long(step, prompt_messages)
+        else:
+            readings = self._plan.read(step, prompt_messages)
         if turn.logprobs.problem is not None:
             readings = [_explained(reading, turn.logprobs.problem) for reading in readings]
         if model_client is None and not self._plan.brings_model:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from grampus_uq import (
@@ -12,12 +14,13 @@ from grampus_uq import (
     Reading,
     Role,
     Step,
+    TokenLogprob,
     UncertaintyEstimator,
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
 from grampus_uq.errors import ConfigurationError, RateLimitedError
-from grampus_uq.sensing import SensingPlan, StepInput
+from grampus_uq.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.signals.equivalence import EntailmentEquivalence
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
@@ -277,3 +280,24 @@ async def test_a_model_that_refuses_logprobs_and_temperature_serves_every_signal
     found = await sense(model, text="Paris.", repairs=1)
     assert (found["verbalized"].value, found["p_true"].value) == (0.6, 0.7)
     assert found["semantic_entropy"].value == 1.0
+
+
+@pytest.mark.anyio
+async def test_a_long_completion_is_read_off_the_event_loop_and_as_a_short_one_is():
+    where = []
+
+    class Where:
+        source = "where"
+
+        def read(self, step):
+            where.append(threading.get_ident())
+            return Reading(source=self.source, value=1.0)
+
+    plan = SensingPlan.of(Profile(), extra=[Where()])
+    word = TokenLogprob(token="word ", logprob=-0.1, top=(("word ", -0.1), ("other", -3.0)))
+    long = Step(step_id="s", kind="llm_call", time_s=0.0, text="x", logprobs=(word,) * (LONG_COMPLETION + 1))
+    assert await plan.read_long(long, PROMPT) == plan.read(long, PROMPT)
+    assert where == [threading.get_ident()] * 2
+    session = UncertaintyMonitor().session("s")
+    await session.observe_llm_response("x", "a", logprobs=long.logprobs)
+    assert session.state.has_reading

@@ -10,12 +10,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 from grampus_uq.records import Reading, Step, TokenLogprob, ToolCall
-from grampus_uq.signals.logprobs import entropy_confidence, mean_token_probability
-from grampus_uq.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.logprobs import (
+    SequenceProbability,
+    TokenEntropy,
+    TokenProbability,
+    confidence_of_entropies,
+    entropy_confidence,
+    mean_token_probability,
+    sequence_probability,
+    stream_reading,
+    token_entropies,
+)
+from grampus_uq.vocabulary import UncertaintySource
 
-__all__ = ["ActionEntropy", "ActionProbability", "action_tokens"]
+__all__ = ["ActionEntropy", "ActionProbability", "action_tokens", "token_readings"]
 
 _MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
 _MOST_DEPTH = 8
@@ -30,16 +41,54 @@ def action_tokens(step: Step) -> Sequence[TokenLogprob] | None:
     in them.
     """
     tokens = step.logprobs
-    if tokens is None or not step.tool_calls:
-        return tokens
-    spans = _spans("".join(token.token for token in tokens), step.tool_calls)
+    places = None if tokens is None else _action_places(tokens, step.tool_calls)
+    return None if tokens is None or places is None else [tokens[place] for place in places]
+
+
+def token_readings(step: Step) -> list[Reading]:
+    """What the three signals of `logprobs` and the two of this file read of a step with tokens, in one pass."""
+    tokens = step.logprobs or ()
+    entropies = token_entropies(tokens)
+    readings = [
+        stream_reading(TokenProbability.source, tokens, mean_token_probability),
+        stream_reading(TokenEntropy.source, tokens, lambda _: entropies and confidence_of_entropies(entropies)),
+        stream_reading(SequenceProbability.source, tokens, sequence_probability),
+    ]
+    if not step.tool_calls:
+        return [
+            *readings,
+            replace(readings[0], source=ActionProbability.source),
+            replace(readings[1], source=ActionEntropy.source),
+        ]
+    places = _action_places(tokens, step.tool_calls)
+    action = None if places is None else [tokens[place] for place in places]
+
+    def entropy(found: Sequence[TokenLogprob]) -> float | None:
+        if entropies is None or places is None:  # something beside the action is malformed
+            return entropy_confidence(found)
+        return confidence_of_entropies([entropies[place] for place in places])
+
+    readings.append(stream_reading(ActionProbability.source, action, mean_token_probability))
+    readings.append(stream_reading(ActionEntropy.source, action, entropy))
+    return readings
+
+
+def _action_places(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> Sequence[int] | None:
+    """Which of the tokens write the calls, all of them without a call; None when a call is not found in them."""
+    if not calls:
+        return range(len(tokens))
+    spans = _spans("".join(token.token for token in tokens), calls)
     if spans is None:
         return None
-    found, start = [], 0
-    for token in tokens:
+    found: list[int] = []
+    spans.sort()
+    at = start = 0
+    for place, token in enumerate(tokens):
         end = start + len(token.token)
-        if any(start < stop and begin < end for begin, stop in spans):
-            found.append(token)
+        while at < len(spans) and spans[at][1] <= start:
+            at += 1
+        if at < len(spans) and start < spans[at][1] and spans[at][0] < end:
+            found.append(place)
         start = end
     return found
 
@@ -52,8 +101,7 @@ class ActionProbability:
 
     def read(self, step: Step) -> Reading:
         """Average over the tokens of the action."""
-        tokens = action_tokens(step)
-        return _reading(self.source, None if tokens is None else mean_token_probability(tokens))
+        return stream_reading(self.source, action_tokens(step), mean_token_probability)
 
 
 class ActionEntropy:
@@ -64,12 +112,7 @@ class ActionEntropy:
 
     def read(self, step: Step) -> Reading:
         """Average over the tokens of the action that report alternatives."""
-        tokens = action_tokens(step)
-        return _reading(self.source, None if tokens is None else entropy_confidence(tokens))
-
-
-def _reading(source: str, value: float | None) -> Reading:
-    return Reading(source=source, value=value, reason=None if value is not None else MissingReason.NO_LOGPROBS)
+        return stream_reading(self.source, action_tokens(step), entropy_confidence)
 
 
 def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from grampus_uq.records import Message, Reading, Step, TokenLogprob
+from grampus_uq.signals.logprobs import says_something
 from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
 
 __all__ = ["ClaimProbability", "least_new_word_probability", "requested_words"]
@@ -94,8 +95,8 @@ class ClaimProbability:
 
     def read_after(self, step: Step, messages: Sequence[Message]) -> Reading:
         """Compare the step's own tokens with the messages that it answered."""
-        value = None
-        if step.logprobs:
+        value, reason = None, MissingReason.NO_LOGPROBS
+        if step.logprobs and says_something(step.logprobs):
+            reason = MissingReason.NOTHING_TO_JUDGE
             value = least_new_word_probability(step.logprobs, requested_words(messages))
-        reason = MissingReason.NOTHING_TO_JUDGE if step.logprobs else MissingReason.NO_LOGPROBS
         return Reading(source=self.source, value=value, reason=None if value is not None else reason)

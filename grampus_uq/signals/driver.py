@@ -24,10 +24,20 @@ from grampus_uq.errors import (
 from grampus_uq.model_call import ask_model
 from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.signals.action_span import token_readings
 from grampus_uq.signals.claim import ClaimProbability
 from grampus_uq.vocabulary import MissingReason
 
-__all__ = ["Budget", "BudgetExceededError", "MeteredContext", "read_instant", "sense_all", "sense_one", "within"]
+__all__ = [
+    "Budget",
+    "BudgetExceededError",
+    "MeteredContext",
+    "read_instant",
+    "read_tokens",
+    "sense_all",
+    "sense_one",
+    "within",
+]
 
 T = TypeVar("T")
 
@@ -157,6 +167,14 @@ def read_instant(signal: InstantSignal, step: Step) -> Reading:
 def _failed(source: str, error: Exception) -> Reading:
     log.warning("signal %s failed: %s", source, type(error).__name__)
     return Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
+
+
+def read_tokens(signals: Sequence[InstantSignal], step: Step) -> list[Reading]:
+    """Read the signals of a step's own tokens in one pass; what is raised becomes a missing reading of each."""
+    try:
+        return token_readings(step)
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        return [_failed(signal.source, error) for signal in signals]
 
 
 def read_prompted(signal: ClaimProbability, step: Step, messages: Sequence[Message]) -> Reading:

@@ -2,13 +2,15 @@
 
 Two readings a stream (Trajectory Proper Score, section 3, "token streams"): the mean probability of the chosen tokens,
 and exp(-H) of the mean entropy H of each token's reported alternatives. Beside them the probability of the whole
-completion. All in [0, 1], higher is better; all missing when the model reports no log-probabilities.
+completion. All in [0, 1], higher is better; all missing when the model reports no log-probabilities, or none but those
+of blanks and end marks: that a model was sure to stop says nothing of what it does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from grampus_uq.records import Reading, Step, TokenLogprob
@@ -20,10 +22,28 @@ __all__ = [
     "SequenceProbability",
     "TokenEntropy",
     "TokenProbability",
+    "confidence_of_entropies",
     "entropy_confidence",
     "mean_token_probability",
+    "says_something",
     "sequence_probability",
+    "stream_reading",
+    "token_entropies",
 ]
+
+_BLANKS: Final = " \t\r\n\f\v\u00a0\u200b\ufeff\u2581\u0120\u010a\u0109"  # ▁, Ġ, Ċ, ĉ: how tokenisers write them
+_MARK: Final = re.compile(r"(?:<[|｜]?/?[\w▁ -]{0,60}[|｜]?>|\[/?[A-Z_]{1,30}\])+")
+_LONGEST_MARK: Final = 200
+_LEAST_MASS: Final = 1e-100
+
+
+def says_something(tokens: Sequence[TokenLogprob]) -> bool:
+    """True unless every token is empty, blank, or a mark such as `</s>` or `<|im_end|>`."""
+    for token in tokens:
+        text = token.token.strip(_BLANKS)
+        if text and not (len(text) <= _LONGEST_MARK and _MARK.fullmatch(text)):
+            return True
+    return False
 
 
 def mean_token_probability(tokens: Sequence[TokenLogprob]) -> float | None:
@@ -60,16 +80,41 @@ def entropy_confidence(tokens: Sequence[TokenLogprob]) -> float | None:
 
     None when no token reports at least two alternatives, or one of them is NaN or above 0.
     """
-    total, n = 0.0, 0
-    for token in tokens:
+    entropies = token_entropies(tokens)
+    return None if entropies is None else confidence_of_entropies(entropies)
+
+
+def token_entropies(tokens: Sequence[TokenLogprob]) -> list[float | None] | None:
+    """Top-k entropy in nats at each token, None where fewer than two alternatives are reported; None when malformed."""
+    found: list[float | None] = []
+    exp, log = math.exp, math.log
+    for token in tokens:  # the same as `top_k_entropy`, written out: the longest loop of a step
         if len(token.top) < 2:
+            found.append(None)
             continue
-        values = [logprob for _, logprob in token.top]
-        if not all(value <= 1e-3 for value in values) or max(values) == -math.inf:
-            return None
-        total += top_k_entropy(values)
-        n += 1
-    return math.exp(-total / n) if n else None
+        total = weighted = 0.0
+        for _, logprob in token.top:
+            if not logprob <= 1e-3:
+                return None
+            mass = exp(logprob)
+            if mass:
+                total += mass
+                weighted += mass * logprob
+        if total > _LEAST_MASS:
+            entropy = log(total) - weighted / total
+            found.append(entropy if entropy > 0.0 else 0.0)
+        else:  # too small for floats as they are: scaled by the largest
+            values = [logprob for _, logprob in token.top]
+            if max(values) == -math.inf:
+                return None
+            found.append(top_k_entropy(values))
+    return found
+
+
+def confidence_of_entropies(entropies: Sequence[float | None]) -> float | None:
+    """exp(-H), H the mean of the entropies that are there; None when none is."""
+    known = [entropy for entropy in entropies if entropy is not None]
+    return math.exp(-sum(known) / len(known)) if known else None
 
 
 class TokenProbability:
@@ -80,9 +125,7 @@ class TokenProbability:
 
     def read(self, step: Step) -> Reading:
         """Average over the step's own tokens."""
-        if step.logprobs is None:
-            return NO_STREAMS[0]
-        return _reading(self.source, mean_token_probability(step.logprobs))
+        return stream_reading(self.source, step.logprobs, mean_token_probability)
 
 
 class TokenEntropy:
@@ -93,9 +136,7 @@ class TokenEntropy:
 
     def read(self, step: Step) -> Reading:
         """Average over the step's own tokens that report alternatives."""
-        if step.logprobs is None:
-            return NO_STREAMS[1]
-        return _reading(self.source, entropy_confidence(step.logprobs))
+        return stream_reading(self.source, step.logprobs, entropy_confidence)
 
 
 class SequenceProbability:
@@ -106,12 +147,24 @@ class SequenceProbability:
 
     def read(self, step: Step) -> Reading:
         """Multiply over the step's own tokens."""
-        return _reading(self.source, sequence_probability(step.logprobs or ()))
+        return stream_reading(self.source, step.logprobs, sequence_probability)
 
 
-def _reading(source: str, value: float | None) -> Reading:
-    return Reading(source=source, value=value, reason=None if value is not None else MissingReason.NO_LOGPROBS)
+def stream_reading(
+    source: str, tokens: Sequence[TokenLogprob] | None, read: Callable[[Sequence[TokenLogprob]], float | None]
+) -> Reading:
+    """What a function makes of the tokens, as a reading; missing where they say nothing or hold a malformed number."""
+    value = read(tokens) if tokens is not None and says_something(tokens) else None
+    return Reading(source=source, value=value, reason=None if value is not None else _why(tokens or ()))
 
 
-NO_STREAMS: Final = (_reading(TokenProbability.source, None), _reading(TokenEntropy.source, None))
+def _why(tokens: Sequence[TokenLogprob]) -> MissingReason:
+    numbers = (value for token in tokens for value in (token.logprob, *(logprob for _, logprob in token.top)))
+    return MissingReason.NO_LOGPROBS if all(value <= 1e-3 for value in numbers) else MissingReason.INVALID_VALUE
+
+
+NO_STREAMS: Final = (
+    stream_reading(TokenProbability.source, None, mean_token_probability),
+    stream_reading(TokenEntropy.source, None, entropy_confidence),
+)
 """What the first two signals say of a step without log-probabilities."""

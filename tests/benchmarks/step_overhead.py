@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import math
 import statistics
 import sys
 import time
@@ -35,6 +36,8 @@ from grampus_uq import (
     Reading,
     Role,
     Step,
+    TokenLogprob,
+    ToolCall,
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
@@ -170,6 +173,46 @@ async def step_costs(rounds: int, *, blocks: bool) -> list[dict[str, Any]]:
     ]
 
 
+async def long_completion(name: str, calls: tuple[ToolCall, ...], n: int = 1000) -> dict[str, Any]:
+    """Milliseconds on the event loop for a step of n tokens with five alternatives each."""
+    random, words = (
+        Random(0),
+        [
+            "",
+            "The",
+            "refund",
+            "of",
+            "order",
+            "4711",
+            "is",
+            "due",
+            ";",
+            "pay",
+            "(",
+            ")",
+            "{",
+            "}",
+            "amount",
+            ":",
+            "12",
+            ".",
+        ],
+    )
+    tokens = []
+    for _ in range(n):
+        word, p = " " + random.choice(words), random.uniform(0.3, 1.0)
+        others = tuple((f"other{k}", math.log((1.0 - p) / 5.0)) for k in range(4))
+        tokens.append(TokenLogprob(token=word, logprob=math.log(p), top=((word, math.log(p)), *others)))
+    text, session, took = "".join(token.token for token in tokens), UncertaintyMonitor().session("s"), []
+    for turn in range(41):
+        started = time.perf_counter()
+        await session.observe_llm_response(
+            text, f"llm_{turn}", prompt_messages=PROMPT, tool_calls=calls, logprobs=tuple(tokens)
+        )
+        took.append((time.perf_counter() - started) * 1e3)
+    return {"case": name, "ms": statistics.median(took[1:])}
+
+
 async def slow_path(name: str, samples: tuple[str, ...], *, speculative: bool) -> dict[str, Any]:
     """Milliseconds from P(True) to the assessment with a model that takes 50 ms a call."""
     policy = UncertaintyPolicy(enable_semantic_sampling=True)
@@ -236,6 +279,8 @@ async def measure(rounds: int, *, blocks: bool) -> list[dict[str, Any]]:
         ("speculative_five", five, True),
     ):
         rows.append(await slow_path(name, samples, speculative=speculative))
+    rows.append(await long_completion("logprobs_1000", ()))
+    rows.append(await long_completion("logprobs_1000_call", (ToolCall(name="pay", arguments={"amount": 12}),)))
     rows.append(await many_sessions())
     return rows + state_sizes()
 

@@ -8,14 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import MissingReason, Step, TokenLogprob
+from grampus_uq import MissingReason, Step, TokenLogprob, ToolCall
+from grampus_uq.signals.action_span import ActionEntropy, ActionProbability, token_readings
+from grampus_uq.signals.claim import ClaimProbability
 from grampus_uq.signals.logprobs import (
+    SequenceProbability,
     TokenEntropy,
     TokenProbability,
     entropy_confidence,
     mean_token_probability,
     sequence_probability,
+    token_entropies,
 )
+from grampus_uq.stats.entropy import top_k_entropy
 from grampus_uq.testing import top_logprobs
 
 natural = st.floats(-100.0, 0.0)
@@ -68,7 +73,7 @@ def test_a_malformed_log_probability_makes_the_reading_missing_and_not_half_true
     fine = top_logprobs({"a": 0.5, "b": 0.25})
     step = stream(fine, broken, fine)
     for signal in (TokenProbability(), TokenEntropy()):
-        assert (signal.read(step).value, signal.read(step).reason) == (None, MissingReason.NO_LOGPROBS)
+        assert (signal.read(step).value, signal.read(step).reason) == (None, MissingReason.INVALID_VALUE)
 
 
 def test_a_rounding_error_above_zero_is_certainty():
@@ -112,3 +117,48 @@ def test_a_whole_completion_with_a_malformed_token_or_none_at_all_has_no_probabi
     for values in ([], [-0.5, math.nan], [-0.5, 0.7]):
         assert sequence_probability([TokenLogprob(token="x", logprob=value) for value in values]) is None
     assert sequence_probability([TokenLogprob(token="x", logprob=-800.0)] * 9) == 0.0
+
+
+MARKS = ["<|im_end|>", "</s>", "<eos>", "<|eot_id|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "[EOS]", "<|im_end|>\n"]
+PAY = ToolCall(name="pay", arguments={"to": "Mallory"})
+
+
+@pytest.mark.parametrize("calls", [(), (PAY,)], ids=["answer", "call"])
+@pytest.mark.parametrize("silent", [[""], [" ", "\n"], ["▁", "Ġ"], *([mark] for mark in MARKS), ["", "\n", "</s>"], []])
+def test_tokens_that_say_nothing_are_a_missing_reading_and_not_certainty(silent, calls):
+    tokens = tuple(top_logprobs({token: 0.999, "other": 0.001}) for token in silent)
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=calls, logprobs=tokens)
+    for reading in token_readings(step):
+        assert (reading.value, reading.reason) == (None, MissingReason.NO_LOGPROBS), reading
+    assert ClaimProbability().read_after(step, ()).value is None
+
+
+@pytest.mark.parametrize("word", ["No", "0", ".", "{", "<b>x", "<", "A", "]", "<" + "a" * 300 + ">"])
+def test_one_token_that_says_something_is_read(word):
+    step = stream(top_logprobs({word: 0.5, "x": 0.5}), top_logprobs({"</s>": 1.0, "x": 1e-9}))
+    assert all(reading.value is not None for reading in token_readings(step))
+
+
+logprob = natural | st.sampled_from([0.0, -math.inf, math.nan, 0.5, 1e-4, -1e300])
+words = st.sampled_from(["pay", "(", "{", '"', "to", ")", " ", "</s>", "Mallory", '{"name": "pay"}', "pay()", ""])
+any_token = st.builds(
+    TokenLogprob,
+    token=words,
+    logprob=logprob,
+    top=st.lists(st.tuples(words, logprob), max_size=4).map(tuple),
+)
+
+
+@given(st.lists(any_token, max_size=12), st.sampled_from([(), (PAY,), (PAY, PAY)]))
+def test_one_pass_reads_what_the_signals_read_one_by_one(tokens, calls):
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=calls, logprobs=tuple(tokens))
+    signals = [TokenProbability(), TokenEntropy(), SequenceProbability(), ActionProbability(), ActionEntropy()]
+    assert token_readings(step) == [signal.read(step) for signal in signals]
+    for reading in token_readings(step):
+        assert reading.value is None or 0.0 <= reading.value <= 1.0
+
+
+@given(st.lists(natural, min_size=2, max_size=6))
+def test_the_entropy_that_is_written_out_is_the_one_of_the_definition(values):
+    entropies = token_entropies(tokens_of([-1.0], [values]))
+    assert entropies == [pytest.approx(top_k_entropy(values), abs=1e-9)]
