@@ -1,8 +1,9 @@
 """The one detector of a session, live: what it sees, whether its alarm rings, what a human's answer does to it.
 
 The alarm latches: once the evidence has passed the threshold it rings until somebody answers. Answering acknowledges
-it: it asks no more. The promise of the threshold covers the *first* alarm of a run; re-arming starts the evidence anew,
-and whatever rings after that carries no guarantee, because alpha was spent on the first.
+it: steps that can be undone are not asked for any more, irreversible calls each by itself until the run ends. The
+promise of the threshold covers the *first* alarm of a run; re-arming starts the evidence anew, and whatever rings after
+that carries no guarantee, because alpha was spent on the first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from grampus_uq.stats import eprocess
 from grampus_uq.stats.eprocess import Detector, DetectorState
 from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
 
-__all__ = ["AlarmState", "DetectorField", "acknowledge_alarm", "alarm_step", "guarantee_of", "midway", "rearm", "rings"]
+__all__ = [
+    "AlarmState",
+    "DetectorField",
+    "acknowledge_alarm",
+    "alarm_step",
+    "guarantee_of",
+    "has_rung",
+    "midway",
+    "rearm",
+    "rings",
+]
 
 MIDWAY = "no guarantee: this run came under this detector when it was under way"
 AFTER_REARMING = "no guarantee: alpha was spent on this run's first alarm, before it was re-armed"
@@ -64,7 +75,12 @@ def alarm_step(
 
 def rings(detector: Detector, state: AlarmState | None) -> bool:
     """True while the alarm has been raised and nobody answered it."""
-    return state is not None and not state.answered and eprocess.alarms(state.evidence, detector.threshold)
+    return state is not None and not state.answered and has_rung(detector, state)
+
+
+def has_rung(detector: Detector, state: AlarmState | None) -> bool:
+    """True once the alarm has been raised, answered or not, since the evidence began."""
+    return state is not None and eprocess.alarms(state.evidence, detector.threshold)
 
 
 def guarantee_of(detector: Detector, state: AlarmState) -> str:
@@ -75,7 +91,7 @@ def guarantee_of(detector: Detector, state: AlarmState) -> str:
 
 
 def acknowledge_alarm(state: AlarmState) -> AlarmState:
-    """A human answered: the alarm asks no more until it is re-armed."""
+    """A human answered: the alarm asks no more for reversible steps until it is re-armed."""
     return replace(state, answered=True)
 
 

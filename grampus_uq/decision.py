@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
 from grampus_uq.alarm import AlarmState, rings
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.release import ReleaseRule
 from grampus_uq.stats.eprocess import Detector
+from grampus_uq.turns import TurnEvidence
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
-__all__ = [
-    "Decision",
-    "decide",
-    "decide_fitted",
-    "decide_irreversible",
-    "is_irreversible",
-    "level_of",
-    "may_be_let_through",
-]
+if TYPE_CHECKING:
+    from grampus_uq.state import WorstCase
+
+__all__ = ["Decision", "Situation", "decide", "is_irreversible", "level_of", "may_be_let_through"]
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
-_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
+_LOW, _MEDIUM, *_ = UncertaintyLevel
 _PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
+_GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
 _IRREVERSIBLE = Effect.IRREVERSIBLE
 _WORDS = {level: level.value.upper() for level in UncertaintyLevel}
 
 Decision = tuple[UncertaintyAction, str, str]
 """Action, rule, reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that a decision on one step depends on.
+
+    `turn` is what was read of this step of the model, or of the one that proposed this call; `has_reading` whether
+    anything of the session was. `rang` is True once the detector's alarm has rung in this run, answered or not;
+    `acknowledged` the gravest level that a human answered for, while the belief is HIGH or worse; `worst_case` what
+    would be believed had every reading that was due and did not come been 0; `fallback` why a fitted profile does not
+    apply.
+    """
+
+    policy: UncertaintyPolicy
+    kind: str
+    tool_name: str | None
+    irreversible: bool
+    level: UncertaintyLevel
+    confidence: float
+    has_reading: bool
+    turn: TurnEvidence
+    worst: float | None
+    acknowledged: UncertaintyLevel | None
+    detector: Detector | None = None
+    release: ReleaseRule | None = None
+    alarm: AlarmState | None = None
+    rang: bool = False
+    worst_case: WorstCase | None = None
+    fallback: str | None = None
 
 
 def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
@@ -39,106 +68,147 @@ def is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Ef
     return effect == _IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
 
 
-def decide(
-    policy: UncertaintyPolicy,
-    level: UncertaintyLevel,
-    confidence: float,
-    kind: str,
-    acknowledged: UncertaintyLevel | None,
-) -> Decision:
-    """What the tier says of a step that is no irreversible call. It carries no statistical guarantee."""
-    action = policy.decide(level, kind, irreversible=False)
+def decide(now: Situation) -> Decision:
+    """The gravest of what the rules say; what stops a step says why, on which numbers.
+
+    With a fitted detector or release rule they decide, and the tiers only say how loud the log is; without, the tiers.
+    Beside them stand the rules for irreversible calls (no evidence, an alarm that has rung, the worst so far) and the
+    tools that are always asked for. Of all these only a detector's alarm and a fitted release carry a guarantee. What a
+    human answered silences reversible steps, never an irreversible call.
+    """
+    decision = _tier(now) if now.detector is None and now.release is None else _fitted(now)
+    if now.irreversible:
+        decision = _guarded(now, decision)
+        if now.worst_case is not None:
+            decision = _in_doubt(now, now.worst_case, decision)
+    if now.tool_name is not None and not decision[0].stops and now.policy.asks_always(now.tool_name):
+        decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {_numbers(now)}"
+    if now.fallback is not None and decision[0].stops:
+        return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {now.fallback}"
+    return decision
+
+
+def _tier(now: Situation) -> Decision:
+    """What the tier says. It carries no statistical guarantee."""
+    policy, level = now.policy, now.level
+    action = policy.decide(level, now.kind, irreversible=now.irreversible)
     if action is _PROCEED:
         return action, "tier", ""
-    reason = f"confidence {confidence:.2f} is {_WORDS[level]}"
-    if acknowledged is not None and action.stops and acknowledged.severity >= level.severity:
+    if not action.stops:
+        return action, "tier", _loudness(now)
+    if now.irreversible:
+        rule = "irreversible_override" if level is _MEDIUM else "tier"
+        return action, rule, f"irreversible call: {_numbers(now, policy.low_threshold)}"
+    reason = f"{_WORDS[level]}: {_numbers(now, policy.medium_threshold)}"
+    if now.acknowledged is not None and now.acknowledged.severity >= level.severity:
         return _LOG, "acknowledged", reason
     return action, "tier", reason
 
 
-def decide_irreversible(
-    policy: UncertaintyPolicy, level: UncertaintyLevel, confidence: float, *, evidence: bool, worst: float | None
-) -> Decision:
-    """The gravest of what the rules say of an irreversible call; what a human acknowledged never covers it.
-
-    No rule here carries a statistical guarantee.
-    """
-    action = policy.decide(level, "tool_call", irreversible=True)
-    rule, reason = "tier", "" if action is _PROCEED else f"confidence {confidence:.2f} is {_WORDS[level]}"
-    if level is _MEDIUM:
-        rule, reason = "irreversible_override", f"irreversible call at confidence {confidence:.2f}"
-    if not evidence and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
-        action = policy.on_missing_evidence
-        rule, reason = "missing_evidence", "irreversible call without any reading"
-    floor = policy.worst_so_far_floor
-    if floor is not None and worst is not None and worst < floor and not action.stops:
-        action, rule = _PAUSE, "worst_so_far"
-        reason = f"irreversible call after a step at confidence {worst:.2f}"
-    return action, rule, reason
-
-
-def decide_fitted(
-    policy: UncertaintyPolicy,
-    detector: Detector | None,
-    alarm: AlarmState | None,
-    release: ReleaseRule | None,
-    chance: float | None,
-    level: UncertaintyLevel,
-    confidence: float,
-    irreversible: bool,
-    *,
-    evidence: bool,
-    worst: float | None,
-) -> Decision:
-    """With a fitted detector or release rule: they decide, and the tiers only say how loud the log is.
-
-    The detector's alarm is inside its one budget. Beside it stand the rules for irreversible calls: the fitted release,
-    and those that the policy names (no evidence at all, the worst so far). They are outside the budget: a pause by them
-    carries no guarantee. `chance` is the calibrated probability of success after the latest step of the model.
-    """
-    action, rule, reason = _PROCEED, "tier", ""
-    if level is not _LOW:
-        action, reason = _LOG, f"confidence {confidence:.2f} is {_WORDS[level]}"
+def _fitted(now: Situation) -> Decision:
+    """What the detector and the release rule say; a pause by the alarm is inside the detector's one budget."""
+    action, rule, reason = (_PROCEED, "tier", "") if now.level is _LOW else (_LOG, "tier", _loudness(now))
+    detector, alarm = now.detector, now.alarm
     if detector is not None and alarm is not None and rings(detector, alarm):
-        evidence_now, limit = alarm.evidence.log_peak, detector.threshold.log_value
-        action, rule = policy.on_alarm, "detector"
-        reason = f"log evidence of failure {evidence_now:.2f} exceeds {limit:.2f}"
-    if irreversible:
-        if release is not None and not action.stops:
-            action, rule, reason = _released(release, chance, action)
-            evidence = evidence and chance is not None
-        blind = detector is not None and _is_blind(alarm)
-        if (blind or not evidence) and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[action]:
-            action, rule = policy.on_missing_evidence, "missing_evidence"
-            reason = "irreversible call before the detector had any score" if blind else _UNREAD
-        floor = policy.worst_so_far_floor
-        if floor is not None and worst is not None and worst < floor and not action.stops:
-            action, rule = _PAUSE, "worst_so_far"
-            reason = f"irreversible call after a step at confidence {worst:.2f}"
+        evidence, limit = alarm.evidence.log_peak, detector.threshold.log_value
+        action, rule = now.policy.on_alarm, "detector"
+        reason = f"log evidence of failure {evidence:.2f} exceeds {limit:.2f}; {_numbers(now)}"
+    if now.irreversible and now.release is not None and not action.stops:
+        return _released(now, now.release, action)
     return action, rule, reason
 
 
-_UNREAD = "irreversible call without any reading"
-
-
-def _is_blind(alarm: AlarmState | None) -> bool:
-    """True while none of the detector's streams was ever read in this session: its silence then says nothing."""
-    return alarm is None or (alarm.evidence.log_m is None and alarm.rearmed == 0)
-
-
-def _released(release: ReleaseRule, chance: float | None, action: UncertaintyAction) -> Decision:
+def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -> Decision:
     """What the release rule says of an irreversible call; without a chance it says nothing."""
-    least = release.at_least
+    least, below, chance = release.at_least, release.abort_below, now.turn.p_success
     if least is None:
         return _PAUSE, "release", "irreversible call, and no chance of success is high enough to release one"
     if chance is None:
         return action, "tier", ""
     if chance >= least:
-        return action, "release", f"chance of success {chance:.2f} is at least {least:.2f}"
-    below = release.abort_below
-    if below is not None and chance < below:
-        return _ABORT, "release", f"irreversible call at a chance of success of {chance:.2f}, below {below:.2f}"
-    return _PAUSE, "release", f"irreversible call at a chance of success of {chance:.2f}, below {least:.2f}"
+        return action, "release", f"chance of success {_apart(chance, ' is at least', least)}"
+    aborts = below is not None and chance < below
+    needed = below if aborts and below is not None else least
+    reason = f"irreversible call at a chance of success of {_apart(chance, ', below', needed)}{_lowest(now)}"
+    return (_ABORT if aborts else _PAUSE), "release", reason
+
+
+def _guarded(now: Situation, decision: Decision) -> Decision:
+    """An irreversible call: graver where evidence is missing, an alarm has rung or a step was bad."""
+    policy = now.policy
+    if now.rang and _GRAVITY[policy.on_alarm] > _GRAVITY[decision[0]]:
+        reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
+        decision = policy.on_alarm, "detector", reason
+    missing = _missing(now)
+    if missing is not None and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[decision[0]]:
+        decision = policy.on_missing_evidence, "missing_evidence", missing
+    floor, worst = policy.worst_so_far_floor, now.worst
+    if floor is not None and worst is not None and worst < floor and not decision[0].stops:
+        reason = f"irreversible call after a step at confidence {_apart(worst, ', below', floor)}"
+        decision = _PAUSE, "worst_so_far", reason
+    return decision
+
+
+def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
+    """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it."""
+    policy = now.policy
+    if decision[0].stops or not policy.on_missing_evidence.stops:
+        return decision
+    level, turn = policy.classify(case.cumulative), replace(now.turn, p_success=now.turn.at_worst)
+    then = replace(
+        now, level=level, confidence=case.cumulative, turn=turn, worst=case.worst, alarm=case.alarm, worst_case=None
+    )
+    would = decide(then)
+    if not would[0].stops:
+        return decision
+    reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
+    return policy.on_missing_evidence, "missing_evidence", reason
+
+
+def _missing(now: Situation) -> str | None:
+    """Why there is no evidence on an irreversible call; None where there is."""
+    if not now.has_reading:
+        return "irreversible call, and nothing read yet"
+    if not now.turn.read:
+        return f"irreversible call without any reading of the turn that proposes it; {_numbers(now)}"
+    if now.release is not None and now.turn.p_success is None:
+        return f"irreversible call without a chance of success of the turn that proposes it; {_numbers(now)}"
+    if now.detector is not None and (now.alarm is None or now.alarm.evidence.log_m is None):
+        return f"irreversible call before the detector had any score; {_numbers(now)}"
+    return None
+
+
+def _loudness(now: Situation) -> str:
+    """Why a step is logged."""
+    return f"confidence {now.confidence:.2f} is {_WORDS[now.level]}" if now.has_reading else "nothing read yet"
+
+
+def _numbers(now: Situation, needed: float | None = None) -> str:
+    """The belief, what was needed, and the lowest reading of the turn."""
+    if not now.has_reading:
+        return "nothing read yet"
+    if needed is None or now.confidence >= needed:
+        return f"confidence {now.confidence:.2f}{_lowest(now)}"
+    return f"confidence {_apart(now.confidence, ', needs', needed)}{_lowest(now)}"
+
+
+def _lowest(now: Situation) -> str:
+    low = now.turn.lowest
+    if low is None:
+        return ""
+    unstated = "" if now.turn.stated else "; no confidence stated"
+    return f"; lowest: {_SAID_AS.get(low[0], low[0]).replace('_', ' ')} {low[1]:.2f}{unstated}"
+
+
+def _apart(value: float, word: str, limit: float) -> str:
+    """Two numbers with as many digits as tell them apart, two at least."""
+    digits = 2
+    while digits < 12 and value != limit and f"{value:.{digits}f}" == f"{limit:.{digits}f}":
+        digits += 1
+    return f"{value:.{digits}f}{word} {limit:.{digits}f}"
+
+
+_SAID_AS = {"verbalized": "stated confidence", "p_true": "P(True)"}
 
 
 def may_be_let_through(policy: UncertaintyPolicy, kind: str, tool_name: str | None, effect: Effect | None) -> bool:
@@ -146,7 +216,5 @@ def may_be_let_through(policy: UncertaintyPolicy, kind: str, tool_name: str | No
     if kind != "tool_call":
         return True
     harmless = effect is Effect.READ or effect is Effect.REVERSIBLE
-    return harmless and not is_irreversible(policy, tool_name, effect)
-
-
-_GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
+    asked = tool_name is not None and policy.asks_always(tool_name)
+    return harmless and not asked and not is_irreversible(policy, tool_name, effect)

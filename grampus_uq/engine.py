@@ -8,30 +8,21 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from grampus_uq.alarm import (
-    AlarmState,
-    alarm_step,
-    guarantee_of,
-)
-from grampus_uq.decision import (
-    Decision,
-    decide,
-    decide_fitted,
-    decide_irreversible,
-    is_irreversible,
-    level_of,
-    may_be_let_through,
-)
+from grampus_uq.alarm import AlarmState, alarm_step, guarantee_of, has_rung
+from grampus_uq.decision import Decision, Situation, decide, is_irreversible, level_of, may_be_let_through
 from grampus_uq.events import TrajectoryReading
 from grampus_uq.propagator import propagated_by
-from grampus_uq.records import Reading, Step, StepUncertainty, Verdict, builder
+from grampus_uq.records import Reading, Step, StepUncertainty, ToolCall, Verdict, builder
 from grampus_uq.risk import confidence_of_risk, risk_step
-from grampus_uq.state import Profile, SessionState, WorstCase
+from grampus_uq.state import Profile, SessionState, WorstCase, has_rung_in_run
 from grampus_uq.stats.eprocess import Detector
+from grampus_uq.turns import TurnEvidence, proposing, with_proposals, with_proposed_call
 from grampus_uq.vocabulary import (
     GRAVE,
     NOT_DUE,
@@ -46,6 +37,7 @@ from grampus_uq.worst_case import Streams, streams_of, worst_case_step
 __all__ = ["advance", "judge_call"]
 
 _new_state = builder(SessionState)
+_new_situation = builder(Situation)
 
 
 def advance(
@@ -70,7 +62,6 @@ def advance(
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
     is_call = kind == "tool_call"
-    turn_read = state.turn_read if is_call and fused is None else fused is not None
     worst = state.worst if fused is None or (state.worst is not None and state.worst <= fused) else fused
     high = level in GRAVE
     acknowledged = state.acknowledged if high else None  # the belief recovered: the alarm is armed again
@@ -84,23 +75,34 @@ def advance(
         streams = streams_of(seen.values, seen.semantic, fused, propagated, confidence_of_risk(risk))
     if profile.calibration is not None:
         chance = profile.calibration(streams)
-    latest = state.p_success if is_call else chance  # a call is judged by the turn that proposes it
-    irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
-    evidence = has_reading and turn_read
     if profile.detector is not None and not is_call:
         streams["p_success"] = chance
         alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, streams)
     worst_case, risk_due = state.worst_case, no_risk in _UNREADABLE
     if worst_case is not None or seen.due or risk_due or profile.calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
-    if irreversible or profile.detector is not None or profile.release is not None:
-        decision = _decided(
-            profile, alarm, latest, level, propagated, irreversible=irreversible, evidence=evidence, worst=worst
+    turns, turn = _turns_after(state, step, seen, fused, chance, worst_case)
+    rang = state.rang or (profile.detector is not None and has_rung(profile.detector, alarm))
+    decision = decide(
+        _new_situation(
+            policy=policy,
+            kind=kind,
+            tool_name=tool_name,
+            irreversible=is_call and is_irreversible(policy, tool_name, step.effect),
+            level=level,
+            confidence=propagated,
+            has_reading=has_reading,
+            turn=turn,
+            worst=worst,
+            acknowledged=acknowledged,
+            detector=profile.detector,
+            release=profile.release,
+            alarm=alarm,
+            rang=rang,
+            worst_case=worst_case,
+            fallback=profile.fallback,
         )
-        if irreversible and worst_case is not None:
-            decision = _in_doubt(profile, decision, worst_case)
-    else:
-        decision = decide(policy, level, propagated, kind, acknowledged)
+    )
     advisory = profile.advisory or (
         state.let_through and may_be_let_through(policy, kind, tool_name, step.effect) and decision[0].stops
     )
@@ -119,7 +121,7 @@ def advance(
         cumulative=cumulative,
         level=level,
         has_reading=has_reading,
-        turn_read=turn_read,
+        turn_read=state.turn_read if is_call else turn.read,
         worst=worst,
         acknowledged=acknowledged,
         last_step_id=step.step_id,
@@ -130,46 +132,49 @@ def advance(
         alarm=alarm,
         memory=memory,
         risk=risk_state,
-        p_success=latest,
+        p_success=state.p_success if is_call else chance,
         let_through=state.let_through,
         worst_case=worst_case,
+        turns=turns,
+        rang=rang,
     )
     return new_state, assessment
 
 
-def _decided(
-    profile: Profile,
-    alarm: AlarmState | None,
+def _turns_after(
+    state: SessionState,
+    step: Step,
+    seen: _Tally,
+    fused: float | None,
     chance: float | None,
-    level: UncertaintyLevel,
-    confidence: float,
-    *,
-    irreversible: bool,
-    evidence: bool,
-    worst: float | None,
-) -> Decision:
-    """What the rules say that know a fitted part, or an irreversible call."""
-    policy, detector, release = profile.policy, profile.detector, profile.release
-    if detector is None and release is None:
-        return decide_irreversible(policy, level, confidence, evidence=evidence, worst=worst)
-    return decide_fitted(
-        policy, detector, alarm, release, chance, level, confidence, irreversible, evidence=evidence, worst=worst
-    )
+    worst_case: WorstCase | None,
+) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
+    """The turns of the model after a step, and what was read of its own; for a call of the turn that proposed it."""
+    lowest = None if fused is None else seen.lowest
+    if step.kind != "tool_call":
+        turns = with_proposals(
+            state.turns,
+            step,
+            read=fused is not None,
+            lowest=lowest,
+            stated="verbalized" in seen.values,
+            p_success=chance,
+            worst_chance=None if worst_case is None else worst_case.p_success,
+        )
+        return turns, turns[-1]
+    call = step.tool_calls[0] if step.tool_calls else None
+    turn = _turn_of(state, call, step.step_id)
+    if lowest is not None:  # of the call itself: it speaks for no other call of the turn
+        turn = replace(turn, read=True, lowest=min(turn.lowest or lowest, lowest, key=_value))
+    return with_proposed_call(state.turns, call, step.step_id), turn
 
 
-def _in_doubt(profile: Profile, decision: Decision, case: WorstCase) -> Decision:
-    """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it."""
-    policy = profile.policy
-    if decision[0].stops or not policy.on_missing_evidence.stops:
-        return decision
-    level, confidence = policy.classify(case.cumulative), case.cumulative
-    would = _decided(
-        profile, case.alarm, case.p_success, level, confidence, irreversible=True, evidence=True, worst=case.worst
-    )
-    if not would[0].stops:
-        return decision
-    reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
-    return policy.on_missing_evidence, "missing_evidence", reason
+def _turn_of(state: SessionState, call: ToolCall | None, step_id: str | None) -> TurnEvidence:
+    """What was read of the turn that proposed this call; in a state of an older version of the latest turn."""
+    if not state.turns:
+        worst_chance = None if state.worst_case is None else state.worst_case.p_success
+        return TurnEvidence(read=state.turn_read, p_success=state.p_success, worst_chance=worst_chance)
+    return proposing(state.turns, call, step_id)
 
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
@@ -178,6 +183,9 @@ _LOG, _PAUSE = UncertaintyAction.PROCEED_WITH_LOG, UncertaintyAction.PAUSE_FOR_H
 _PROPAGATED = UncertaintySource.PROPAGATED
 _TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
 _UNREADABLE = frozenset({MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR})
+
+
+_value = operator.itemgetter(1)
 
 
 class _Tally:
@@ -193,6 +201,12 @@ class _Tally:
         self.sources: list[UncertaintySource] = []
         self.missing: list[str] = []
         self.due = False
+
+    @property
+    def lowest(self) -> tuple[str, float]:
+        """The lowest reading, as source and value; there is one."""
+        values = self.values if self.semantic is None else {**self.values, "semantic_entropy": self.semantic}
+        return min(values.items(), key=_value)
 
 
 def _tally(readings: Sequence[Reading]) -> _Tally:
@@ -226,29 +240,39 @@ def _missing(source: str, reason: str | None) -> str:
     return f"{source}: {reason}"
 
 
-def judge_call(profile: Profile, state: SessionState, tool_name: str, effect: Effect | None = None) -> Verdict:
+def judge_call(
+    profile: Profile,
+    state: SessionState,
+    call: ToolCall | str,
+    effect: Effect | None = None,
+    *,
+    step_id: str | None = None,
+) -> Verdict:
     """What a step that proposes this call would be told now; changes nothing. Equal to what `advance` then decides."""
+    call = ToolCall(name=call) if isinstance(call, str) else call
+    tool_name = call.name
     policy, confidence = profile.policy, state.cumulative
     level = level_of(policy, confidence, state.has_reading)
-    evidence = state.has_reading and state.turn_read
-    irreversible = is_irreversible(policy, tool_name, effect)
-    if irreversible or profile.detector is not None or profile.release is not None:
-        decision = _decided(
-            profile,
-            state.alarm,
-            state.p_success,
-            level,
-            confidence,
-            irreversible=irreversible,
-            evidence=evidence,
+    action, rule, reason = decide(
+        _new_situation(
+            policy=policy,
+            kind="tool_call",
+            tool_name=tool_name,
+            irreversible=is_irreversible(policy, tool_name, effect),
+            level=level,
+            confidence=confidence,
+            has_reading=state.has_reading,
+            turn=_turn_of(state, call, step_id),
             worst=state.worst,
+            acknowledged=state.acknowledged if level in GRAVE else None,
+            detector=profile.detector,
+            release=profile.release,
+            alarm=state.alarm,
+            rang=has_rung_in_run(profile, state),
+            worst_case=state.worst_case,
+            fallback=profile.fallback,
         )
-        if irreversible and state.worst_case is not None:
-            decision = _in_doubt(profile, decision, state.worst_case)
-    else:
-        acknowledged = state.acknowledged if level in GRAVE else None
-        decision = decide(policy, level, confidence, "tool_call", acknowledged)
-    action, rule, reason = decision
+    )
     guarantee = _promise(profile, state.alarm, rule, action)
     if action.stops and profile.advisory:
         action, reason = _LOG, f"advisory only; would be {action.value}: {reason}"
@@ -273,6 +297,7 @@ _RULE_SOURCES = {
     "worst_so_far": UncertaintySource.WORST_SO_FAR,
     "detector": UncertaintySource.DETECTOR,
     "release": UncertaintySource.RELEASE,
+    "always_ask": UncertaintySource.ALWAYS_ASK,
 }
 
 

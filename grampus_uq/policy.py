@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.tool_names import patterns_of, refusal_of
@@ -50,6 +58,8 @@ class UncertaintyPolicy(BaseModel):
     enable_prefix_verifier: bool = False
     """Ask a model, once a step, for the probability that the run so far will succeed (`signals.prefix_verifier`)."""
     irreversible_tool_names: list[str] = Field(default_factory=list)
+    always_ask_tool_names: list[str] = Field(default_factory=list)
+    """Tools whose calls pause whatever the numbers say; matched as the irreversible ones are."""
     inject_reflection_on_high: bool = True
     on_missing_evidence: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
     """What an irreversible call does when the session, or the turn that proposes it, has no reading at all."""
@@ -58,7 +68,7 @@ class UncertaintyPolicy(BaseModel):
     on_alarm: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
     """What an alarm of a fitted detector does."""
 
-    @field_validator("irreversible_tool_names", mode="before")
+    @field_validator("irreversible_tool_names", "always_ask_tool_names", mode="before")
     @classmethod
     def _patterns_match_something(cls, names: object, info: ValidationInfo) -> object:
         if isinstance(names, str):
@@ -102,10 +112,24 @@ class UncertaintyPolicy(BaseModel):
         names = self.irreversible_tool_names
         return bool(names) and patterns_of(tuple(names)).match(name)
 
+    def asks_always(self, name: str) -> bool:
+        """True when the tool's name contains one of the names that are always asked for, however either is spelt."""
+        names = self.always_ask_tool_names
+        return bool(names) and patterns_of(tuple(names)).match(name)
+
     def unmatched(self, tool_names: Iterable[str]) -> list[str]:
-        """The irreversible names that match none of these tools: misspelt, or of another agent."""
+        """The names in both lists that match none of these tools: misspelt, or of another agent."""
         declared = list(tool_names)
-        return [p for p in self.irreversible_tool_names if not any(map(patterns_of((p,)).match, declared))]
+        patterns = [*self.irreversible_tool_names, *self.always_ask_tool_names]
+        return [p for p in patterns if not any(map(patterns_of((p,)).match, declared))]
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not there, so that older profiles keep their fingerprints."""
+        values: dict[str, Any] = write(self)
+        if not values.get("always_ask_tool_names"):
+            values.pop("always_ask_tool_names", None)
+        return values
 
     def decide(
         self, level: UncertaintyLevel, step_type: str, tool_name: str | None = None, *, irreversible: bool | None = None

@@ -60,6 +60,8 @@ log = logging.getLogger("grampus_uq.session")
 __all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
 
 SNAPSHOT_VERSION = 1
+APPROVALS = frozenset({"approve", "edit"})
+"""The answers after which a pause of steps that can be undone is not repeated."""
 _READ_TRIES = 32  # each that fails means that another step or observation got through
 _new_step = builder(Step)
 _new_step_event = builder(StepEvent)
@@ -211,11 +213,12 @@ class Session:
     ) -> tuple[StepUncertainty, UncertaintyAction]:
         """Commit that a tool is about to be called; makes no model call.
 
-        Takes the tool's name or the whole call, in any form that `grampus_uq.wire.calls` reads. Returns the assessment
+        Takes the tool's name or the whole call, in any form that `grampus_uq.wire.calls` reads, and the id of this
+        step, or of the turn that proposed the call: `would_allow` says how that turn is found. Returns the assessment
         and the action: on a pause or an abort the caller does not run the tool. Raises ConfigurationError on what is no
         call, and on an `effect` that is none.
         """
-        effect = parse_effect(effect, "observe_tool_call")
+        effect = self._effect(effect, "observe_tool_call")
         started_ns = time.time_ns()
         call = self._proposed(tool_name, "observe_tool_call")
         step_id = self._name(step_id, "step_id", "observe_tool_call")
@@ -334,6 +337,13 @@ class Session:
             self._reject(error)
         return call
 
+    def _effect(self, value: Effect | str | None, owner: str) -> Effect | None:
+        try:
+            return parse_effect(value, owner)
+        except ConfigurationError as error:
+            self._reject(error)
+            return Effect.IRREVERSIBLE  # what cannot be read may be anything
+
     def _own_readings(self, external: Any) -> list[Reading]:
         if not isinstance(external, Mapping):
             self._reject(_wrong("external", "confidences in [0, 1] by name", external, "Pass {name: confidence}."))
@@ -350,14 +360,22 @@ class Session:
 
     # -- asking and answering -------------------------------------------------------------------------------------
 
-    def would_allow(self, call: ToolCall | str | Mapping[str, Any], *, effect: Effect | str | None = None) -> Verdict:
+    def would_allow(
+        self,
+        call: ToolCall | str | Mapping[str, Any],
+        *,
+        effect: Effect | str | None = None,
+        step_id: str | None = None,
+    ) -> Verdict:
         """What would be decided on this call now. Changes nothing, records nothing, asks no model.
 
+        A call is judged on what was read of the turn that proposed it: found by the call's id, by `step_id` (that
+        turn's), or by its name. Where several turns may have proposed it, the least of what was read of them counts.
         Raises ConfigurationError on an `effect` that is none.
         """
-        effect = parse_effect(effect, "would_allow")
-        name = self._proposed(call, "would_allow").name
-        return judge_call(self._profile, self._state, name, effect)
+        effect = self._effect(effect, "would_allow")
+        proposed = self._proposed(call, "would_allow")
+        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id)
 
     def record_decision(
         self,
@@ -371,9 +389,12 @@ class Session:
     ) -> None:
         """Take a human's answer to a pause into the state and the recording.
 
-        With `acknowledges` the level that asked (HIGH or CRITICAL) asks no more until the belief has recovered. It
-        never covers an irreversible call: each of those is asked for by itself.
+        An approval ("approve", "edit") that `acknowledges` also means that the level that asked (HIGH or CRITICAL) asks
+        no more until the belief has recovered, and a detector's alarm no more until it is re-armed: for steps that can
+        be undone. Each irreversible call is asked for by itself, whatever was answered. Any other answer (a rejection,
+        guidance) acknowledges nothing.
         """
+        acknowledges = acknowledges and decision in APPROVALS
         with self._lock:
             level = self._state.level if self._state.level.severity >= UncertaintyLevel.HIGH.severity else None
             before = self._state

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, midway, rearm, rings
+from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, has_rung, midway, rearm, rings
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
@@ -23,6 +23,7 @@ from grampus_uq.propagator import Propagator, PropagatorMemory, UncertaintyPropa
 from grampus_uq.release import ReleaseRule
 from grampus_uq.risk import RiskField, TracerSettings
 from grampus_uq.stats.fusion import LogisticFusion
+from grampus_uq.turns import TurnEvidence, without_chances
 from grampus_uq.vocabulary import UncertaintyLevel
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "acknowledge",
     "answer_alarm",
     "change_profile",
+    "has_rung_in_run",
     "rearm_alarm",
     "state_from_json",
     "state_to_json",
@@ -62,6 +64,8 @@ class Profile(BaseModel):
     """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration."""
     release: ReleaseRule | None = None
     """Which irreversible calls go ahead, by `p_success`; needs `calibration`. The tiers then stop nothing."""
+    fallback: str | None = None
+    """Why a fitted profile does not apply, where this one stands in for it: the tiers and their rules decide."""
 
     @model_validator(mode="after")
     def _release_has_a_chance(self) -> Profile:
@@ -74,7 +78,7 @@ class Profile(BaseModel):
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not there, so that older profiles keep their fingerprints."""
         values: dict[str, Any] = write(self)
-        for name in ("tracer", "release"):
+        for name in ("tracer", "release", "fallback"):
             if values.get(name) is None:
                 values.pop(name, None)
         return values
@@ -102,11 +106,13 @@ class SessionState:
     """What one session knows after its last committed step; bounded, JSON-able, immutable.
 
     `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
-    `turn_read` is False while the latest step of the model had no reading; `worst` is the least fused confidence so
-    far; `acknowledged` is the gravest level that a human already answered for; both token counts are sums. `p_success`
-    is the calibrated chance after the latest step of the model, None where it had no reading; `let_through` is True for
-    a run that was drawn to go on where a reversible step would have been stopped. `worst_case` is None until a reading
-    was due and did not come.
+    `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model
+    that may have proposed calls, with what was read of each (empty in states of older versions). `rang` is True once a
+    detector's alarm has rung in this run, answered or not, under whatever profile. `worst` is the least fused
+    confidence so far; `acknowledged` is the gravest level that a human already answered for; both token counts are
+    sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no reading;
+    `let_through` is True for a run that was drawn to go on where a reversible step would have been stopped.
+    `worst_case` is None until a reading was due and did not come.
     """
 
     session_id: str
@@ -130,6 +136,8 @@ class SessionState:
     p_success: Unit | None = None
     let_through: bool = False
     worst_case: WorstCase | None = None
+    turns: tuple[TurnEvidence, ...] = ()
+    rang: bool = False
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
@@ -159,10 +167,13 @@ def state_from_json(text: str | bytes) -> SessionState:
 
 
 def answer_alarm(profile: Profile, state: SessionState) -> SessionState:
-    """A human answered the detector's alarm, if it rings: it asks no more until it is re-armed."""
+    """A human answered the detector's alarm, if it rings: reversible steps are asked for no more until it is re-armed.
+
+    Each irreversible call is, until the run ends.
+    """
     if profile.detector is None or state.alarm is None or not rings(profile.detector, state.alarm):
         return state
-    return replace(state, alarm=acknowledge_alarm(state.alarm))
+    return replace(state, alarm=acknowledge_alarm(state.alarm), rang=True)
 
 
 def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
@@ -171,7 +182,12 @@ def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
         return state
     rearmed = rearm(profile.detector, state.alarm, state.session_id)
     worst_case = state.worst_case and replace(state.worst_case, alarm=rearmed)
-    return replace(state, alarm=rearmed, worst_case=worst_case)
+    return replace(state, alarm=rearmed, worst_case=worst_case, rang=has_rung_in_run(profile, state))
+
+
+def has_rung_in_run(profile: Profile, state: SessionState) -> bool:
+    """True once a detector's alarm has rung in this run, answered or not."""
+    return state.rang or (profile.detector is not None and has_rung(profile.detector, state.alarm))
 
 
 def change_profile(profile: Profile, state: SessionState) -> SessionState:
@@ -182,7 +198,9 @@ def change_profile(profile: Profile, state: SessionState) -> SessionState:
     """
     alarm = None if profile.detector is None else midway(profile.detector, state.session_id)
     worst_case = state.worst_case and replace(state.worst_case, alarm=alarm, p_success=None)
-    return replace(state, alarm=alarm, p_success=None, worst_case=worst_case)
+    rang = state.rang or (state.alarm is not None and state.alarm.answered)
+    turns = without_chances(state.turns)
+    return replace(state, alarm=alarm, p_success=None, worst_case=worst_case, turns=turns, rang=rang)
 
 
 def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:

@@ -60,6 +60,7 @@ class UncertaintySource(StrEnum):
     MISSING_EVIDENCE = "missing_evidence"
     WORST_SO_FAR = "worst_so_far"
     RELEASE = "release"
+    ALWAYS_ASK = "always_ask"
 
 
 class UncertaintyAction(StrEnum):

@@ -18,7 +18,7 @@ from grampus_uq.fit.detector import fit_budget, fit_detector
 from grampus_uq.fit.detector_runs import detector_runs
 from grampus_uq.recording import decode, encode
 from grampus_uq.replay import replay
-from grampus_uq.state import answer_alarm, rearm_alarm, state_from_json, state_to_json
+from grampus_uq.state import answer_alarm, change_profile, rearm_alarm, state_from_json, state_to_json
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.ranks import binomial_ceiling
 from grampus_uq.vocabulary import Effect, StopReason
@@ -114,6 +114,69 @@ def test_an_answered_alarm_asks_no_more_and_a_rearmed_one_says_that_alpha_is_spe
     assert again.action is UncertaintyAction.PAUSE_FOR_HUMAN
     assert again.guarantee is not None
     assert again.guarantee.startswith("no guarantee")
+
+
+# -- an answer covers the call that it answers --
+
+RINGING = [0.7] * 5 + [0.15] * 15
+
+
+@pytest.mark.parametrize("answer", ["approve", "edit", "reject", "respond", "guidance", "grant", "anything else", None])
+def test_after_an_alarm_every_further_irreversible_call_asks_for_itself_whatever_was_answered(
+    detector: Detector, answer: str | None
+) -> None:
+    session = UncertaintyMonitor(profile=profile_of(detector)).session("s")
+    for index, score in enumerate(RINGING):
+        session.commit(step(index), [Reading(source="verbalized", value=score)])
+    for number in range(12):
+        if answer is not None:
+            session.record_decision(answer, principal="ann", message="Never pay anyone")
+        said = session.commit(step(100 + number), [Reading(source="verbalized", value=0.95)])
+        assert said.action.stops is (answer not in ("approve", "edit"))
+        verdict = session.would_allow("pay", effect=Effect.IRREVERSIBLE)
+        call = session.commit(step(200 + number, "tool_call", Effect.IRREVERSIBLE), [])
+        assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
+        assert (verdict.action, verdict.rule, verdict.reason) == (call.action, call.rule, call.reasoning)
+
+
+@pytest.mark.parametrize("answer", ["reject", "respond", "guidance", "grant", "rejected", "no", ""])
+def test_what_is_no_approval_acknowledges_nothing(detector: Detector, answer: str) -> None:
+    session = UncertaintyMonitor(profile=profile_of(detector)).session("s")
+    for index, score in enumerate(RINGING):
+        session.commit(step(index), [Reading(source="verbalized", value=score)])
+    before = session.state
+    session.record_decision(answer, principal="ann", acknowledges=True)
+    assert session.state == before
+
+
+def test_neither_rearming_nor_another_profile_makes_a_run_forget_that_its_alarm_rang(detector: Detector) -> None:
+    profile = profile_of(detector)
+    state, _ = drive(profile, RINGING)
+    state = rearm_alarm(profile, answer_alarm(profile, state))
+    state, _ = advance(profile, state, step(30), [Reading(source="verbalized", value=0.95)])
+    _, call = advance(profile, state, step(31, "tool_call", Effect.IRREVERSIBLE), [])
+    assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
+    assert call.guarantee is not None
+    assert call.guarantee.startswith("no guarantee")
+    other = Profile(estimator=profile.estimator)
+    state = change_profile(other, state)
+    state, _ = advance(other, state, step(32), [Reading(source="verbalized", value=1.0)] * 3)
+    for _ in range(20):
+        state, calm = advance(other, state, step(33), [Reading(source="verbalized", value=1.0)])
+    assert not calm.action.stops
+    _, call = advance(other, state, step(40, "tool_call", Effect.IRREVERSIBLE), [])
+    assert (call.action, call.rule, call.guarantee) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector", None)
+
+
+def test_an_old_state_whose_alarm_was_answered_asks_for_its_irreversible_calls_too(detector: Detector) -> None:
+    profile = profile_of(detector)
+    written = json.loads(state_to_json(answer_alarm(profile, drive(profile, RINGING)[0])))
+    del written["turns"], written["rang"]
+    state = state_from_json(json.dumps(written))
+    _, call = advance(profile, state, step(30, "tool_call", Effect.IRREVERSIBLE), [])
+    assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
+    moved = change_profile(Profile(), state)
+    assert moved.rang
 
 
 def test_the_policy_may_abort_on_an_alarm_and_advisory_only_says_so(detector: Detector) -> None:

@@ -174,6 +174,15 @@ def test_an_effect_that_is_none_is_refused_wherever_one_is_taken(nonsense):
     assert session.state.n_steps == 0
 
 
+def test_a_session_that_only_advises_takes_an_effect_that_is_none_for_irreversible(caplog):
+    session = UncertaintyMonitor(advisory=True).session("s")
+    verdict = session.would_allow("pay", effect="nonsense")
+    assert (verdict.allowed, verdict.rule) == (True, "irreversible_override")
+    step, action = anyio.run(lambda: session.observe_tool_call("pay", "t", effect="nonsense"))
+    assert (step.advisory_action.stops, action.stops) == (True, False)
+    assert "'nonsense'" in caplog.text
+
+
 def test_a_predicate_that_answers_nonsense_counts_as_irreversible():
     effects = ToolEffects({"pay": "read"}, predicates={"pay": lambda call: "whatever"})
     assert effects.resolve(ToolCall(name="Pay")) is Effect.IRREVERSIBLE

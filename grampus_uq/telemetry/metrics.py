@@ -31,7 +31,16 @@ from grampus_uq.vocabulary import (
 __all__ = ["Dropping", "MetricsProcessor", "WatchReading"]
 
 _KINDS: Final = ("llm_call", "tool_call", "decision", "memory_read")
-_RULES: Final = ("tier", "acknowledged", "irreversible_override", "missing_evidence", "worst_so_far", "detector")
+_RULES: Final = (
+    "tier",
+    "acknowledged",
+    "irreversible_override",
+    "missing_evidence",
+    "worst_so_far",
+    "detector",
+    "release",
+    "always_ask",
+)
 _MOST_RINGING: Final = 4096
 _ROOM: Final = 16  # values of a label beyond the known ones: an application's own step kinds, signals, rules
 _NOT_WANTED: Final = frozenset({MissingReason.NOT_NEEDED.value, MissingReason.NOTHING_TO_JUDGE.value})

@@ -1,0 +1,196 @@
+"""Which turn of the model proposed a call, and what was read of that turn: the evidence that the call is judged on.
+
+Turns may run side by side. A call belongs to the turn that proposed it, found by its id and name, by the id of the
+turn's step, or by its name alone; where several turns could have proposed it, the least of their evidence counts. A
+call that nothing is known of gets the least of the latest turn and of those with calls still open. Callers who never
+list the calls of a turn are taken at their order: the latest turn proposes, unless the step's id says otherwise. A
+session keeps 16 turns; two that have to go with calls still open become one that keeps the least of both. Arguments
+take no part: a recording may have left them out, and a replay decides alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from grampus_uq.records import Step, ToolCall, builder
+
+__all__ = ["TurnEvidence", "least", "proposing", "with_proposals", "with_proposed_call", "without_chances"]
+
+MAX_TURNS = 16
+MAX_CALLS = 32
+_LONGEST = 64
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEvidence:
+    """What was read of one turn of the model.
+
+    `read`: whether anything was; `p_success`: the calibrated chance after it, `worst_chance`: the same in the worst
+    case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
+    the model stated a confidence. `calls` are the keys of the calls it proposed that were
+    not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept.
+    """
+
+    step: str = ""
+    read: bool = False
+    p_success: Unit | None = None
+    worst_chance: Unit | None = None
+    lowest: tuple[str, Unit] | None = None
+    stated: bool = False
+    calls: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
+    more: bool = False
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @property
+    def open(self) -> bool:
+        """True while a call of the turn was not observed."""
+        return self.more or bool(self.calls)
+
+    @property
+    def at_worst(self) -> float | None:
+        """The chance of success in the worst case."""
+        return self.p_success if self.worst_chance is None else self.worst_chance
+
+
+Turns = tuple[TurnEvidence, ...]
+_new_turn = builder(TurnEvidence)
+
+
+def _key(name: str) -> str:
+    """A model's own text as a key: as it is while short and plain, else as a digest."""
+    if len(name) <= _LONGEST and name.isascii():
+        return name
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _call_key(call: ToolCall) -> str:
+    return f"{_key(call.id)} {_key(call.name)}"
+
+
+def with_proposals(
+    turns: Turns,
+    step: Step,
+    *,
+    read: bool,
+    lowest: tuple[str, float] | None,
+    stated: bool,
+    p_success: float | None,
+    worst_chance: float | None,
+) -> Turns:
+    """The turns after a step of the model; its own is the last."""
+    calls = tuple([_call_key(call) for call in step.tool_calls[:MAX_CALLS]]) if step.tool_calls else ()
+    turn = _new_turn(
+        step=_key(step.step_id),
+        read=read,
+        p_success=p_success,
+        worst_chance=worst_chance,
+        lowest=lowest,
+        stated=stated,
+        calls=calls,
+        more=len(step.tool_calls) > MAX_CALLS,
+    )
+    if not turns:
+        return (turn,)
+    if calls or turns[0].calls or turns[0].called:  # a caller who lists calls: a turn without any proposed none
+        turns = tuple([t for t in turns if t.calls or t.called or t.more])
+    if len(turns) < MAX_TURNS:
+        return (*turns, turn)
+    settled = next((index for index, t in enumerate(turns) if not t.open), None)
+    if settled is None:
+        return (_both(turns[0], turns[1]), *turns[2:], turn)
+    return (*turns[:settled], *turns[settled + 1 :], turn)
+
+
+def _both(first: TurnEvidence, second: TurnEvidence) -> TurnEvidence:
+    """Two turns as one that no call is found by, and that may have proposed any."""
+    return replace(least((first, second)), more=True)
+
+
+def with_proposed_call(turns: Turns, call: ToolCall | None, step_id: str) -> Turns:
+    """The turns after a tool step: the call is no longer open in the turns that it was found by."""
+    found = None if call is None else _found(turns, call, step_id)
+    if call is None or found is None:
+        return turns
+    return tuple([_after_call(turn, call) if any(turn is f for f in found) else turn for turn in turns])
+
+
+def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
+    mine = _matching(turn.calls, call)
+    if not mine:
+        return turn
+    return _new_turn(
+        step=turn.step,
+        read=turn.read,
+        p_success=turn.p_success,
+        worst_chance=turn.worst_chance,
+        lowest=turn.lowest,
+        stated=turn.stated,
+        calls=tuple([known for known in turn.calls if known not in mine]),
+        called=(*turn.called, *mine),
+        more=turn.more,
+    )
+
+
+def _matching(calls: tuple[str, ...], call: ToolCall) -> list[str]:
+    """Those of a turn's calls that may be this one: by id and name, or by its name where it has no id."""
+    if call.id:
+        key = _call_key(call)
+        return [known for known in calls if known == key]
+    name = f" {_key(call.name)}"
+    return [known for known in calls if known.endswith(name)]
+
+
+def proposing(turns: Turns, call: ToolCall | None, step_id: str | None) -> TurnEvidence:
+    """What was read of the turn that proposed this call."""
+    if len(turns) == 1:
+        return turns[0]
+    found = _found(turns, call, step_id)
+    if found is None:
+        found = [*(turn for turn in turns[:-1] if turn.open), turns[-1]]
+    return found[0] if len(found) == 1 else least(found)
+
+
+def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[TurnEvidence] | None:
+    """The turns that may have proposed a call, the surest way first; None where none is known to have."""
+    step = _key(step_id) if step_id else None
+    of_step = [turn for turn in turns if turn.step == step] if step else []
+    if call is not None and call.id:
+        found = _having(turns, call)
+        if found:
+            return [turn for turn in found if turn.step == step] or found
+    if of_step:
+        return [turn for turn in of_step if turn.open] or of_step[-1:]
+    return (_having(turns, ToolCall(name=call.name)) or None) if call is not None else None
+
+
+def _having(turns: Turns, call: ToolCall) -> list[TurnEvidence]:
+    """The turns with this call among their open ones; else those with it among the others."""
+    found = [turn for turn in turns if turn.calls and _matching(turn.calls, call)]
+    return found or [turn for turn in turns if turn.called and _matching(turn.called, call)]
+
+
+def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
+    """The least of what was read of several turns, part by part."""
+    at_worst = [turn.at_worst for turn in turns if turn.at_worst is not None]
+    chances = [turn.p_success for turn in turns]
+    lows = [turn.lowest for turn in turns if turn.lowest is not None]
+    return TurnEvidence(
+        read=all(turn.read for turn in turns),
+        p_success=None if None in chances else min(c for c in chances if c is not None),
+        worst_chance=min(at_worst, default=None),
+        lowest=min(lows, key=lambda low: low[1], default=None),
+        stated=all(turn.stated for turn in turns),
+    )
+
+
+def without_chances(turns: Turns) -> Turns:
+    """The turns under another profile: what the old one made of their readings holds no more."""
+    return tuple([replace(turn, p_success=None, worst_chance=None) for turn in turns])
