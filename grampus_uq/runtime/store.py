@@ -1,86 +1,218 @@
-"""Where sessions, decisions, grants and audits live: six primitives that every backend implements the same way.
+"""Where sessions, decisions, grants and audits live: one write, all or nothing, and four ways to read it back.
 
-Documents are versioned and written by compare-and-set; logs are append-only with an expected length. Everything that
-must hold across processes (one worker wins, a decision counts once, an audit chain has no fork) rests on these two.
+Documents are versioned and written by compare-and-set; logs only grow, at a place that the writer expects or chained to
+the entry before. Everything that must hold across processes (one worker wins, a decision counts once, an audit has no
+fork) rests on these two. Times are the store's own: the clocks of two machines are never compared.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import json
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from importlib.metadata import entry_points
+from typing import Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["SCHEMA_VERSION", "Document", "SessionStore", "open_store"]
+__all__ = [
+    "GENESIS",
+    "SCHEMA_VERSION",
+    "Append",
+    "Change",
+    "Delete",
+    "Document",
+    "Drop",
+    "Put",
+    "SessionStore",
+    "after_prefix",
+    "chained",
+    "link",
+    "open_store",
+]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+GENESIS: Final = "0" * 64
+"""What the first entry of a chained log follows."""
+
+_BUILT_IN = {
+    "memory": "memory:MemoryStore",
+    "sqlite": "sqlite:SQLiteStore",
+    "postgresql": "postgres:PostgresStore",
+    "postgres": "postgres:PostgresStore",
+    "redis": "redis:RedisStore",
+    "rediss": "redis:RedisStore",
+    "unix": "redis:RedisStore",
+}
+_PLUGINS = "grampus_uq.stores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A stored JSON text with its version (from 1) and the label that `scan` selects by."""
+    """A stored JSON text with its version (from 1) and the label that `scan` selects by.
+
+    `written_s` and `read_s` are when this version was written and when it was read, both by the store's clock; `age_s`
+    is therefore free of anybody else's.
+    """
 
     kind: str
     key: str
     version: int
     body: str
     label: str = ""
+    written_s: float = 0.0
+    read_s: float = 0.0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds from the writing of this version to its reading."""
+        return self.read_s - self.written_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """Write version `expected` + 1 of a document, if the stored version is `expected` (0: there is none)."""
+
+    kind: str
+    key: str
+    body: str
+    expected: int
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """Remove a document, if its stored version is `expected`."""
+
+    kind: str
+    key: str
+    expected: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Add entries to a log: at `expected`, if that is its length, or (`expected` None) chained to whatever is there.
+
+    A chained entry is a JSON object; the store puts its place, its time and its hash in front, as `chained` says.
+    """
+
+    log: str
+    bodies: tuple[str, ...]
+    expected: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Remove a log with all its entries."""
+
+    log: str
+
+
+Change = Put | Delete | Append | Drop
 
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """A durable place for small JSON documents and logs.
+    """A durable place for small JSON documents and logs; one of your own inherits from this and writes six methods.
 
-    Every method may be awaited from any task of one event loop, on asyncio and trio; none blocks the loop. When `put`
-    or `append` returns, the write survives the death of the process. `StoreError` is raised when the backend cannot be
-    reached or refuses, `SessionConflictError` when another writer was first; after either nothing was written.
+    Every method may be awaited from any task of one event loop, on asyncio and trio; none blocks the loop. When `write`
+    returns, its changes survive the death of the process. `StoreError` is raised when the backend cannot be reached or
+    refuses: then all of the changes were made or none. `SessionConflictError` when another writer was first: then none.
     """
 
+    async def now(self) -> float:
+        """Seconds since 1970 by the store's own clock, which all its users share; it never goes back."""
+        ...
+
     async def get(self, kind: str, key: str) -> Document | None:
-        """The newest version of a document, or None."""
+        """The newest version of a document, or None. Nothing is created by asking."""
         ...
 
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
-        """Write version `expected` + 1 if the stored version is `expected` (0: none); returns the new version."""
-        ...
+    async def scan(
+        self,
+        kind: str,
+        *,
+        label: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Document]:
+        """The documents of a kind, by key in the order of code points, found by index.
 
-    async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> list[Document]:
-        """All documents of a kind, by key; only those with the label and the key prefix where given."""
-        ...
-
-    async def append(self, log: str, body: str, *, expected: int) -> None:
-        """Append an entry if the log has exactly `expected` entries."""
+        Only those with the label and the key prefix where given; of these the first `limit` behind the key `after`.
+        """
         ...
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         """The entries of a log from `start` on."""
         ...
 
+    async def write(self, *changes: Change) -> float:
+        """Make all changes or none; returns `now` as of the writing. One round trip. No two name the same thing."""
+        ...
+
     async def aclose(self) -> None:
         """Let go of connections; the store may be opened again."""
         ...
 
+    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
+        """`write` one `Put`; returns the new version."""
+        await self.write(Put(kind=kind, key=key, body=body, expected=expected, label=label))
+        return expected + 1
 
-def open_store(url: str) -> SessionStore:
-    """A store by URL: "memory:", "sqlite:///path/to/file.db" (or a bare path), "postgresql://…", "redis://…"."""
+    async def append(self, log: str, body: str, *, expected: int | None) -> None:
+        """`write` one `Append` of one entry."""
+        await self.write(Append(log=log, bodies=(body,), expected=expected))
+
+
+def link(previous: str, position: int, time_s: str, body: str) -> str:
+    """The hash of a chained entry, in hex: SHA-256 over the hash before it, its place, its time and its content.
+
+    `time_s` is written with six decimals. The content goes in by its own hash, so that a server whose scripts have no
+    SHA-256 need not be handed one for texts of any length.
+    """
+    content = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(f"{previous} {position} {time_s} {content}".encode()).hexdigest()
+
+
+def chained(body: str, position: int, now_s: float, last: str | None) -> str:
+    """The text that is stored for a chained entry behind `last`: its content, after what the store knows of it."""
+    previous = GENESIS if last is None else str(json.loads(last)["hash"])
+    time_s = f"{now_s:.6f}"
+    head = f'"v":2,"seq":{position},"time_s":{time_s},"previous":"{previous}"'
+    return f'{{{head},"hash":"{link(previous, position, time_s, body)}",{body[1:]}'
+
+
+def after_prefix(prefix: str) -> str | None:
+    """The first text behind all that begin with the prefix, in the order of code points; None when there is none."""
+    stem = prefix.rstrip("\U0010ffff")
+    if not stem:
+        return None
+    following = ord(stem[-1]) + 1
+    return stem[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)
+
+
+def open_store(url: str, *, create: bool = True) -> SessionStore:
+    """A store by URL: "memory:", "sqlite:///path/to/file.db" (or a bare path), "postgresql://…", "redis://…".
+
+    Other schemes come from packages with an entry point of the group `grampus_uq.stores`: its name is the scheme, its
+    object is called as `open(url, create=…)`. With `create=False` a store that is not there is never made: whatever is
+    asked of it raises StoreError.
+    """
     scheme = urlsplit(url).scheme
-    if url == "memory:":
-        from grampus_uq.runtime.stores.memory import MemoryStore
-
-        return MemoryStore()
-    if scheme in ("", "sqlite", "file") or len(scheme) == 1:  # one letter: a Windows drive
-        from grampus_uq.runtime.stores.sqlite import SQLiteStore
-
-        return SQLiteStore(url.removeprefix("sqlite:///") if scheme == "sqlite" else url)
-    if scheme in ("postgresql", "postgres"):
-        from grampus_uq.runtime.stores.postgres import PostgresStore
-
-        return PostgresStore(url)
-    if scheme in ("redis", "rediss", "unix"):
-        from grampus_uq.runtime.stores.redis import RedisStore
-
-        return RedisStore(url)
-    raise ConfigurationError.of(
-        "url", "open_store", "memory:, sqlite:///FILE, postgresql://… or redis://…", f"{scheme}://…"
-    )
+    if scheme in ("", "file") or len(scheme) == 1:  # a bare path; one letter: a Windows drive
+        scheme = "sqlite"
+    if scheme in _BUILT_IN:
+        module, name = _BUILT_IN[scheme].split(":")
+        found = getattr(importlib.import_module(f"grampus_uq.runtime.stores.{module}"), name).opened
+    else:
+        for entry in entry_points(group=_PLUGINS, name=scheme):
+            found = entry.load()
+            break
+        else:
+            rule = "memory:, sqlite:///FILE, postgresql://…, redis://… or a scheme of an installed store"
+            raise ConfigurationError.of("url", "open_store", rule, f"{scheme}://…")
+    store: SessionStore = found(url, create=create)
+    return store

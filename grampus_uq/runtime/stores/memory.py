@@ -2,54 +2,109 @@
 
 from __future__ import annotations
 
-from grampus_uq.errors import SessionConflictError
-from grampus_uq.runtime.store import Document
+import time
+from typing import Any
+
+from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.runtime.store import Append, Change, Delete, Document, Put, SessionStore, chained
 
 __all__ = ["MemoryStore"]
 
 
-class MemoryStore:
+class MemoryStore(SessionStore):
     """Dictionaries; gone with the process."""
 
     def __init__(self) -> None:
         self._documents: dict[tuple[str, str], Document] = {}
+        self._by_label: dict[tuple[str, str | None], dict[str, None]] = {}
         self._logs: dict[str, list[str]] = {}
+        self._latest = 0.0
+
+    @classmethod
+    def opened(cls, url: str, *, create: bool = True) -> MemoryStore:
+        """A new one; with `create=False` a StoreError, since no other process's memory can be meant."""
+        if not create:
+            raise StoreError("A store in memory is another one in every process: there is none to be looked into.")
+        return cls()
+
+    def _now(self) -> float:
+        self._latest = max(self._latest, time.time())
+        return self._latest
+
+    async def now(self) -> float:
+        """This machine's clock, which never goes back."""
+        return self._now()
 
     async def get(self, kind: str, key: str) -> Document | None:
         """The newest version of a document, or None."""
-        return self._documents.get((kind, key))
+        found = self._documents.get((kind, key))
+        return None if found is None else self._read(found)
 
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
-        """Compare and set."""
-        current = self._documents.get((kind, key))
-        version = 0 if current is None else current.version
-        if version != expected:
-            raise SessionConflictError(
-                f"{kind} {key!r} is at version {version}, not {expected}: another writer was first."
-            )
-        self._documents[kind, key] = Document(kind=kind, key=key, version=version + 1, body=body, label=label)
-        return version + 1
+    def _read(self, found: Document) -> Document:
+        return Document(
+            kind=found.kind, key=found.key, version=found.version, body=found.body, label=found.label,
+            written_s=found.written_s, read_s=self._now(),
+        )  # fmt: skip
 
-    async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> list[Document]:
-        """All documents of a kind, by key."""
-        found = (d for (k, _), d in self._documents.items() if k == kind)
-        return sorted(
-            (d for d in found if d.key.startswith(prefix) and (label is None or d.label == label)),
-            key=lambda d: d.key,
+    async def scan(
+        self,
+        kind: str,
+        *,
+        label: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Document]:
+        """Documents of a kind, by key."""
+        keys = sorted(
+            key
+            for key in self._by_label.get((kind, label), ())
+            if key.startswith(prefix) and (after is None or key > after)
         )
-
-    async def append(self, log: str, body: str, *, expected: int) -> None:
-        """Append if the log is as long as expected."""
-        entries = self._logs.setdefault(log, [])
-        if len(entries) != expected:
-            raise SessionConflictError(
-                f"log {log!r} has {len(entries)} entries, not {expected}: another writer was first."
-            )
-        entries.append(body)
+        return [self._read(self._documents[kind, key]) for key in keys[:limit]]
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         """The entries from `start` on."""
         return self._logs.get(log, [])[start:]
+
+    async def write(self, *changes: Change) -> float:
+        """Check all changes, then make them: no other task runs in between."""
+        for change in changes:
+            if isinstance(change, Put | Delete):
+                current = self._documents.get((change.kind, change.key))
+                self._expect(f"{change.kind} {change.key!r}", 0 if current is None else current.version, change)
+            elif isinstance(change, Append) and change.expected is not None:
+                self._expect(f"log {change.log!r}", len(self._logs.get(change.log, ())), change)
+        now_s = self._now()
+        for change in changes:
+            self._make(change, now_s)
+        return now_s
+
+    @staticmethod
+    def _expect(what: str, version: int, change: Any) -> None:
+        if version != change.expected:
+            raise SessionConflictError(f"{what} is at {version}, not {change.expected}: another writer was first.")
+
+    def _make(self, change: Change, now_s: float) -> None:
+        if isinstance(change, Append):
+            entries = self._logs.setdefault(change.log, [])
+            for body in change.bodies:
+                last = entries[-1] if entries else None
+                entries.append(body if change.expected is not None else chained(body, len(entries), now_s, last))
+        elif isinstance(change, Put | Delete):
+            old = self._documents.pop((change.kind, change.key), None)
+            if old is not None:
+                self._by_label[old.kind, old.label].pop(old.key, None)
+                self._by_label[old.kind, None].pop(old.key, None)
+            if isinstance(change, Put):
+                self._documents[change.kind, change.key] = Document(
+                    kind=change.kind, key=change.key, version=change.expected + 1, body=change.body,
+                    label=change.label, written_s=now_s,
+                )  # fmt: skip
+                for label in (change.label, None):
+                    self._by_label.setdefault((change.kind, label), {})[change.key] = None
+        else:
+            self._logs.pop(change.log, None)
 
     async def aclose(self) -> None:
         """Nothing to let go of."""

@@ -7,8 +7,17 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from grampus_uq.errors import GrampusError, MissingDependencyError, SessionConflictError, StoreError
-from grampus_uq.runtime.store import SCHEMA_VERSION, Document
+from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
+from grampus_uq.runtime.store import (
+    SCHEMA_VERSION,
+    Append,
+    Change,
+    Delete,
+    Document,
+    Put,
+    SessionStore,
+    after_prefix,
+)
 from grampus_uq.runtime.stores._thread import StoreThread
 
 __all__ = ["PostgresStore"]
@@ -17,6 +26,56 @@ Result = TypeVar("Result")
 
 # A server that vanished without a word (a partition, a power cut) is noticed within seconds, not hours.
 _GONE_AFTER = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+_CONFLICT = "GU409"  # our own SQLSTATE
+
+# All changes of a write in one statement: one round trip, and all of them or none. `expected` NULL chains an entry.
+_WRITE = """
+CREATE FUNCTION grampus_write(ops text[], names text[], keys text[], expecteds bigint[], labels text[], bodies text[])
+RETURNS double precision LANGUAGE plpgsql AS $$
+DECLARE
+  now_s numeric := round(extract(epoch FROM clock_timestamp())::numeric, 6);
+  time_s text := to_char(now_s, 'FM99999999990.000000');
+  done bigint; place bigint; latest text; previous text; content text;
+BEGIN
+  FOR i IN 1 .. cardinality(ops) LOOP
+    done := 1;
+    IF ops[i] = 'put' AND expecteds[i] = 0 THEN
+      INSERT INTO grampus_documents (kind, key, version, label, body, written_s)
+        VALUES (names[i], keys[i], 1, labels[i], bodies[i], now_s) ON CONFLICT DO NOTHING;
+      GET DIAGNOSTICS done = ROW_COUNT;
+    ELSIF ops[i] = 'put' THEN
+      UPDATE grampus_documents SET version = version + 1, label = labels[i], body = bodies[i], written_s = now_s
+        WHERE kind = names[i] AND key = keys[i] AND version = expecteds[i];
+      GET DIAGNOSTICS done = ROW_COUNT;
+    ELSIF ops[i] = 'delete' THEN
+      DELETE FROM grampus_documents WHERE kind = names[i] AND key = keys[i] AND version = expecteds[i];
+      GET DIAGNOSTICS done = ROW_COUNT;
+    ELSIF ops[i] = 'drop' THEN
+      DELETE FROM grampus_logs WHERE log = names[i];
+    ELSE
+      PERFORM pg_advisory_xact_lock(726170118, hashtext(names[i]));
+      place := 0; latest := NULL;
+      SELECT position + 1, body INTO place, latest
+        FROM grampus_logs WHERE log = names[i] ORDER BY position DESC LIMIT 1;
+      place := coalesce(place, 0);
+      content := bodies[i];
+      IF expecteds[i] IS NULL THEN
+        previous := coalesce(latest::json ->> 'hash', repeat('0', 64));
+        content := '{"v":2,"seq":' || place || ',"time_s":' || time_s || ',"previous":"' || previous || '","hash":"'
+          || encode(sha256(convert_to(previous || ' ' || place || ' ' || time_s || ' '
+          || encode(sha256(convert_to(content, 'UTF8')), 'hex'), 'UTF8')), 'hex') || '",' || substr(content, 2);
+      ELSIF expecteds[i] <> place THEN
+        done := 0;
+      END IF;
+      INSERT INTO grampus_logs (log, position, body) VALUES (names[i], place, content);
+    END IF;
+    IF done <> 1 THEN
+      RAISE EXCEPTION '% % is not at %', names[i], keys[i], expecteds[i] USING ERRCODE = 'GU409';
+    END IF;
+  END LOOP;
+  RETURN now_s;
+END $$
+"""
 
 # One entry a schema version, applied in order; a published entry is never changed.
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -27,131 +86,139 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE TABLE grampus_logs (log text NOT NULL, position bigint NOT NULL, body text NOT NULL,"
         " PRIMARY KEY (log, position))",
     ),
+    (
+        "ALTER TABLE grampus_documents ADD COLUMN written_s double precision NOT NULL DEFAULT 0",
+        "DROP INDEX grampus_documents_by_label",
+        'CREATE INDEX grampus_documents_by_label ON grampus_documents (kind, label, key COLLATE "C")',
+        'CREATE INDEX grampus_documents_by_key ON grampus_documents (kind, key COLLATE "C")',
+        _WRITE,
+    ),
 )
+_COLUMNS = "SELECT kind, key, version, label, body, written_s, extract(epoch FROM clock_timestamp())::float8"
 
 
-class PostgresStore:
-    """Documents and logs in three tables (`grampus_documents`, `grampus_logs`, `grampus_schema`).
+class PostgresStore(SessionStore):
+    """Documents and logs in three tables (`grampus_documents`, `grampus_logs`, `grampus_schema`); the server's clock.
 
     Calls run on one connection in worker threads, so asyncio and trio both work; a broken connection is opened again on
     the next call. The password in the URL never reaches an error message.
     """
 
-    def __init__(self, url: str, *, connect_timeout_s: int = 5) -> None:
+    def __init__(self, url: str, *, connect_timeout_s: int = 5, create: bool = True) -> None:
         self._url = url
         self._connect_timeout_s = connect_timeout_s
+        self._create = create
         self._connection: Any = None
         self._lock = threading.Lock()
         self._thread = StoreThread()
 
+    @classmethod
+    def opened(cls, url: str, *, create: bool = True) -> PostgresStore:
+        """By "postgresql://…"."""
+        return cls(url, create=create)
+
+    async def now(self) -> float:
+        """The server's clock."""
+        sql = "SELECT extract(epoch FROM clock_timestamp())::float8"
+        return await self._run(lambda db: float(db.execute(sql).fetchone()[0]))
+
     async def get(self, kind: str, key: str) -> Document | None:
         """The newest version of a document, or None."""
+        found = await self._select("kind = %s AND key = %s", [kind, key])
+        return found[0] if found else None
 
-        def read(db: Any) -> Document | None:
-            row = db.execute(
-                "SELECT version, label, body FROM grampus_documents WHERE kind = %s AND key = %s", (kind, key)
-            ).fetchone()
-            return None if row is None else Document(kind=kind, key=key, version=row[0], label=row[1], body=row[2])
+    async def scan(
+        self,
+        kind: str,
+        *,
+        label: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Document]:
+        """Documents of a kind, by key: one range of an index."""
+        where, values = 'kind = %s AND key COLLATE "C" >= %s', [kind, prefix]
+        for rule, value in (
+            ("label = %s", label),
+            ('key COLLATE "C" < %s', after_prefix(prefix)),
+            ('key COLLATE "C" > %s', after),
+        ):
+            if value is not None:
+                where += f" AND {rule}"
+                values.append(value)
+        return await self._select(f'{where} ORDER BY key COLLATE "C" LIMIT %s', [*values, limit])
 
-        return await self._run(read)
-
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
-        """Compare and set, in one transaction."""
-
-        def write(db: Any) -> int:
-            if expected == 0:
-                done = db.execute(
-                    "INSERT INTO grampus_documents (kind, key, version, label, body) VALUES (%s, %s, 1, %s, %s)"
-                    " ON CONFLICT DO NOTHING",
-                    (kind, key, label, body),
-                )
-            else:
-                done = db.execute(
-                    "UPDATE grampus_documents SET version = version + 1, label = %s, body = %s"
-                    " WHERE kind = %s AND key = %s AND version = %s",
-                    (label, body, kind, key, expected),
-                )
-            if done.rowcount != 1:
-                raise SessionConflictError(f"{kind} {key!r} is not at version {expected}: another writer was first.")
-            return expected + 1
-
-        return await self._run(write)
-
-    async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> list[Document]:
-        """All documents of a kind, by key."""
-
-        def read(db: Any) -> list[Document]:
-            rows = db.execute(
-                "SELECT key, version, label, body FROM grampus_documents WHERE kind = %s"
-                ' AND (%s::text IS NULL OR label = %s) AND left(key, %s) = %s ORDER BY key COLLATE "C"',
-                (kind, label, label, len(prefix), prefix),
-            ).fetchall()
-            return [Document(kind=kind, key=r[0], version=r[1], label=r[2], body=r[3]) for r in rows]
-
-        return await self._run(read)
-
-    async def append(self, log: str, body: str, *, expected: int) -> None:
-        """Append if the log is as long as expected: the primary key refuses a second entry at one position."""
-
-        def write(db: Any) -> None:
-            (length,) = db.execute("SELECT COUNT(*) FROM grampus_logs WHERE log = %s", (log,)).fetchone()
-            done = 0
-            if length == expected:
-                done = db.execute(
-                    "INSERT INTO grampus_logs (log, position, body) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
-                    (log, expected, body),
-                ).rowcount
-            if done != 1:
-                raise SessionConflictError(f"log {log!r} has not {expected} entries: another writer was first.")
-
-        await self._run(write)
+    async def _select(self, where: str, values: list[Any]) -> list[Document]:
+        rows = await self._run(
+            lambda db: db.execute(f"{_COLUMNS} FROM grampus_documents WHERE {where}", values).fetchall()
+        )
+        names = ("kind", "key", "version", "label", "body", "written_s", "read_s")
+        return [Document(**dict(zip(names, row, strict=True))) for row in rows]
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         """The entries from `start` on."""
+        sql = "SELECT body FROM grampus_logs WHERE log = %s AND position >= %s ORDER BY position"
+        return await self._run(lambda db: [row[0] for row in db.execute(sql, (log, start)).fetchall()])
 
-        def read(db: Any) -> list[str]:
-            rows = db.execute(
-                "SELECT body FROM grampus_logs WHERE log = %s AND position >= %s ORDER BY position", (log, start)
-            ).fetchall()
-            return [row[0] for row in rows]
-
-        return await self._run(read)
+    async def write(self, *changes: Change) -> float:
+        """Make all changes in one statement."""
+        columns = [list(column) for column in zip(*(row for change in changes for row in _rows(change)), strict=True)]
+        sql = "SELECT grampus_write(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[])"
+        return await self._run(lambda db: float(db.execute(sql, columns or [[]] * 6).fetchone()[0]))
 
     async def aclose(self) -> None:
         """Close the connection; it is opened again when needed."""
-        await self._thread.run(self._close)
 
-    def _close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        def close() -> None:
+            with self._lock:
+                self._let_go()
+
+        await self._thread.run(close)
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     async def _run(self, work: Callable[[Any], Result]) -> Result:
-        return await self._thread.run(self._transact, work)
+        return await self._thread.run(self._call, work)
 
-    def _transact(self, work: Callable[[Any], Result]) -> Result:
+    def _call(self, work: Callable[[Any], Result]) -> Result:
         psycopg = _psycopg()
         with self._lock:
             try:
                 if self._connection is None or self._connection.closed:
                     self._connection = self._open(psycopg)
-                with self._connection.transaction():
-                    return work(self._connection)
-            except psycopg.Error as error:
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}") from error
+                return work(self._connection)
+            except (psycopg.Error, UnicodeError) as failure:
+                error: Any = failure
+                if getattr(error, "sqlstate", None) == _CONFLICT:
+                    raise SessionConflictError(f"{error.diag.message_primary}: another writer was first.") from failure
+                self._let_go()
+                raise StoreError(f"The PostgreSQL store failed: {type(error).__name__}") from failure
 
     def _open(self, psycopg: Any) -> Any:
         db = psycopg.connect(self._url, autocommit=True, connect_timeout=self._connect_timeout_s, **_GONE_AFTER)
         try:
-            _migrate(db)
+            _migrate(db, create=self._create)
         except BaseException:
             db.close()
             raise
         return db
+
+
+def _rows(change: Change) -> list[tuple[Any, ...]]:
+    """The arguments of `grampus_write` for one change."""
+    if isinstance(change, Put):
+        return [("put", change.kind, change.key, change.expected, change.label, change.body)]
+    if isinstance(change, Delete):
+        return [("delete", change.kind, change.key, change.expected, None, None)]
+    if isinstance(change, Append):
+        return [
+            ("append", change.log, None, None if change.expected is None else change.expected + place, None, body)
+            for place, body in enumerate(change.bodies)
+        ]
+    return [("drop", change.log, None, None, None, None)]
 
 
 def _psycopg() -> Any:
@@ -161,23 +228,24 @@ def _psycopg() -> Any:
         raise MissingDependencyError.of("psycopg", "postgres", "The PostgreSQL store") from error
 
 
-def _migrate(db: Any) -> None:
+def _migrate(db: Any, *, create: bool) -> None:
     """Bring the database to the newest schema under an advisory lock; one from a newer version is refused."""
+    (there,) = db.execute("SELECT to_regclass('grampus_schema') IS NOT NULL").fetchone()
+    if not there and not create:
+        raise StoreError("This PostgreSQL database holds no store of sessions.")
+    if there and db.execute("SELECT max(version) FROM grampus_schema").fetchone()[0] == SCHEMA_VERSION:
+        return
     with db.transaction():
         db.execute("SELECT pg_advisory_xact_lock(726170117)")  # any constant: the name of our migration lock
         db.execute("CREATE TABLE IF NOT EXISTS grampus_schema (version integer NOT NULL)")
         row = db.execute("SELECT version FROM grampus_schema").fetchone()
         version = 0 if row is None else row[0]
         if version > SCHEMA_VERSION:
-            raise _newer(version)
+            raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
         for statements in MIGRATIONS[version:]:
             for statement in statements:
                 db.execute(statement)
         if row is None:
             db.execute("INSERT INTO grampus_schema (version) VALUES (%s)", (SCHEMA_VERSION,))
-        elif version != SCHEMA_VERSION:
+        else:
             db.execute("UPDATE grampus_schema SET version = %s", (SCHEMA_VERSION,))
-
-
-def _newer(version: int) -> GrampusError:
-    return StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")

@@ -1,108 +1,241 @@
 """A store in Redis or Valkey, for workers on several machines; needs the extra `redis`. Plain commands, no modules.
 
-Compare-and-set runs as a Lua script, which the server executes as one step. Durability is the server's: with
-`appendonly no` a write that was acknowledged can be lost when the server dies.
+A write runs as a Lua script, which the server executes as one step. Durability is the server's: with `appendonly no` a
+write that was acknowledged can be lost when the server dies.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
-from grampus_uq.runtime.store import SCHEMA_VERSION, Document
+from grampus_uq.runtime.store import (
+    GENESIS,
+    SCHEMA_VERSION,
+    Append,
+    Change,
+    Delete,
+    Document,
+    Put,
+    SessionStore,
+    after_prefix,
+)
 from grampus_uq.runtime.stores._thread import StoreThread
 
 __all__ = ["RedisStore"]
 
 Result = TypeVar("Result")
 
-_PUT = """
-local version = tonumber(redis.call('HGET', KEYS[1], 'version') or '0')
-if version ~= tonumber(ARGV[1]) then return -1 end
-redis.call('HSET', KEYS[1], 'version', version + 1, 'label', ARGV[2], 'body', ARGV[3])
-redis.call('SADD', KEYS[2], ARGV[4])
-return version + 1
+# SHA-256 (FIPS 180-4): its constants are the first bits of the square and cube roots of the primes.
+_SHA256 = """
+local band, bxor, bnot, ror, shr = bit.band, bit.bxor, bit.bnot, bit.ror, bit.rshift
+local function roots()
+  local k, h, n = {}, {}, 2
+  while #k < 64 do
+    local prime = true
+    for d = 2, math.sqrt(n) do if n % d == 0 then prime = false break end end
+    if prime then
+      k[#k + 1] = math.floor((n ^ (1 / 3) % 1) * 4294967296)
+      if #h < 8 then h[#h + 1] = math.floor((n ^ 0.5 % 1) * 4294967296) end
+    end
+    n = n + 1
+  end
+  return k, h
+end
+local function word(n)
+  return string.char(band(shr(n, 24), 255), band(shr(n, 16), 255), band(shr(n, 8), 255), band(n, 255))
+end
+local function sha256(text)
+  local k, h = roots()
+  local padded = text .. '\\128' .. string.rep('\\0', (55 - #text) % 64) .. word(0) .. word(#text * 8)
+  for start = 1, #padded, 64 do
+    local w = {}
+    for i = 0, 15 do
+      local a, b, c, d = string.byte(padded, start + 4 * i, start + 4 * i + 3)
+      w[i + 1] = a * 16777216 + b * 65536 + c * 256 + d
+    end
+    for i = 17, 64 do
+      local x, y = w[i - 15], w[i - 2]
+      w[i] = (w[i - 16] + bxor(ror(x, 7), ror(x, 18), shr(x, 3)) + w[i - 7]
+        + bxor(ror(y, 17), ror(y, 19), shr(y, 10))) % 4294967296
+    end
+    local a, b, c, d, e, f, g, i8 = unpack(h)
+    for i = 1, 64 do
+      local t1 = i8 + bxor(ror(e, 6), ror(e, 11), ror(e, 25)) + bxor(band(e, f), band(bnot(e), g)) + k[i] + w[i]
+      local t2 = bxor(ror(a, 2), ror(a, 13), ror(a, 22)) + bxor(band(a, b), band(a, c), band(b, c))
+      i8, g, f, e, d, c, b, a = g, f, e, (d + t1) % 4294967296, c, b, a, (t1 + t2) % 4294967296
+    end
+    for i, n in ipairs({a, b, c, d, e, f, g, i8}) do h[i] = (h[i] + n) % 4294967296 end
+  end
+  local hex = ''
+  for i = 1, 8 do hex = hex .. bit.tohex(h[i]) end
+  return hex
+end
 """
-_APPEND = """
-if redis.call('LLEN', KEYS[1]) ~= tonumber(ARGV[1]) then return -1 end
-return redis.call('RPUSH', KEYS[1], ARGV[2])
+# KEYS[1] is the namespace. Six arguments a change: what, its key, the index of its kind, its name, expected, label and
+# body; for an entry: the SHA-256 of its content in place of the label, and no place expected where it is chained.
+_WRITE = (
+    _SHA256
+    + f"""
+local t = redis.call('TIME')
+local time_s = string.format('%d.%06d', t[1], t[2])
+for i = 1, #ARGV, 7 do
+  local op, key, expected, at = ARGV[i], ARGV[i + 1], ARGV[i + 4], nil
+  if op == 'put' or op == 'delete' then at = redis.call('HGET', key, 'version') or '0' end
+  if op == 'append' and expected ~= '' then at = redis.call('LLEN', key) end
+  if at and tonumber(at) ~= tonumber(expected) then return {{'conflict', ARGV[i + 3] .. ' is at ' .. at}} end
+end
+for i = 1, #ARGV, 7 do
+  local op, key, index, name, expected, label, body = unpack(ARGV, i, i + 6)
+  if op == 'put' or op == 'delete' then
+    local old = redis.call('HGET', key, 'label')
+    if old then redis.call('ZREM', index .. ':' .. redis.sha1hex(old), name) end
+    if op == 'put' then
+      redis.call('HSET', key, 'version', tonumber(expected) + 1, 'label', label, 'body', body, 'written_s', time_s)
+      redis.call('ZADD', index, 0, name)
+      redis.call('ZADD', index .. ':' .. redis.sha1hex(label), 0, name)
+    else
+      redis.call('DEL', key)
+      redis.call('ZREM', index, name)
+    end
+  elseif op == 'drop' then
+    redis.call('DEL', key)
+  else
+    if op == 'chain' then
+      local place, previous = redis.call('LLEN', key), '{GENESIS}'
+      if place > 0 then previous = cjson.decode(redis.call('LINDEX', key, -1)).hash end
+      local hash = sha256(previous .. ' ' .. place .. ' ' .. time_s .. ' ' .. label)
+      body = '{{"v":2,"seq":' .. place .. ',"time_s":' .. time_s .. ',"previous":"' .. previous .. '","hash":"' .. hash
+        .. '",' .. string.sub(body, 2)
+    end
+    redis.call('RPUSH', key, body)
+  end
+end
+return {{'ok', time_s}}
 """
+)
+# Enters documents of the first schema, which had no index by label, into the indexes; ARGV: pairs of key and name.
+_INDEX = """
+for i = 1, #ARGV, 2 do
+  local label = redis.call('HGET', ARGV[i], 'label')
+  if label then
+    redis.call('ZADD', KEYS[1], 0, ARGV[i + 1])
+    redis.call('ZADD', KEYS[1] .. ':' .. redis.sha1hex(label), 0, ARGV[i + 1])
+  end
+end
+"""
+_BATCH = 500
 
 
-class RedisStore:
-    """Documents as hashes, logs as lists, all keys under `namespace`. Calls run in worker threads."""
+class RedisStore(SessionStore):
+    """Documents as hashes, logs as lists, sorted sets as indexes, all under `namespace`; the clock is the server's."""
 
-    def __init__(self, url: str, *, namespace: str = "grampus", timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str, *, namespace: str = "grampus", timeout_s: float = 5.0, create: bool = True) -> None:
         self._url = url
         self._namespace = namespace
         self._timeout_s = timeout_s
+        self._create = create
         self._client: Any = None
+        self._script: Any = None
         self._lock = threading.Lock()
         self._thread = StoreThread()
+
+    @classmethod
+    def opened(cls, url: str, *, create: bool = True) -> RedisStore:
+        """By "redis://…", "rediss://…" or "unix://…"."""
+        return cls(url, create=create)
 
     def _document_key(self, kind: str, key: str) -> str:
         return f"{self._namespace}:doc:{kind}:{key}"
 
-    def _kind_key(self, kind: str) -> str:
-        return f"{self._namespace}:kind:{kind}"
+    def _index(self, kind: str) -> str:
+        return f"{self._namespace}:index:{quote(kind, safe='')}"
 
     def _log_key(self, log: str) -> str:
         return f"{self._namespace}:log:{log}"
 
+    async def now(self) -> float:
+        """The server's clock."""
+        return await self._run(lambda client: _seconds(client.time()))
+
     async def get(self, kind: str, key: str) -> Document | None:
         """The newest version of a document, or None."""
+        found = await self._run(lambda client: self._read(client, kind, [key]))
+        return found[0] if found else None
 
-        def read(client: Any) -> Document | None:
-            found = client.hgetall(self._document_key(kind, key))
-            return _document(kind, key, found) if found else None
+    def _read(self, client: Any, kind: str, keys: list[str]) -> list[Document]:
+        pipe = client.pipeline(transaction=False)
+        pipe.time()
+        for key in keys:
+            pipe.hgetall(self._document_key(kind, key))
+        now, *found = pipe.execute()
+        return [_document(kind, key, raw, _seconds(now)) for key, raw in zip(keys, found, strict=True) if raw]
 
-        return await self._run(read)
-
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
-        """Compare and set, as one step on the server."""
-
-        def write(client: Any) -> int:
-            keys = [self._document_key(kind, key), self._kind_key(kind)]
-            return int(client.eval(_PUT, len(keys), *keys, expected, label, body, key))
-
-        version = await self._run(write)
-        if version < 0:
-            raise SessionConflictError(f"{kind} {key!r} is not at version {expected}: another writer was first.")
-        return version
-
-    async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> list[Document]:
-        """All documents of a kind, by key."""
+    async def scan(
+        self,
+        kind: str,
+        *,
+        label: str | None = None,
+        prefix: str = "",
+        after: str | None = None,
+        limit: int | None = None,
+    ) -> list[Document]:
+        """Documents of a kind, by key: one range of the kind's index, or of its label's."""
+        end = after_prefix(prefix)
+        least = f"[{prefix}" if after is None or after < prefix else f"({after}"
+        most = "+" if end is None else f"({end}"
 
         def read(client: Any) -> list[Document]:
-            keys = sorted(k.decode() for k in client.smembers(self._kind_key(kind)))
-            keys = [key for key in keys if key.startswith(prefix)]
-            pipe = client.pipeline(transaction=False)
-            for key in keys:
-                pipe.hgetall(self._document_key(kind, key))
-            found = [_document(kind, key, raw) for key, raw in zip(keys, pipe.execute(), strict=True) if raw]
-            return [document for document in found if label is None or document.label == label]
+            index = self._index(kind) if label is None else f"{self._index(kind)}:{_sha1(label)}"
+            bounds = {} if limit is None else {"start": 0, "num": limit}
+            keys = [key.decode() for key in client.zrangebylex(index, least, most, **bounds)]
+            found = []
+            for start in range(0, len(keys), _BATCH):
+                found += self._read(client, kind, keys[start : start + _BATCH])
+            return [
+                document for document in found if label is None or document.label == label
+            ]  # it may just have moved
 
         return await self._run(read)
-
-    async def append(self, log: str, body: str, *, expected: int) -> None:
-        """Append if the log is as long as expected."""
-
-        def write(client: Any) -> int:
-            return int(client.eval(_APPEND, 1, self._log_key(log), expected, body))
-
-        if await self._run(write) < 0:
-            raise SessionConflictError(f"log {log!r} has not {expected} entries: another writer was first.")
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         """The entries from `start` on."""
+        return await self._run(
+            lambda client: [entry.decode() for entry in client.lrange(self._log_key(log), start, -1)]
+        )
 
-        def read(client: Any) -> list[str]:
-            return [entry.decode() for entry in client.lrange(self._log_key(log), start, -1)]
+    async def write(self, *changes: Change) -> float:
+        """Make all changes in one script."""
+        arguments = [argument for change in changes for argument in self._arguments(change)]
 
-        return await self._run(read)
+        def work(client: Any) -> Any:
+            return self._script(keys=[self._namespace], args=arguments, client=client)
+
+        said, text = await self._run(work)
+        if said == b"conflict":
+            raise SessionConflictError(f"{text.decode()}: another writer was first.")
+        return float(text)
+
+    def _arguments(self, change: Change) -> list[Any]:
+        if isinstance(change, Put | Delete):
+            where = (self._document_key(change.kind, change.key), self._index(change.kind), change.key, change.expected)
+            return ["put", *where, change.label, change.body] if isinstance(change, Put) else ["delete", *where, "", ""]
+        key = self._log_key(change.log)
+        if not isinstance(change, Append):
+            return ["drop", key, "", change.log, "", "", ""]
+        if change.expected is None:
+            return [part for body in change.bodies for part in ("chain", key, "", change.log, "", _sha256(body), body)]
+        places = [change.expected, *([""] * (len(change.bodies) - 1))]  # the others follow the first within the script
+        return [
+            part
+            for place, body in zip(places, change.bodies, strict=True)
+            for part in ("append", key, "", change.log, place, "", body)
+        ]
 
     async def aclose(self) -> None:
         """Close the connections; they are opened again when needed."""
@@ -129,21 +262,62 @@ class RedisStore:
                     client = redis.Redis.from_url(
                         self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s
                     )
-                    self._check_schema(client)
-                    self._client = client
+                    self._migrate(client)
+                    self._client, self._script = client, client.register_script(_WRITE)
                 return work(self._client)
-            except redis.RedisError as error:
+            except (redis.RedisError, UnicodeError) as error:
                 raise StoreError(f"The Redis store failed: {type(error).__name__}") from error
 
-    def _check_schema(self, client: Any) -> None:
+    def _migrate(self, client: Any) -> None:
+        """Bring the namespace to the newest schema; doing it twice, or side by side, does no harm."""
         key = f"{self._namespace}:schema"
-        client.setnx(key, SCHEMA_VERSION)
-        version = int(client.get(key))
+        found = client.get(key)
+        if found is None and not self._create:
+            raise StoreError("This Redis server holds no store of sessions under that name.")
+        version = SCHEMA_VERSION if found is None else int(found)
         if version > SCHEMA_VERSION:
             raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
+        if version < 2:
+            kinds = f"{self._namespace}:kind:"
+            for name in client.scan_iter(match=f"{_escaped(kinds)}*", count=_BATCH):
+                self._index_kind(client, name.decode().removeprefix(kinds), name)
+        if version != SCHEMA_VERSION or found is None:
+            client.set(key, SCHEMA_VERSION)
+
+    def _index_kind(self, client: Any, kind: str, name: bytes) -> None:
+        batch: list[str] = []
+        for member in client.sscan_iter(name, count=_BATCH):
+            batch += [self._document_key(kind, member.decode()), member.decode()]
+            if len(batch) >= 2 * _BATCH:
+                client.eval(_INDEX, 1, self._index(kind), *batch)
+                batch = []
+        if batch:
+            client.eval(_INDEX, 1, self._index(kind), *batch)
 
 
-def _document(kind: str, key: str, raw: dict[bytes, bytes]) -> Document:
+def _seconds(time: tuple[int, int]) -> float:
+    return time[0] + time[1] / 1e6
+
+
+def _sha1(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"\\{character}" if character in "*?[]\\" else character for character in text)
+
+
+def _document(kind: str, key: str, raw: dict[bytes, bytes], now_s: float) -> Document:
     return Document(
-        kind=kind, key=key, version=int(raw[b"version"]), label=raw[b"label"].decode(), body=raw[b"body"].decode()
+        kind=kind,
+        key=key,
+        version=int(raw[b"version"]),
+        label=raw[b"label"].decode(),
+        body=raw[b"body"].decode(),
+        written_s=float(raw.get(b"written_s", 0)),
+        read_s=now_s,
     )
