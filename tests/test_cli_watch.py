@@ -127,9 +127,23 @@ def test_an_alarm_is_in_the_exit_status_the_backtest_and_both_reports(made: Path
 def test_without_a_watch_report_and_backtest_say_nothing_of_it(made: Path, tmp_path: Path) -> None:
     assert shown("evaluate", str(made / "b"), "--draws", "10")["watch"] == []
     empty = str(tmp_path / "empty.db")
+
+    async def create() -> None:
+        store = open_store(empty)
+        await store.now()
+        await store.aclose()
+
+    anyio.run(create)
     tested = cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", empty).stdout
     assert "not watched" in tested
     assert "No calibration is watched" in cli("watch", "show", "--store", empty).stdout
+
+
+def test_a_store_that_is_not_there_is_an_error_and_is_not_created(tmp_path: Path) -> None:
+    mistyped = tmp_path / "mistyped.db"
+    with pytest.raises(GrampusError, match="no SQLite store"):
+        cli("watch", "show", "--store", str(mistyped))
+    assert not mistyped.exists()
 
 
 def test_a_profile_without_a_detector_cannot_be_watched(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`grampus-uq stop`: order one session, or all of a store, to stop wherever they run."""
+"""`grampus-uq stop`: order one session, or all of a store, to stop wherever they run, and see whether they stand."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stopping import StopReport, order_stop
 from grampus_uq.runtime.store import open_store
 from grampus_uq.vocabulary import AgentStatus
 
@@ -21,34 +22,59 @@ __all__ = ["command"]
 @click.argument("session_id", required=False)
 @click.option("--store", "url", required=True, envvar="GRAMPUS_UQ_STORE", help="Where sessions are kept.")
 @click.option("--all", "everything", is_flag=True, help="Every session of the store that runs now.")
+@click.option("--wait", "wait_s", default=5.0, show_default=True, help="Seconds to wait until they stand.")
 @click.option("--as", "principal", default=None, help="Who orders it; the login name when not given.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    agent_id: str | None, session_id: str | None, url: str, everything: bool, principal: str | None, as_json: bool
+    agent_id: str | None,
+    session_id: str | None,
+    url: str,
+    everything: bool,
+    wait_s: float,
+    principal: str | None,
+    as_json: bool,
 ) -> None:
-    """Stop the session SESSION_ID of AGENT_ID, or with --all every session: within a second of the order."""
-    if everything == (session_id is not None):
-        raise ConfigurationError.of("AGENT_ID SESSION_ID", "stop", "given, or --all instead", agent_id)
+    """Stop the session SESSION_ID of AGENT_ID, or with --all every session: within a second of the order.
 
-    async def work() -> None:
-        store = open_store(url)
+    Exits with an error when nobody was there to be stopped, or somebody still runs after --wait seconds.
+    """
+    given = sum(value is not None for value in (agent_id, session_id))
+    if given != (0 if everything else 2):
+        rule = "given both, or --all instead of both"
+        raise ConfigurationError.of("AGENT_ID SESSION_ID", "stop", rule, (agent_id, session_id))
+
+    async def work() -> tuple[StopReport, bool]:
+        store = open_store(url, create=False)
         try:
-            ledger = Ledger(store)
+            ledger, waits = Ledger(store), False
             if agent_id is not None and session_id is not None:
-                await _check_runs(ledger, agent_id, session_id)
-            await ledger.stop(agent_id, session_id, principal=principal or getpass.getuser())
+                waits = await _waits(ledger, agent_id, session_id)
+            who = principal or getpass.getuser()
+            return await order_stop(ledger, agent_id, session_id, principal=who, wait_s=wait_s), waits
         finally:
             await store.aclose()
 
-    anyio.run(work)
+    report, waits = anyio.run(work)
     what = "all sessions" if everything else f"{agent_id}/{session_id}"
-    click.echo(json.dumps({"stopped": what}) if as_json else f"Ordered {what} to stop.")
+    reached, acknowledged = len(report.reached), len(report.acknowledged)
+    if as_json:
+        click.echo(json.dumps({"stopped": what, "reached": report.reached, "acknowledged": report.acknowledged}))
+    else:
+        click.echo(f"Ordered {what} to stop. Running then: {reached}; standing now: {acknowledged}.")
+    if not reached and waits:
+        click.echo("The session does not run now: the order holds for whoever resumes it.", err=True)
+    elif not reached:
+        raise click.ClickException("Nothing was stopped: no session of this store was running.")
+    elif acknowledged < reached:
+        left = ", ".join(key for key in report.reached if key not in report.acknowledged)
+        raise click.ClickException(f"{reached - acknowledged} sessions did not stop within {wait_s:g} s: {left:.500}")
 
 
-async def _check_runs(ledger: Ledger, agent_id: str, session_id: str) -> None:
-    """Refuse an order that would reach nobody: who mistyped an id must not believe that the agent stands still."""
+async def _waits(ledger: Ledger, agent_id: str, session_id: str) -> bool:
+    """True for a session that nobody runs but somebody may resume; one that cannot be stopped any more is refused."""
     loaded = await ledger.load(agent_id, session_id)
     if loaded is None:
         raise click.ClickException(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
     if loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
         raise click.ClickException(f"Session {session_id!r:.80} has ended already ({loaded[0].status.value}).")
+    return not loaded[0].leased_for_s()

@@ -79,7 +79,7 @@ def feed(
             )
         return await watch.statuses()
 
-    _report(_with_store(url, work), as_json, check)
+    _report(_with_store(url, work, create=True), as_json, check)
 
 
 @command.command()
@@ -110,9 +110,9 @@ def status_json(status: WatchStatus) -> dict[str, Any]:
     return {**asdict(status), "variant": status.variant.value, "sentence": status.sentence}
 
 
-def _with_store(url: str, work: Callable[[SessionStore], Awaitable[Result]]) -> Result:
+def _with_store(url: str, work: Callable[[SessionStore], Awaitable[Result]], *, create: bool = False) -> Result:
     async def run() -> Result:
-        store = open_store(url)
+        store = open_store(url, create=create)
         try:
             return await work(store)
         finally:

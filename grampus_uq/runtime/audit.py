@@ -1,81 +1,68 @@
 """A hash-chained audit of one session: each entry carries the hash of the one before, so a changed past shows.
 
-An entry is written before a call is executed and after it. A call with the first entry and without the second was in
-the hands of a process that died: whether it took effect is unknown, and the audit says so.
+The store itself chains an entry to the one before, in the one step that writes it: who appends need not know what is
+there, and any number of calls and workers may append at once. An entry is written before a call is executed and after
+it. A call with the first entry and without the second was in the hands of a process that died: whether it took effect
+is unknown, and the audit says so.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import JsonValue
 
-from grampus_uq.errors import DataError, SessionConflictError
+from grampus_uq.errors import DataError
 from grampus_uq.records import canonical_json
-from grampus_uq.runtime.ledger import session_key
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.ledger import audit_of
+from grampus_uq.runtime.store import GENESIS, SessionStore, link
 
 __all__ = ["AuditLog", "unknown_calls", "verify_audit"]
 
-_GENESIS = "0" * 64
+_OF_THE_STORE = ("v", "seq", "time_s", "previous", "hash")
 
 
 class AuditLog:
-    """Appends to one session's audit; several workers may append, each sees the others' entries first."""
+    """One session's audit."""
 
     def __init__(self, store: SessionStore, agent_id: str, session_id: str) -> None:
         self._store = store
-        self._log = f"audit/{session_key(agent_id, session_id)}"
-        self._length = 0
-        self._last = _GENESIS
+        self._agent_id, self._session_id = agent_id, session_id
 
     async def append(self, what: str, data: Mapping[str, JsonValue]) -> None:
         """Add one entry; raises StoreError when it could not be written: what it announces must then not happen."""
-        while True:
-            for body in await self._store.read(self._log, start=self._length):
-                self._last = str(json.loads(body)["hash"])
-                self._length += 1
-            entry = {
-                "seq": self._length,
-                "time_s": time.time(),
-                "what": what,
-                "data": dict(data),
-                "previous": self._last,
-            }
-            entry["hash"] = _hash(entry)
-            try:
-                await self._store.append(self._log, canonical_json(entry), expected=self._length)
-            except SessionConflictError:
-                continue  # another worker appended meanwhile: read it and chain to it
-            self._last = str(entry["hash"])
-            self._length += 1
-            return
+        await self._store.write(audit_of(self._agent_id, self._session_id, [(what, data)]))
 
     async def entries(self) -> list[dict[str, Any]]:
         """The whole audit, verified; raises DataError at the first entry that does not fit the chain."""
-        entries = [json.loads(body) for body in await self._store.read(self._log)]
+        log = audit_of(self._agent_id, self._session_id, []).log
+        entries = [json.loads(body) for body in await self._store.read(log)]
         verify_audit(entries)
         return entries
 
 
-def _hash(entry: Mapping[str, Any]) -> str:
-    content = {key: value for key, value in entry.items() if key != "hash"}
+def _hash(entry: Mapping[str, Any], index: int) -> str:
+    if entry.get("v") == 2:
+        content = {key: value for key, value in entry.items() if key not in _OF_THE_STORE}
+        time_s = entry.get("time_s")
+        stamp = f"{time_s:.6f}" if isinstance(time_s, int | float) else ""
+        return link(str(entry.get("previous")), index, stamp, canonical_json(content))
+    content = {key: value for key, value in entry.items() if key != "hash"}  # as the first schema wrote it
     return hashlib.sha256(canonical_json(content).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def verify_audit(entries: Sequence[Mapping[str, Any]]) -> None:
     """Raise DataError at the first entry whose place, predecessor or content is not what its hash says."""
-    previous = _GENESIS
+    previous = GENESIS
     for index, entry in enumerate(entries):
         if entry.get("seq") != index:
             raise DataError(f"entry {index} says it is number {entry.get('seq')!r:.20}", line=index + 1, field="seq")
         if entry.get("previous") != previous:
             raise DataError(f"entry {index} does not follow the one before it", line=index + 1, field="previous")
-        if entry.get("hash") != _hash(entry):
+        if entry.get("hash") != _hash(entry, index):
             raise DataError(f"entry {index} was changed after it was written", line=index + 1, field="hash")
         previous = str(entry["hash"])
 

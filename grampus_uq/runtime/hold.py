@@ -16,49 +16,17 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.ledger import Ledger, ordered_to_stop, session_key
+from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.state import AgentState
+from grampus_uq.runtime.stopping import POLL_S, StopOrders, StoppedError, stops_to_heed
 from grampus_uq.session import Session
 from grampus_uq.vocabulary import AgentStatus
 
-__all__ = ["Hold", "StopOrders", "StoppedError"]
+__all__ = ["Hold"]
 
 Result = TypeVar("Result")
 
-POLL_S = 0.25
-
-
-class StoppedError(SessionError):
-    """A stop order reached the worker."""
-
-
-class StopOrders:
-    """The stop orders of one store, read at most once every `POLL_S` however many sessions ask."""
-
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
-        self._stops: dict[str, float] = {}
-        self._read_at = -1.0
-
-    async def reached(self, state: AgentState) -> bool:
-        """True when this session was ordered to stop; an unreachable store orders nothing."""
-        if time.monotonic() - self._read_at >= POLL_S and not await self._read():
-            return False
-        return ordered_to_stop(self._stops, state)
-
-    async def _read(self) -> bool:
-        self._read_at = time.monotonic()
-        try:
-            self._stops = await self._ledger.stops()
-        except StoreError:
-            return False
-        return True
-
-    async def since_left(self, state: AgentState) -> bool:
-        """True when just this session was ordered to stop after its last worker had taken it up, as while it waited."""
-        await self._read()
-        order = self._stops.get(session_key(state.agent_id, state.session_id), 0.0)
-        return order > max(state.claimed_s, state.created_s)
+_WRITES = 3
 
 
 class Hold:
@@ -83,6 +51,7 @@ class Hold:
         self._worker = f"{worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
         self._lease_s = lease_s
         self._stops = stops
+        self._orders_seen = -1
         self._lock = anyio.Lock()
         self._since = time.monotonic()
         self._unsure = False
@@ -92,47 +61,67 @@ class Hold:
         cls, ledger: Ledger, state: AgentState, version: int, *, worker: str, lease_s: float, stops: StopOrders
     ) -> Hold:
         """Claim the session; raises SessionConflictError when another worker holds it or claims it at this moment."""
-        now = time.time()
-        if state.status is AgentStatus.RUNNING and state.lease_until_s > now:
+        left = state.leased_for_s()
+        if left:
             raise SessionConflictError(
-                f"Session {state.session_id!r} is run by another worker; its lease ends in "
-                f"{state.lease_until_s - now:.1f} s unless it is renewed."
+                f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
+                "renewed."
             )
         hold = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
-        left = max(state.claimed_s, state.created_s)
-        state.claimed_s = left if await stops.since_left(state) else now  # an order given while it waited still holds
-        state.worker, state.status = hold._worker, AgentStatus.RUNNING
+        state.stops_seen = await stops_to_heed(ledger, state)
+        state.claimed_s, state.worker, state.status = ledger.now_s(), hold._worker, AgentStatus.RUNNING
         await hold.save()
         return hold
 
     def now_s(self) -> float:
-        """The clock that requests, decisions and grants are measured with."""
+        """The store's clock, without asking it: what it said at the last save, and what has passed since."""
         return self._ledger.now_s()
 
-    async def save(self) -> None:
-        """Write the state; raises SessionConflictError when the session was taken over, StoreError when it is down."""
+    async def save(self, *notes: Note) -> None:
+        """Write the state, and the notes into the audit with it: both or neither, in one round trip.
+
+        Raises SessionConflictError when the session was taken over, StoreError when the store is down.
+        """
         async with self._lock:
             now = time.monotonic()
             self.state.active_s += now - self._since
             self._since = now
-            running = self.state.status is AgentStatus.RUNNING
-            self.state.lease_until_s = time.time() + self._lease_s if running else 0.0
+            self.state.lease_s = self._lease_s if self.state.status is AgentStatus.RUNNING else 0.0
             if self.session is not None:
                 self.state.belief = self.session.snapshot()
-            await self._put()
+            self.state.saves += 1
+            await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
 
-    async def _put(self) -> None:
-        """Compare and set; a write whose answer was lost (connection cut, task cancelled) may have been made."""
-        unsure, self._unsure = self._unsure, True
-        try:
-            self._version = await self._ledger.save(self.state, self._version)
-        except SessionConflictError:
-            found = await self._ledger.load(self.state.agent_id, self.state.session_id) if unsure else None
-            if found is None or found[0].worker != self._worker:
-                self._unsure = False
-                raise
-            self._version = await self._ledger.save(self.state, found[1])  # that newer version was our own
-        self._unsure = False
+    async def _put(self, notes: list[Note]) -> None:
+        """Compare and set. A write whose answer was lost (connection cut, task cancelled) may have been made: what the
+        store holds says so, and it is then not made again."""
+        for attempt in range(1, _WRITES + 1):
+            if self._unsure and await self._was_made():
+                return
+            try:
+                self._unsure = True
+                self._version = await self._ledger.save(self.state, self._version, notes)
+            except SessionConflictError:
+                if not await self._was_made(taken_over=True):
+                    continue
+            except StoreError:
+                if attempt == _WRITES:
+                    raise
+                continue
+            self._unsure = False
+            return
+        raise StoreError("The session could not be written: earlier writes of its own came in between again and again.")
+
+    async def _was_made(self, *, taken_over: bool = False) -> bool:
+        """True when the store holds this very save; SessionConflictError when it holds what another worker wrote."""
+        found = await self._ledger.adopt(self.state)
+        state, version = (None, 0) if found is None else found
+        own = state is not None and state.worker == self._worker
+        if not own and (taken_over or version != self._version):
+            self._unsure = False
+            raise SessionConflictError(f"Session {self.state.session_id!r:.80} was taken over by another worker.")
+        self._version = version
+        return own and state is not None and state.saves == self.state.saves
 
     async def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
         """Add to the audit."""
@@ -187,7 +176,8 @@ class Hold:
 
     async def check_stop(self) -> None:
         """Raise StoppedError when a stop order was given."""
-        if await self._stops.reached(self.state):
+        stopped, self._orders_seen = await self._stops.reached(self.state, self._orders_seen)
+        if stopped:
             raise StoppedError(f"Session {self.state.session_id!r} was ordered to stop.")
 
 

@@ -200,7 +200,8 @@ async def _rerun(
             "lineage": [],
             "status": AgentStatus.IDLE,
             "worker": None,
-            "lease_until_s": 0.0,
+            "lease_s": 0.0,
+            "stops_seen": None,
             "belief": None,
             "definition": source.definition,
         }

@@ -1,4 +1,4 @@
-"""What the runtime keeps in a store, as typed operations: sessions, decisions, grants and stop orders."""
+"""What the runtime keeps in a store, as typed operations: sessions, decisions and grants."""
 
 from __future__ import annotations
 
@@ -6,28 +6,41 @@ import hashlib
 import json
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
+
+from pydantic import JsonValue
 
 from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, Grant
 from grampus_uq.gate.seal import Seal
-from grampus_uq.records import ToolCall
-from grampus_uq.runtime.state import AgentState, PendingSession, read_state
-from grampus_uq.runtime.store import Document, SessionStore
+from grampus_uq.records import Message, ToolCall, canonical_json
+from grampus_uq.runtime.state import STATE_VERSION, AgentState, PendingSession, read_state
+from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore
+from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.vocabulary import AgentStatus
+from grampus_uq.wire.whole_text import whole
 
-__all__ = ["Ledger", "ordered_to_stop", "session_key"]
+__all__ = ["Ledger", "Note", "audit_of", "session_key"]
 
-_ALL = "*"
 _SHORTEST_ID = 8
 _SEALED = '{"seal":"'
 _GRANT_TRIES = 20
 _log = logging.getLogger(__name__)
 
+Note = tuple[str, Mapping[str, JsonValue]]
+"""An entry of the audit: what happened, and the facts."""
+
 
 def session_key(agent_id: str, session_id: str) -> str:
     """The key of a session; ids may hold any character."""
     return f"{quote(agent_id, safe='')}/{quote(session_id, safe='')}"
+
+
+def audit_of(agent_id: str, session_id: str, notes: Sequence[Note]) -> Append:
+    """The change of a store that adds these notes to a session's audit."""
+    bodies = tuple(canonical_json(whole({"what": what, "data": dict(data)})) for what, data in notes)
+    return Append(log=f"audit/{session_key(agent_id, session_id)}", bodies=bodies, expected=None)
 
 
 class Ledger:
@@ -36,10 +49,17 @@ class Ledger:
     def __init__(self, store: SessionStore, *, seal: Seal | None = None) -> None:
         self.store = store
         self._seal = seal
+        self._offset_s: float | None = None
 
     def now_s(self) -> float:
-        """The clock that requests, decisions and grants are measured with."""
-        return time.time()
+        """The store's clock: what it said last, and what has passed since by this machine's monotonic clock.
+
+        This machine's own clock counts only before anything was loaded or saved.
+        """
+        return time.time() if self._offset_s is None else self._offset_s + time.monotonic()
+
+    def _heard(self, now_s: float) -> None:
+        self._offset_s = now_s - time.monotonic()
 
     # -- seals ----------------------------------------------------------------------------------------------------
 
@@ -59,20 +79,69 @@ class Ledger:
 
     async def load(self, agent_id: str, session_id: str) -> tuple[AgentState, int] | None:
         """The stored state and its version, or None."""
-        found = await self.store.get("session", session_key(agent_id, session_id))
-        return None if found is None else (self._state(found), found.version)
+        key = session_key(agent_id, session_id)
+        found = await self.store.get("session", key)
+        while found is not None:
+            state = self._state(found)
+            if state.transcript is None:  # written by a release that kept the messages in the document
+                return state, found.version
+            try:
+                state.messages = replayed(state.transcript, await self.store.read(state.transcript.log))
+            except StoreError:
+                again = await self.store.get("session", key)
+                if again is not None and again.version == found.version:
+                    raise
+                found = again  # another run took its place while it was read
+                continue
+            state._kept = state.transcript, list(state.messages)
+            return state, found.version
+        return None
 
     def _state(self, found: Document) -> AgentState:
+        """A stored state without its messages, and until when it is held."""
+        self._heard(found.read_s)
         body, holds = self.opened(found.key, found.body)
         state = read_state(body)
         state._sealed = holds
+        left = state.lease_s - found.age_s if state.v >= STATE_VERSION else state.lease_until_s - found.read_s
+        state._leased_until = time.monotonic() + left
         return state
 
-    async def save(self, state: AgentState, version: int) -> int:
-        """Write the next version; raises SessionConflictError when another worker wrote first."""
+    async def save(self, state: AgentState, version: int, notes: Sequence[Note] = ()) -> int:
+        """Write the next version with what is new in its transcript and these notes in its audit: all or nothing.
+
+        Raises SessionConflictError when another worker wrote first, StoreError when the store is down.
+        """
         key = session_key(state.agent_id, state.session_id)
-        body = self.sealed(key, state.model_dump_json())
-        return await self.store.put("session", key, body, expected=version, label=state.status.value)
+        log = f"transcript/{key}/{quote(state.run_id, safe='')}"
+        kept = state._kept
+        transcript, before = (Transcript(log=log), []) if kept is None or kept[0].log != log else kept
+        entries, messages = changes(before, state.messages), list(state.messages)
+        state.v, state.lease_until_s, state.transcript = STATE_VERSION, 0.0, extended(transcript, entries)
+        body = self.sealed(key, state.model_dump_json(exclude={"messages"}))
+        writes: list[Change] = [Put(kind="session", key=key, body=body, expected=version, label=state.status.value)]
+        if entries:
+            writes.append(Append(log=log, bodies=tuple(entries), expected=transcript.entries))
+        if notes:
+            writes.append(audit_of(state.agent_id, state.session_id, notes))
+        if state._replaces not in (None, log):
+            writes.append(Drop(log=state._replaces))
+        written = state.transcript
+        self._heard(await self.store.write(*writes))
+        state._kept, state._replaces = (written, messages), None
+        return version + 1
+
+    async def adopt(self, state: AgentState) -> tuple[AgentState, int] | None:
+        """What is stored of this session, after a write whose answer was lost.
+
+        If it is this worker's own, `state` knows from then on what of its transcript is there.
+        """
+        found = await self.load(state.agent_id, state.session_id)
+        if found is not None and found[0].worker == state.worker and found[0]._kept is not None:
+            transcript, theirs = found[0]._kept
+            mine: list[Message | None] = [*state.messages, *([None] * len(theirs))]
+            state._kept = transcript, [own if own == other else other for own, other in zip(mine, theirs, strict=False)]
+        return found
 
     async def pending(self, agent_id: str | None = None) -> list[PendingSession]:
         """The sessions that wait for a human, those too whose worker died while something waited.
@@ -89,7 +158,7 @@ class Ledger:
             except StoreError as error:
                 _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
                 continue
-            left = state.status is AgentStatus.RUNNING and state.lease_until_s <= time.time() and state.pending()
+            left = state.status is AgentStatus.RUNNING and not state.leased_for_s() and state.pending()
             if state.status is AgentStatus.WAITING_FOR_HUMAN or left:
                 states.append(state)
         return [
@@ -101,6 +170,18 @@ class Ledger:
             )
             for state in states
         ]
+
+    async def running(self) -> dict[str, str]:
+        """The sessions that a live worker runs, by key, with the worker."""
+        found = {}
+        for document in await self.store.scan("session", label=AgentStatus.RUNNING.value):
+            try:
+                state = self._state(document)
+            except StoreError:
+                continue  # nobody runs what nobody can read
+            if state.leased_for_s() and state.worker is not None:
+                found[document.key] = state.worker
+        return found
 
     async def find_request(self, request_id: str) -> tuple[AgentState, ApprovalRequest]:
         """The waiting request with this id, or a unique beginning of it of 8 characters or more.
@@ -131,18 +212,17 @@ class Ledger:
         body = decision.model_dump_json()
         key = f"{quote(decision.request_id, safe='')}/{hashlib.sha256(body.encode()).hexdigest()}"
         try:
-            stamped = json.dumps({"arrived_s": self.now_s(), "decision": json.loads(body)})
-            await self.store.put("decision", key, stamped, expected=0)
+            await self.store.put("decision", key, json.dumps({"decision": json.loads(body)}), expected=0)
         except SessionConflictError:
             return  # this very decision is there
 
     async def decisions(self, request_id: str) -> list[Arrived]:
-        """What is stored on a request, and when it arrived; what cannot be read is left out, and counts for nothing."""
+        """What is stored on a request, and when it arrived, by the store's clock; the unreadable counts for nothing."""
         found: list[Arrived] = []
         for document in await self.store.scan("decision", prefix=f"{quote(request_id, safe='')}/"):
             try:
                 content = json.loads(document.body)
-                found.append((ApprovalDecision.model_validate(content["decision"]), float(content["arrived_s"])))
+                found.append((ApprovalDecision.model_validate(content["decision"]), document.written_s))
             except (ValueError, KeyError, TypeError, RecursionError):
                 _log.warning("a stored decision on request %s cannot be read: it counts for nothing", request_id[:40])
         return found
@@ -185,20 +265,6 @@ class Ledger:
                 newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
         return False
 
-    # -- stopping -------------------------------------------------------------------------------------------------
-
-    async def stop(self, agent_id: str | None = None, session_id: str | None = None, *, principal: str = "") -> None:
-        """Order a session, or with no ids every session that runs now, to stop."""
-        both = agent_id is not None and session_id is not None
-        key = session_key(agent_id or "", session_id or "") if both else _ALL
-        found = await self.store.get("stop", key)
-        body = json.dumps({"time_s": time.time(), "principal": principal})
-        await self.store.put("stop", key, body, expected=0 if found is None else found.version)
-
-    async def stops(self) -> dict[str, float]:
-        """When each stop order was given, by session key; "*" is the order to all."""
-        return {d.key: float(json.loads(d.body)["time_s"]) for d in await self.store.scan("stop")}
-
 
 def _grant(document: Document, policy: ApprovalPolicy) -> tuple[Grant, int] | None:
     """A stored grant and its uses, or None: a grant that cannot be trusted grants nothing."""
@@ -209,9 +275,3 @@ def _grant(document: Document, policy: ApprovalPolicy) -> tuple[Grant, int] | No
         return grant, int(content["uses"])
     except (ValueError, KeyError, TypeError, ApprovalError):
         return None
-
-
-def ordered_to_stop(stops: dict[str, float], state: AgentState) -> bool:
-    """True when a stop order was given after this worker took the session up."""
-    latest = max(stops.get(_ALL, 0.0), stops.get(session_key(state.agent_id, state.session_id), 0.0))
-    return latest > state.claimed_s

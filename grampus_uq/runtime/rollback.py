@@ -31,6 +31,7 @@ from grampus_uq.runtime.deciding import ROLLBACK
 from grampus_uq.runtime.discarded import executed_calls
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.state import AgentState, ExecutedCall, ExecutionResult, Segment, read_state
+from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.suspects import SuspectSet, restart_step, what_failed
 from grampus_uq.vocabulary import AgentStatus, Role, UncertaintyLevel
 
@@ -97,13 +98,14 @@ async def rollback(
         await audit.entries(), old, to_step, named_irreversible=None if policy is None else policy.is_irreversible
     )
     told = (note or "")[:MAX_NOTE]
-    new = _branched(old, restored, to_step, done)
+    new = _branched(old, restored, to_step, done).replaces(old)
+    new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
     new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
     terms = runner.gate.terms(agent_id, session_id, policy, run_id=new.run_id)
     open_calls = _unsettled(new)
     hooked = [] if compensate is None else [c for c in new.discarded if not c.settled and not c.compensation_started]
     if open_calls or hooked:
-        new.review = [_question(terms, open_calls or hooked, step_id=f"llm_{to_step}")]
+        new.review = [_question(terms, open_calls or hooked, runner.ledger.now_s(), step_id=f"llm_{to_step}")]
         new.status = AgentStatus.WAITING_FOR_HUMAN
     else:
         for call in new.discarded:
@@ -186,8 +188,8 @@ async def _at_rest(runner: AgentRunner, agent_id: str, session_id: str) -> tuple
     if loaded is None:
         raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
     state, _ = loaded
-    left = state.lease_until_s - time.time()
-    if state.status is AgentStatus.RUNNING and left > 0.0:
+    left = state.leased_for_s()
+    if left:
         raise SessionConflictError(
             f"Session {session_id!r:.80} is running; stop it first, or wait {left:.1f} s if its worker died."
         )
@@ -218,8 +220,7 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
             "tool_calls_made": old.tool_calls_made,
             "active_s": old.active_s,
             "worker": None,
-            "claimed_s": time.time(),  # orders to stop that were given before are for the branch that is gone
-            "lease_until_s": 0.0,
+            "lease_s": 0.0,
             "discarded": [*(call.model_copy() for call in old.discarded), *done],
             "metadata": {
                 **restored.metadata,
@@ -271,7 +272,9 @@ def _listed(calls: Sequence[ExecutedCall]) -> list[str]:
     return lines
 
 
-def _question(terms: Terms, calls: Sequence[ExecutedCall], *, step_id: str, why: str = "") -> ApprovalRequest:
+def _question(
+    terms: Terms, calls: Sequence[ExecutedCall], now_s: float, *, step_id: str, why: str = ""
+) -> ApprovalRequest:
     """What a human is asked: it names the calls, and it does not expire into an answer."""
     lines = "; ".join(line.removeprefix("- ") for line in _listed(calls))
     reason = (
@@ -279,7 +282,7 @@ def _question(terms: Terms, calls: Sequence[ExecutedCall], *, step_id: str, why:
         f"{lines}. Approve to go on with them as they are, respond with what was done about them, or reject to end."
     )
     doubt = Doubt(level=UncertaintyLevel.HIGH, rule=ROLLBACK, reason=f"{reason} {why}".strip())
-    return request_for(None, terms, doubt, time.time(), step_id=step_id)
+    return request_for(None, terms, doubt, now_s, step_id=step_id)
 
 
 async def _keep(runner: AgentRunner, old: AgentState, to_step: int, note: str) -> None:
@@ -330,7 +333,7 @@ async def _make_up(
         _tell(new, note)
         new.metadata["rollback"]["executed"] = [call.model_dump(mode="json") for call in calls]
         if left or why is not None:
-            new.review = [_question(terms, left or calls, step_id=new.review[0].step_id, why=why or "")]
+            new.review = [_question(terms, left or calls, hold.now_s(), step_id=new.review[0].step_id, why=why or "")]
         else:
             new.review = []
             for call in calls:

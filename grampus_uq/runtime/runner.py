@@ -21,10 +21,11 @@ from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage, ToolResult
 from grampus_uq.runtime.deciding import apply_expiry, apply_guidance, take_decisions
-from grampus_uq.runtime.hold import Hold, StopOrders, StoppedError
+from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.state import AgentState, ExecutionResult, PendingSession
+from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.sub_agents import SubAgent
@@ -276,13 +277,13 @@ class AgentRunner:
         """The sessions that wait for a human, with what they wait for."""
         return await self.ledger.pending(agent_id)
 
-    async def stop(self, agent_id: str, session_id: str, *, principal: str = "") -> None:
-        """Order one session to stop, wherever it runs; it stops within a second."""
-        await self.ledger.stop(agent_id, session_id, principal=principal)
+    async def stop(self, agent_id: str, session_id: str, *, principal: str = "", wait_s: float = 0.0) -> StopReport:
+        """Order one session to stop, wherever it runs; it stops within a second. Says whether it ran, and stands."""
+        return await order_stop(self.ledger, agent_id, session_id, principal=principal, wait_s=wait_s)
 
-    async def stop_all(self, *, principal: str = "") -> None:
-        """Order every session of this store that runs now to stop."""
-        await self.ledger.stop(principal=principal)
+    async def stop_all(self, *, principal: str = "", wait_s: float = 0.0) -> StopReport:
+        """Order every session of this store that runs now to stop; says which ran, and which stand after `wait_s`."""
+        return await order_stop(self.ledger, principal=principal, wait_s=wait_s)
 
     # -- parts that the loop uses ---------------------------------------------------------------------------------
 
@@ -366,7 +367,7 @@ class AgentRunner:
         state = AgentState(
             agent_id=agent.name, session_id=session_id, definition=definition, metadata=dict(metadata or {})
         )
-        return state, version
+        return (state if loaded is None else state.replaces(loaded[0])), version
 
     def _session(self, state: AgentState, agent: AgentDefinition) -> Any:
         if self.monitor is None:

@@ -12,6 +12,7 @@ from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord, settled
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import Message, TokenUsage, ToolCall
+from grampus_uq.runtime.transcript import Transcript
 from grampus_uq.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.wire.whole_text import whole
 
@@ -24,7 +25,7 @@ __all__ = [
     "read_state",
 ]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
 
@@ -68,7 +69,10 @@ class AgentState(BaseModel):
 
     After a rollback `lineage` says which branches the steps come from, and `discarded` which calls other branches
     executed. `vouched` is False once the state was loaded without a seal that held where one was wanted: the belief
-    then releases nothing that may be irreversible, for the rest of the run.
+    then releases nothing that may be irreversible, for the rest of the run. `worker` wrote it for the `saves`-th time,
+    and holds it for `lease_s` seconds by the store's clock unless it writes again (`lease_until_s` said so by a
+    worker's clock, in states of version 1). `stops_seen` counts the orders to stop, to all and to this session, that
+    were given before it was taken up. `transcript` says where the messages are.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=False)
@@ -95,20 +99,37 @@ class AgentState(BaseModel):
     store_failures: int = 0
     belief: dict[str, JsonValue] | None = None
     worker: str | None = None
+    saves: int = 0
+    lease_s: float = 0.0
     lease_until_s: float = 0.0
     claimed_s: float = 0.0
+    stops_seen: tuple[int, int] | None = None
     created_s: float = Field(default_factory=time.time)
     active_s: float = 0.0
     branch: int = 0
     lineage: list[Segment] = Field(default_factory=list)
     discarded: list[ExecutedCall] = Field(default_factory=list)
     vouched: bool = True
+    transcript: Transcript | None = None
     _sealed: bool = PrivateAttr(default=True)
+    _kept: tuple[Transcript, list[Message]] | None = PrivateAttr(default=None)
+    _leased_until: float = PrivateAttr(default=0.0)
+    _replaces: str | None = PrivateAttr(default=None)
 
     @property
     def sealed(self) -> bool:
         """True for a state of this process, and for a loaded one whose seal held."""
         return self._sealed
+
+    def leased_for_s(self) -> float:
+        """Seconds for which the worker that wrote this state may still hold the session; 0 when nobody does."""
+        left = self._leased_until - time.monotonic()
+        return left if self.status is AgentStatus.RUNNING and left > 0.0 else 0.0
+
+    def replaces(self, old: AgentState) -> AgentState:
+        """This state, which takes the place of `old` in the store: the old transcript goes with its first save."""
+        self._replaces = None if old.transcript is None else old.transcript.log
+        return self
 
     def pending(self) -> list[ApprovalRequest]:
         """Everything that waits for a decision now."""

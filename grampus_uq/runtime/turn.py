@@ -221,10 +221,9 @@ class Turn:
         if not started:
             return []
         try:
-            await self.hold.save()
-            for record in started:
-                if record.effect is not Effect.READ:
-                    await self.hold.note("execution_started", self.facts(record))
+            await self.hold.save(
+                *(("execution_started", self.facts(r)) for r in started if r.effect is not Effect.READ)
+            )
         except StoreError:
             for record in started:
                 if self._guarded(record):
@@ -261,9 +260,7 @@ class Turn:
     async def _keep(self, note: tuple[str, dict[str, Any]] | None = None) -> None:
         """Save at once what happened; when the store is down it is still in memory and saved with the next step."""
         try:
-            if note is not None:
-                await self.hold.note(*note)
-            await self.hold.save()
+            await self.hold.save(*([] if note is None else [note]))
         except StoreError:
             self._state.metadata["store_failures"] = int(self._state.metadata.get("store_failures", 0)) + 1
 

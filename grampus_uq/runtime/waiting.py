@@ -50,7 +50,7 @@ def waiting_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int |
 
 
 async def _count(url: str) -> int:
-    store = open_store(url)
+    store = open_store(url, create=False)
     try:
         sessions = await Ledger(store).pending()
     finally:

@@ -29,7 +29,7 @@ from grampus_uq.gate.call import CallPhase, CallRecord, cleared
 from grampus_uq.runtime.audit import AuditLog, unknown_calls
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.state import ExecutionResult
-from grampus_uq.runtime.store import Document, SessionStore
+from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.testing import answer
 from grampus_uq.vocabulary import AgentStatus, Effect
@@ -53,7 +53,7 @@ def die() -> None:
     time.sleep(10)
 
 
-class KillingStore:
+class KillingStore(SessionStore):
     """Delegates to a real store and dies before or after the chosen operation."""
 
     def __init__(self, inner: SessionStore, kill: Kill | None) -> None:
@@ -70,16 +70,18 @@ class KillingStore:
         return result
 
     async def get(self, kind: str, key: str) -> Document | None:
+        if kind == "stop":
+            return await self._inner.get(kind, key)  # polled by time: not a reproducible point
         return await self._do(lambda: self._inner.get(kind, key))  # type: ignore[no-any-return]  # delegated as it is
 
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
-        return await self._do(lambda: self._inner.put(kind, key, body, expected=expected, label=label))  # type: ignore[no-any-return]  # delegated as it is
+    async def write(self, *changes: Change) -> float:
+        return await self._do(lambda: self._inner.write(*changes))  # type: ignore[no-any-return]  # delegated as it is
 
-    async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> list[Document]:
-        return await self._inner.scan(kind, label=label, prefix=prefix)  # polls by time: not a reproducible point
+    async def scan(self, kind: str, **options: Any) -> list[Document]:
+        return await self._do(lambda: self._inner.scan(kind, **options))  # type: ignore[no-any-return]  # delegated
 
-    async def append(self, log: str, body: str, *, expected: int) -> None:
-        await self._do(lambda: self._inner.append(log, body, expected=expected))
+    async def now(self) -> float:
+        return await self._inner.now()
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         return await self._do(lambda: self._inner.read(log, start=start))  # type: ignore[no-any-return]  # delegated as it is

@@ -190,7 +190,8 @@ def test_stop_all_by_command_line_reaches_workers_in_other_processes(tmp_path: P
         _wait_until_running(url, 2)
         command = [sys.executable, "-m", "grampus_uq.cli", "stop", "--all", "--store", url, "--json"]
         stopped = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-        assert json.loads(stopped.stdout) == {"stopped": "all sessions"}
+        both = ["mailer/a", "mailer/b"]
+        assert json.loads(stopped.stdout) == {"stopped": "all sessions", "reached": both, "acknowledged": both}
         for worker in workers:
             out, _ = worker.communicate(timeout=20)
             assert out == "failed cancelled\n"

@@ -46,6 +46,7 @@ from grampus_uq.records import ModelResponse, ToolCall, ToolResult
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.state import AgentState
+from grampus_uq.runtime.store import Change
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.runtime.tools import call_executor
@@ -148,10 +149,10 @@ async def test_what_waits_is_listed_also_when_the_worker_that_took_it_up_died() 
     loaded = await one.ledger.load("mailer", "s")
     assert loaded is not None
     state, version = loaded
-    state.status, state.worker, state.lease_until_s = AgentStatus.RUNNING, "dead", time.time() + 60
+    state.status, state.worker, state.lease_s = AgentStatus.RUNNING, "dead", 60.0
     version = await one.ledger.save(state, version)
     assert await one.list_pending_sessions() == []  # its worker is alive as far as anybody knows
-    state.lease_until_s = time.time() - 1
+    state.lease_s = 0.0
     await one.ledger.save(state, version)
     assert [p.session_id for p in await one.list_pending_sessions()] == ["s"]
 
@@ -169,12 +170,12 @@ class _LosesAnswers(MemoryStore):
 
     lose = False
 
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
-        version = await super().put(kind, key, body, expected=expected, label=label)
-        if self.lose and kind == "session":
+    async def write(self, *changes: Change) -> float:
+        written_s = await super().write(*changes)
+        if self.lose:
             self.lose = False
             raise StoreError("the connection broke")
-        return version
+        return written_s
 
 
 async def test_a_write_whose_answer_was_lost_does_not_end_the_run_as_taken_over() -> None:
@@ -404,8 +405,8 @@ async def test_an_unsigned_decision_in_the_store_does_not_stand_in_the_way_of_a_
 
 async def test_a_grant_without_a_limit_serves_all_who_use_it_at_once_and_one_with_a_limit_exactly_so_many() -> None:
     class Yielding(MemoryStore):
-        async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> Any:
-            found = await super().scan(kind, label=label, prefix=prefix)
+        async def scan(self, kind: str, **options: Any) -> Any:
+            found = await super().scan(kind, **options)
             await anyio.lowlevel.checkpoint()
             return found
 
@@ -528,9 +529,10 @@ async def test_a_parent_killed_while_its_child_ran_asks_nobody_and_goes_on_with_
     del top.sub_agents["mailer"].execute
     left = at_death[0]
     assert left.turn[0].phase is CallPhase.STARTED
-    left.lease_until_s = 0.0
+    left.lease_s = 0.0
     loaded = await Ledger(store).load("boss", "p")
     assert loaded is not None
+    left._kept = loaded[0]._kept
     await Ledger(store).save(left, loaded[1])
     result = await top.resume("boss", "p")
     assert result.status is AgentStatus.COMPLETED
@@ -837,10 +839,10 @@ async def test_the_store_failing_on_a_stop_order_still_reports_and_lets_go() -> 
     class Failing(MemoryStore):
         down = False
 
-        async def append(self, log: str, body: str, *, expected: int) -> None:
+        async def write(self, *changes: Change) -> float:
             if self.down:
                 raise StoreError("down")
-            await super().append(log, body, expected=expected)
+            return await super().write(*changes)
 
     @tool(effect=Effect.READ)
     async def hang() -> str:
@@ -858,8 +860,8 @@ async def test_the_store_failing_on_a_stop_order_still_reports_and_lets_go() -> 
     async with anyio.create_task_group() as group:
         group.start_soon(run)
         await started.wait()
-        store.down = True
         await one.stop("mailer", "s")
+        store.down = True
     assert ended[0].status is AgentStatus.FAILED
     assert ended[0].metadata["stop_reason"] == "cancelled"
 

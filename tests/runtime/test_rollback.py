@@ -44,7 +44,7 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import checkpoints_of
 from grampus_uq.runtime.rollback import branches, recover, rollback
 from grampus_uq.runtime.state import ExecutedCall, ExecutionResult
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.suspects import restart_step, run_of, what_failed
 from grampus_uq.testing import ScriptedModel, answer
@@ -241,7 +241,7 @@ async def test_a_changed_transcript_and_a_running_session_are_refused() -> None:
     version = await one.ledger.save(state, version)
     with pytest.raises(StoreError, match="does not fit"):
         await rollback(one, "clerk", "s", 2)
-    state.messages, state.status, state.lease_until_s = original, AgentStatus.RUNNING, time.time() + 30
+    state.messages, state.status, state.lease_s = original, AgentStatus.RUNNING, 30.0
     await one.ledger.save(state, version)
     with pytest.raises(SessionConflictError, match="is running"):
         await rollback(one, "clerk", "s", 2)
@@ -416,7 +416,7 @@ async def test_an_unsigned_decision_lets_nothing_go_on() -> None:
 # -- another process goes on ------------------------------------------------------------------------------------------
 
 
-class DyingStore:
+class DyingStore(SessionStore):
     """Delegates to a store, and fails from the chosen write on, as a process that dies there would."""
 
     def __init__(self, inner: SessionStore, at: int) -> None:
@@ -427,19 +427,18 @@ class DyingStore:
         if self._left < 0:
             raise StoreError("dead")
 
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
+    async def write(self, *changes: Change) -> float:
         self._alive()
-        return await self._inner.put(kind, key, body, expected=expected, label=label)
+        return await self._inner.write(*changes)
 
-    async def append(self, log: str, body: str, *, expected: int) -> None:
-        self._alive()
-        await self._inner.append(log, body, expected=expected)
+    async def now(self) -> float:
+        return await self._inner.now()
 
     async def get(self, kind: str, key: str) -> Any:
         return await self._inner.get(kind, key)
 
-    async def scan(self, kind: str, *, label: str | None = None, prefix: str = "") -> Any:
-        return await self._inner.scan(kind, label=label, prefix=prefix)
+    async def scan(self, kind: str, **options: Any) -> Any:
+        return await self._inner.scan(kind, **options)
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         return await self._inner.read(log, start=start)

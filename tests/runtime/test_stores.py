@@ -1,38 +1,39 @@
-"""Every store holds the one contract, on real servers, on asyncio and trio; old schemas migrate, newer are refused."""
+"""Every store holds the one contract, on real servers, on asyncio and trio; the checks fail broken stores."""
 
 from __future__ import annotations
 
-import sqlite3
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
-from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
-from grampus_uq.runtime.store import SCHEMA_VERSION, Document, SessionStore, open_store
+from grampus_uq.runtime.store import Append, Change, Delete, Document, Put, SessionStore, chained
 from grampus_uq.runtime.stores.conformance import check_session_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.postgres import PostgresStore
 from grampus_uq.runtime.stores.redis import RedisStore
-from grampus_uq.runtime.stores.sqlite import MIGRATIONS, SQLiteStore
+from grampus_uq.runtime.stores.sqlite import SQLiteStore
 
 pytestmark = pytest.mark.anyio
 
 
+async def check(opened: Callable[[], SessionStore]) -> None:
+    async def give() -> SessionStore:
+        return opened()
+
+    await check_session_store(give)
+
+
 async def test_the_memory_store_conforms() -> None:
     store = MemoryStore()
-
-    async def opened() -> SessionStore:
-        return store
-
-    await check_session_store(opened)
+    await check(lambda: store)
 
 
 async def test_the_sqlite_store_conforms(tmp_path: Path) -> None:
-    async def opened() -> SessionStore:
-        return SQLiteStore(tmp_path / "s.db")
-
-    await check_session_store(opened)
+    await check(lambda: SQLiteStore(tmp_path / "s.db"))
 
 
 async def test_the_postgres_store_conforms(postgres_url: str) -> None:
@@ -41,96 +42,248 @@ async def test_the_postgres_store_conforms(postgres_url: str) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as db:
         for table in ("grampus_documents", "grampus_logs", "grampus_schema"):
             db.execute(f"DROP TABLE IF EXISTS {table}")
-
-    async def opened() -> SessionStore:
-        return PostgresStore(postgres_url)
-
-    await check_session_store(opened)
+    await check(lambda: PostgresStore(postgres_url))
 
 
 async def test_the_redis_store_conforms(redis_url: str) -> None:
     namespace = uuid.uuid4().hex
-
-    async def opened() -> SessionStore:
-        return RedisStore(redis_url, namespace=namespace)
-
-    await check_session_store(opened)
+    await check(lambda: RedisStore(redis_url, namespace=namespace))
 
 
-class _LastWriterWins(MemoryStore):
-    """A store as many are written: it checks nothing."""
-
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
-        self._documents[kind, key] = Document(kind=kind, key=key, version=expected + 1, body=body, label=label)
-        return expected + 1
+# -- sabotage: each store below is right but for one thing, and the checks say which -----------------------------------
 
 
-async def test_the_conformance_checks_catch_a_store_where_the_last_writer_wins() -> None:
-    store = _LastWriterWins()
+class LastWriterWins(MemoryStore):
+    """Checks no version."""
 
-    async def opened() -> SessionStore:
-        return store
+    async def write(self, *changes: Change) -> float:
+        return await super().write(*(self._anyway(change) for change in changes))
 
-    with pytest.raises(AssertionError, match="conflict"):
-        await check_session_store(opened)
-
-
-async def test_a_sqlite_file_of_the_first_schema_is_migrated_and_keeps_its_content(tmp_path: Path) -> None:
-    """The first schema, as it was published; this test stays for ever."""
-    path = tmp_path / "old.db"
-    db = sqlite3.connect(path)
-    for statement in MIGRATIONS[0]:
-        db.execute(statement)
-    db.execute("PRAGMA user_version = 1")
-    db.execute("INSERT INTO documents VALUES ('session', 'a/b', 3, 'waiting_for_human', '{}')")
-    db.execute("INSERT INTO logs VALUES ('audit/a/b', 0, 'x')")
-    db.commit()
-    db.close()
-    store = SQLiteStore(path)
-    found = await store.get("session", "a/b")
-    assert found is not None
-    assert (found.version, found.label) == (3, "waiting_for_human")
-    assert await store.read("audit/a/b") == ["x"]
-    await store.aclose()
+    def _anyway(self, change: Change) -> Change:
+        if not isinstance(change, Put):
+            return change
+        found = self._documents.get((change.kind, change.key))
+        version = 0 if found is None else found.version
+        return Put(kind=change.kind, key=change.key, body=change.body, expected=version, label=change.label)
 
 
-async def test_a_store_of_a_newer_schema_is_refused_and_not_touched(tmp_path: Path) -> None:
-    path = tmp_path / "new.db"
-    db = sqlite3.connect(path)
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    db.close()
-    with pytest.raises(StoreError, match=f"schema version {SCHEMA_VERSION + 1}"):
-        await SQLiteStore(path).get("session", "a")
+class LostUpdate(MemoryStore):
+    """Checks the version of a document that is written alone, and writes a moment later."""
+
+    async def write(self, *changes: Change) -> float:
+        if len(changes) > 1 or not isinstance(changes[0], Put):
+            return await super().write(*changes)
+        found = self._documents.get((changes[0].kind, changes[0].key))
+        self._expect("it", 0 if found is None else found.version, changes[0])
+        await anyio.lowlevel.checkpoint()
+        now_s = self._now()
+        self._make(changes[0], now_s)
+        return now_s
 
 
-async def test_a_broken_sqlite_file_is_a_store_error_that_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "broken.db"
-    path.write_bytes(b"this is no database" * 100)
-    with pytest.raises(StoreError, match=r"broken\.db"):
-        await SQLiteStore(path).get("session", "a")
+class DuplicateAppend(MemoryStore):
+    """Tries an append again that had been made."""
+
+    async def write(self, *changes: Change) -> float:
+        written_s = await super().write(*changes)
+        again = [c for c in changes if isinstance(c, Append) and c.expected is None]
+        return await super().write(*again) if again else written_s
 
 
-async def test_an_unreachable_server_is_a_store_error_without_the_password() -> None:
-    for url in ("postgresql://me:hunter2@127.0.0.1:1/x", "redis://:hunter2@127.0.0.1:1/0"):
-        with pytest.raises(StoreError) as caught:
-            await open_store(url).get("session", "a")
-        assert "hunter2" not in str(caught.value)
+class StaleRead(MemoryStore):
+    """Answers from a cache of what was read before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cache: dict[tuple[str, str], tuple[int, Document]] = {}
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        uses, cached = self._cache.get((kind, key), (0, None))
+        if cached is not None and uses < 2:
+            self._cache[kind, key] = (uses + 1, cached)
+            return cached
+        found = await super().get(kind, key)
+        if found is not None:
+            self._cache[kind, key] = (0, found)
+        return found
 
 
-async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
-    assert isinstance(open_store("memory:"), MemoryStore)
-    sqlite = open_store(f"sqlite:///{tmp_path / 'x.db'}")
-    assert isinstance(sqlite, SQLiteStore)
-    assert sqlite.path == tmp_path / "x.db"
-    assert isinstance(open_store(str(tmp_path / "y.db")), SQLiteStore)
-    with pytest.raises(ConfigurationError, match="mongodb"):
-        open_store("mongodb://user:secret@host/x")
+class TornWrite(MemoryStore):
+    """Writes the version first and the text a moment later."""
+
+    async def write(self, *changes: Change) -> float:
+        before = {(c.kind, c.key): self._documents.get((c.kind, c.key)) for c in changes if isinstance(c, Put)}
+        written_s = await super().write(*changes)
+        for place, old in before.items():
+            new = self._documents[place]
+            if old is not None:
+                self._documents[place] = Document(
+                    kind=new.kind, key=new.key, version=new.version, body=old.body, label=new.label, written_s=written_s
+                )
+                await anyio.lowlevel.checkpoint()
+                if self._documents.get(place) is not None and self._documents[place].version == new.version:
+                    self._documents[place] = new
+        return written_s
 
 
-async def test_a_conflict_in_one_sqlite_handle_leaves_it_usable(tmp_path: Path) -> None:
-    store = SQLiteStore(tmp_path / "s.db")
-    await store.put("k", "a", "1", expected=0)
-    with pytest.raises(SessionConflictError):
-        await store.put("k", "a", "2", expected=0)
-    assert await store.put("k", "a", "2", expected=1) == 2
-    await store.aclose()
+class VersionStandsStill(MemoryStore):
+    """Gives out versions that do not grow from the third on."""
+
+    def _make(self, change: Change, now_s: float) -> None:
+        super()._make(change, now_s)
+        if isinstance(change, Put) and change.expected >= 2:
+            new = self._documents[change.kind, change.key]
+            self._documents[change.kind, change.key] = Document(
+                kind=new.kind, key=new.key, version=2, body=new.body, label=new.label, written_s=now_s
+            )
+
+
+class ForgottenLabelIndex(MemoryStore):
+    """Enters a document under its first label only."""
+
+    def _make(self, change: Change, now_s: float) -> None:
+        old = self._documents.get((change.kind, change.key)) if isinstance(change, Put) else None
+        super()._make(change, now_s)
+        if isinstance(change, Put) and old is not None and old.label != change.label:
+            self._by_label[change.kind, change.label].pop(change.key)
+            self._by_label[change.kind, old.label][change.key] = None
+
+
+class ClockGoesBack(MemoryStore):
+    """Each handle has a clock of its own, as the machines of workers do."""
+
+    behind = 0
+
+    def _now(self) -> float:
+        self.behind += 1
+        return super()._now() - 5.0 * (self.behind % 2)
+
+
+class NotAllOrNothing(MemoryStore):
+    """Makes the changes one by one, and stops where one fails."""
+
+    async def write(self, *changes: Change) -> float:
+        written_s = 0.0
+        for change in changes:
+            written_s = await super().write(change)
+        return written_s
+
+
+class OutOfOrder(MemoryStore):
+    """Puts an entry before the one that came at the same moment."""
+
+    def _make(self, change: Change, now_s: float) -> None:
+        super()._make(change, now_s)
+        if isinstance(change, Append) and change.expected is not None and len(self._logs[change.log]) > 2:
+            entries = self._logs[change.log]
+            entries[-2:] = reversed(entries[-2:])
+
+
+class Truncated(MemoryStore):
+    """Keeps the first 100,000 characters, as a column of a fixed width does."""
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        found = await super().get(kind, key)
+        return None if found is None else Document(**{**_fields(found), "body": found.body[:100_000]})
+
+
+class PrunesWhatLives(MemoryStore):
+    """Deletes whatever version is there."""
+
+    async def write(self, *changes: Change) -> float:
+        return await super().write(*(self._anyway(change) for change in changes))
+
+    def _anyway(self, change: Change) -> Change:
+        found = self._documents.get((change.kind, change.key)) if isinstance(change, Delete) else None
+        if not isinstance(change, Delete) or found is None:
+            return change
+        return Delete(kind=change.kind, key=change.key, expected=found.version)
+
+
+class CreatesOnRead(MemoryStore):
+    """Makes an empty document of whatever is asked for."""
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        if (kind, key) not in self._documents:
+            await self.put(kind, key, "{}", expected=0)
+            return None
+        return await super().get(kind, key)
+
+
+class ForkedChain(MemoryStore):
+    """Reads the end of a log, and appends to it a moment later."""
+
+    async def write(self, *changes: Change) -> float:
+        made: list[Change] = []
+        for change in changes:
+            if isinstance(change, Append) and change.expected is None:
+                entries = list(self._logs.get(change.log, ()))
+                await anyio.lowlevel.checkpoint()
+                now_s = self._now()
+                for body in change.bodies:
+                    entries.append(chained(body, len(entries), now_s, entries[-1] if entries else None))
+                now = len(self._logs.get(change.log, ()))
+                made.append(Append(log=change.log, bodies=tuple(entries[-len(change.bodies) :]), expected=now))
+            else:
+                made.append(change)
+        return await super().write(*made)
+
+
+class ChainOfOthers(MemoryStore):
+    """Chains every entry to the beginning."""
+
+    def _make(self, change: Change, now_s: float) -> None:
+        super()._make(change, now_s)
+        if isinstance(change, Append) and change.expected is None:
+            entries = self._logs[change.log]
+            entries[-1] = chained(change.bodies[-1], len(entries) - 1, now_s, None)
+
+
+class ForgetsOnClose(MemoryStore):
+    """Keeps what was written as long as it is open."""
+
+    async def aclose(self) -> None:
+        self._documents.clear()
+
+
+class DropsAll(MemoryStore):
+    """Drops every log whose name begins alike."""
+
+    def _make(self, change: Change, now_s: float) -> None:
+        if not isinstance(change, Put | Delete | Append):
+            self._logs.clear()
+        super()._make(change, now_s)
+
+
+def _fields(document: Document) -> dict[str, Any]:
+    return {name: getattr(document, name) for name in Document.__slots__}
+
+
+SABOTAGED = [
+    (LastWriterWins, "conflict"),
+    (LostUpdate, "exactly one|lost"),
+    (DuplicateAppend, "nothing else"),
+    (StaleRead, "."),
+    (TornWrite, "its own text|half of a text|comes back|changes nothing"),
+    (VersionStandsStill, "."),
+    (ForgottenLabelIndex, "label"),
+    (ClockGoesBack, "clock"),
+    (NotAllOrNothing, "none of them"),
+    (OutOfOrder, "order"),
+    (Truncated, "whole"),
+    (PrunesWhatLives, "delet"),
+    (CreatesOnRead, "asking creates nothing|conflict"),
+    (ForkedChain, "follows the one before"),
+    (ChainOfOthers, "follows the one before"),
+    (ForgetsOnClose, "opens again"),
+    (DropsAll, "only that"),
+]
+
+
+@pytest.mark.parametrize(("broken", "sentence"), SABOTAGED, ids=[broken.__name__ for broken, _ in SABOTAGED])
+async def test_the_checks_fail_a_store_that_is_right_but_for_one_thing(
+    broken: type[MemoryStore], sentence: str
+) -> None:
+    store = broken()
+    with pytest.raises(AssertionError, match=sentence):
+        await check(lambda: store)

@@ -18,7 +18,7 @@ from grampus_uq import Outcome, Profile, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.fit.detector import fit_budget, threshold_for
 from grampus_uq.fit.detector_runs import detector_runs
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.postgres import PostgresStore
 from grampus_uq.runtime.stores.redis import RedisStore
@@ -115,14 +115,14 @@ class Dies(MemoryStore):
         self.left: int | None = None
         self.after = False
 
-    async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
+    async def write(self, *changes: Change) -> float:
         if self.left is not None:
             self.left -= 1
             if self.left < 0:
                 if self.after:
-                    await super().put(kind, key, body, expected=expected, label=label)
+                    await super().write(*changes)
                 raise StoreError("died")
-        return await super().put(kind, key, body, expected=expected, label=label)
+        return await super().write(*changes)
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -30,7 +30,8 @@ _CONFLICT = "GU409"  # our own SQLSTATE
 
 # All changes of a write in one statement: one round trip, and all of them or none. `expected` NULL chains an entry.
 _WRITE = """
-CREATE FUNCTION grampus_write(ops text[], names text[], keys text[], expecteds bigint[], labels text[], bodies text[])
+CREATE OR REPLACE FUNCTION grampus_write(
+  ops text[], names text[], keys text[], expecteds bigint[], labels text[], bodies text[])
 RETURNS double precision LANGUAGE plpgsql AS $$
 DECLARE
   now_s numeric := round(extract(epoch FROM clock_timestamp())::numeric, 6);

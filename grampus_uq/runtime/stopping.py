@@ -1,0 +1,142 @@
+"""Orders to stop: given to one session or to all that run, counted by the store, and told to whoever gave them.
+
+An order is a higher number, not a time: no clock can be behind it. A session notes the numbers when it is taken up, and
+stops when one of them has grown. The number of all orders stands in one document, so that a worker asks for one however
+many sessions it runs and however many orders were ever given.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from grampus_uq.errors import SessionConflictError, SessionError, StoreError
+from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.state import AgentState
+from grampus_uq.runtime.store import Change, Document, Put
+from grampus_uq.vocabulary import AgentStatus
+
+__all__ = ["POLL_S", "StopOrders", "StopReport", "StoppedError", "order_stop", "stops_now"]
+
+POLL_S = 0.25
+_ALL = "*"
+_TRIES = 100
+
+
+class StoppedError(SessionError):
+    """A stop order reached the worker."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReport:
+    """Whom an order reached: keys of the sessions that a live worker ran then, and of those that stand since."""
+
+    reached: tuple[str, ...]
+    acknowledged: tuple[str, ...]
+
+
+class StopOrders:
+    """The stop orders of one store, asked for at most once every `POLL_S` however many sessions ask."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._orders: tuple[int, int] = (0, 0)
+        self._read_at = float("-inf")
+
+    async def reached(self, state: AgentState, looked_at: int) -> tuple[bool, int]:
+        """Whether this session was ordered to stop, and the number of the newest order that this takes into account.
+
+        `looked_at` is that number as of the last time; an unreachable store orders nothing.
+        """
+        try:
+            if time.monotonic() - self._read_at >= POLL_S:
+                self._read_at = time.monotonic()
+                self._orders = _orders(await self._ledger.store.get("stop", _ALL))
+            number, to_all = self._orders
+            if number == looked_at:
+                return False, looked_at
+            own = await self._ledger.store.get("stop", session_key(state.agent_id, state.session_id))
+        except StoreError:
+            return False, looked_at
+        seen_all, seen_own = state.stops_seen or (0, 0)
+        return to_all > seen_all or _version(own) > seen_own, number
+
+
+async def stops_now(ledger: Ledger, state: AgentState) -> tuple[int, int]:
+    """How many orders were given so far, to all and to this session."""
+    to_all = _orders(await ledger.store.get("stop", _ALL))[1]
+    return to_all, _version(await ledger.store.get("stop", session_key(state.agent_id, state.session_id)))
+
+
+async def stops_to_heed(ledger: Ledger, state: AgentState) -> tuple[int, int]:
+    """The orders that a session taken up now has seen.
+
+    An order to it that was given while it waited holds still. One to all reaches what runs, a session whose worker died
+    running included.
+    """
+    to_all, own = await stops_now(ledger, state)
+    if state.stops_seen is not None:
+        return (state.stops_seen[0] if state.status is AgentStatus.RUNNING else to_all), state.stops_seen[1]
+    if state.v < 2 and own and state.claimed_s:  # taken up by a release that compared times
+        found = await ledger.store.get("stop", session_key(state.agent_id, state.session_id))
+        if found is not None and float(json.loads(found.body)["time_s"]) > max(state.claimed_s, state.created_s):
+            return to_all, own - 1
+    return to_all, own
+
+
+async def order_stop(
+    ledger: Ledger,
+    agent_id: str | None = None,
+    session_id: str | None = None,
+    *,
+    principal: str = "",
+    wait_s: float = 0.0,
+) -> StopReport:
+    """Order a session, or with no ids every session that runs now, to stop; wait up to `wait_s` for them to stand."""
+    one = None if agent_id is None or session_id is None else session_key(agent_id, session_id)
+    for _ in range(_TRIES):
+        found = await ledger.store.get("stop", _ALL)
+        number, to_all = _orders(found)
+        body = {"time_s": ledger.now_s(), "principal": principal}
+        changes: list[Change] = [
+            Put(kind="stop", key=_ALL, body=json.dumps(body | {"to_all": to_all + (one is None)}), expected=number)
+        ]
+        if one is not None:
+            own = _version(await ledger.store.get("stop", one))
+            changes.append(Put(kind="stop", key=one, body=json.dumps(body), expected=own))
+        try:
+            await ledger.store.write(*changes)
+            break
+        except SessionConflictError:  # another order at this very moment: count it, and count on
+            continue
+    else:
+        raise StoreError(f"The order to stop could not be given: {_TRIES} times another one was first.")
+    running = await ledger.running()
+    reached = tuple(key for key in running if one in (None, key))
+    return StopReport(reached=reached, acknowledged=await _standing(ledger, running, reached, wait_s))
+
+
+async def _standing(ledger: Ledger, running: dict[str, str], reached: Sequence[str], wait_s: float) -> tuple[str, ...]:
+    """Those of the sessions that their workers have let go of, as soon as all have or the time is over."""
+    until = time.monotonic() + wait_s
+    while True:
+        still = await ledger.running() if reached else {}
+        standing = tuple(key for key in reached if still.get(key) != running[key])
+        if len(standing) == len(reached) or time.monotonic() >= until:
+            return standing
+        await anyio.sleep(POLL_S / 2)
+
+
+def _orders(found: Document | None) -> tuple[int, int]:
+    """The number of all orders, and how many of them were to all; before schema 2 the document counted only those."""
+    if found is None:
+        return 0, 0
+    return found.version, int(json.loads(found.body).get("to_all", found.version))
+
+
+def _version(found: Document | None) -> int:
+    return 0 if found is None else found.version

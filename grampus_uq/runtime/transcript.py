@@ -1,0 +1,82 @@
+"""The transcript of a session as a log of what changed: a save writes what is new, however long the run is.
+
+Each entry says from which message on it replaces or adds, how many messages there are after it, and which. The
+session's document names the log, how many of its entries count, and the hash over these: neither can be changed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grampus_uq.errors import StoreError
+from grampus_uq.records import Message
+
+__all__ = ["Transcript", "changes", "extended", "replayed"]
+
+
+class Transcript(BaseModel):
+    """Where a session's messages are: the log, how many of its entries count, and the hash over them in order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    log: str
+    entries: int = Field(default=0, ge=0)
+    digest: str = ""
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    start: int = Field(ge=0)
+    length: int = Field(ge=0)
+    messages: list[Message]
+
+
+def changes(before: Sequence[Message], after: Sequence[Message]) -> list[str]:
+    """The entries that lead from one transcript to the other; messages never change, so the same object is the same."""
+    ranges: list[tuple[int, list[Message]]] = []
+    for index, message in enumerate(after):
+        if index >= len(before) or before[index] is not message:
+            if ranges and ranges[-1][0] + len(ranges[-1][1]) == index:
+                ranges[-1][1].append(message)
+            else:
+                ranges.append((index, [message]))
+    if not ranges and len(after) < len(before):
+        ranges.append((len(after), []))
+    return [_written(start, len(after), messages) for start, messages in ranges]
+
+
+def _written(start: int, length: int, messages: Sequence[Message]) -> str:
+    texts = ",".join(message.model_dump_json(exclude_defaults=True) for message in messages)
+    return f'{{"start":{start},"length":{length},"messages":[{texts}]}}'
+
+
+def extended(transcript: Transcript, entries: Sequence[str]) -> Transcript:
+    """The transcript with these entries behind its own."""
+    digest = transcript.digest
+    for entry in entries:
+        digest = hashlib.sha256(digest.encode() + entry.encode("utf-8", "surrogatepass")).hexdigest()
+    return Transcript(log=transcript.log, entries=transcript.entries + len(entries), digest=digest)
+
+
+def replayed(transcript: Transcript, entries: Sequence[str]) -> list[Message]:
+    """The messages that the log holds; raises StoreError when it is not the one that its session wrote."""
+    counted = entries[: transcript.entries]
+    if extended(Transcript(log=transcript.log), counted) != transcript:
+        raise StoreError("The stored transcript does not fit its session: it was changed, or part of it is gone.")
+    messages: list[Message] = []
+    for entry in _parsed(counted):
+        del messages[entry.length :]
+        messages[entry.start : entry.start + len(entry.messages)] = entry.messages
+    return messages
+
+
+def _parsed(entries: Sequence[str]) -> Iterator[_Entry]:
+    for entry in entries:
+        try:
+            yield _Entry.model_validate_json(entry)
+        except ValueError as error:
+            raise StoreError(f"The stored transcript cannot be read: {str(error)[:300]}") from error

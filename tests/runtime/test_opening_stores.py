@@ -1,0 +1,292 @@
+"""Stores are found by URL, private, migrated from every schema, and never created by who only looks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import uuid
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import anyio
+import pytest
+
+from grampus_uq import AgentRunner, AgentStatus, FunctionTools, open_store, tool
+from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.runtime import store as store_module
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.store import SCHEMA_VERSION, SessionStore
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.stores.postgres import MIGRATIONS as POSTGRES_MIGRATIONS
+from grampus_uq.runtime.stores.postgres import PostgresStore
+from grampus_uq.runtime.stores.redis import RedisStore
+from grampus_uq.runtime.stores.sqlite import MIGRATIONS, SQLiteStore
+from grampus_uq.testing import answer
+from grampus_uq.vocabulary import Effect
+from tests.runtime.agents import AGENT, World, mail, runner, scripted
+
+pytestmark = pytest.mark.anyio
+GOLDEN = Path(__file__).parent / "golden"
+
+
+async def test_a_store_is_opened_by_its_url(tmp_path: Path) -> None:
+    assert isinstance(open_store("memory:"), MemoryStore)
+    sqlite = open_store(f"sqlite:///{tmp_path / 'x.db'}")
+    assert isinstance(sqlite, SQLiteStore)
+    assert sqlite.path == tmp_path / "x.db"
+    assert isinstance(open_store(str(tmp_path / "y.db")), SQLiteStore)
+    with pytest.raises(ConfigurationError, match="mongodb"):
+        open_store("mongodb://user:secret@host/x")
+
+
+def test_a_package_can_bring_a_store_for_a_scheme_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*, group: str, name: str) -> list[EntryPoint]:
+        assert group == "grampus_uq.stores"
+        return [EntryPoint(name, "tests.runtime.test_opening_stores:opened_elsewhere", group)] if name == "else" else []
+
+    monkeypatch.setattr(store_module, "entry_points", found)
+    assert isinstance(open_store("else://where"), MemoryStore)
+    with pytest.raises(ConfigurationError):
+        open_store("nowhere://x")
+
+
+def opened_elsewhere(url: str, *, create: bool) -> SessionStore:
+    assert (url, create) == ("else://where", True)
+    return MemoryStore()
+
+
+# -- looking is not creating ------------------------------------------------------------------------------------------
+
+
+async def test_who_only_looks_creates_no_store(tmp_path: Path, postgres_url: str, redis_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("DROP TABLE IF EXISTS grampus_schema, grampus_documents, grampus_logs")
+    missing = tmp_path / "no" / "such.db"
+    empty = RedisStore(redis_url, namespace=uuid.uuid4().hex, create=False)
+    for store in (SQLiteStore(missing, create=False), PostgresStore(postgres_url, create=False), empty):
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"no SQLite store|no store"):
+                await store.scan("session")
+        await store.aclose()
+    assert os.listdir(tmp_path) == []
+    with psycopg.connect(postgres_url) as db:
+        assert db.execute("SELECT to_regclass('grampus_schema')").fetchone() == (None,)
+
+
+async def test_a_database_of_somebody_elses_is_not_taken_for_a_store(tmp_path: Path) -> None:
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE mine (x)")
+    other.close()
+    with pytest.raises(StoreError, match="holds no store"):
+        await SQLiteStore(tmp_path / "other.db", create=False).scan("session")
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_file_and_its_folders_are_for_their_owner_only_and_what_was_there_is_left_alone(
+    tmp_path: Path,
+) -> None:
+    os.chmod(tmp_path, 0o750)
+    old_mask = os.umask(0o000)
+    try:
+        store = SQLiteStore(tmp_path / "a" / "b" / "s.db")
+        await store.put("k", "a", "{}", expected=0)
+    finally:
+        os.umask(old_mask)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "a" / "b").iterdir()}
+    assert modes == {"s.db": 0o600, "s.db-wal": 0o600, "s.db-shm": 0o600}
+    folders = [stat.S_IMODE(folder.stat().st_mode) for folder in (tmp_path, tmp_path / "a", tmp_path / "a" / "b")]
+    assert folders == [0o750, 0o700, 0o700]
+    await store.aclose()
+
+
+async def test_a_file_that_is_deleted_under_an_open_store_stops_irreversible_calls_and_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    paid: list[int] = []
+
+    @tool(effect=Effect.READ)
+    def find() -> str:
+        for file in tmp_path.iterdir():
+            file.unlink()
+        return "found"
+
+    @tool(effect=Effect.IRREVERSIBLE)
+    def pay() -> str:
+        paid.append(1)
+        return "paid"
+
+    def call(name: str) -> object:
+        return answer(f"{name}.", tool_calls=[mail("x", "y").model_copy(update={"name": name, "arguments": {}})])
+
+    one = AgentRunner(
+        scripted([call("find"), call("pay"), "Done."]),  # type: ignore[list-item]  # as `answer` gives it
+        FunctionTools(find, pay), store=SQLiteStore(path),
+    )  # fmt: skip
+    result = await one.run(AGENT, "x", session_id="s")
+    assert paid == []
+    assert "session store" in next(m.content or "" for m in result.messages if m.name == "pay")
+    assert result.metadata["store_failures"] >= 1
+    with pytest.raises(StoreError, match="no SQLite store"):
+        await one.ledger.load("mailer", "s")
+    assert not path.exists()  # an empty one in its place would look as if nothing had ever been
+
+
+async def test_a_file_that_is_replaced_under_an_open_store_is_noticed(tmp_path: Path) -> None:
+    path, other = tmp_path / "s.db", SQLiteStore(tmp_path / "other.db")
+    store = SQLiteStore(path)
+    await store.put("k", "a", "mine", expected=0)
+    await other.put("k", "a", "other", expected=0)
+    await other.aclose()
+    shutil.copyfile(tmp_path / "other.db", tmp_path / "copy.db")
+    (tmp_path / "copy.db").replace(path)
+    with pytest.raises(StoreError, match="removed or replaced"):
+        await store.put("k", "a", "x", expected=1)
+    await store.aclose()
+
+
+async def test_a_broken_sqlite_file_is_a_store_error_that_names_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "broken.db"
+    path.write_bytes(b"this is no database" * 100)
+    with pytest.raises(StoreError, match=r"broken\.db"):
+        await SQLiteStore(path).get("session", "a")
+
+
+async def test_an_unreachable_server_is_a_store_error_without_the_password() -> None:
+    for url in ("postgresql://me:hunter2@127.0.0.1:1/x", "redis://:hunter2@127.0.0.1:1/0"):
+        with pytest.raises(StoreError) as caught:
+            await open_store(url).get("session", "a")
+        assert "hunter2" not in str(caught.value)
+
+
+async def test_a_conflict_in_one_sqlite_handle_leaves_it_usable(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "s.db")
+    await store.put("k", "a", "1", expected=0)
+    with pytest.raises(SessionConflictError):
+        await store.put("k", "a", "2", expected=0)
+    assert await store.put("k", "a", "2", expected=1) == 2
+    await store.aclose()
+
+
+async def test_a_text_that_no_file_can_hold_is_a_store_error_and_writes_nothing(
+    tmp_path: Path, redis_url: str, postgres_url: str
+) -> None:
+    for store in (SQLiteStore(tmp_path / "s.db"), open_store(redis_url), open_store(postgres_url)):
+        with pytest.raises(StoreError):
+            await store.put("k", uuid.uuid4().hex, "half a character: \ud83d", expected=0)
+        await store.aclose()
+
+
+async def test_a_writer_waits_for_one_that_holds_the_file_for_long(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "s.db")
+    await store.put("k", "a", "1", expected=0)
+    holder = sqlite3.connect(tmp_path / "s.db", isolation_level=None, check_same_thread=False)
+    holder.execute("BEGIN IMMEDIATE")
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: store.put("k", "a", "2", expected=1))
+        await anyio.sleep(1.5)  # longer than SQLite itself waits
+        holder.execute("COMMIT")
+    assert (await store.get("k", "a")) is not None
+    holder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="locked"):
+        await SQLiteStore(tmp_path / "s.db", timeout_s=0.0).put("k", "b", "1", expected=0)
+    holder.close()
+    await store.aclose()
+
+
+# -- migrations -------------------------------------------------------------------------------------------------------
+
+
+def golden(path: Path) -> None:
+    """A file that the release with the first schema wrote: a session that waits, in its second turn."""
+    db = sqlite3.connect(path)
+    db.executescript((GOLDEN / "schema_1.sql").read_text())
+    db.close()
+
+
+async def test_a_sqlite_file_of_the_first_release_opens_and_its_waiting_session_goes_on(tmp_path: Path) -> None:
+    path, world = tmp_path / "old.db", World()
+    golden(path)
+    store = SQLiteStore(path)
+    one = runner(world, store=store, p_true=0.95)
+    before = await AuditLog(store, "mailer", "s1").entries()
+    (waiting,) = await one.list_pending_sessions("mailer")
+    (request,) = waiting.requests
+    result = await one.resume("mailer", "s1", request.decide("approve", principal="ann"))
+    assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
+    after = await AuditLog(store, "mailer", "s1").entries()
+    assert after[: len(before)] == before  # one chain over both forms of entries
+    assert len(after) > len(before)
+    again = await one.ledger.load("mailer", "s1")
+    assert again is not None
+    assert again[0].messages == result.messages
+    await store.aclose()
+
+
+async def test_a_store_of_a_newer_schema_is_refused_and_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    db.close()
+    with pytest.raises(StoreError, match=f"schema version {SCHEMA_VERSION + 1}"):
+        await SQLiteStore(path).get("session", "a")
+
+
+async def test_a_postgres_database_of_the_first_schema_is_migrated_and_keeps_its_content(postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute("DROP TABLE IF EXISTS grampus_schema, grampus_documents, grampus_logs")
+        for statement in POSTGRES_MIGRATIONS[0]:
+            db.execute(statement)
+        db.execute("CREATE TABLE grampus_schema (version integer NOT NULL)")
+        db.execute("INSERT INTO grampus_schema VALUES (1)")
+        db.execute("INSERT INTO grampus_documents VALUES ('session', 'a/b', 3, 'waiting_for_human', '{}')")
+        db.execute("INSERT INTO grampus_logs VALUES ('audit/a/b', 0, 'x')")
+    store = PostgresStore(postgres_url)
+    (found,) = await store.scan("session", label="waiting_for_human")
+    assert (found.key, found.version, found.written_s) == ("a/b", 3, 0.0)
+    assert await store.read("audit/a/b") == ["x"]
+    assert await store.put("session", "a/b", "{}", expected=3, label="running") == 4
+    assert await store.scan("session", label="waiting_for_human") == []
+    await store.aclose()
+
+
+async def test_a_redis_namespace_of_the_first_schema_is_migrated_and_keeps_its_content(redis_url: str) -> None:
+    import redis
+
+    namespace = uuid.uuid4().hex + "*"  # a glob to whoever asks for keys
+    client = redis.Redis.from_url(redis_url)
+    for number in range(3):
+        label = "waiting_for_human" if number == 1 else "completed"
+        key = f"a/{number}"
+        client.hset(f"{namespace}:doc:session:{key}", mapping={"version": 3, "label": label, "body": "{}"})
+        client.sadd(f"{namespace}:kind:session", key)
+    client.set(f"{namespace}:schema", 1)
+    store = RedisStore(redis_url, namespace=namespace, create=False)
+    (found,) = await store.scan("session", label="waiting_for_human")
+    assert (found.key, found.version) == ("a/1", 3)
+    assert len(await store.scan("session")) == 3
+    await store.put("session", "a/1", "{}", expected=3, label="running")
+    assert await store.scan("session", label="waiting_for_human") == []
+    await store.aclose()
+    client.close()
+
+
+async def test_a_file_of_the_first_schema_is_migrated_once_by_whoever_opens_it_first(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "old.db")
+    for statement in MIGRATIONS[0]:
+        db.execute(statement)
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    stores = [SQLiteStore(tmp_path / "old.db") for _ in range(6)]
+    async with anyio.create_task_group() as group:
+        for number, store in enumerate(stores):
+            group.start_soon(lambda s=store, n=number: s.put("k", f"{n}", "{}", expected=0))
+    assert len(await stores[0].scan("k")) == 6
+    for store in stores:
+        await store.aclose()
