@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from itertools import pairwise
+from typing import Any
 
 import anyio
 
@@ -65,7 +66,7 @@ async def _conflicts(work: Awaitable[object]) -> bool:
     return False
 
 
-async def _race(stores: Sequence[SessionStore], work: Callable[[SessionStore, int], Awaitable[None]]) -> None:
+async def _race(stores: Sequence[SessionStore], work: Callable[[SessionStore, int], Coroutine[Any, Any, None]]) -> None:
     """Run the work eight times at once, over all handles."""
     try:
         async with anyio.create_task_group() as group:
