@@ -214,8 +214,9 @@ async def test_a_sqlite_file_of_the_first_release_opens_and_its_waiting_session_
     store = SQLiteStore(path)
     one = runner(world, store=store, p_true=0.95)
     before = await AuditLog(store, "mailer", "s1").entries()
-    (waiting,) = await one.list_pending_sessions("mailer")
-    (request,) = waiting.requests
+    (listed,) = await one.list_pending_sessions("mailer")
+    assert [r.call.name for r in listed.requests if r.call] == ["send_email"]
+    (request,) = (await one.resume("mailer", "s1")).pending  # asked again: a decision binds to more than it did then
     result = await one.resume("mailer", "s1", request.decide("approve", principal="ann"))
     assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
     after = await AuditLog(store, "mailer", "s1").entries()
