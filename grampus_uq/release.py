@@ -17,17 +17,19 @@ class ReleaseRule(BaseModel):
     """An irreversible call goes ahead where `p_success` is at least `at_least`; else it pauses, or aborts.
 
     `at_least` None releases nothing: no threshold could be certified, and `shortage` says what lacks. A chance below
-    `abort_below` aborts instead of pausing. `mode` says where the threshold comes from: "certified" and "share" carry a
-    `guarantee`, the sentence of what is promised of released (or paused) calls; "estimated", "costs" and "given" carry
-    none. `target` is the wanted share of successes among the released, `delta` the allowed probability of an unlucky
-    calibration, `runs` how many runs set it. No rule here bounds false alarms: that is a detector's promise.
+    `abort_below` aborts instead of pausing. `mode` says where the threshold comes from: "certified", "wrong_releases"
+    and "share" carry a `guarantee`, the sentence of what is promised of released (or paused) calls; "estimated",
+    "costs" and "given" carry none. `target` is the wanted share of successes among the released, or the allowed share
+    of wrong releases or of pauses; `delta` the allowed probability of an unlucky calibration (None: the promise is on
+    average over calibrations); `runs` how many independent cases set it. No rule here bounds false alarms: that is a
+    detector's promise.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     at_least: Probability | None
     abort_below: Probability | None = None
-    mode: Literal["certified", "estimated", "share", "costs", "given"] = "given"
+    mode: Literal["certified", "wrong_releases", "estimated", "share", "costs", "given"] = "given"
     target: Probability | None = None
     delta: Probability | None = None
     runs: int = Field(default=0, ge=0)

@@ -14,11 +14,11 @@ from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.reader import raw_lines, read_numbered
-from grampus_uq.recording.runs import Paths
+from grampus_uq.recording.runs import Paths, Run
 from grampus_uq.records import StepUncertainty
 from grampus_uq.state import Profile, SessionState, acknowledge, answer_alarm, change_profile, rearm_alarm
 
-__all__ = ["ReplayCounts", "ReplayedStep", "replay", "replay_all", "replay_file"]
+__all__ = ["ReplayCounts", "ReplayedStep", "replay", "replay_all", "replay_file", "replay_run", "would_stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +131,12 @@ def _replay_part(profile: Profile, part: RecordingPart) -> ReplayCounts:
     runs = steps = same = differing = before = now = runs_before = runs_now = 0
     for run in runs_of_part(part):
         runs += 1
-        replayed = _Runs(profile, {})
         changed = told = tells = 0
-        for event in run.events:
-            try:
-                step = replayed.take(event)
-            except DataError as error:
-                raise DataError(error.reason, path=run.path, line=run.line, field=error.field) from error
-            if step is not None:
-                steps += 1
-                changed += not step.same
-                told += _would_stop(step.event.assessment)
-                tells += _would_stop(step.assessment)
+        for step in replay_run(run, profile):
+            steps += 1
+            changed += not step.same
+            told += would_stop(step.event.assessment)
+            tells += would_stop(step.assessment)
         same -= changed
         differing += changed > 0
         before, now = before + told, now + tells
@@ -159,7 +153,21 @@ def _replay_part(profile: Profile, part: RecordingPart) -> ReplayCounts:
     )
 
 
-def _would_stop(assessment: StepUncertainty) -> bool:
+def replay_run(run: Run, profile: Profile) -> Iterator[ReplayedStep]:
+    """Like `replay`, of one run; a DataError names its file and line. Keeps all states only of a resumed session."""
+    again = any(isinstance(event, SessionStarted) and event.resumed for event in run.events)
+    replayed = _Runs(profile, {}, histories={run.session_id} if again else ())
+    for event in run.events:
+        try:
+            step = replayed.take(event)
+        except DataError as error:
+            raise DataError(error.reason, path=run.path, line=run.line, field=error.field) from error
+        if step is not None:
+            yield step
+
+
+def would_stop(assessment: StepUncertainty) -> bool:
+    """Whether a step stops its run or, where the monitor only advised or let the run through, would have."""
     return (assessment.advisory_action or assessment.action).stops
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Literal
 
 import click
 import numpy as np
 
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
-from grampus_uq.cli.fit_whole import fit_whole
+from grampus_uq.cli.fit_whole import fit_whole, written_lines
 from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
@@ -20,6 +21,7 @@ from grampus_uq.fit.tracer_runs import TracerShare, tracer_and_detector_runs
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.profiles import FitOptions
 from grampus_uq.recording.runs import beginnings, recording_files
+from grampus_uq.recording.trajectories import TASK
 from grampus_uq.state import Profile
 from grampus_uq.vocabulary import UncertaintySource
 
@@ -42,6 +44,9 @@ __all__ = ["command"]
 @click.option(
     "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right (0.9)."
 )
+@click.option(
+    "--wrong-releases", type=float, help="Instead: let at most this share of runs be released and wrong (0.05)."
+)
 @click.option("--certified-only", is_flag=True, help="Release nothing rather than without a guarantee.")
 @click.option("--pause-share", type=float, help="Instead: hold at most this share of irreversible calls.")
 @click.option("--cost-failure", type=float, help="Instead: what a wrong irreversible call costs; with --cost-pause.")
@@ -49,6 +54,13 @@ __all__ = ["command"]
 @click.option("--cost-abort", type=float, help="What ending a good run costs; without it nothing is aborted.")
 @click.option("--irreversible", multiple=True, metavar="NAME", help="Tools whose name holds this are irreversible.")
 @click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
+@click.option("--keep-p-success", is_flag=True, help="Keep p_success of --base, so that every label sets thresholds.")
+@click.option(
+    "--labels",
+    type=click.Choice(["random", "by-score"]),
+    help="How the labelled runs were chosen; by score, one without a label counts as wrong.  [default: look]",
+)
+@click.option("--task-key", default=TASK, show_default=True, help="Session metadata that names a run's task.")
 @click.option("--held-out", default=0.5, show_default=True, help="Share of runs that set thresholds and teach nothing.")
 @click.option("--runs-per-day", type=float, help="For the forecast of pauses.  [default: as recorded]")
 @click.option("--stream", "streams", multiple=True, help="Fit a detector alone, on these score streams.")
@@ -56,6 +68,7 @@ __all__ = ["command"]
     "--tracer", "fits_tracer", is_flag=True, help="Fit TRACER on half of the tasks, and the alarm on the rest."
 )
 @click.option("--seed", default=0, show_default=True, help="Draws the splits.")
+@click.option("--force", is_flag=True, help="Write a profile even when nothing could be fitted.")
 @spreading
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -68,6 +81,7 @@ def command(
     cost_false_alarm: float | None,
     cost_step: float,
     accuracy: float | None,
+    wrong_releases: float | None,
     certified_only: bool,
     pause_share: float | None,
     cost_failure: float | None,
@@ -75,11 +89,15 @@ def command(
     cost_abort: float | None,
     irreversible: tuple[str, ...],
     base: str | None,
+    keep_p_success: bool,
+    labels: Literal["random", "by-score"] | None,
+    task_key: str,
     held_out: float,
     runs_per_day: float | None,
     streams: tuple[str, ...],
     fits_tracer: bool,
     seed: int,
+    force: bool,
     workers: int | None,
     backend: str,
     as_json: bool,
@@ -88,7 +106,8 @@ def command(
 
     From recordings everything is fitted that their labels allow, on disjoint runs: what each stream is worth,
     p_success, TRACER, a detector, the release of irreversible calls, error attribution; what could not be fitted says
-    why. With --stream, --tracer or --budget, and from a table, a detector alone.
+    why. With --stream, --tracer or --budget, and from a table, a detector alone. Where nothing can be fitted, nothing
+    is written, and the exit status is 1; --force writes it all the same.
 
     Runs that a human or the monitor touched, or that hit the limit of steps, have no outcome of their own: they are
     left out and counted. With --budget no label is needed, and the promise is on the share of all runs that are paused.
@@ -106,31 +125,44 @@ def command(
             false_alarms=alpha,
             assurance=assurance,
             accuracy=accuracy,
+            wrong_releases=wrong_releases,
             pause_share=pause_share,
             cost_of_failure=cost_failure,
             cost_of_pause=cost_pause,
             cost_of_abort=cost_abort,
             certified_only=certified_only,
             held_out=held_out,
+            keep_chance=keep_p_success,
+            labels="by_score" if labels == "by-score" else labels,
             detector_costs=costs,
+            task_key=task_key,
             runs_per_day=runs_per_day,
             seed=seed,
         )
         spread = spread_over(paths, workers, backend)
-        fit_whole(paths, output, options, base=base, irreversible=irreversible, spread=spread, as_json=as_json)
+        fit_whole(
+            paths, output, options, base=base, irreversible=irreversible, spread=spread, force=force, as_json=as_json
+        )
         return
-    if accuracy is not None or pause_share is not None or cost_failure is not None or base is not None:
-        rule = "left out with --stream, --tracer, --budget or a table: these fit a detector alone"
-        raise ConfigurationError.of("--accuracy, --pause-share, --cost-failure, --base", "fit", rule, accuracy)
+    others = {"--accuracy": accuracy, "--wrong-releases": wrong_releases, "--pause-share": pause_share}
+    others |= {"--cost-failure": cost_failure, "--base": base, "--labels": labels}
+    for name, value in others.items():
+        if value is not None:
+            rule = "left out with --stream, --tracer, --budget or a table: these fit a detector alone"
+            raise ConfigurationError.of(name, "fit", rule, value)
     chosen = streams or (("external",) if table else ("fused",))
     rng = np.random.default_rng(seed)
     tracer = None
     if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in chosen):
-        tracer, data = tracer_and_detector_runs(paths, chosen, rng=rng, fits=fits_tracer, labelled=budget is None)
+        tracer, data = tracer_and_detector_runs(
+            paths, chosen, rng=rng, fits=fits_tracer, labelled=budget is None, task_key=task_key
+        )
     else:
         spread = {} if table else spread_over(paths, workers, backend)
         with telling("Reading runs") as advance:
-            data = read_detector_runs(paths, chosen, labelled=budget is None, on_runs=advance, **spread)
+            data = read_detector_runs(
+                paths, chosen, labelled=budget is None, task_key=task_key, on_runs=advance, **spread
+            )
     if budget is not None:
         fit = fit_budget(data, rng=rng, share=budget)
     else:
@@ -151,8 +183,13 @@ def command(
             seed=seed,
         ),
     )
-    fingerprint = save(artifact, output)
-    _print(fit, output, fingerprint, as_json, tracer)
+    empty = bool(fit.detector.threshold.shortage) and not fits_tracer
+    write = force or not empty
+    if write:
+        save(artifact, output)
+    _print(fit, output if write else None, artifact.fingerprint, as_json, tracer)
+    if empty:
+        raise SystemExit(1)
 
 
 def _costs(missed_failure: float | None, false_alarm: float | None, step: float) -> Costs | None:
@@ -184,7 +221,7 @@ def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
     )
 
 
-def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool, tracer: TracerShare | None) -> None:
+def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool, tracer: TracerShare | None) -> None:
     threshold, report = fit.detector.threshold, fit.report
     if as_json:
         shown = {
@@ -217,8 +254,8 @@ def _print(fit: DetectorFit, output: str, fingerprint: str, as_json: bool, trace
         click.echo(f"SHORTAGE   {threshold.shortage}")
     for line in _advice(report.needs, threshold.delta):
         click.echo(f"labels     {line}")
-    click.echo(f"written    {output} ({fingerprint[:12]})")
-    click.echo(f"next       grampus-uq backtest {output} OTHER_RUNS")
+    for line in written_lines(output, fingerprint, rings=not threshold.shortage):
+        click.echo(line)
 
 
 def _advice(needs: Sequence[LabelNeed], delta: float | None) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from grampus_uq.artifacts import load, save
+from grampus_uq.artifacts import ProfileArtifact, load, save
 from grampus_uq.cli.spreading import telling
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.profiles import FitOptions, Part, ProfileFit, fit_profile
@@ -19,6 +19,11 @@ __all__ = ["fit_whole"]
 
 _WIDTH = 110
 _INDENT = " " * 11
+_SHOWN = 10
+_CHOSEN = (
+    "Labels given to the best by score buy a release rule soonest; a run without a label then counts as wrong "
+    "(--labels by-score), and the promise holds."
+)
 
 
 def fit_whole(
@@ -29,28 +34,43 @@ def fit_whole(
     base: str | None,
     irreversible: Sequence[str],
     spread: Mapping[str, Any],
+    force: bool,
     as_json: bool,
 ) -> None:
-    """Fit, save, print."""
+    """Fit, save, print; where nothing could be fitted, save only by force, and exit with status 1."""
     with telling("Reading runs") as advance:
         fit = fit_profile(list(paths), base=_base(base, irreversible), options=options, on_runs=advance, **spread)
-    fingerprint = save(fit.artifact, output)
+    written = output if force or not fit.empty else None
+    if written is not None:
+        save(fit.artifact, written)
     if as_json:
-        click.echo(json.dumps({"profile": output, **_detector_keys(fit), **fit.to_json()}, allow_nan=False))
+        click.echo(json.dumps({"profile": written, **_detector_keys(fit), **fit.to_json()}, allow_nan=False))
+    else:
+        rings = fit.artifact.profile.detector is not None
+        for line in (*_account(fit), *written_lines(written, fit.artifact.fingerprint, rings=rings)):
+            click.echo(line)
+    if fit.empty:
+        raise SystemExit(1)
+
+
+def written_lines(output: str | None, fingerprint: str, *, rings: bool) -> Iterator[str]:
+    """Where the profile went, and what to do next; a backtest where there is a detector to test."""
+    if output is None:
+        yield "NOTHING could be fitted, and nothing is written; --force writes it all the same."
         return
-    for line in _account(fit):
-        click.echo(line)
-    click.echo(f"written    {output} ({fingerprint[:12]})")
-    click.echo(f"next       grampus-uq backtest {output} OTHER_RUNS")
+    yield f"written    {output} ({fingerprint[:12]})"
+    if rings:
+        yield f"next       grampus-uq backtest {output} OTHER_RUNS"
 
 
-def _base(path: str | None, irreversible: Sequence[str]) -> Profile:
-    profile = Profile() if path is None else load(path).profile
+def _base(path: str | None, irreversible: Sequence[str]) -> ProfileArtifact:
+    artifact = ProfileArtifact(profile=Profile()) if path is None else load(path)
     if not irreversible:
-        return profile
-    names = [*profile.policy.irreversible_tool_names, *irreversible]
-    policy = UncertaintyPolicy.model_validate({**profile.policy.model_dump(), "irreversible_tool_names": names})
-    return profile.model_copy(update={"policy": policy})
+        return artifact
+    old = artifact.profile.policy
+    names = [*old.irreversible_tool_names, *irreversible]
+    policy = UncertaintyPolicy.model_validate({**old.model_dump(), "irreversible_tool_names": names})
+    return artifact.model_copy(update={"profile": artifact.profile.model_copy(update={"policy": policy})})
 
 
 def _detector_keys(fit: ProfileFit) -> dict[str, Any]:
@@ -70,10 +90,15 @@ def _detector_keys(fit: ProfileFit) -> dict[str, Any]:
 
 def _account(fit: ProfileFit) -> Iterator[str]:
     yield f"runs       {', '.join(f'{n} {what}' for what, n in fit.counts.items() if n) or 'none'}"
-    yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds"
+    untold = f"; {fit.untold} runs name no task and count as one each" if fit.untold else ""
+    tasks = f"of {fit.tasks} independent tasks{untold}"
+    yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
     for part in fit.parts:
         yield from _told(part)
     yield from _expected(fit)
+    if fit.label_next:
+        best = ", ".join(fit.label_next[:_SHOWN])
+        yield from _wrapped("label next", f"{best}: the likeliest right of those without a label. {_CHOSEN}")
 
 
 def _told(part: Part) -> Iterator[str]:
@@ -110,14 +135,16 @@ def _expected(fit: ProfileFit) -> Iterator[str]:
         return
     per_day = found["pauses_per_day"]
     day = "" if per_day is None else f", {per_day:.1f} a day"
-    yield from _wrapped(
-        "expect",
-        f"pauses in {_interval(found['paused'])} of runs{day}, at the {100 * found['failure_rate']:.0f} % failures "
-        f"seen; {_interval(found['precision'])} of the paused fail; paused are {_interval(found['false_alarms'])} of "
-        f"the runs that succeed and {_interval(found['failures_caught'])} of those that fail; "
-        f"{_interval(found['right_among_released'])} of the rest succeed ({_interval(found['right_before'])} without). "
-        f"On the {found['runs']} runs that set the thresholds: a little too good.",
-    )
+    text = f"pauses in {_interval(found['paused'])} of the {found['runs']} recorded runs{day}, as replay says."
+    if found["with_outcome"]:
+        text += (
+            f" Of the {found['with_outcome']} with an outcome that taught nothing, {100 * found['failure_rate']:.0f} % "
+            f"of them failures: {_interval(found['precision'])} of the paused fail; paused are "
+            f"{_interval(found['false_alarms'])} of those that succeed and {_interval(found['failures_caught'])} of "
+            f"those that fail; {_interval(found['right_among_released'])} of the rest succeed "
+            f"({_interval(found['right_before'])} without). They set the thresholds: a little too good."
+        )
+    yield from _wrapped("expect", text)
 
 
 def _interval(share: Mapping[str, Any]) -> str:

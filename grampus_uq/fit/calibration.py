@@ -6,6 +6,7 @@ Score, so that it is fitted to what it will be judged by. What it is worth is re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from grampus_uq.stats.scoring import EPSILON, LOG, ProperScore, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
 
-__all__ = ["FittedSuccess", "apply_fusion", "fit_fusion", "fit_success", "with_calibration"]
+__all__ = ["FittedSuccess", "apply_exactly", "apply_fusion", "fit_fusion", "fit_success", "with_calibration"]
 
 FloatArray = npt.NDArray[np.float64]
 Streams = Mapping[str, ForecastTraces]
@@ -171,6 +172,18 @@ def apply_fusion(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> Fl
             seen |= there
     p = np.clip(logistic(z), fusion.epsilon, 1.0 - fusion.epsilon)
     return np.where(seen, p, np.nan)
+
+
+def apply_exactly(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> FloatArray:
+    """As `apply_fusion`, by the fusion itself, one step after the other: bit for bit what a live step is told.
+
+    A threshold is set on such numbers only: where a model says round ones, all runs lie on it, and the last bit would
+    decide for all of them.
+    """
+    names = [name for name in fusion.readings if name in values]
+    rows = zip(*(values[name].tolist() for name in names), strict=True)
+    told = (fusion({n: None if math.isnan(v) else v for n, v in zip(names, row, strict=True)}) for row in rows)
+    return np.array([math.nan if p is None else p for p in told], dtype=np.float64)
 
 
 def with_calibration(profile: Profile, fusion: LogisticFusion) -> Profile:

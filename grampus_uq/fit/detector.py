@@ -104,8 +104,9 @@ def fit_detector(
 
     Guarantee: that of `pac_threshold` (or, with delta None, of `conformal_threshold`) for the deployed threshold and
     singly for each listed one. The statistic is learned and chosen on all failures and the other successes, by 3-fold
-    cross-validation; the threshold set serves nothing else. What breaks it: runs that are not alike (several trials of
-    one task count for less than their number), runs selected by a monitor, and any change after the fit.
+    cross-validation; the threshold set serves nothing else. It holds one run of each task, drawn from `rng`, and no
+    other trial of these tasks teaches anything. What breaks it: trials of one task without a common name, runs selected
+    by a monitor, and any change after the fit.
 
     Args:
         runs: from `detector_runs`, with outcomes; with weights, only conformal thresholds are set, and weighted.
@@ -132,7 +133,7 @@ def fit_detector(
         raise ConfigurationError.of("runs", "fit_detector", "labelled", None, way_out)
     _check_levels(alpha, delta, levels)
     candidates = _members(runs, members)
-    parts = split(runs, alpha, delta, rng) if held_out is None else split_at(runs, held_out)
+    parts = split(runs, alpha, delta, rng) if held_out is None else split_at(runs, held_out, rng)
     scorer, reason, judged = _statistic(runs, parts, rng, candidates, costs, delta, levels, sees_last)
     chosen = judged[scorer.name].alpha if scorer.name in judged else None
     deployed = alpha if chosen is None else chosen
@@ -162,12 +163,12 @@ def fit_budget(
 ) -> DetectorFit:
     """Set an interruption budget: "pause at most a share b of runs", from recorded runs without any label.
 
-    Guarantee: that of `budget_threshold`. The statistic is the running minimum of the first stream, which learns
-    nothing, or that of a detector fitted on *other* runs.
+    Guarantee: that of `budget_threshold`, for one run of each task. The statistic is the running minimum of the first
+    stream, which learns nothing, or that of a detector fitted on *other* runs.
 
     Args:
         runs: from `detector_runs`; outcomes, if there are any, are not looked at.
-        rng: draws the salt.
+        rng: draws the salt, and one run of each task.
         share: the budget to deploy, in (0, 1).
         shares: further budgets to list.
         detector: whose statistic to use; none of `runs` may have served its fit.
@@ -180,6 +181,7 @@ def fit_budget(
         raise ConfigurationError.of("detector", "fit_budget", f"of the streams {runs.streams}", detector.streams)
     scorer = untrained(replace(runs, success=None)) if detector is None else detector.scorer
     salt = rng.bytes(12).hex()
+    runs = runs.take(runs.drawn(rng))
     ties = np.array([tie_uniform(run, salt) for run in runs.ids])
     bare = _bare(runs.streams, scorer, salt)
     peaks = log_peaks(bare, runs.blocks)

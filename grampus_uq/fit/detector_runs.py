@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.fit.one_a_task import one_a_task
 from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, step_blocks
 from grampus_uq.vocabulary import StopReason
@@ -39,6 +41,9 @@ class DetectorRuns:
         success: shape (runs,), True for success; None when no outcomes were given.
         excluded: how many runs were left out, by reason (a stop reason, or "no_outcome").
         weights: shape (runs,), one over the chance that a run's outcome was seen; None: 1 for all.
+        tasks: one a run: trials of one task share a name, and set a threshold together with one run; None: every run is
+            a task of its own.
+        others: by task, runs that were left out and take part in the draw of that one run.
     """
 
     streams: tuple[str, ...]
@@ -49,6 +54,8 @@ class DetectorRuns:
     success: BoolArray | None
     excluded: Mapping[str, int] = field(default_factory=dict)
     weights: FloatArray | None = None
+    tasks: tuple[str, ...] | None = None
+    others: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,13 +72,19 @@ class DetectorRuns:
         return DetectorRuns(
             streams=self.streams,
             bounded=self.bounded,
-            ids=tuple(run for run, kept in zip(self.ids, mask, strict=True) if kept),
+            ids=tuple(compress(self.ids, mask)),
             values=self.values[np.repeat(mask, self.lengths)],
             lengths=self.lengths[mask],
             success=None if self.success is None else self.success[mask],
             excluded=self.excluded,
             weights=None if self.weights is None else self.weights[mask],
+            tasks=None if self.tasks is None else tuple(compress(self.tasks, mask)),
+            others=self.others,
         )
+
+    def drawn(self, rng: np.random.Generator) -> BoolArray:
+        """One run of each task (`one_a_task`): True for those drawn."""
+        return one_a_task(self.ids if self.tasks is None else self.tasks, rng, self.others)
 
 
 def detector_runs(
@@ -85,6 +98,7 @@ def detector_runs(
     bounded: bool | Sequence[bool] = True,
     max_steps_is_failure: bool = False,
     weights: Mapping[Any, float] | None = None,
+    tasks: Mapping[Any, str] | None = None,
 ) -> DetectorRuns:
     """Check rows (one a step) and outcomes (one a run), and gather them into runs.
 
@@ -102,6 +116,7 @@ def detector_runs(
         max_steps_is_failure: take runs that hit max_steps as failures, as the e-valuator paper does.
         weights: by run id, one over the chance that the run's outcome was seen, >= 1; a run without an entry has 1. For
             runs that were let through at random where they would have been stopped.
+        tasks: by run id, the task that a run is a trial of; a run without an entry is a task of its own.
 
     Raises:
         ConfigurationError: what breaks a rule above, naming the run, the value and the way out.
@@ -127,6 +142,7 @@ def detector_runs(
         lengths=lengths,
         success=None,
         weights=None if weights is None else _weights(weights, ids),
+        tasks=None if tasks is None else _tasks(tasks, ids),
     )
     if outcomes is None:
         return runs
@@ -142,6 +158,7 @@ def whole_runs(
     stop_reasons: Sequence[str] | None = None,
     streams: Sequence[str] = ("score",),
     bounded: bool | Sequence[bool] = True,
+    tasks: Sequence[str] | None = None,
 ) -> DetectorRuns:
     """Like `detector_runs`, for runs whose rows are gathered already: without a name and a number for each row.
 
@@ -149,7 +166,7 @@ def whole_runs(
         ids: one a run, different, none empty.
         lengths: shape (runs,), rows of each run, at least 1.
         scores: shape (rows, streams), the runs one after the other, each in order of its steps.
-        outcomes, stop_reasons: one a run; the others as `detector_runs`.
+        outcomes, stop_reasons, tasks: one a run; the others as `detector_runs`.
     """
     names = _ids(ids)
     counts = np.asarray(lengths, dtype=np.intp)
@@ -169,6 +186,7 @@ def whole_runs(
         values=values[rows],
         lengths=sorted_counts,
         success=None,
+        tasks=None if tasks is None else tuple(tasks[place] for place in order.tolist()),
     )
     if outcomes is None:
         return runs
@@ -182,6 +200,11 @@ def _weights(weights: Mapping[Any, float], ids: npt.NDArray[np.object_]) -> Floa
     if not (np.isfinite(found) & (found >= 1.0)).all():
         raise ConfigurationError.of("weights", "detector_runs", "finite and at least 1", found.min())
     return None if (found == 1.0).all() else found
+
+
+def _tasks(tasks: Mapping[Any, str], ids: npt.NDArray[np.object_]) -> tuple[str, ...]:
+    known = {str(key): value for key, value in tasks.items()}
+    return tuple(known.get(run) or f"run {run}" for run in ids.tolist())
 
 
 def _ids(run_ids: Sequence[Any] | npt.NDArray[Any]) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grampus_uq.fit.detector_runs import DetectorRuns
+from grampus_uq.fit.detector_runs import BoolArray, DetectorRuns, IntArray
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 from grampus_uq.stats.ranks import binomial_log_sf, conformal_rank, pac_rank
 
@@ -32,7 +32,8 @@ class Split:
     Attributes:
         fit: runs that fit and choose the statistic; empty when it is untrained.
         threshold: successful runs that set the thresholds and do nothing else.
-        spare: failures without use, because the statistic is untrained.
+        spare: runs without use: other trials of a task that sets the threshold, and failures where the statistic is
+            untrained.
     """
 
     fit: tuple[int, ...]
@@ -81,32 +82,34 @@ def _risk(n: int, alpha: float, delta: float) -> float:
 
 
 def split(runs: DetectorRuns, alpha: float, delta: float | None, rng: np.random.Generator) -> Split:
-    """Draw the threshold set at random among the successes of labelled runs."""
+    """Draw the threshold set at random among the successes of labelled runs, one run a task; other tasks fit."""
     assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
-    good, bad = np.flatnonzero(runs.success), np.flatnonzero(~runs.success)
-    size = threshold_size(len(good), len(bad), alpha, delta)
-    drawn = rng.permutation(good)
-    threshold, rest = drawn[:size], drawn[size:]
-    fits = len(rest) > 0
-    return Split(
-        fit=tuple(np.sort(np.concatenate([bad, rest])).tolist()) if fits else (),
-        threshold=tuple(np.sort(threshold).tolist()),
-        spare=() if fits else tuple(bad.tolist()),
-    )
+    one = runs.drawn(rng)
+    good = np.flatnonzero(runs.success & one)
+    size = threshold_size(len(good), int((~runs.success).sum()), alpha, delta)
+    return _split(runs, rng.permutation(good)[:size], np.ones(len(runs), dtype=np.bool_), otherwise=good)
 
 
-def split_at(runs: DetectorRuns, held_out: Collection[str]) -> Split:
-    """The successes among `held_out` set the threshold; everything else fits, where there is enough of it."""
+def split_at(runs: DetectorRuns, held_out: Collection[str], rng: np.random.Generator) -> Split:
+    """The successes among `held_out` set the threshold, one run a task; other tasks fit, where there are enough."""
     assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
     held = np.array([name in held_out for name in runs.ids], dtype=np.bool_)
-    threshold = np.flatnonzero(held & runs.success)
-    good, bad = np.flatnonzero(~held & runs.success), np.flatnonzero(~runs.success)
-    fits = min(len(good), len(bad)) >= LEAST_TO_CHOOSE
-    return Split(
-        fit=tuple(np.sort(np.concatenate([bad, good])).tolist()) if fits else (),
-        threshold=tuple(threshold.tolist()),
-        spare=() if fits else tuple(bad.tolist()),
-    )
+    threshold = np.flatnonzero(held & runs.success & runs.drawn(rng))
+    return _split(runs, threshold, ~(held & runs.success), otherwise=threshold)
+
+
+def _split(runs: DetectorRuns, threshold: IntArray, may_fit: BoolArray, *, otherwise: IntArray) -> Split:
+    """Fit on what may, of tasks without a part in the threshold; set it by `otherwise` where that is not enough."""
+    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
+    tasks = runs.ids if runs.tasks is None else runs.tasks
+    taken = {tasks[place] for place in threshold}
+    fit = may_fit & np.array([task not in taken for task in tasks], dtype=np.bool_)
+    if min(int((fit & runs.success).sum()), int((fit & ~runs.success).sum())) < LEAST_TO_CHOOSE:
+        threshold, fit = otherwise, np.zeros(len(runs), dtype=np.bool_)
+    used = fit.copy()
+    used[threshold] = True
+    parts = (np.flatnonzero(fit), np.sort(threshold), np.flatnonzero(~used))
+    return Split(**dict(zip(("fit", "threshold", "spare"), (tuple(part.tolist()) for part in parts), strict=True)))
 
 
 def successes_to_label(successes: int, alpha: float, delta: float | None) -> int:

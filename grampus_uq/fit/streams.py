@@ -26,7 +26,8 @@ from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Run
-from grampus_uq.recording.standing import standing
+from grampus_uq.recording.standing import NO_OUTCOME, SUPERSEDED, standing
+from grampus_uq.recording.trajectories import TASK, task_of
 from grampus_uq.risk import confidence_of_risk
 from grampus_uq.state import Profile, SessionState
 
@@ -62,14 +63,20 @@ def step_scores(
 
 
 def runs_of_recordings(
-    recorded: Iterable[Run], streams: Sequence[str], *, labelled: bool = True, profile: Profile | None = None
+    recorded: Iterable[Run],
+    streams: Sequence[str],
+    *,
+    labelled: bool = True,
+    profile: Profile | None = None,
+    task_key: str = TASK,
 ) -> DetectorRuns:
     """Gather recorded runs for a detector; a run without any step of the model is left out.
 
     With `labelled` every run needs an outcome or a stop reason, and untouched ones count only; without (for an
-    interruption budget) every run counts, whatever became of it.
+    interruption budget) every run counts, whatever became of it. `task_key` names the metadata that says which task a
+    run is a trial of; a run without it is a task of its own.
     """
-    return _gathered([_scored(recorded, streams, profile)], streams, labelled)
+    return _gathered([_scored(recorded, streams, profile, task_key)], streams, labelled)
 
 
 def read_detector_runs(
@@ -78,6 +85,7 @@ def read_detector_runs(
     *,
     labelled: bool = True,
     profile: Profile | None = None,
+    task_key: str = TASK,
     workers: int = 1,
     backend: Backend = "local",
     on_runs: Callable[[int], None] | None = None,
@@ -90,7 +98,7 @@ def read_detector_runs(
     tables = [path for path in paths if is_table(path)]
     if not tables:
         parts = recording_parts([Path(path) for path in paths])
-        work = partial(_scored_part, tuple(streams), profile)
+        work = partial(_scored_part, tuple(streams), profile, task_key)
         return _gathered(_told(in_order(work, parts, workers=workers, backend=backend), on_runs), streams, labelled)
     if len(paths) != 1:
         raise DataError("one table of scores at a time, and no recordings beside it", path=tables[0])
@@ -118,16 +126,17 @@ class _Scored:
     ids: list[str] = field(default_factory=list)
     lengths: array[int] = field(default_factory=lambda: array("q"))
     scores: array[float] = field(default_factory=lambda: array("d"))
+    tasks: list[str | None] = field(default_factory=list)
     outcomes: list[bool | None] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     weights: array[float] = field(default_factory=lambda: array("d"))
 
 
-def _scored_part(streams: tuple[str, ...], profile: Profile | None, part: RecordingPart) -> _Scored:
-    return _scored(runs_of_part(part), streams, profile)
+def _scored_part(streams: tuple[str, ...], profile: Profile | None, task_key: str, part: RecordingPart) -> _Scored:
+    return _scored(runs_of_part(part), streams, profile, task_key)
 
 
-def _scored(recorded: Iterable[Run], streams: Sequence[str], profile: Profile | None) -> _Scored:
+def _scored(recorded: Iterable[Run], streams: Sequence[str], profile: Profile | None, task_key: str) -> _Scored:
     found = _Scored()
     for run in recorded:
         rows = step_scores(run.steps, streams, profile)
@@ -138,6 +147,7 @@ def _scored(recorded: Iterable[Run], streams: Sequence[str], profile: Profile | 
             found.lengths.append(len(rows))
             found.outcomes.append(None if outcome is None else outcome.success)
             found.reasons.append(stands.reason)
+            found.tasks.append(task_of(run, task_key))
             found.weights.append(stands.weight)
             for row in rows:
                 found.scores.extend(row)
@@ -161,6 +171,7 @@ def _gathered(parts: Iterable[_Scored], streams: Sequence[str], labelled: bool) 
         all_runs.scores += part.scores
         all_runs.outcomes += part.outcomes
         all_runs.reasons += part.reasons
+        all_runs.tasks += part.tasks
         all_runs.weights += part.weights
         all_runs.read += part.read
     if not all_runs.ids:
@@ -170,6 +181,7 @@ def _gathered(parts: Iterable[_Scored], streams: Sequence[str], labelled: bool) 
         lengths=np.array(all_runs.lengths),
         scores=np.frombuffer(all_runs.scores).reshape(-1, len(streams)),
         streams=streams,
+        tasks=[task or f"run {name}" for task, name in zip(all_runs.tasks, all_runs.ids, strict=True)],
     )
     return _labelled(found, all_runs) if labelled else found
 
@@ -181,9 +193,11 @@ def _labelled(runs: DetectorRuns, scored: _Scored) -> DetectorRuns:
     reasons = [scored.reasons[number] for number in order]
     usable = np.array([not reason for reason in reasons], dtype=np.bool_)
     weights = np.array(scored.weights)[order][usable]
+    ended = zip(scored.tasks, scored.reasons, strict=True)
     return replace(
         runs.take(usable),
         success=np.array([scored.outcomes[number] is True for number in order], dtype=np.bool_)[usable],
         excluded=dict(sorted(Counter(reason for reason in reasons if reason).items())),
         weights=None if (weights == 1.0).all() else weights,
+        others=Counter(task for task, reason in ended if task and reason not in ("", NO_OUTCOME, SUPERSEDED)),
     )

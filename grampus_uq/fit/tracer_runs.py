@@ -18,7 +18,7 @@ from grampus_uq.fit.tracer import (
     fit_tracer,
 )
 from grampus_uq.recording.runs import runs as read_runs
-from grampus_uq.recording.trajectories import Trajectories, labelled_trajectories
+from grampus_uq.recording.trajectories import TASK, Trajectories, labelled_trajectories
 from grampus_uq.risk import TracerSettings
 from grampus_uq.state import Profile
 
@@ -111,7 +111,13 @@ class TracerShare:
 
 
 def tracer_and_detector_runs(
-    paths: Sequence[str], streams: Sequence[str], *, rng: np.random.Generator, fits: bool, labelled: bool = True
+    paths: Sequence[str],
+    streams: Sequence[str],
+    *,
+    rng: np.random.Generator,
+    fits: bool,
+    labelled: bool = True,
+    task_key: str = TASK,
 ) -> tuple[TracerShare, DetectorRuns]:
     """Give TRACER's settings and the runs for a detector that reads its stream, computed with these settings.
 
@@ -121,7 +127,7 @@ def tracer_and_detector_runs(
     """
     share, without = TracerShare(settings=TracerSettings()), frozenset[str]()
     if fits:
-        every = labelled_trajectories(read_runs(list(paths)))
+        every = labelled_trajectories(read_runs(list(paths)), task_key=task_key)
         tasks = sorted({run.task for run in every.runs})
         teaching = {tasks[i] for i in rng.permutation(len(tasks))[: len(tasks) // 2]}
         chosen = tuple(run for run in every.runs if run.task in teaching)
@@ -136,4 +142,4 @@ def tracer_and_detector_runs(
         without = frozenset(run.run_id for run in chosen)
     kept = (run for run in read_runs(list(paths)) if run.session_id not in without)
     profile = Profile(tracer=share.settings)
-    return share, runs_of_recordings(kept, streams, labelled=labelled, profile=profile)
+    return share, runs_of_recordings(kept, streams, labelled=labelled, profile=profile, task_key=task_key)

@@ -10,14 +10,14 @@ import numpy.typing as npt
 from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.calibration import FittedSuccess, apply_fusion, fit_success
+from grampus_uq.fit.calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
 from grampus_uq.profiles.labelled import DERIVED, LabelledRuns
 from grampus_uq.profiles.parts import Part
 from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
 
-__all__ = ["LEAST_OF_EACH", "FittedChance", "fit_chance"]
+__all__ = ["LEAST_OF_EACH", "FittedChance", "can_learn", "fit_chance", "keep_chance", "rank_by_one"]
 
 LEAST_OF_EACH = 10
 """Successes, and failures, to learn on, below which a calibration would be noise."""
@@ -30,10 +30,64 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FittedChance:
-    """The fusion, and p_success at every step of every run: nobody's own outcome taught what is said of it."""
+    """The fusion, and p_success at every step of every run: nobody's own outcome taught what is said of it.
+
+    taught: shape (n,), the runs whose outcomes taught which step is better than which, and that may set no threshold.
+    kept: True when it comes from another profile, of which nobody but its author knows what taught it.
+    """
 
     fusion: LogisticFusion
     values: FloatArray
+    taught: BoolArray
+    kept: bool = False
+
+
+def can_learn(runs: LabelledRuns, held: BoolArray) -> bool:
+    """Whether the runs that are not held out are enough to learn p_success on."""
+    return min(_of_each(runs, ~held)) >= LEAST_OF_EACH
+
+
+def keep_chance(runs: LabelledRuns, fusion: LogisticFusion, taught: BoolArray) -> tuple[FittedChance, list[Part]]:
+    """Take p_success as it is: every run may then set a threshold but those that taught it (`taught`)."""
+    values = apply_exactly(fusion, runs.streams) if len(runs) else np.empty(0)
+    why = "Kept as it was in the profile given: it learned nothing here, so every label may set thresholds."
+    if taught.any():
+        why += f" {int(taught.sum())} runs that served its fit may not."
+    figures = _figures(runs, ~taught, values) if len(runs) else {}
+    part = Part(name="p_success", status="fitted", why=why, figures=figures)
+    return FittedChance(fusion=fusion, values=values, taught=taught, kept=True), [part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankedByOne:
+    """A p_success that ranks runs by one stream; `solid` is it again where the labels also say how sure it is."""
+
+    chance: FittedChance
+    solid: FittedChance | None
+    part: Part
+
+
+def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
+    """Fit p_success on one stream, chosen without outcomes, and on all runs: for labels that are too few to part.
+
+    Its map is increasing, so that the outcomes teach how sure to be and never which step is better than which: every
+    run may still set a threshold. The stream is `fused`, else the reading that is there most often. None where there is
+    no reading, or no outcome.
+    """
+    read = {name: int((~np.isnan(values)).sum()) for name, values in runs.streams.items() if name != "propagated"}
+    read.pop("trajectory_risk", None)  # its parameters may have been fitted on these runs
+    name = "fused" if read.get("fused") else max(sorted(read), key=lambda one: read[one], default="")
+    if not read.get(name) or not len(runs):
+        return None
+    fusion = fit_fusion({name: runs.traces(name)}, runs.success, run_weights=runs.weights)
+    values = apply_exactly(fusion, runs.streams)
+    good, bad = _of_each(runs, np.ones(len(runs), dtype=np.bool_))
+    why = f"On one stream, {name}, and all {len(runs)} runs: too few to part. Every label may still set thresholds."
+    solid = min(good, bad) >= LEAST_OF_EACH
+    why += "" if solid else " It ranks; how sure it is, so few cannot say."
+    chance = FittedChance(fusion=fusion, values=values, taught=np.zeros(len(runs), dtype=np.bool_))
+    part = Part(name="p_success", status="fitted", why=why, figures={"streams": [name]})
+    return RankedByOne(chance=chance, solid=chance if solid else None, part=part)
 
 
 def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) -> tuple[FittedChance | None, list[Part]]:
@@ -43,8 +97,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
     of about `MOST_STEPS` steps teaches it: a dozen numbers are not known better from more.
     """
     learn = _enough(runs, ~held, rng)
-    good = int(runs.success[learn].sum())
-    bad = int(learn.sum()) - good
+    good, bad = _of_each(runs, learn)
     if min(good, bad) < LEAST_OF_EACH:
         lacking = _lacking(runs, held, good, bad)
         why = f"{good} successes and {bad} failures to learn on; {LEAST_OF_EACH} of each are the least."
@@ -66,7 +119,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
     values[_rows(runs, learn)] = found.traces.forecasts
     outside = _rows(runs, ~learn)
     if outside.any():
-        values[outside] = apply_fusion(found.fusion, {name: runs.streams[name][outside] for name in names})
+        values[outside] = apply_exactly(found.fusion, {name: runs.streams[name][outside] for name in names})
     figures = _figures(runs, held, values) | {
         "score": _number(found.score),
         "base_score": _number(found.base_score),
@@ -79,7 +132,13 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
         ", and it says no more than the success rate does." if useless else "."
     )
     parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
-    return FittedChance(fusion=found.fusion, values=values), parts
+    return FittedChance(fusion=found.fusion, values=values, taught=~held), parts
+
+
+def _of_each(runs: LabelledRuns, chosen: BoolArray) -> tuple[int, int]:
+    """Successes and failures among these runs."""
+    good = int(runs.success[chosen].sum())
+    return good, int(chosen.sum()) - good
 
 
 def _twins(runs: LabelledRuns, names: list[str]) -> dict[str, str]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from grampus_uq.engine import advance
 from grampus_uq.recording.runs import Run
-from grampus_uq.state import Profile, SessionState
+from grampus_uq.replay import replay_run, would_stop
+from grampus_uq.state import Profile
 from grampus_uq.stats.ranks import binomial_interval
 
 __all__ = ["Judged", "judge_run", "rates"]
@@ -21,7 +23,8 @@ __all__ = ["Judged", "judge_run", "rates"]
 class Judged:
     """One run under a profile: whether it would have been held at all, by which rule first, and its chances.
 
-    chances: p_success at each step of the model, NaN where there is none.
+    chances: p_success at each step of the model, NaN where there is none. weight: how many runs of the traffic it
+    stands for. known: whether its outcome is known and its own.
     """
 
     session_id: str
@@ -29,6 +32,8 @@ class Judged:
     held_by: str = ""
     step: int | None = None
     chances: tuple[float, ...] = field(default=())
+    weight: float = 1.0
+    known: bool = True
 
     @property
     def held(self) -> bool:
@@ -37,20 +42,19 @@ class Judged:
 
 
 def judge_run(run: Run, profile: Profile, *, keep_chances: bool = True) -> Judged:
-    """Take a run's recorded readings through a profile, as if it only advised; nothing is asked anew.
+    """Take a run's recorded readings through a profile, as `replay` does; nothing is asked anew.
 
-    Without `keep_chances` they are left out: of a million steps they take much memory.
+    Without `keep_chances` they are left out: of a million steps they take much memory. Raises DataError when the run's
+    steps do not follow each other.
     """
-    silent = profile if profile.advisory else profile.model_copy(update={"advisory": True})
-    state = SessionState(session_id=run.session_id)
+    kept = {id(event) for event in run.steps}
     rule, at = "", None
     chances: list[float] = []
-    for number, event in enumerate(run.steps):
-        state, seen = advance(silent, state, event.step, event.readings, event.trajectory)
-        if keep_chances and event.step.kind != "tool_call":
+    for number, replayed in enumerate(replay_run(run, profile)):
+        event, seen = replayed.event, replayed.assessment
+        if keep_chances and event.step.kind != "tool_call" and id(event) in kept:
             chances.append(float("nan") if seen.p_success is None else seen.p_success)
-        wanted = seen.advisory_action
-        if at is None and wanted is not None and wanted.stops:
+        if at is None and would_stop(seen):
             rule, at = seen.rule, number
     outcome = run.outcome
     return Judged(
@@ -63,38 +67,50 @@ def judge_run(run: Run, profile: Profile, *, keep_chances: bool = True) -> Judge
 
 
 def rates(judged: Iterable[Judged], *, runs_per_day: float | None = None) -> dict[str, JsonValue]:
-    """Shares with exact 95 % intervals: pauses, precision, false alarms, failures caught, what is right of the rest.
+    """Shares with 95 % intervals: pauses of all runs, and what became of those whose outcome is known.
 
+    These are precision, false alarms, failures caught, and what is right of the rest, without pauses and with. Runs
+    count by their weight. The intervals are exact (binomial), of the effective number of runs where weights differ.
     `pauses_per_day` is None when nobody knows how many runs a day there are.
     """
     every = list(judged)
     held = np.array([one.held for one in every], dtype=np.bool_)
     good = np.array([one.success for one in every], dtype=np.bool_)
+    known = np.array([one.known for one in every], dtype=np.bool_)
+    weights = np.array([one.weight for one in every], dtype=np.float64)
     rules: dict[str, JsonValue] = {}
     for one in every:
         if one.held:
             rules[one.held_by] = int(str(rules.get(one.held_by, 0))) + 1
-    paused = _share(held, np.ones(len(every), dtype=np.bool_))
+    share = partial(_share, weights=weights)
+    paused = share(held, np.ones(len(every), dtype=np.bool_))
     rate = paused["estimate"]
     per_day = None if runs_per_day is None or not isinstance(rate, float) else runs_per_day * rate
     return {
         "runs": len(every),
-        "failure_rate": None if not every else float(1.0 - good.mean()),
+        "with_outcome": int(known.sum()),
+        "failure_rate": share(~good, known)["estimate"],
         "paused": paused,
         "pauses_by_rule": rules,
         "pauses_per_day": per_day,
-        "precision": _share(~good, held),
-        "false_alarms": _share(held, good),
-        "failures_caught": _share(held, ~good),
-        "right_before": _share(good, np.ones(len(every), dtype=np.bool_)),
-        "right_among_released": _share(good, ~held),
+        "precision": share(~good, known & held),
+        "false_alarms": share(held, known & good),
+        "failures_caught": share(held, known & ~good),
+        "right_before": share(good, known),
+        "right_among_released": share(good, known & ~held),
     }
 
 
-def _share(what: npt.NDArray[np.bool_], among: npt.NDArray[np.bool_]) -> dict[str, JsonValue]:
-    """The share of `what` in `among`, with its exact interval; None where there is nothing to share."""
-    n, k = int(among.sum()), int((what & among).sum())
-    if n == 0:
+def _share(
+    what: npt.NDArray[np.bool_], among: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]
+) -> dict[str, JsonValue]:
+    """The share of `what` in `among`, with its interval; None where there is nothing to share. `of`: how many runs."""
+    w = weights[among]
+    total = float(w.sum())
+    if total == 0.0:
         return {"estimate": None, "low": None, "high": None, "of": 0}
-    low, high = binomial_interval(k, n)
-    return {"estimate": k / n, "low": low, "high": high, "of": n}
+    estimate = float(w[what[among]].sum()) / total
+    n = max(1, round(total**2 / float(w @ w)))
+    low, _ = binomial_interval(math.floor(estimate * n + 1e-9), n)
+    _, high = binomial_interval(math.ceil(estimate * n - 1e-9), n)
+    return {"estimate": estimate, "low": low, "high": high, "of": int(among.sum())}

@@ -1,18 +1,19 @@
-"""From a folder of labelled recordings to one profile: everything that the labels allow, on disjoint runs.
+"""From a folder of labelled recordings to one profile: everything that the labels allow.
 
     learn on one part:      each stream's calibration, their fusion (p_success), TRACER, the detector's statistic
     set thresholds on the other: the detector's alarm, the release of irreversible calls
     attribution:            labelled failures, parted by itself
 
-What could not be fitted says why, and how many labels more it takes. What is promised is promised singly: of each part
-by itself, over the same held-out runs.
+A part that taught nothing is given back: with few labels, or with the p_success of an older profile, every label sets
+thresholds. Trials of one task stay in one part, and set a threshold together as one. What could not be fitted says why,
+and how many labels more it takes. What is promised is promised singly: of each part by itself.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -26,7 +27,8 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, fit_detector
 from grampus_uq.parallel import Backend, in_order
 from grampus_uq.profiles.blame import fit_attribution
-from grampus_uq.profiles.chance import FittedChance, fit_chance
+from grampus_uq.profiles.cases import worth_labelling
+from grampus_uq.profiles.chance import FittedChance, can_learn, fit_chance, keep_chance, rank_by_one
 from grampus_uq.profiles.expected import Judged, judge_run, rates
 from grampus_uq.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
 from grampus_uq.profiles.options import FitOptions
@@ -36,7 +38,7 @@ from grampus_uq.profiles.risk_part import fit_risk
 from grampus_uq.profiles.splitting import held_out_runs
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Paths, recording_files
-from grampus_uq.recording.standing import standing
+from grampus_uq.recording.standing import standing, stands_for
 from grampus_uq.state import Profile
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 from grampus_uq.vocabulary import UncertaintySource
@@ -44,6 +46,7 @@ from grampus_uq.vocabulary import UncertaintySource
 __all__ = ["ProfileFit", "fit_profile"]
 
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 _MOST_INPUTS = 1000
 _ALWAYS_READ = 0.9  # a stream that was read on so many steps is meant to be read on every one
 
@@ -52,9 +55,11 @@ _ALWAYS_READ = 0.9  # a stream that was read on so many steps is meant to be rea
 class ProfileFit:
     """An artifact, and the account of how it came about.
 
-    parts: what became of each part. counts: runs by kind and by reason of exclusion. expected: what the profile would
-    have done on the held-out runs (`expected.rates`); their thresholds were set on them, so it is a little too good.
-    detector: the detector's own report, None without one.
+    parts: what became of each part. counts: runs by kind and by reason of exclusion. splits: how many taught, and how
+    many could set thresholds; tasks: of how many tasks these are, untold: how many runs name none and count as one.
+    expected: what the profile would have done on all recorded runs, as `replay` says (`expected.rates`); of outcomes
+    only those that taught nothing, though they set its thresholds, so they look a little too good. label_next: runs
+    without a label that are the most worth one, best first. detector: the detector's own report, None without one.
     """
 
     artifact: ProfileArtifact
@@ -62,7 +67,15 @@ class ProfileFit:
     counts: dict[str, int]
     splits: dict[str, int]
     expected: dict[str, JsonValue]
+    tasks: int = 0
+    untold: int = 0
+    label_next: tuple[str, ...] = ()
     detector: DetectorFit | None = field(default=None, repr=False)
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing was fitted: a monitor with this profile would do what it does without one."""
+        return not any(part.status == "fitted" for part in self.parts if not part.name.startswith("stream "))
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the artifact, as JSON values."""
@@ -72,13 +85,15 @@ class ProfileFit:
             "splits": self.splits,
             "parts": [part.to_json() for part in self.parts],
             "expected": self.expected,
+            "tasks": self.tasks,
+            "label_next": list(self.label_next),
         }
 
 
 def fit_profile(
     paths: Paths,
     *,
-    base: Profile | None = None,
+    base: Profile | ProfileArtifact | None = None,
     options: FitOptions | None = None,
     workers: int = 1,
     backend: Backend = "local",
@@ -89,7 +104,9 @@ def fit_profile(
     Args:
         paths: recordings, or folders of them.
         base: policy (irreversible tools), estimator and propagator that the profile is to have, TRACER's settings; what
-            it holds that is fitted is replaced. Default: the guide's.
+            it holds that is fitted is replaced, but for its p_success where the labels are too few to learn one, or
+            where the options say so. Of an artifact the runs that served its fit then set no threshold; of a bare
+            profile nobody knows them. Default: the guide's.
         options: levels, targets, costs, seed.
         workers, backend: who reads (`parallel.in_order`); the result does not depend on it.
         on_runs: told how many runs were read, part by part, for a progress line; files are read up to four times.
@@ -104,22 +121,35 @@ def fit_profile(
     """
     options = options or FitOptions()
     rng = np.random.default_rng(options.seed)
-    cleared = {"detector": None, "calibration": None, "release": None}
-    bare = (base or Profile()).model_copy(update=cleared)
+    given = base.profile if isinstance(base, ProfileArtifact) else base or Profile()
+    if options.keep_chance and given.calibration is None:
+        raise ConfigurationError.of("keep_chance", "fit_profile", "given with a base that has a p_success", base)
+    bare = given.model_copy(update={"detector": None, "calibration": None, "release": None})
     read = partial(labelled_runs, paths, task_key=options.task_key, workers=workers, backend=backend)
     runs = read(bare, on_runs=on_runs)
     if runs.recorded == runs.excluded.get(NO_STEP, 0):
         raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
-    held = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
-    tracer, tracer_part = fit_risk(paths, runs, held, bare, options, rng)
+    parted = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
+    kept = given.calibration if options.keep_chance or not can_learn(runs, parted) else None
+    tracer, tracer_part = given.tracer, Part(name="tracer", status="not asked for", why="Kept with p_success.")
+    if kept is None:
+        tracer, tracer_part = fit_risk(paths, runs, parted, bare, options, rng)
     bare = bare.model_copy(update={"tracer": tracer})
     if tracer is not None:
         runs = read(bare)  # the same runs in the same order, with the risk among their streams
-    chance, parts = fit_chance(runs, held, rng)
-    release, release_part = fit_release(runs, held, None if chance is None else chance.values, options)
-    detector, detector_part = _detector(runs, held, chance, options, rng)
-    attribution, attribution_part = fit_attribution(paths, runs.errors_named, options)
+    if kept is None:
+        chance, parts = fit_chance(runs, parted, rng)
+    else:
+        chance, parts = keep_chance(runs, kept, _served(runs, base))
+    ranked = rank_by_one(runs) if chance is None else None
+    detector, detector_part = _detector(runs, parted, chance if ranked is None else ranked.solid, options, rng)
     rings = detector is not None and not detector.detector.threshold.shortage
+    chance = chance or (None if ranked is None else ranked.chance)
+    release, release_part = fit_release(runs, chance, options, rng, alone=not rings)
+    if ranked is not None and (ranked.solid is not None or (release is not None and release.guarantee)):
+        parts = [ranked.part]
+    elif ranked is not None:  # it ranks, says nothing of how sure, and no promise came of it
+        chance = release = None
     profile = _sensing(bare, runs, chance, detector).model_copy(
         update={
             "calibration": None if chance is None else chance.fusion,
@@ -127,25 +157,39 @@ def fit_profile(
             "detector": detector.detector if detector is not None and rings else None,
         }
     )
+    attribution, attribution_part = fit_attribution(paths, runs.errors_named, options)
     parts = [tracer_part, *parts, release_part, detector_part, attribution_part]
-    names = frozenset(name for name, chosen in zip(runs.ids, held, strict=True) if chosen)
+    taught = np.zeros(len(runs), dtype=np.bool_) if chance is None else chance.taught
+    names = frozenset(name for name, out in zip(runs.ids, taught, strict=True) if out)
     judge = partial(_judged_part, profile, names)
     judged = [one for part in in_order(judge, recording_parts(paths), workers=workers, backend=backend) for one in part]
-    splits = {"learn": int((~held).sum()), "thresholds": int(held.sum())}
+    splits = {"learn": int(taught.sum()), "thresholds": int((~taught).sum())}
     return ProfileFit(
         artifact=_artifact(paths, profile, parts, runs, splits, attribution, options),
         parts=tuple(parts),
         counts=runs.counts,
         splits=splits,
         expected=rates(judged, runs_per_day=options.runs_per_day or runs.runs_per_day),
+        tasks=len({task for task, out in zip(runs.tasks, taught, strict=True) if not out}),
+        untold=runs.untold,
+        label_next=worth_labelling(runs, chance),
         detector=detector,
     )
 
 
+def _served(runs: LabelledRuns, base: Profile | ProfileArtifact | None) -> BoolArray:
+    """The runs whose files served the fit of the base, unchanged: as far as it names its files, they taught it."""
+    if not isinstance(base, ProfileArtifact):
+        return np.zeros(len(runs), dtype=np.bool_)
+    known = {file.sha256 for file in base.provenance.inputs}
+    served = {path: InputFile.of(path).sha256 in known for path in set(runs.paths)}
+    return np.array([served[path] for path in runs.paths], dtype=np.bool_)
+
+
 def _detector(
-    runs: LabelledRuns, held: BoolArray, chance: FittedChance | None, options: FitOptions, rng: np.random.Generator
+    runs: LabelledRuns, parted: BoolArray, chance: FittedChance | None, options: FitOptions, rng: np.random.Generator
 ) -> tuple[DetectorFit | None, Part]:
-    """The alarm: its statistic from the runs to learn on and all failures, its threshold from held-out successes."""
+    """The alarm, on p_success; where too few successes are left to set its threshold, on what nothing taught."""
     if not options.detector:
         return None, Part(name="detector", status="not asked for", why="It was switched off.")
     if not len(runs):
@@ -159,14 +203,47 @@ def _detector(
         return None, Part(name="detector", status="not fitted", why=why, needs="runs with a confidence")
     if unknown:
         raise ConfigurationError.of("streams", "fit_profile", f"some of {sorted(available)}", unknown)
+    taught = np.zeros(len(runs), dtype=np.bool_)
+    if chance is not None and "p_success" in streams:
+        taught |= chance.taught
+    if "trajectory_risk" in streams:
+        taught |= ~parted
+    found = _detector_on(streams, available, runs, taught, options, rng)
+    if found.detector.threshold.shortage and options.streams is None and taught.any() and "fused" in available:
+        taught = np.zeros_like(taught)
+        streams, other = ("fused",), _detector_on(("fused",), available, runs, taught, options, rng)
+        found = other
+    return found, _detector_part(found, streams, runs, taught, options)
+
+
+def _detector_on(
+    streams: tuple[str, ...],
+    available: Mapping[str, FloatArray],
+    runs: LabelledRuns,
+    taught: BoolArray,
+    options: FitOptions,
+    rng: np.random.Generator,
+) -> DetectorFit:
+    """Its statistic from the runs to learn on and all failures, its threshold from successes that taught no stream."""
+    names = {name for name, out in zip(runs.ids, taught, strict=True) if not out}
     found = fit_detector(
         runs.detector_runs({name: available[name] for name in streams}),
         rng=rng,
         alpha=options.false_alarms,
         delta=options.delta,
         costs=options.detector_costs,
-        held_out={name for name, chosen in zip(runs.ids, held, strict=True) if chosen},
+        held_out=names if taught.any() else None,
     )
+    if not runs.stopped:
+        return found
+    selected = f" {runs.stopped} runs that somebody stopped or decided on are not in it: it is about the others."
+    thresholds = tuple(replace(t, guarantee=t.guarantee + selected) for t in found.detector.thresholds)
+    return replace(found, detector=replace(found.detector, thresholds=thresholds))
+
+
+def _detector_part(
+    found: DetectorFit, streams: tuple[str, ...], runs: LabelledRuns, taught: BoolArray, options: FitOptions
+) -> Part:
     threshold = found.detector.threshold
     figures: dict[str, JsonValue] = {
         "statistic": found.report.member,
@@ -176,10 +253,10 @@ def _detector(
         "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
         "threshold_runs": threshold.runs,
     }
-    needs = "; ".join(_advice(found, int(runs.success.sum()), options))
+    needs = "; ".join(_advice(found, runs, options, options.held_out if taught.any() else 1.0))
     if threshold.shortage:
-        return found, Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
-    return found, Part(
+        return Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
+    return Part(
         name="detector",
         status="fitted",
         why=found.report.reason,
@@ -189,12 +266,13 @@ def _detector(
     )
 
 
-def _advice(found: DetectorFit, successes: int, options: FitOptions) -> Iterator[str]:
-    """What the listed levels that have no threshold lack, the nearest first; of the labels a share is held out."""
+def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: float) -> Iterator[str]:
+    """What the listed levels that have no threshold lack, the nearest first; `share` of the successes may set one."""
     mode = Mode.CONFORMAL if options.delta is None else Mode.PAC
     wanting = {t.alpha for t in found.detector.thresholds if t.mode is mode and t.shortage}
+    successes = len({task for task, good in zip(runs.tasks, runs.success, strict=True) if good})
     for alpha in sorted(wanting, reverse=True):
-        all_told = math.ceil(successes_needed(mode, alpha, options.delta) / options.held_out)
+        all_told = math.ceil(successes_needed(mode, alpha, options.delta) / share)
         if all_told > successes:
             yield f"a false-alarm rate of {alpha:g} needs about {all_told - successes} more labelled successes"
 
@@ -215,12 +293,14 @@ def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, det
     return bare.model_copy(update={"policy": policy, "estimator": estimator})
 
 
-def _judged_part(profile: Profile, names: frozenset[str], part: RecordingPart) -> list[Judged]:
-    return [
-        judge_run(run, profile, keep_chances=False)
-        for run in runs_of_part(part)
-        if run.session_id in names and standing(run).usable and run.steps
-    ]
+def _judged_part(profile: Profile, taught: frozenset[str], part: RecordingPart) -> list[Judged]:
+    """Every run, whatever became of it; its outcome counts where it may be used and taught nothing."""
+    found = []
+    for run in runs_of_part(part):
+        judged = judge_run(run, profile, keep_chances=False)
+        known = standing(run).usable and run.session_id not in taught
+        found.append(replace(judged, weight=stands_for(run), known=known))
+    return found
 
 
 def _artifact(

@@ -24,36 +24,56 @@ from grampus_uq.fit.detector_runs import DetectorRuns
 from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.runs import Paths, Run
-from grampus_uq.recording.standing import standing
+from grampus_uq.recording.standing import NO_OUTCOME, SELECTED, SUPERSEDED, standing
+from grampus_uq.recording.trajectories import TASK, task_of
 from grampus_uq.records import StepUncertainty
 from grampus_uq.risk import confidence_of_risk
 from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-__all__ = ["DERIVED", "NO_STEP", "LabelledRuns", "labelled_runs"]
+__all__ = ["DERIVED", "NO_STEP", "LabelledRuns", "Unlabelled", "labelled_runs"]
 
 DERIVED = ("fused", "propagated")
 """Streams that the engine makes out of the readings."""
 
-TASK = "task_id"
 NO_STEP = "no_step_of_the_model"
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Unlabelled:
+    """Runs with an irreversible call that nobody touched and that only lack a label.
+
+    streams: one value a run, what was read at that call. uncalled: by task, the like of them without such a call.
+    """
+
+    ids: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    streams: Mapping[str, FloatArray] = field(default_factory=dict)
+    uncalled: Mapping[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LabelledRuns:
     """Runs whose outcome is known and was not selected.
 
-    ids: distinct names. success: shape (n,). weights: shape (n,), one over the chance that the outcome was seen.
-    tasks: trials of one task share a name. streams: by name, one value a step of the model, NaN where missing. asks:
-    shape (n,), which step of the model the first irreversible call followed (the last step where there was none).
-    has_call: whether there was one. excluded: runs left out, by reason. Of all recorded runs, left out or not:
-    recorded, how many; first_s, last_s, when the first and the last began; models, prompts, tools, what they were made
-    with; errors_named, how many labels name the step of an error; watched, how many were watched with TRACER.
+    ids: distinct names. paths: the file of each. success: shape (n,). weights: shape (n,), one over the chance that the
+    outcome was seen. tasks: trials of one task share a name; untold, how many of these runs name none and count as a
+    task each. streams: by name, one value a step of the model, NaN where missing. asks: shape (n,), which step of the
+    model the first irreversible call followed (-1: none came before it; the last step where there was no call).
+    has_call: whether there was one. excluded: runs left out, by reason; others, by task, those of them that have ended
+    in a way that can have no label of its own. unlabelled: runs that could be used if they were labelled. Of all
+    recorded runs, left out or not: recorded, how many; first_s, last_s, when the first and the last began; models,
+    prompts, tools, what they were made with; errors_named, how many labels name the step of an error; watched, how many
+    were watched with TRACER.
     """
 
     ids: tuple[str, ...]
+    paths: tuple[str, ...]
     success: BoolArray
     weights: FloatArray
     tasks: tuple[str, ...]
@@ -62,6 +82,9 @@ class LabelledRuns:
     asks: npt.NDArray[np.int64]
     has_call: BoolArray
     excluded: Mapping[str, int]
+    others: Mapping[str, int] = field(default_factory=dict)
+    untold: int = 0
+    unlabelled: Unlabelled = field(default_factory=Unlabelled)
     first_s: float | None = None
     last_s: float | None = None
     recorded: int = 0
@@ -81,6 +104,11 @@ class LabelledRuns:
         return {"success": good, "failure": len(self) - good, **self.excluded}
 
     @property
+    def stopped(self) -> int:
+        """Runs that are left out because somebody stopped them or decided on them: what is left is selected."""
+        return sum(self.excluded.get(reason, 0) for reason in SELECTED)
+
+    @property
     def runs_per_day(self) -> float | None:
         """Recorded runs a day; None when they span less than an hour or have no times."""
         if self.first_s is None or self.last_s is None or self.last_s - self.first_s < 3600.0:
@@ -92,9 +120,9 @@ class LabelledRuns:
         return ForecastTraces(forecasts=self.streams[name], lengths=self.lengths)
 
     def at_ask(self, values: FloatArray) -> FloatArray:
-        """A stream's value at the step that the first irreversible call followed, one a run."""
-        starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]])
-        return values[starts + self.asks]
+        """A stream's value at the step that the first irreversible call followed, one a run; NaN where none did."""
+        starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(np.intp)
+        return np.where(self.asks < 0, math.nan, values[starts + np.maximum(self.asks, 0)])
 
     def detector_runs(self, columns: Mapping[str, FloatArray]) -> DetectorRuns:
         """These streams for a detector, in the order that it wants: by id."""
@@ -106,6 +134,8 @@ class LabelledRuns:
             streams=tuple(columns),
             bounded=(True,) * len(columns),
             ids=tuple(self.ids[i] for i in order),
+            tasks=tuple(self.tasks[i] for i in order),
+            others=dict(self.others),
             values=np.column_stack([column[rows] for column in columns.values()]),
             lengths=self.lengths[order].astype(np.intp),
             success=self.success[order],
@@ -144,9 +174,14 @@ def _columns_of_part(profile: Profile, task_key: str, part: RecordingPart) -> _C
     for run in runs_of_part(part):
         found.count(run)
         stands = standing(run)
-        taken = stands.usable and found.take(run, profile, stands.weight, task_key)
-        if not taken:
-            found.leave_out(stands.reason or NO_STEP)
+        task = task_of(run, task_key)
+        if stands.usable and found.take(run, profile, stands.weight, task):
+            continue
+        found.leave_out(stands.reason or NO_STEP)
+        if stands.reason == NO_OUTCOME:
+            found.keep_unlabelled(run, profile, task)
+        elif stands.reason not in ("", SUPERSEDED) and task is not None:
+            found.others[task] += 1
     return found
 
 
@@ -162,8 +197,12 @@ class _Columns:
     tools: set[str | None] = field(default_factory=set)
     errors_named: int = 0
     watched: int = 0
+    others: Counter[str] = field(default_factory=Counter)
+    untold: int = 0
+    uncalled: Counter[str] = field(default_factory=Counter)
+    unlabelled: list[tuple[str, str, dict[str, float]]] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
-    rows: list[tuple[bool, float, str, int, int, bool]] = field(default_factory=list)
+    rows: list[tuple[str, bool, float, str, int, int, bool]] = field(default_factory=list)
     values: dict[str, array[float]] = field(default_factory=dict)
     n: int = 0
 
@@ -184,26 +223,28 @@ class _Columns:
         """Count a run that is not used."""
         self.excluded[reason] += 1
 
-    def take(self, run: Run, profile: Profile, weight: float, task_key: str) -> bool:
+    def take(self, run: Run, profile: Profile, weight: float, task: str | None) -> bool:
         """Add a run's steps; False when it has no step of the model."""
-        state = SessionState(session_id=run.session_id)
-        length, asks = 0, None
-        for event in run.steps:
-            state, seen = advance(profile, state, event.step, event.readings, event.trajectory)
-            if event.step.kind == "tool_call":
-                name = event.step.tool_name
-                if asks is None and length and is_irreversible(profile.policy, name, event.step.effect):
-                    asks = length - 1
-                continue
-            self._step(_streams(event, seen))
-            length += 1
-        if not length:
+        steps, asks = _walked(run, profile)
+        if not steps:
             return False
+        for values in steps:
+            self._step(values)
         good = run.outcome is not None and run.outcome.success is True
-        task = run.start.metadata.get(task_key, run.session_id) if run.start else run.session_id
+        length = len(steps)
+        self.untold += task is None
         self.ids.append(run.session_id)
-        self.rows.append((good, weight, task, length, length - 1 if asks is None else asks, asks is not None))
+        at, called = (length - 1, False) if asks is None else (asks, True)
+        self.rows.append((run.path, good, weight, task or f"run {run.session_id}", length, at, called))
         return True
+
+    def keep_unlabelled(self, run: Run, profile: Profile, task: str | None) -> None:
+        """Keep what was read at the first irreversible call of a run without a label, if it has one."""
+        steps, asks = _walked(run, profile)
+        if asks is None and task is not None:
+            self.uncalled[task] += 1
+        if steps and asks is not None:
+            self.unlabelled.append((run.session_id, task or f"run {run.session_id}", steps[asks] if asks >= 0 else {}))
 
     def _step(self, values: Mapping[str, float]) -> None:
         for source in values.keys() - self.values.keys():
@@ -222,6 +263,10 @@ class _Columns:
         self.tools |= part.tools
         self.errors_named += part.errors_named
         self.watched += part.watched
+        self.others += part.others
+        self.untold += part.untold
+        self.unlabelled += part.unlabelled
+        self.uncalled += part.uncalled
         self.ids += part.ids
         self.rows += part.rows
         for source in sorted(self.values.keys() | part.values.keys()):
@@ -231,9 +276,14 @@ class _Columns:
 
     def assembled(self) -> LabelledRuns:
         """Everything, as arrays."""
-        good, weights, tasks, lengths, asks, has_call = zip(*self.rows, strict=True) if self.rows else ((),) * 6
+        columns = zip(*self.rows, strict=True) if self.rows else ((),) * 7
+        paths, good, weights, tasks, lengths, asks, has_call = columns
         return LabelledRuns(
             ids=_different(self.ids),
+            paths=tuple(paths),
+            others=dict(self.others),
+            untold=self.untold,
+            unlabelled=self._unlabelled(),
             success=np.array(good, dtype=np.bool_),
             weights=np.array(weights, dtype=np.float64),
             tasks=tuple(tasks),
@@ -251,6 +301,27 @@ class _Columns:
             errors_named=self.errors_named,
             watched=self.watched,
         )
+
+    def _unlabelled(self) -> Unlabelled:
+        ids, tasks, read = zip(*self.unlabelled, strict=True) if self.unlabelled else ((),) * 3
+        names = sorted({name for one in read for name in one})
+        streams = {name: np.array([one.get(name, math.nan) for one in read]) for name in names}
+        return Unlabelled(ids=tuple(ids), tasks=tuple(tasks), streams=streams, uncalled=dict(self.uncalled))
+
+
+def _walked(run: Run, profile: Profile) -> tuple[list[dict[str, float]], int | None]:
+    """The streams of each step of the model, and which of these the first irreversible call followed: -1 when it came
+    before any, None when there was no such call."""
+    state = SessionState(session_id=run.session_id)
+    steps: list[dict[str, float]] = []
+    asks: int | None = None
+    for event in run.steps:
+        state, seen = advance(profile, state, event.step, event.readings, event.trajectory)
+        if event.step.kind != "tool_call":
+            steps.append(_streams(event, seen))
+        elif asks is None and is_irreversible(profile.policy, event.step.tool_name, event.step.effect):
+            asks = len(steps) - 1
+    return steps, asks
 
 
 def _streams(event: StepEvent, seen: StepUncertainty) -> dict[str, float]:

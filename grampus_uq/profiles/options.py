@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector_choice import Costs
@@ -18,11 +19,19 @@ class FitOptions:
         false_alarms: allowed probability that a run which would succeed is ever paused by the detector.
         assurance: probability that a calibration was not unlucky, for both promises; 0: on average only.
         accuracy: wanted share of right ones among the released irreversible calls. None: not asked for.
+        wrong_releases: allowed share of runs with an irreversible call in which it is released and that fail: what a
+            small set of labels buys. Beside accuracy: what is tried where that cannot be certified. None: not asked
+            for; beside accuracy `min(.05, 1 - accuracy)`.
         pause_share: instead, pause at most this share of first irreversible calls.
         cost_of_failure, cost_of_pause, cost_of_abort: instead, release by expected cost; the first two together.
         certified_only: release nothing rather than by an estimated threshold, when none can be certified.
+        keep_chance: keep the `p_success` of the base profile, so that every label may set thresholds. Done anyhow where
+            there are too few labels to learn one.
+        labels: how the labelled runs were chosen among the recorded ones: "random" or "by_score" (the best by
+            `p_success`, say); a run without a label then counts as wrong, and the promises hold however they were
+            chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001).
         streams: what the detector watches; None: `p_success` where it could be fitted, else `fused`.
-        held_out: share of the runs that set thresholds and teach nothing.
+        held_out: share of the runs that set thresholds and teach nothing, where anything is learned.
         detector: fit one.
         detector_costs: choose its statistic and level by expected cost; `false_alarms` is then not looked at.
         attribution_level: wanted coverage of error sets.
@@ -34,11 +43,14 @@ class FitOptions:
     false_alarms: float = 0.1
     assurance: float = 0.9
     accuracy: float | None = None
+    wrong_releases: float | None = None
     pause_share: float | None = None
     cost_of_failure: float | None = None
     cost_of_pause: float | None = None
     cost_of_abort: float | None = None
     certified_only: bool = False
+    keep_chance: bool = False
+    labels: Literal["random", "by_score"] | None = None
     streams: tuple[str, ...] | None = None
     held_out: float = 0.5
     detector: bool = True
@@ -49,7 +61,7 @@ class FitOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        shares = ("false_alarms", "accuracy", "pause_share", "held_out", "attribution_level")
+        shares = ("false_alarms", "accuracy", "wrong_releases", "pause_share", "held_out", "attribution_level")
         for name in shares:
             value = getattr(self, name)
             if value is not None and not 0.0 < value < 1.0:
@@ -64,10 +76,12 @@ class FitOptions:
             raise ConfigurationError.of(
                 "cost_of_abort", "FitOptions", "given with both other costs", self.cost_of_abort
             )
-        asked = [self.accuracy is not None, self.pause_share is not None, self.cost_of_failure is not None]
-        if sum(asked) > 1:
-            rule = "one of accuracy, pause_share and the costs"
+        bounds = self.accuracy is not None or self.wrong_releases is not None
+        if sum([bounds, self.pause_share is not None, self.cost_of_failure is not None]) > 1:
+            rule = "one of accuracy or wrong_releases, pause_share, and the costs"
             raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))
+        if self.labels not in (None, "random", "by_score"):
+            raise ConfigurationError.of("labels", "FitOptions", "random or by_score", self.labels)
 
     @property
     def delta(self) -> float | None:

@@ -8,12 +8,18 @@ was let through at random stands for all those that were not: it counts one over
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from grampus_uq.recording.runs import Run
 from grampus_uq.records import StepUncertainty
 from grampus_uq.vocabulary import Effect, StopReason
 
-__all__ = ["Standing", "standing"]
+__all__ = ["NO_OUTCOME", "SELECTED", "SUPERSEDED", "Standing", "standing", "stands_for"]
+
+NO_OUTCOME: Final = "no_outcome"
+SUPERSEDED: Final = "superseded"
+SELECTED: Final = ("human_decided", "stopped_at_call", "stopped_by_monitor")
+"""Reasons by which what is left is selected: somebody chose these runs by how they looked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +45,7 @@ def standing(run: Run) -> Standing:
     """
     outcome = run.outcome
     if run.superseded:
-        return Standing(reason="superseded")
+        return Standing(reason=SUPERSEDED)
     if run.decisions:
         return Standing(reason="human_decided")
     stopped = [event for event in run.steps if event.assessment.action.stops]
@@ -47,20 +53,41 @@ def standing(run: Run) -> Standing:
         at_call = any(event.step.kind == "tool_call" and _never_let_through(event.assessment) for event in stopped)
         return Standing(reason="stopped_at_call" if at_call else "stopped_by_monitor")
     if outcome is None:
-        return Standing(reason="no_outcome")
+        return Standing(reason=NO_OUTCOME)
     if outcome.stop_reason.informative:
         return Standing(reason=outcome.stop_reason.value)
     if outcome.stop_reason is StopReason.MAX_STEPS and (outcome.success is None or outcome.labelled_by is None):
         return Standing(reason=StopReason.MAX_STEPS.value)
     if outcome.success is None:
-        return Standing(reason="no_outcome")
+        return Standing(reason=NO_OUTCOME)
     return _weighed(run)
 
 
+def stands_for(run: Run) -> float:
+    """How many runs of the traffic a recorded one stands for, whatever became of it: what a forecast counts it as.
+
+    Where runs were let through at random, one that went on stands for those that were stopped in its place, and such a
+    run, whose own end nobody knows, for none. Everything else stands for itself.
+    """
+    start = run.start
+    chance = None if start is None or start.advisory else start.release_probability
+    if not chance:
+        return 1.0
+    assert start is not None  # noqa: S101 (for the type checker: without it there is no chance)
+    if start.let_through:
+        return 1.0 / chance if any(_wanted_to_stop(event.assessment) for event in run.steps) else 1.0
+    first = next((event for event in run.steps if event.assessment.action.stops), None)
+    if first is None or (first.step.kind == "tool_call" and _never_let_through(first.assessment)):
+        return 1.0
+    return 0.0
+
+
+def _wanted_to_stop(assessment: StepUncertainty) -> bool:
+    return assessment.advisory_action is not None and assessment.advisory_action.stops
+
+
 def _weighed(run: Run) -> Standing:
-    wanted = any(
-        event.assessment.advisory_action is not None and event.assessment.advisory_action.stops for event in run.steps
-    )
+    wanted = any(_wanted_to_stop(event.assessment) for event in run.steps)
     start = run.start
     if not wanted or (start is not None and start.advisory):
         return Standing(reason="")

@@ -16,7 +16,7 @@ from grampus_uq.recording.runs import Run
 from grampus_uq.stats.trajectory_risk import StepComponents
 from grampus_uq.vocabulary import MissingReason, StopReason
 
-__all__ = ["Trajectories", "Trajectory", "labelled_trajectories", "trajectory_of"]
+__all__ = ["TASK", "Trajectories", "Trajectory", "labelled_trajectories", "task_of", "trajectory_of"]
 
 TASK: Final = "task_id"
 """Name in a session's metadata of what groups runs: trials of one task are no independent samples."""
@@ -104,15 +104,19 @@ def trajectory_of(run: Run, *, task_key: str = TASK) -> Trajectory | None:
         source: tuple(values.get(place, math.nan) for place in range(len(steps)))
         for source, values in told.readings.items()
     }
-    metadata = run.start.metadata if run.start else {}
     return Trajectory(
         run_id=run.session_id,
-        task=metadata.get(task_key, run.session_id),
+        task=task_of(run, task_key) or run.session_id,
         failed=run.outcome is None or run.outcome.success is not True,
         steps=tuple(steps),
         characters=characters,
         readings=readings,
     )
+
+
+def task_of(run: Run, task_key: str = TASK) -> str | None:
+    """The task that a run's metadata names; None where it names none."""
+    return run.start.metadata.get(task_key) if run.start else None
 
 
 class _Told:

@@ -2,8 +2,12 @@
 
 A case has a calibrated chance p of success and is released where p is at least a threshold. `certified_threshold` finds
 one for which "at least a share `target` of the released are right" holds with high probability over the calibration
-cases; `estimated_threshold` finds one that merely did so; `share_threshold` bounds how many are held; `cost_thresholds`
+cases; `budget_of_wrong_releases` bounds how many of all cases are released and wrong, which takes far fewer labels;
+`estimated_threshold` finds one that merely did well; `share_threshold` bounds how many are held; `cost_thresholds`
 follow from what a failure, a pause and an abort cost.
+
+Counting a case whose outcome is not known as wrong keeps every promise here, however it was chosen which outcomes are
+known: it can only make a threshold stricter.
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.ranks import binomial_log_sf
+from grampus_uq.stats.ranks import binomial_log_sf, smallest_n_for_pac
 
 __all__ = [
     "Released",
+    "budget_needed",
+    "budget_of_wrong_releases",
     "candidate_thresholds",
+    "certified_by_count",
     "certified_threshold",
     "cost_thresholds",
     "estimated_threshold",
@@ -101,6 +108,122 @@ def certified_threshold(
     return Released(threshold=None, cases=len(p), released=counts.released, wrong=counts.wrong)
 
 
+def certified_by_count(chances: npt.ArrayLike, right: npt.ArrayLike, *, target: float, delta: float) -> Released:
+    """Certify without other cases to choose candidates on: test the best k cases, for K sizes k, each at delta/K.
+
+    The candidate of size k releases what is strictly above the (k + 1)-th largest chance; given that chance, the cases
+    above it are independent draws of those that it releases, so each test is exact, and K of them share delta.
+
+    Guarantee, args and errors: as `certified_threshold`, without candidates.
+
+    >>> certified_by_count([.9] * 40 + [.2] * 30, [True] * 40 + [False] * 30, target=.9, delta=.1).released
+    40
+    """
+    p, good = _cases(chances, right)
+    _level("target", target)
+    _level("delta", delta)
+    there = np.sort(p[~np.isnan(p)])[::-1]
+    sizes = _sizes(len(there), target, delta)
+    best = Released(threshold=None, cases=len(p), released=0, wrong=0)
+    for size in sizes:
+        floor = float(there[size]) if size < len(there) else -math.inf
+        out = p > floor
+        n, wrong = int(out.sum()), int((out & ~good).sum())
+        if n > best.released and _log_p_value(n, wrong, target) <= math.log(delta / len(sizes)):
+            least = 0.0 if floor < 0.0 else float(np.nextafter(floor, math.inf))
+            best = Released(threshold=least, cases=len(p), released=n, wrong=wrong)
+    return best
+
+
+def _sizes(n: int, target: float, delta: float) -> list[int]:
+    """Sizes to test, each half as large again as the one before: the least can pass when none of its cases is wrong."""
+    found: list[int] = []
+    while True:
+        count = len(found) + 1
+        least = math.ceil(math.log(delta / count) / math.log(target) - 1e-9)
+        sizes = [math.ceil(least * 1.5**j) for j in range(count)]
+        if sizes[-1] > n:
+            return found
+        found = sizes
+
+
+def budget_of_wrong_releases(
+    chances: npt.ArrayLike,
+    right: npt.ArrayLike,
+    *,
+    budget: float,
+    delta: float | None = None,
+    mass: npt.ArrayLike | None = None,
+) -> Released:
+    """Take the threshold that releases most while few enough of *all* cases are released and wrong.
+
+    On average (delta None), by conformal risk control, m_i the mass of a case:
+
+        sum of m_i over cases released and wrong  +  1 - budget  <=  budget * sum of all m_i
+
+    which for single cases is `(wrong + 1)/(n + 1) <= budget`. With high probability: `P(Bin(n, budget) <= wrong) <=
+    delta`.
+
+    Guarantee: if the tasks and the new one are exchangeable, a case of the new one is released and wrong with
+    probability at most `budget`, on average over the calibration too; a calibration without a threshold releases
+    nothing and counts as 0. With delta: if the n cases and the new one are independent draws, then with probability at
+    least 1 - delta over them that probability is at most `budget`. What breaks it: as `certified_threshold`. Neither
+    says how many of the released are right.
+
+    Args:
+        chances, right: as `certified_threshold`.
+        budget: allowed share of all cases, in (0, 1).
+        delta: allowed probability of an unlucky calibration; None: a promise on average.
+        mass: shape (n,), in (0, 1]: of a case whose task has k runs, with a case or without, 1/k. None: 1 each, every
+            case is a task. Not with delta, whose count needs one case a task.
+
+    Returns:
+        The threshold, and cases: how many independent ones they amount to, rounded down.
+
+    Raises:
+        ConfigurationError: a level outside (0, 1), arrays of different lengths, mass given with delta.
+
+    Source: conformal risk control (Angelopoulos et al. 2022), theorem 1, for the loss (wrong and released - budget)
+    summed over a task's cases and divided by its runs, whose bound is B = 1 - budget; with delta: risk-controlling
+    prediction sets (Bates et al. 2021), theorem 1, with the exact binomial bound.
+
+    >>> budget_of_wrong_releases([.9] * 15 + [.4] * 4, [True] * 15 + [False] * 4, budget=.05)
+    Released(threshold=0.9, cases=19, released=15, wrong=0)
+    """
+    p, good = _cases(chances, right)
+    _level("budget", budget)
+    m = np.ones(len(p)) if mass is None else np.asarray(mass, dtype=np.float64)
+    if m.shape != p.shape or not ((m > 0.0) & (m <= 1.0)).all() or (mass is not None and delta is not None):
+        rule = f"of shape {p.shape}, in (0, 1], and left out with delta"
+        raise ConfigurationError.of("mass", "budget_of_wrong_releases", rule, mass)
+    n = math.floor(float(m.sum()) + 1e-9)
+    there = ~np.isnan(p)
+    order = np.argsort(-p[there], kind="stable")
+    falling, bad = p[there][order], ~good[there][order]
+    last = np.flatnonzero(np.append(falling[1:] != falling[:-1], len(falling) > 0))  # equal chances go together
+    wrong = np.cumsum(bad * m[there][order])[last]
+    if delta is None:
+        will_do = np.flatnonzero(wrong + (1.0 - budget) <= budget * float(m.sum()) + 1e-9)
+    else:
+        _level("delta", delta)
+        right_at_least = binomial_log_sf(n, 1.0 - budget)  # at most k wrong of n = at least n - k that are not
+        will_do = np.flatnonzero(right_at_least[n - wrong.astype(np.intp)] <= math.log(delta) + 1e-11)
+    if not len(will_do):
+        return Released(threshold=None, cases=n, released=0, wrong=0)
+    end = int(last[will_do[-1]])
+    return Released(threshold=float(falling[end]), cases=n, released=end + 1, wrong=int(bad[: end + 1].sum()))
+
+
+def budget_needed(budget: float, delta: float | None = None) -> int:
+    """Least number of cases (tasks) with which a budget of wrong releases can let anything out.
+
+    >>> budget_needed(0.05), budget_needed(0.05, 0.1)
+    (19, 45)
+    """
+    _level("budget", budget)
+    return math.ceil(1.0 / budget - 1.0 - 1e-9) if delta is None else smallest_n_for_pac(budget, delta)
+
+
 def candidate_thresholds(
     chances: npt.ArrayLike, right: npt.ArrayLike, *, target: float, cases: int, most: int = 20
 ) -> list[float]:
@@ -123,8 +246,8 @@ def candidate_thresholds(
     for level in levels:
         out = p >= level
         n, wrong = int(out.sum()), int((out & ~good).sum())
-        # half a wrong one more: a share that was seen as 0 is none
-        ranked.append((_log_p_value(round(n * scale), round((wrong + 0.5) * scale), target), level))
+        # Half a wrong one more, halves rounded up: where none was seen wrong the share is not taken to be 0.
+        ranked.append((_log_p_value(round(n * scale), math.floor((wrong + 0.5) * scale + 0.5), target), level))
     return [float(level) for _, level in sorted(ranked, key=lambda pair: (pair[0], pair[1]))]
 
 

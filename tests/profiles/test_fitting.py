@@ -138,7 +138,7 @@ def test_the_artifact_drives_a_monitor_which_releases_and_holds_with_the_stated_
 
 def test_the_forecast_says_how_often_it_will_pause_and_how_often_rightly(fitted: ProfileFit) -> None:
     found = fitted.expected
-    assert found["runs"] == fitted.splits["thresholds"]
+    assert (found["runs"], found["with_outcome"]) == (420, fitted.splits["thresholds"])
     assert found["pauses_per_day"] == pytest.approx(50.0 * found["paused"]["estimate"])
     for name in ("paused", "precision", "false_alarms", "failures_caught", "right_among_released"):
         one = found[name]
