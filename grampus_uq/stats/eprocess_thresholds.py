@@ -23,6 +23,9 @@ from grampus_uq.stats.ranks import conformal_rank, pac_rank, smallest_n_for_pac
 FloatArray = npt.NDArray[np.float64]
 
 
+_ONCE = "one run of each, a run that names none being one of its own"
+
+
 class Mode(StrEnum):
     """Which theorem stands behind a threshold."""
 
@@ -101,8 +104,8 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     sentence = (
         f"With probability at least {_percent(1.0 - delta)} over the {len(peaks)} held-out successful runs that set "
         f"it, at most {_percent(alpha)} of runs that would have succeeded ever raise this alarm, at whichever step it "
-        "is looked at. This assumes independent runs of one distribution; a changed agent, task mix or verifier breaks "
-        "it."
+        f"is looked at. This assumes independent tasks of one distribution, {_ONCE}; a changed agent, task mix or "
+        "verifier breaks it."
     )
     needed = smallest_n_for_pac(alpha, delta)
     return _at_rank(Mode.PAC, alpha, delta, peaks, draws, rank, sentence, _shortage(needed, len(peaks), alpha, delta))
@@ -125,7 +128,7 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
     sentence = (
         f"A run that would have succeeded ever raises this alarm with probability at most {_percent(alpha)}, on "
         f"average over draws of the {len(peaks)} held-out successful runs that set it. This assumes exchangeable "
-        "runs; a changed agent, task mix or verifier breaks it."
+        f"tasks, {_ONCE}; a changed agent, task mix or verifier breaks it."
     )
     needed = successes_needed(Mode.CONFORMAL, alpha)
     return _at_rank(
@@ -166,8 +169,8 @@ def weighted_threshold(
     sentence = (
         f"A run that would have succeeded ever raises this alarm with probability at most {_percent(alpha)}, on "
         f"average over draws of the {len(peaks)} held-out successful runs that set it, of which those let through at "
-        "random count one over the probability of their draw. This assumes exchangeable runs, and holds for those that "
-        "such a draw can show; a changed agent, task mix or verifier breaks it."
+        f"random count one over the probability of their draw. This assumes exchangeable tasks, {_ONCE}, and holds for "
+        "runs that such a draw can show; a changed agent, task mix or verifier breaks it."
     )
     needed = math.ceil(float(w.max() if len(w) else 1.0) * successes_needed(Mode.CONFORMAL, alpha))
     return _at_rank(
@@ -190,8 +193,8 @@ def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float
     rank = conformal_rank(len(peaks), share)
     sentence = (
         f"At most {_percent(share)} of runs, whatever their outcome, are interrupted by this alarm, on average over "
-        f"draws of the {len(peaks)} recorded runs that set it. This assumes exchangeable runs, and says nothing about "
-        "how many of the interrupted runs would have failed."
+        f"draws of the {len(peaks)} recorded runs that set it. This assumes exchangeable tasks, {_ONCE}, and says "
+        "nothing about how many of the interrupted runs would have failed."
     )
     needed = successes_needed(Mode.BUDGET, share)
     lacking = (

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranks import binomial_ceiling
 from grampus_uq.stats.selective import (
+    budget_needed,
+    budget_of_wrong_releases,
     candidate_thresholds,
+    certified_by_count,
     certified_threshold,
     cost_thresholds,
     estimated_threshold,
@@ -142,3 +146,131 @@ def test_levels_outside_the_unit_interval_are_refused(level):
         share_threshold([0.5], level)
     with pytest.raises(ConfigurationError, match="shape"):
         estimated_threshold([0.5], [True, False], target=0.5)
+
+
+# -- a budget of wrong releases --
+
+cases = st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.7, math.nan]) | unit, st.booleans()), max_size=60)
+
+
+@given(cases, st.floats(0.02, 0.4), st.sampled_from([None, 0.1, 0.3]))
+def test_the_budgets_threshold_is_the_most_generous_one_within_the_bound(drawn, budget, delta):
+    p, good = np.array([c[0] for c in drawn]), np.array([c[1] for c in drawn], dtype=bool)
+    found = budget_of_wrong_releases(p, good, budget=budget, delta=delta)
+
+    def within(level: float) -> bool:
+        wrong = int((~good[p >= level]).sum())
+        if delta is None:
+            return (wrong + 1) / (len(p) + 1) <= budget + 1e-9
+        return binom.cdf(wrong, len(p), budget) <= delta + 1e-9
+
+    fits = [level for level in sorted(set(p[~np.isnan(p)].tolist())) if within(level)]
+    assert found.threshold == (fits[0] if fits else None)
+    assert found.cases == len(p)
+    if fits:
+        assert (found.released, found.wrong) == (int((p >= fits[0]).sum()), int((~good[p >= fits[0]]).sum()))
+
+
+@given(cases, st.floats(0.02, 0.4), st.sampled_from([None, 0.2]), st.data())
+def test_a_case_taken_for_wrong_never_makes_a_threshold_more_generous(drawn, budget, delta, data):
+    """What lets labels be chosen by score, or by anything: a case without one counts as wrong."""
+    p, good = np.array([c[0] for c in drawn]), np.array([c[1] for c in drawn], dtype=bool)
+    known = np.array(data.draw(st.lists(st.booleans(), min_size=len(p), max_size=len(p))), dtype=bool)
+    full = budget_of_wrong_releases(p, good, budget=budget, delta=delta).threshold
+    some = budget_of_wrong_releases(p, good & known, budget=budget, delta=delta).threshold
+    assert some is None or (full is not None and full <= some)
+
+
+def test_a_budget_lets_something_out_from_so_many_cases_on_and_not_before():
+    for budget, delta in ((0.05, None), (0.1, None), (0.05, 0.1), (0.02, 0.05)):
+        n = budget_needed(budget, delta)
+        assert budget_of_wrong_releases([0.9] * n, [True] * n, budget=budget, delta=delta).threshold == 0.9
+        assert budget_of_wrong_releases([0.9] * (n - 1), [True] * (n - 1), budget=budget, delta=delta).threshold is None
+
+
+def wrong_of_a_new_task(
+    rng: np.random.Generator, *, massed: bool, tasks: int = 20, budget: float = 0.2
+) -> tuple[float, float]:
+    """Tasks of eight trials that stand or fall together; one in three calls always and fails, the rest call rarely.
+
+    Returns the chance that a new run calls and is wrongly released, and that it calls.
+    """
+    trials, prone = 8, 0.3
+    bad = rng.random(tasks) < prone
+    calls = rng.random((tasks, trials)) < np.where(bad, 1.0, 0.25)[:, None]
+    p = np.repeat(rng.random(tasks) * np.where(bad, 0.8, 1.0), trials).reshape(tasks, trials)
+    good = np.repeat(~bad, trials).reshape(tasks, trials)
+    mass = np.full(int(calls.sum()), 1.0 / trials) if massed else None
+    found = budget_of_wrong_releases(p[calls], good[calls], budget=budget, mass=mass)
+    share = prone + (1 - prone) * 0.25
+    return (0.0 if found.threshold is None else prone * max(0.0, 1 - found.threshold / 0.8)), share
+
+
+def test_the_budget_holds_on_average_for_runs_that_call_where_tasks_differ_in_how_often_they_do():
+    rng = np.random.default_rng(0)
+    wrong, calls = np.mean([wrong_of_a_new_task(rng, massed=True) for _ in range(3000)], axis=0)
+    assert 0.05 < wrong / calls <= 0.2 + 0.005
+
+
+def test_sabotage_trials_counted_one_by_one_break_the_budget():
+    rng = np.random.default_rng(0)
+    few = {"tasks": 10, "budget": 0.1}  # too few to say anything; 38 runs with a call, on average, seem enough
+    wrong, calls = np.mean([wrong_of_a_new_task(rng, massed=False, **few) for _ in range(3000)], axis=0)
+    assert wrong / calls > 0.11
+    assert np.mean([wrong_of_a_new_task(rng, massed=True, **few)[0] for _ in range(200)]) == 0.0
+
+
+@pytest.mark.parametrize("mass", [[0.0], [2.0], [0.5, 0.5]])
+def test_a_mass_outside_the_unit_interval_or_of_another_length_is_refused(mass):
+    with pytest.raises(ConfigurationError, match="mass"):
+        budget_of_wrong_releases([0.5], [True], budget=0.1, mass=mass)
+
+
+def test_with_high_probability_cases_count_one_by_one():
+    with pytest.raises(ConfigurationError, match="mass"):
+        budget_of_wrong_releases([0.5], [True], budget=0.1, delta=0.1, mass=[0.5])
+
+
+# -- a certificate without other cases to choose candidates on --
+
+
+def test_a_certificate_by_count_keeps_its_promise_and_is_found():
+    rng, failed, there = np.random.default_rng(3), 0, 0
+    for _ in range(400):
+        found = certified_by_count(*draw(rng, CASES), target=TARGET, delta=DELTA)
+        if found.threshold is not None:
+            there += 1
+            failed += true_share(found.threshold) < TARGET
+    assert failed <= binomial_ceiling(400, DELTA)
+    assert there > 50
+
+
+def test_sabotage_all_sizes_at_the_full_level_break_it():
+    """A world in which every size just misses the target: testing each at delta passes one of them far too often."""
+    rng, passed, honest = np.random.default_rng(4), 0, 0
+    for _ in range(400):
+        p, good = rng.random(CASES), rng.random(CASES) < TARGET - 0.003
+        order = np.argsort(-p)
+        passed += any(
+            certified_threshold(p, good, candidates=[p[order[k - 1]]], target=TARGET, delta=DELTA).threshold is not None
+            for k in (25, 38, 57, 85, 128, 192, 288, 400)
+        )
+        honest += certified_by_count(p, good, target=TARGET, delta=DELTA).threshold is not None
+    assert honest <= binomial_ceiling(400, DELTA)
+    assert passed > binomial_ceiling(400, DELTA)
+
+
+@given(st.integers(0, 500), st.floats(0.5, 0.99), st.floats(0.01, 0.3))
+def test_with_all_cases_right_a_certificate_by_count_takes_no_more_than_it_must(n, target, delta):
+    least = math.ceil(math.log(delta) / math.log(target) - 1e-9)
+    found = certified_by_count(np.arange(n) / 500, np.ones(n, dtype=bool), target=target, delta=delta)
+    assert (found.threshold is not None) == (n >= least)
+
+
+def test_candidates_are_ordered_as_if_none_seen_wrong_were_half_a_wrong_one():
+    """Half a wrong case among twenty is more than none among forty: the larger set is the better bet."""
+    p = [0.9] * 20 + [0.8] * 20
+    found = candidate_thresholds(p, [True] * 40, target=0.9, cases=40)
+    assert found[0] == 0.8
+    few = candidate_thresholds([0.9] * 22 + [0.5] * 22, [True] * 43 + [False], target=0.9, cases=44)
+    assert few[0] == 0.5  # one wrong of 44 against, as it counts, one of 22

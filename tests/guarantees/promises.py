@@ -1,0 +1,339 @@
+"""Simulate every promise of a fit: calibrations drawn anew, each fitted from a recording and acted on by live sessions.
+
+    python -m tests.guarantees.promises [--calibrations 400] [--only NAME...] [--json]
+
+Rows: `promise`, `world`; `level`: what is promised; `measured`: the share of calibrations whose profile breaks it (of
+promises with high probability), or the mean of what is bounded (of promises on average); `ceiling`: what chance still
+explains at .999, exact binomial, or 3.1 standard errors of the mean; `there`: share of calibrations that publish
+anything (power); `out`: share of calls that go ahead without asking (of detectors: of failures that are caught).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from click.testing import CliRunner
+
+from grampus_uq.artifacts import ProfileArtifact, load
+from grampus_uq.cli import _group
+from grampus_uq.profiles import FitOptions, fit_profile
+from grampus_uq.stats.ranks import binomial_ceiling
+from tests.benchmarks._report import emit
+from tests.guarantees.worlds import BASE, Runs, World, live, record
+
+Label = Callable[[np.random.Generator, Runs], Any]
+Fit = Callable[[Path, FitOptions, ProfileArtifact | None, int], ProfileArtifact | None]
+FRESH = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """One promise in one world.
+
+    about: what is bounded: "right" among released calls (from below), "wrong" releases or "held" calls (from above),
+    "alarms" in runs that succeed, "paused" runs. level: the bound. delta: None: on average. label: which runs have a
+    label (None: all). older: p_success comes from a profile fitted on other runs. recorded: how a run looks in the
+    recording, where that differs: a sabotage.
+    """
+
+    name: str
+    where: str
+    about: str
+    level: float
+    delta: float | None
+    options: FitOptions
+    world: World
+    n: int
+    label: Label | None = None
+    older: bool = False
+    recorded: Callable[[np.random.Generator, Runs], Runs] = lambda rng, runs: runs
+    fit: Fit = field(default=lambda *given: _fitted(*given))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Of each calibration: was anything published, what is bounded (nan: nothing), and what it is worth."""
+
+    there: list[bool]
+    bounded: list[float]
+    worth: list[float]
+
+    def broken(self, promise: Promise) -> int:
+        """Calibrations whose profile breaks the promise."""
+        sign = -1.0 if promise.about == "right" else 1.0
+        return sum(sign * (value - promise.level) > 1e-9 for value in self.bounded if not math.isnan(value))
+
+    def row(self, promise: Promise) -> dict[str, Any]:
+        """What is promised, and what was seen."""
+        n = len(self.there)
+        if promise.delta is not None:
+            level, measured = promise.delta, self.broken(promise) / n
+            ceiling = binomial_ceiling(n, promise.delta) / n
+        else:
+            values = np.nan_to_num(np.array(self.bounded))
+            level, measured = promise.level, float(values.mean())
+            ceiling = level + 3.1 * float(values.std(ddof=1)) / math.sqrt(n)
+        return {
+            "promise": promise.name,
+            "world": promise.where,
+            "level": level,
+            "measured": measured,
+            "ceiling": ceiling,
+            "there": float(np.mean(self.there)),
+            "out": float(np.mean(self.worth)),
+            "calibrations": n,
+        }
+
+    def kept(self, promise: Promise) -> bool:
+        """Whether chance explains what was seen."""
+        row = self.row(promise)
+        return row["measured"] <= row["ceiling"]
+
+
+def simulate(promise: Promise, calibrations: int, seed: int = 0) -> Found:
+    """Draw, record, fit, and act: `calibrations` times."""
+    found = Found(there=[], bounded=[], worth=[])
+    with tempfile.TemporaryDirectory() as folder:
+        older = _older(promise, Path(folder)) if promise.older else None
+        for number in range(calibrations):
+            rng = np.random.default_rng([seed, number])
+            runs = promise.recorded(rng, promise.world.draw(rng, promise.n))
+            labelled = None if promise.label is None else promise.label(rng, runs)
+            path = record(Path(folder) / f"{number}.jsonl", runs, labelled, name=f"c{number}")
+            profile = promise.fit(path, promise.options, older, number)
+            path.unlink()
+            there, bounded, worth = _seen(promise, profile, rng)
+            found.there.append(there)
+            found.bounded.append(bounded)
+            found.worth.append(worth)
+    return found
+
+
+def _older(promise: Promise, folder: Path) -> ProfileArtifact:
+    path = record(folder / "older.jsonl", promise.world.draw(np.random.default_rng(99), 120), name="older")
+    return fit_profile(path, base=BASE, options=FitOptions(detector=False)).artifact
+
+
+def _seen(promise: Promise, artifact: ProfileArtifact | None, rng: np.random.Generator) -> tuple[bool, float, float]:
+    """What the profile does with fresh runs; their chances are known, so that outcomes need not be drawn."""
+    if artifact is None:
+        return False, math.nan, 0.0
+    detector, release = artifact.profile.detector, artifact.profile.release
+    about_release = promise.about not in ("alarms", "paused")
+    if (release is None or not release.guarantee) if about_release else detector is None:
+        return False, math.nan, 0.0
+    fresh = promise.world.draw(rng, FRESH)
+    told = live(artifact, fresh, name=f"f{rng.integers(2**40)}")
+    good, calls = fresh.chance, fresh.calls
+    if promise.about == "alarms":
+        return True, float(good @ told.paused / good.sum()), float((1.0 - good) @ told.paused / (1.0 - good).sum())
+    if promise.about == "paused":
+        return True, float(told.paused.mean()), float(told.paused.mean())
+    out = told.released
+    share = float(out.sum() / calls.sum())
+    if promise.about == "held":
+        return True, 1.0 - share, share
+    if promise.about == "wrong":
+        return True, float(((1.0 - good) * out).sum() / calls.sum()), share
+    return True, float(good[out].mean()) if out.any() else math.nan, share
+
+
+def _fitted(path: Path, options: FitOptions, base: ProfileArtifact | None, seed: int) -> ProfileArtifact:
+    return fit_profile(path, base=base or BASE, options=replace(options, seed=seed)).artifact
+
+
+def _budgeted(path: Path, options: FitOptions, base: ProfileArtifact | None, seed: int) -> ProfileArtifact | None:
+    """By the command: an interruption budget needs no labels."""
+    target = path.with_suffix(".profile")
+    asked = ["fit", str(path), "--budget", str(options.false_alarms), "--seed", str(seed), "-o", str(target)]
+    done = CliRunner().invoke(_group, asked)
+    if done.exit_code != 0:
+        return None
+    found = load(target)  # fitted for nothing in particular: it may act here all the same
+    return found.model_copy(update={"fitted_for": found.fitted_for.model_copy(update=EVERYWHERE)})
+
+
+EVERYWHERE = {"model": "*", "prompt_hash": "*", "tools_hash": "*"}
+
+
+def best(share: float, random: float = 0.0) -> Label:
+    """Label the best share by what is stated, and a random share of the rest."""
+
+    def chosen(rng: np.random.Generator, runs: Runs) -> Any:
+        said = runs.stated[:, -1]
+        return (said >= np.quantile(said, 1.0 - share)) | (rng.random(len(runs)) < random)
+
+    return chosen
+
+
+def as_trials_of_many(rng: np.random.Generator, runs: Runs) -> Runs:
+    """Sabotage: nobody says which runs are trials of one task."""
+    return replace(runs, told=False)
+
+
+def as_if_all_called(rng: np.random.Generator, runs: Runs) -> Runs:
+    """Sabotage: every run is taken for one that calls something irreversible."""
+    return replace(runs, calls=np.ones(len(runs), dtype=bool))
+
+
+def with_wrong_labels(rng: np.random.Generator, runs: Runs) -> Runs:
+    """Sabotage: half of the failures are labelled a success."""
+    return replace(runs, success=runs.success | (rng.random(len(runs)) < 0.5))
+
+
+def only_the_confident(rng: np.random.Generator, runs: Runs) -> Runs:
+    """Sabotage: only runs that looked good are there, as after a monitor that stopped the rest."""
+    said = runs.stated[:, -1]
+    return runs.take(np.flatnonzero(said >= np.quantile(said, 0.3)))
+
+
+PLAIN = World()
+FEW_CALL = World(skill=(0.2, 0.92), others=(0.9, 1.0), calls=0.2)
+SHY = World(calls=0.3, shy=2.5)
+TRIALS = World(trials=4, alike=0.9)
+PRONE = World(trials=4, prone=True)
+ROUND = World(digits=1)
+STEPS = World(steps=3)
+
+
+def _certificate(where: str, world: World, n: int, **given: Any) -> Promise:
+    options = FitOptions(accuracy=0.85, detector=False, labels=given.pop("labels", None))
+    return Promise(
+        name="certificate",
+        where=where,
+        about="right",
+        level=0.85,
+        delta=0.1,
+        options=options,
+        world=world,
+        n=n,
+        **given,
+    )
+
+
+def _wrong(where: str, world: World, n: int, *, delta: float | None = None, **given: Any) -> Promise:
+    options = FitOptions(
+        wrong_releases=0.1,
+        assurance=0.0 if delta is None else 1.0 - delta,
+        detector=False,
+        labels=given.pop("labels", None),
+    )
+    return Promise(
+        name="wrong releases",
+        where=where,
+        about="wrong",
+        level=0.1,
+        delta=delta,
+        options=options,
+        world=world,
+        n=n,
+        **given,
+    )
+
+
+def _held(where: str, world: World, n: int, **given: Any) -> Promise:
+    options = FitOptions(pause_share=0.2, detector=False)
+    return Promise(
+        name="pause share", where=where, about="held", level=0.2, delta=None, options=options, world=world, n=n, **given
+    )
+
+
+def _alarm(where: str, world: World, n: int, *, delta: float | None = 0.1, **given: Any) -> Promise:
+    options = FitOptions(false_alarms=0.2, assurance=0.0 if delta is None else 1.0 - delta)
+    name = "conformal" if delta is None else "PAC"
+    return Promise(
+        name=name, where=where, about="alarms", level=0.2, delta=delta, options=options, world=world, n=n, **given
+    )
+
+
+def _budget(where: str, world: World, n: int, **given: Any) -> Promise:
+    options = FitOptions(false_alarms=0.2)
+    return Promise(
+        name="label-free budget",
+        where=where,
+        about="paused",
+        level=0.2,
+        delta=None,
+        options=options,
+        world=world,
+        n=n,
+        fit=_budgeted,
+        **given,
+    )
+
+
+PROMISES = {
+    "certificate": _certificate("every run calls", PLAIN, 240),
+    "certificate-few-call": _certificate("a fifth of the runs calls, and is worse", FEW_CALL, 800),
+    "certificate-trials": _certificate("four trials a task", TRIALS, 400),
+    "certificate-small": _certificate("60 labels, older p_success", PLAIN, 60, older=True),
+    "certificate-best": _certificate("the best quarter of 300 labelled", PLAIN, 300, older=True, label=best(0.25, 0.1)),
+    "certificate-round": _certificate("round numbers", ROUND, 240),
+    "wrong": _wrong("every run calls", PLAIN, 60),
+    "wrong-few": _wrong("twelve labels", PLAIN, 12),
+    "wrong-few-call": _wrong("a fifth of the runs calls, and is worse", FEW_CALL, 300),
+    "wrong-prone": _wrong("four trials a task, bad tasks call more", PRONE, 240),
+    "wrong-best": _wrong("the best tenth of 200 labelled", PLAIN, 200, label=best(0.1, 0.02)),
+    "wrong-sure": _wrong("every run calls", PLAIN, 60, delta=0.1),
+    "wrong-sure-trials": _wrong("four trials a task", TRIALS, 240, delta=0.1),
+    "wrong-round": _wrong("round numbers", ROUND, 60, delta=0.1),
+    "held": _held("every run calls", PLAIN, 60),
+    "held-shy": _held("runs that call say less", SHY, 200),
+    "held-round": _held("round numbers", ROUND, 60),
+    "held-trials": _held("four trials a task", TRIALS, 240),
+    "pac": _alarm("every run calls", PLAIN, 120),
+    "pac-trials": _alarm("four trials a task", TRIALS, 300),
+    "pac-few": _alarm("20 labels", PLAIN, 20),
+    "pac-steps": _alarm("three steps", STEPS, 120),
+    "conformal": _alarm("every run calls", PLAIN, 60, delta=None),
+    "conformal-round": _alarm("round numbers", ROUND, 60, delta=None),
+    "conformal-trials": _alarm("four trials a task", TRIALS, 240, delta=None),
+    "budget": _budget("no label", PLAIN, 40),
+    "budget-trials": _budget("no label, four trials a task", TRIALS, 80),
+}
+
+SABOTAGES = {
+    "certificate-few-call": as_if_all_called,
+    "certificate": with_wrong_labels,
+    "certificate-trials": as_trials_of_many,
+    "wrong": with_wrong_labels,
+    "wrong-sure-trials": as_trials_of_many,
+    "held-shy": as_if_all_called,
+    "pac": only_the_confident,
+    "pac-trials": as_trials_of_many,
+    "conformal": only_the_confident,
+    "budget": only_the_confident,
+}
+"""What breaks a promise: each has to be seen, or the simulation could not fail."""
+
+
+def sabotaged(name: str) -> Promise:
+    """The promise in a world where what it assumes does not hold."""
+    promise, recorded = PROMISES[name], SABOTAGES[name]
+    told = (recorded.__doc__ or "").removeprefix("Sabotage: ").removesuffix(".")
+    world = replace(promise.world, trials=8, alike=1.0) if recorded is as_trials_of_many else promise.world
+    return replace(promise, recorded=recorded, world=world, where=told)
+
+
+def main() -> None:
+    """Read the arguments, simulate, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calibrations", type=int, default=400)
+    parser.add_argument("--only", nargs="*", default=list(PROMISES), choices=list(PROMISES))
+    parser.add_argument("--sabotage", action="store_true", help="each in the world that breaks it")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    names = [name for name in given.only if not given.sabotage or name in SABOTAGES]
+    chosen = [sabotaged(name) if given.sabotage else PROMISES[name] for name in names]
+    emit("promises", [simulate(one, given.calibrations).row(one) for one in chosen], given.json)
+
+
+if __name__ == "__main__":
+    main()

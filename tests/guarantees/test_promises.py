@@ -1,0 +1,53 @@
+"""Each promise that a fit prints holds as often as it says, publishes, and is broken by what its sentence excludes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.guarantees.promises import PROMISES, SABOTAGES, sabotaged, simulate
+
+pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+
+LITTLE_POWER = {"wrong-few": 0.4, "wrong-prone": 0.3, "pac-few": 0.5, "certificate-small": 0.6}
+FAST = {
+    "certificate-few-call": 5,
+    "certificate-best": 12,
+    "wrong": 25,
+    "wrong-sure-trials": 8,
+    "held-shy": 15,
+    "pac-trials": 4,
+    "budget-trials": 15,
+}
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_promise_is_kept_and_published(name: str) -> None:
+    promise = PROMISES[name]
+    found = simulate(promise, FAST[name])
+    assert found.kept(promise), found.row(promise)
+    assert sum(found.there) >= 0.8 * FAST[name]
+
+
+def test_sabotage_runs_that_call_nothing_break_the_certificate_of_those_that_do() -> None:
+    promise = sabotaged("certificate-few-call")
+    found = simulate(promise, 5)
+    assert not found.kept(promise), found.row(promise)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROMISES)
+def test_every_promise_is_kept_in_many_calibrations_and_published(name: str) -> None:
+    promise = PROMISES[name]
+    found = simulate(promise, 200, seed=1)
+    row = found.row(promise)
+    assert found.kept(promise), row
+    assert row["there"] >= LITTLE_POWER.get(name, 0.9), row
+    assert row["out"] > 0.05, row
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SABOTAGES)
+def test_every_promise_is_broken_where_what_it_assumes_does_not_hold(name: str) -> None:
+    promise = sabotaged(name)
+    found = simulate(promise, 80, seed=1)
+    assert not found.kept(promise), found.row(promise)

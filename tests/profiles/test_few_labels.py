@@ -1,0 +1,232 @@
+"""What few labels buy, which runs they are counted on, and what is said where they buy nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq import Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor
+from grampus_uq.artifacts import load, save
+from grampus_uq.cli import _group
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.profiles import FitOptions, fit_profile
+from grampus_uq.profiles.labelled import labelled_runs
+from grampus_uq.recording import RecordingProcessor
+from grampus_uq.replay import replay_all
+from grampus_uq.vocabulary import Effect
+from tests.guarantees.worlds import BASE, CALL, FITTING, POLICY, World, record
+
+pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+
+
+def part(fit, name):
+    (found,) = [one for one in fit.parts if one.name == name]
+    return found
+
+
+def recorded(path: Path, n: int, *, seed: int = 0, labelled: object = None, **world: object) -> Path:
+    return record(
+        path / f"{seed}.jsonl", World(**world).draw(np.random.default_rng(seed), n), labelled, name=f"r{seed}"
+    )
+
+
+def test_fifty_labels_buy_a_detector_and_a_budget_that_all_of_them_set(tmp_path: Path) -> None:
+    path = recorded(tmp_path, 50, skill=(0.5, 0.99))
+    fit = fit_profile(path, base=BASE, options=FitOptions(wrong_releases=0.05))
+    assert fit.counts["failure"] < 20
+    assert part(fit, "detector").figures["threshold_runs"] == fit.counts["success"]
+    release = fit.artifact.profile.release
+    assert (release.mode, release.runs, release.target) == ("wrong_releases", 50, 0.05)
+    assert "at most 5 %" in release.guarantee
+    assert "independent tasks" in release.guarantee
+    assert fit.artifact.profile.detector.threshold.runs == fit.counts["success"]
+
+
+def test_where_nothing_was_asked_for_and_no_detector_can_be_had_a_budget_is_what_labels_buy_first(
+    tmp_path: Path,
+) -> None:
+    path = recorded(tmp_path, 21, skill=(0.7, 1.0))
+    fit = fit_profile(path, base=BASE)
+    assert fit.artifact.profile.detector is None
+    assert fit.artifact.profile.release.mode == "wrong_releases"
+    assert fit.artifact.profile.release.delta is None
+    fewer = fit_profile(recorded(tmp_path, 12, seed=1, skill=(0.7, 1.0)), base=BASE)
+    assert fewer.empty
+    assert part(fewer, "release").needs == "7 more labelled runs with an irreversible call, of a task each"
+
+
+def test_cases_are_runs_with_an_irreversible_call_and_too_few_say_how_many_are_needed(tmp_path: Path) -> None:
+    path = recorded(tmp_path, 90, calls=0.15, others=(0.9, 1.0))
+    fit = fit_profile(path, base=BASE, options=FitOptions(accuracy=0.9, detector=False))
+    runs = labelled_runs(path, BASE)
+    cases = int(runs.has_call.sum())
+    assert cases < 19
+    assert f"There are {cases} independent cases; a certificate takes at least 22" in part(fit, "release").needs
+    assert f"{cases} independent cases; a budget of 5 % of wrong releases takes 19" in part(fit, "release").why
+
+
+def test_the_score_of_a_case_is_bit_for_bit_what_the_live_decision_reads(tmp_path: Path) -> None:
+    """Models say round numbers: on these all runs lie, and a last bit would decide for all of them."""
+    path = recorded(tmp_path, 300, digits=1, skill=(0.1, 0.9))
+    fit = fit_profile(path, base=BASE, options=FitOptions(pause_share=0.3, detector=False))
+    release = fit.artifact.profile.release
+    session = UncertaintyMonitor(profile=fit.artifact).session("x", **FITTING)
+    chances = set()
+    for tenth in range(11):
+        reading = Reading(source="verbalized", value=tenth / 10)
+        session.commit(Step(step_id=f"{tenth}", kind="llm_call", time_s=0.0), [reading])
+        chances.add(session.state.p_success)
+    assert release.at_least in chances
+
+
+def test_a_call_before_any_step_of_the_model_is_a_case_without_a_chance(tmp_path: Path) -> None:
+    with RecordingProcessor(tmp_path) as recorder:
+        session = UncertaintyMonitor(processors=[recorder], advisory=True, policy=POLICY).session("r", **FITTING)
+        for kind in ("tool_call", "llm_call", "tool_call"):
+            calls = (CALL,) if kind == "tool_call" else ()
+            readings = () if calls else [Reading(source="verbalized", value=0.9)]
+            session.commit(Step(step_id=kind, kind=kind, time_s=0.0, tool_calls=calls), readings)
+        session.finish(Outcome(success=True))
+    runs = labelled_runs(tmp_path, BASE)
+    assert runs.has_call.tolist() == [True]
+    assert np.isnan(runs.at_ask(runs.streams["verbalized"])).all()
+
+
+def test_trials_of_one_task_are_worth_one_run(tmp_path: Path) -> None:
+    path = recorded(tmp_path, 200, trials=4, alike=0.9)
+    fit = fit_profile(path, base=BASE, options=FitOptions(wrong_releases=0.1, assurance=0.9))
+    assert fit.artifact.profile.release.runs <= 50
+    assert part(fit, "detector").figures["threshold_runs"] <= 50
+    other = fit_profile(path, base=BASE, options=FitOptions(wrong_releases=0.1, task_key="none"))
+    assert other.artifact.profile.release.runs > 50
+    assert "name no task" in other.artifact.profile.release.guarantee
+
+
+def test_an_older_p_success_is_kept_on_request_and_its_own_runs_set_no_threshold(tmp_path: Path) -> None:
+    old = recorded(tmp_path, 120, seed=1)
+    older = fit_profile(old, base=BASE, options=FitOptions(detector=False)).artifact
+    new = recorded(tmp_path, 60, seed=2)
+    options = FitOptions(wrong_releases=0.1, keep_chance=True, detector=False)
+    fit = fit_profile([new], base=older, options=options)
+    assert fit.artifact.profile.calibration == older.profile.calibration
+    assert (fit.splits, fit.artifact.profile.release.runs) == ({"learn": 0, "thresholds": 60}, 60)
+    both = fit_profile([old, new], base=older, options=options)
+    assert both.splits == {"learn": 120, "thresholds": 60}
+    assert both.artifact.profile.release.runs == 60
+    with pytest.raises(ConfigurationError, match="keep_chance"):
+        fit_profile([new], base=BASE, options=options)
+
+
+def test_labels_given_to_the_best_are_noticed_and_the_rest_counts_as_wrong(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    runs = World().draw(rng, 200)
+    said = runs.stated[:, 0]
+    top = said >= np.quantile(said, 0.85)
+    path = record(tmp_path / "r.jsonl", runs, top, name="r")
+    fit = fit_profile(path, base=BASE, options=FitOptions(wrong_releases=0.1))
+    release = fit.artifact.profile.release
+    assert release.runs == 200
+    assert "without a label (170 runs) count as wrong" in release.guarantee
+    beyond = sorted(said[~top], reverse=True)[:3]
+    assert [said[int(name.split("-")[1])] for name in fit.label_next[:3]] == beyond
+    told = fit_profile(path, base=BASE, options=FitOptions(wrong_releases=0.1, labels="random"))
+    assert told.artifact.profile.release.runs == 30
+    some = record(tmp_path / "s.jsonl", runs, rng.random(200) < 0.3, name="s")
+    assert fit_profile(some, base=BASE, options=FitOptions(wrong_releases=0.1)).artifact.profile.release.runs < 100
+
+
+def test_the_forecast_says_what_replay_stops_on_the_same_runs(tmp_path: Path) -> None:
+    """Recorded under a profile that acts: what it stopped is among the runs to come, not only what it let pass."""
+    first = fit_profile(recorded(tmp_path, 200, seed=4, skill=(0.1, 0.95)), base=BASE, options=FitOptions(accuracy=0.8))
+    folder = tmp_path / "acted"
+    rng = np.random.default_rng(5)
+    with RecordingProcessor(folder) as recorder:
+        monitor = UncertaintyMonitor(profile=first.artifact, processors=[recorder])
+        runs = World(skill=(0.1, 0.95)).draw(rng, 120)
+        for i, stated in enumerate(runs.stated[:, 0]):
+            session = monitor.session(f"a{i}", "a", **FITTING)
+            step = Step(step_id="s", kind="llm_call", time_s=0.0)
+            stopped = session.commit(step, [Reading(source="verbalized", value=float(stated))]).action.stops
+            if not stopped:
+                call = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,))
+                stopped = session.commit(call, ()).action.stops
+            reason = StopReason.MONITOR_STOP if stopped else StopReason.CLEAN
+            session.finish(Outcome(success=None if stopped else bool(runs.success[i]), stop_reason=reason))
+    fit = fit_profile(folder, base=first.artifact, options=FitOptions(wrong_releases=0.1, keep_chance=True))
+    counts = replay_all(folder, fit.artifact.profile)
+    paused = fit.expected["paused"]
+    assert paused["of"] == counts.runs == 120
+    assert paused["estimate"] * 120 == pytest.approx(counts.runs_stopped_now)
+    assert counts.runs_stopped_now > 20
+    stopped = fit.counts["stopped_at_call"] + fit.counts.get("stopped_by_monitor", 0)
+    assert f"{stopped} runs that somebody stopped" in fit.artifact.profile.release.guarantee
+
+
+def test_the_forecast_counts_a_run_let_through_at_random_for_those_that_were_stopped_in_its_place(
+    tmp_path: Path,
+) -> None:
+    """Half of the runs are hopeless and stopped at once; the forecast of the same profile is that half again."""
+    rng = np.random.default_rng(6)
+    with RecordingProcessor(tmp_path) as recorder:
+        monitor = UncertaintyMonitor(policy=POLICY, processors=[recorder], let_through=0.25, seed=1)
+        for i in range(400):
+            session = monitor.session(f"a{i}", "a", **FITTING)
+            step = Step(step_id="s", kind="llm_call", time_s=0.0)
+            value = 0.05 if i % 2 else 0.95
+            stopped = session.commit(step, [Reading(source="verbalized", value=value)]).action.stops
+            success = None if stopped else bool(rng.random() < value)
+            reason = StopReason.MONITOR_STOP if stopped else StopReason.CLEAN
+            session.finish(Outcome(success=success, stop_reason=reason))
+    fit = fit_profile(tmp_path, base=BASE, options=FitOptions(detector=False))
+    found = fit.expected
+    profile = fit.artifact.profile
+    assert profile.detector is None
+    assert profile.release is None  # the tiers decide, as they did
+    assert found["paused"]["estimate"] == pytest.approx(0.5, abs=0.12)
+    assert found["failure_rate"] == pytest.approx(0.5, abs=0.12)
+
+
+def test_a_fit_of_nothing_writes_nothing_and_fails_unless_it_is_forced(tmp_path: Path) -> None:
+    path, target = recorded(tmp_path, 12), tmp_path / "p.json"
+    for more in ((), ("--stream", "fused")):
+        done = CliRunner().invoke(_group, ["fit", str(path), "-o", str(target), *more])
+        assert done.exit_code == 1
+        assert not target.exists()
+        assert "nothing is written" in done.output
+        assert "backtest" not in done.output
+        told = CliRunner().invoke(_group, ["fit", str(path), "-o", str(target), "--json", *more])
+        assert (told.exit_code, json.loads(told.stdout)["profile"]) == (1, None)
+    done = CliRunner().invoke(_group, ["fit", str(path), "-o", str(target), "--force"])
+    assert done.exit_code == 1
+    assert load(target).guarantees[0].startswith("No guarantee")
+
+
+def test_the_command_offers_the_budget_the_labels_and_the_older_p_success(tmp_path: Path) -> None:
+    old = recorded(tmp_path, 120, seed=1)
+    save(fit_profile(old, base=BASE, options=FitOptions(detector=False)).artifact, tmp_path / "old.json")
+    runs = World(skill=(0.6, 1.0)).draw(np.random.default_rng(8), 80)
+    path = record(tmp_path / "new.jsonl", runs, np.arange(80) < 40, name="n")
+    asked = ["fit", str(path), "-o", str(tmp_path / "p.json"), "--base", str(tmp_path / "old.json")]
+    asked += ["--keep-p-success", "--wrong-releases", "0.1", "--labels", "random", "--task-key", "job"]
+    done = CliRunner().invoke(_group, asked)
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    assert "0 to learn on, 40 to set thresholds of 40 independent tasks; 40 runs name no task" in words
+    assert "at most 10 % of the runs with an irreversible call" in words
+    assert "label next n-" in words
+    assert load(tmp_path / "p.json").profile.release.mode == "wrong_releases"
+
+
+def test_an_effect_makes_a_call_a_case_too(tmp_path: Path) -> None:
+    with RecordingProcessor(tmp_path) as recorder:
+        session = UncertaintyMonitor(processors=[recorder], advisory=True).session("r", **FITTING)
+        session.commit(Step(step_id="s", kind="llm_call", time_s=0.0), [Reading(source="verbalized", value=0.9)])
+        call = ToolCall(name="x")
+        irreversible = Effect.IRREVERSIBLE
+        session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(call,), effect=irreversible), ())
+        session.finish(Outcome(success=True))
+    assert labelled_runs(tmp_path, BASE).has_call.tolist() == [True]
