@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -144,7 +144,7 @@ def command(
             paths, output, options, base=base, irreversible=irreversible, spread=spread, force=force, as_json=as_json
         )
         return
-    others = {"--accuracy": accuracy, "--wrong-releases": wrong_releases, "--pause-share": pause_share}
+    others: dict[str, Any] = {"--accuracy": accuracy, "--wrong-releases": wrong_releases, "--pause-share": pause_share}
     others |= {"--cost-failure": cost_failure, "--base": base, "--labels": labels}
     for name, value in others.items():
         if value is not None:
@@ -224,7 +224,7 @@ def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
 def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool, tracer: TracerShare | None) -> None:
     threshold, report = fit.detector.threshold, fit.report
     if as_json:
-        shown = {
+        shown: dict[str, Any] = {
             "profile": output,
             "fingerprint": fingerprint,
             "statistic": report.member,
