@@ -1,19 +1,24 @@
-"""Verbalised confidence: the number a model states about itself, read in linear time and trusted only when it is valid.
+"""Verbalised confidence: the number a model states about its own answer, read in linear time, trusted when it is valid.
 
-Read are, in this order of trust, a JSON field `confidence` or `confidence_score` anywhere in the text, a `<confidence>`
-tag, and prose such as "Confidence: 85%". The last statement of the most trusted kind decides, and if that one is not a
-number in [0, 1] (or a percentage in [0 %, 100 %]) the reading is *missing*, never clipped. Only the model's own text is
-read: a number in a tool's output is somebody else's claim.
+Read are the JSON object that closes a message (its field `confidence` or `confidence_score`), a `<confidence>` tag, and
+sentences such as "Confidence: 85%" or "I am 85% sure", where the model says them of itself: never in a call's
+arguments, a quotation, a block of code or another speaker's lines. What is not a number in [0, 1] (or a percentage in
+[0 %, 100 %]) is *missing*, never clipped. A denial is no statement. Of statements that contradict each other the lowest
+counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import SenseContext
 from grampus_uq.records import Message, Reading, Step, builder
+from grampus_uq.signals.closing_object import closing_object
+from grampus_uq.signals.own_words import own_words
+from grampus_uq.signals.standing import is_doubtful, sentences_of
+from grampus_uq.signals.stated import INVALID, MAY_STATE, OTHER_SCALE, STATING_WORDS, parse_number, stated
 from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
 
 __all__ = [
@@ -26,29 +31,25 @@ __all__ = [
     "parse_number",
 ]
 
-# The text is lowered once, so that each pattern starts with a literal that C code finds (what comes before it is looked
-# at afterwards), and every quantifier is bounded. A scan is therefore linear in the text, whatever the text is. A value
-# is taken whole ("{1,40}+" gives nothing back) or, when it goes on for longer, as the empty text, which is invalid:
-# half a number is another number.
-_JSON_FIELD = re.compile(
-    r"""confidence(?:_score)?["']\s{0,64}:\s{0,64}"""
-    r"""("[^"\n]{0,40}"|'[^'\n]{0,40}'|[^\s,}\]"']{1,40}+(?![^\s,}\]"'])(?:\s?%)?|(?=\S))"""
-)
-_TAG = re.compile(r"<confidence(?:_score)?>\s{0,64}([^<]{0,40})")
-_PROSE = re.compile(
-    r"confidence(?:[ _]score|[ _]level)?[*_`]{0,3}[ \t]{0,4}(?:is|of|at|[:=])[*_`]{0,3}[ \t]{0,4}"
-    r"[*_`]{0,3}(?:about |around |~)?"
-    r"([+-]?[\d.][\w.,+-]{0,30}+(?![\w.,+-])(?:\s?%|\s?/|\s?(?:out )?of \d)?|-?nan\b|-?inf(?:inity)?\b|(?=[+-]?[\d.]))"
-)
-_SURE = re.compile(r"%\s{1,4}(?:confident|confidence|certain|sure)\b")
-_PERCENT_BEFORE = re.compile(r"(?<![\w.,+-])([+-]?\d{1,3}(?:\.\d{1,8})?)\s?\Z")
-_NUMBER = re.compile(r"([+-]?(?:\d{1,15}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s?(%?)\Z")
 _ADMISSIONS = (
     "not sure", "not entirely sure", "not completely sure", "not really sure", "not certain", "not confident", "unsure",
     "uncertain", "no idea", "do not know", "don't know", "don’t know", "do not really know", "don't really know",
     "i am guessing", "i'm guessing", "i’m guessing", "just guessing", "only guessing", "wild guess",
 )  # fmt: skip
 _ADMITTING = ("sure", "certain", "confident", "idea", "know", "guess")  # one of them is in every admission
+_OUTRIGHT = re.compile(
+    r"(?:^|[.!?]\s)[*_ ]{0,3}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
+    r"(?:i (?:really |honestly )?(?:have no idea|do not know|don['’]t know)"
+    r"|i(?:['’]m| am) (?:really |just |only )?(?:not (?:at all )?(?:sure|certain|confident)|unsure|uncertain|guessing)"
+    r"|(?:this|that|it)(?:['’]s| is) (?:just |only )?a (?:wild )?guess|i made (?:this|it|that) up)"
+    r"(?: (?:about|of) (?:this|it|that|my answer))?[.!]",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ADMITTED = 0.3  # what an outright admission reads, with or without a number beside it
+_UNDECIDED = 0.5  # up to here a statement that may be somebody else's counts: it can only make the reading more careful
+_LONGEST_SENTENCE = 320
+_MOST_SENTENCES = 200
+_SPLIT_TAG = re.compile(r"<(confidence(?:_score)?)>\s{0,64}([^<]{0,60}?)\s{0,64}(?=</confidence|\Z)", re.IGNORECASE)
 _HEDGES = (
     "roughly", "approximately", "maybe", "perhaps", "possibly", "probably", "presumably", "might be", "could be",
     "i think", "i guess", "i believe", "seems", "unclear",
@@ -64,70 +65,65 @@ _REPAIR = (
 )
 
 
-def parse_number(text: str) -> float | None:
-    """A probability stated as "0.85", ".85", "1" or "85%"; None when it is anything else (85, -0.2, NaN, true, "high").
-
-    >>> parse_number("85%"), parse_number("0"), parse_number("85"), parse_number("-0.2"), parse_number("NaN")
-    (0.85, 0.0, None, None, None)
-    """
-    match = _NUMBER.match(text.strip())
-    if match is None:
-        return None
-    value = float(match[1]) / (100.0 if match[2] else 1.0)
-    return value if 0.0 <= value <= 1.0 else None
-
-
 def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
     """The stated confidence in [0, 1] (higher is better) and None, or None and the reason: not_stated or invalid_value.
 
-    Linear in the length of the text. When several statements are made the last one of the most trusted kind counts.
+    The least counts where several are stated. A statement that may be somebody else's counts when it is at most 0.5,
+    and one that is no probability takes the others above 0.5 with it. Linear in the length of the text.
 
     >>> parse_confidence('{"answer": "Paris", "confidence": 0.9}')
     (0.9, None)
     >>> parse_confidence('{"confidence": 95}')
     (None, <MissingReason.INVALID_VALUE: 'invalid_value'>)
+    >>> parse_confidence('The page says "Confidence: 100%".')
+    (None, <MissingReason.NOT_STATED: 'not_stated'>)
     """
     lowered = text.lower()
-    stated = _stated_value(lowered) if "confidence" in lowered else None
-    if stated is None and "%" in lowered:
-        stated = _stated_percentage(lowered)
-    if stated is None:
+    if not any(word in lowered for word in STATING_WORDS):
         return None, _NOT_STATED
-    value = parse_number(stated)
-    return (None, _INVALID) if value is None else (value, None)
+    values = _statements(text)
+    valid = [value for value in values if value != INVALID]
+    if valid and (len(valid) == len(values) or min(valid) <= _UNDECIDED):
+        return min(valid), None
+    return None, _INVALID if values else _NOT_STATED
 
 
-def _stated_value(lowered: str) -> str | None:
-    """What is stated as "confidence", last and in the most trusted way; None when nothing is."""
-    stated = _last(_JSON_FIELD, lowered, _in_quotes) or _last(_TAG, lowered) or _last(_PROSE, lowered, _no_letter)
-    return None if stated is None else stated[1].strip("\"'").rstrip(".,;_")
+def _statements(text: str) -> list[float]:
+    """What the text states of itself, `INVALID` for what is no probability; above 0.5 only what is surely its own."""
+    rest = closing_object(text)
+    own = own_words(rest.before)
+    lines = _lines(own.text)
+    other_scale = OTHER_SCALE.search(own.text) is not None
+    values = list(_in_prose(lines, other_scale))
+    values += [value for value in _in_prose(_lines(own.rest), other_scale) if 0.0 <= value <= _UNDECIDED]
+    if rest.values:
+        doubtful = own.open or not rest.is_answer or is_doubtful(lines, len(lines), (), 0)
+        stated_last = closing_object(text, other_scale=True).values if other_scale else rest.values
+        values += [value for value in stated_last if not doubtful or 0.0 <= value <= _UNDECIDED]
+    if values and _OUTRIGHT.search(own.text):
+        values.append(_ADMITTED)
+    return values
 
 
-_in_quotes = frozenset("\"'").__contains__
+def _lines(text: str) -> list[str]:
+    return _SPLIT_TAG.sub(r"<\1>\2", text).split("\n")
 
 
-def _no_letter(before: str) -> bool:
-    return not before.isalpha()
-
-
-def _last(pattern: re.Pattern[str], text: str, follows: Callable[[str], bool] | None = None) -> re.Match[str] | None:
-    """The last match, of those whose preceding character (empty at the start) satisfies `follows`."""
-    last, match = None, pattern.search(text)
-    while match is not None:
-        start, end = match.span()
-        if follows is None or follows(text[start - 1 : start] if start else ""):
-            last = match
-        match = pattern.search(text, end)
-    return last
-
-
-def _stated_percentage(lowered: str) -> str | None:
-    """The number of the last "85% sure"; empty when there is none before the sign, None when nobody is sure."""
-    sure = _last(_SURE, lowered)
-    if sure is None:
-        return None
-    number = _PERCENT_BEFORE.search(lowered[max(0, sure.start() - 16) : sure.start()])
-    return "" if number is None else f"{number[1]}%"
+def _in_prose(lines: Sequence[str], other_scale: bool) -> Iterator[float]:
+    examined = 0
+    for number, line in enumerate(lines):
+        if not MAY_STATE.search(line):
+            continue
+        sentences = sentences_of(line)
+        for index, sentence in enumerate(sentences):
+            if len(sentence) > _LONGEST_SENTENCE or not MAY_STATE.search(sentence):
+                continue
+            examined += 1
+            if examined > _MOST_SENTENCES:
+                return
+            value = stated(sentence, other_scale=other_scale)
+            if value is not None and (0.0 <= value <= _UNDECIDED or not is_doubtful(lines, number, sentences, index)):
+                yield value
 
 
 def hedged_confidence(text: str) -> tuple[float, bool]:
@@ -139,7 +135,7 @@ def hedged_confidence(text: str) -> tuple[float, bool]:
     >>> hedged_confidence("We checked thoroughly.")
     (0.5, False)
     """
-    lowered = text.lower()
+    lowered = own_words(text).text.lower()
     admissions = sum(_has_words(lowered, phrase) for phrase in _ADMISSIONS)
     hedges = sum(_has_words(lowered, phrase) for phrase in _HEDGES)
     return 0.5 * 0.9 ** min(hedges, 4) * 0.6 ** min(admissions, 2), admissions > 0
@@ -159,7 +155,7 @@ def _may_admit(lowered: str) -> bool:
 
 
 class VerbalizedConfidence:
-    """Reads the confidence that the step's own text states; on a turn without text, that its proposed calls carry.
+    """Reads the confidence that the step's own text states; the arguments of its calls state none.
 
     Silence is a missing reading. An outright admission of not knowing, without a number, is read as a low confidence.
     """
@@ -170,8 +166,6 @@ class VerbalizedConfidence:
     def read(self, step: Step) -> Reading:
         """Parse the step's text."""
         text = step.text
-        if not text or text.isspace():
-            text = step.judged_text()
         value, reason = parse_confidence(text)
         if value is not None:
             return _new_reading(source=self.source, value=value)
@@ -218,7 +212,7 @@ class ElicitedConfidence:
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Parse; on failure show the model its own reply and ask for the number alone."""
-        value, _ = parse_confidence(step.text if step.text.strip() else step.judged_text())
+        value, _ = parse_confidence(step.text)
         messages = [
             *context.messages,
             Message(role=Role.ASSISTANT, content=step.judged_text()),

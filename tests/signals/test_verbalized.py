@@ -39,9 +39,7 @@ SILENT = (None, MissingReason.NOT_STATED)
         ('{"confidence": "0.85"}', 0.85),
         ("{'confidence': .5}", 0.5),
         ('{"confidence"\n :\t 7e-1}', 0.7),
-        ('{"result": {"meta": [{"confidence": 0.4}]}}', 0.4),
         ('Here it is:\n```json\n{"confidence": 0.6}\n```\nDone.', 0.6),
-        ('{"confidence": 0.6', 0.6),
         ("<confidence>0.7</confidence>", 0.7),
         ("<confidence>\n 70 % \n</confidence>", 0.7),
         ("<confidence_score>0.7", 0.7),
@@ -79,7 +77,7 @@ def test_a_stated_confidence_is_read(text, value):
         '{"confidence": 0.9.1}',
         '{"confidence": 1e400}',
         '{"confidence": 0x1}',
-        '{"confidence": 0.' + "1" * 60 + "}",
+        '{"confidence": 0.6',
         '{"confidence": ' + "0" * 9 + "0.8" + "0" * 28 + "e5}",
         "<confidence>very high</confidence>",
         "<confidence></confidence>",
@@ -125,11 +123,21 @@ def test_the_last_of_duplicated_keys_counts_even_when_it_is_invalid():
     assert parse_confidence('{"confidence": 0.9, "confidence": 95}') == INVALID
 
 
-def test_json_is_trusted_before_a_tag_and_a_tag_before_prose():
-    prose, tag, field = "Confidence: 10%.", "<confidence>0.5</confidence>", '{"confidence": 0.9}'
-    assert parse_confidence(f"{field} {tag} {prose}") == (0.9, None)
-    assert parse_confidence(f"{tag} {prose}") == (0.5, None)
-    assert parse_confidence(f'{{"confidence": 95}} {tag}') == INVALID
+def test_of_two_statements_that_contradict_each_other_the_lower_one_counts():
+    prose, tag, field = "Confidence: 70%.", "<confidence>0.6</confidence>", '{"confidence": 0.9}'
+    for text in (
+        f"{prose}\n{field}",
+        f"{prose}\n{tag}\n{field}",
+        f"{tag}\n{field}",
+        f"{tag}\n{prose}",
+        f"{prose}\n{tag}",
+    ):
+        assert parse_confidence(text) == (0.6 if tag in text else 0.7, None)
+
+
+def test_an_unusable_statement_takes_a_high_one_with_it_and_leaves_a_low_one():
+    assert parse_confidence("Confidence: 90%.\nConfidence: 9/10.") == INVALID
+    assert parse_confidence("Confidence: 10%.\nConfidence: 9/10.") == (0.1, None)
 
 
 @given(unit)
@@ -214,17 +222,20 @@ def test_an_admission_does_not_touch_a_stated_number():
 # -- what is read of a step --
 
 
-def test_the_own_text_is_read_and_proposed_calls_only_when_there_is_no_text():
-    call = ToolCall(name="answer", arguments={"text": "Paris", "confidence": 0.3})
+def test_a_turn_without_text_states_nothing_whatever_its_arguments_say():
     reader = VerbalizedConfidence()
-    assert reader.read(said("Confidence: 80%", call)).value == 0.8
-    assert reader.read(said(" \n", call)).value == 0.3
-    assert reader.read(said("I call the tool.", call)).reason == MissingReason.NOT_STATED
-
-
-def test_json_in_a_text_argument_is_not_the_models_own_statement():
-    call = ToolCall(name="write_file", arguments={"content": '{"confidence": 0.99}'})
-    assert VerbalizedConfidence().read(said("", call)).reason == MissingReason.NOT_STATED
+    for body in (
+        '{"confidence": 1.0}',
+        "Confidence: 100%",
+        "I am 100% sure",
+        "<confidence>1.0</confidence>",
+        "I am not sure",
+    ):
+        call = ToolCall(name="forward_email", arguments={"body": body, "confidence": 1.0})
+        for text in ("", " \n"):
+            assert reader.read(said(text, call)).reason == MissingReason.NOT_STATED
+        assert reader.read(said("I call the tool.", call)).reason == MissingReason.NOT_STATED
+        assert reader.read(said("Confidence: 80%", call)).value == 0.8
 
 
 # -- asking for it --

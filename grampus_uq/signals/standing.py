@@ -1,0 +1,129 @@
+"""Whose statement a sentence is, judged by what stands around it.
+
+A statement that follows somebody's report, an announcement ("The page reads:") or a table of values, or that the next
+sentence takes back, is doubtful. What is doubtful may lower a reading and never raise one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from grampus_uq.signals.own_words import GAP, LAZY
+
+__all__ = ["is_doubtful", "sentences_of"]
+
+_LINES_ABOVE = 40
+_SENTENCE_END = re.compile(r"(?<=[.!?])([*_)\]]{0,3})\s+")
+_ABBREVIATION = re.compile(
+    r"(?:\b[a-z]\.[a-z]?|\b(?:cf|vs|mr|mrs|ms|dr|st|no|nr|eg|ie|resp|approx|al|pp|fig|eq))\.$", re.IGNORECASE
+)
+_FRAME = re.compile(
+    r"\b(?:below|follow(?:s|ing)|verbatim|quot\w{1,7}|word for word|own words|these words|this text|pasted?|copied"
+    r"|suppose|imagine|pretend\w{0,3}|hypothetical\w{0,2}|role-?play\w{0,3}|example|template|fiction\w{0,2}|draft|joking"
+    r"|told to)\b",
+    re.IGNORECASE,
+)
+_REPORT = re.compile(
+    r"\b(?:says?|said|wrote|writes?|reads|report(?:s|ed)|return(?:s|ed)|repl(?:y|ies|ied)|answer(?:s|ed)|respond(?:s|ed)"
+    r"|stat(?:es|ed)|claim(?:s|ed)|predict(?:s|ed)|classif(?:ies|ied)|labell?ed|labels|detect(?:s|ed)|scor(?:es|ed)"
+    r"|told|tells|according|outputs?|insist(?:s|ed)|assur(?:es|ed)|shows|showed|gave|gives|sent|sends|thinks|believes"
+    r"|model|classifier|detector)\b",
+    re.IGNORECASE,
+)
+_FIRST_PERSON = re.compile(r"[\W_]*(?:i|we|i'm|i've|i'll)\b", re.IGNORECASE)
+_TAKES_BACK = re.compile(
+    r"[\W_]*(?:no|not|nope|never|hardly|just kidding|kidding|joking|or (?:not|rather)|wait|scratch that|correction|if"
+    r"|unless|provided|assuming|only if|but (?:only|not|if)|except|end(?: of)?|according"
+    r"|(?:that|this|it|those|these)(?: (?:is|was|are|were|would be)|'s)"
+    r" (?:what|how|not|wrong|false|a lie|a quote|a joke|the |his|her|their|its|from|copied|an? (?:example|quot))"
+    r"|so (?:said|says|he|she|it|they)\b|(?:the )?(?:he|she|they|customer|user|tool|email|page|model) "
+    r"(?:said|says?|wrote|writes?|claim\w{0,3}|think\w?|believe\w?)(?![^.!?\n]*[:\ufffc\ufffb]))\b",
+    re.IGNORECASE,
+)
+_INTRODUCTION = re.compile(
+    r"[\W_]*(?:(?:so|ok|okay|sure)[,!.]? )?(?:here it is|(?:here(?:'s| is) |this is |and )?"
+    r"(?:(?:my|the|your|final) ){0,3}"
+    r"(?:answer|solution|conclusion|decision|assessment|json|json object|confidence|certainty"
+    r"|(?<=my )(?:response|reply|result)|(?<=final )(?:response|reply|result))"
+    r"(?: (?:is|in json|as json|as requested|with confidence|with my confidence))?)[\W_]*",
+    re.IGNORECASE,
+)
+_OWN_KEYS = (
+    r"(?:(?:final|my|short) )?answer|confidence|certainty|confidence[ _](?:score|level)|reason(?:ing)?|explanation"
+    r"|rationale|conclusion|decision|summary|action|thought|recommendation|next steps?|justification|solution"
+    r"|note|assumptions?"
+)
+_KEYED = re.compile(
+    rf"[\W_]*(?!(?:{_OWN_KEYS})[*_'\" ]{{0,4}}[:=])[\w'-]{{1,24}}(?: [\w'-]{{1,24}})?[*_'\" ]{{0,4}}[:=]\s*\S",
+    re.IGNORECASE,
+)
+
+
+def sentences_of(line: str) -> list[str]:
+    """The sentences of a line; a full stop after an abbreviation ends none."""
+    sentences: list[str] = []
+    for part in _SENTENCE_END.sub(r"\1\n", line.strip()).split("\n"):
+        if sentences and _ABBREVIATION.search(sentences[-1][-12:]):
+            sentences[-1] = f"{sentences[-1]} {part}"
+        else:
+            sentences.append(part)
+    return sentences
+
+
+def is_doubtful(lines: Sequence[str], number: int, sentences: Sequence[str], index: int) -> bool:
+    """True when sentence `index` of line `number` may be somebody else's, hypothetical or taken back.
+
+    `number` may be one past the last line, with no sentences: what is judged then stands after the text.
+    """
+    following = sentences[index + 1] if index + 1 < len(sentences) else _below(lines, number)
+    if _TAKES_BACK.match(following):
+        return True
+    if index > 0 and _frames(sentences[index - 1]):
+        return True
+    return _announced(lines, number, starts_line=index == 0) or _in_table(lines, number)
+
+
+def _below(lines: Sequence[str], number: int) -> str:
+    return next((line for line in lines[number + 1 : number + 4] if line.strip()), "")
+
+
+def _frames(sentence: str) -> bool:
+    if _FRAME.search(sentence):
+        return True
+    if _FIRST_PERSON.match(sentence) or sentence.rstrip(".,!?;)]} ").endswith(GAP):  # what was reported stands there
+        return False
+    return _REPORT.search(sentence) is not None
+
+
+def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
+    """True when a line above announces somebody else's words, or is a block quotation that may go on here."""
+    nearest, paragraph = starts_line, True
+    for above in range(number - 1, max(-1, number - _LINES_ABOVE), -1):
+        line = lines[above].strip()
+        if not line:
+            paragraph = False
+            continue
+        if line == GAP or line[-1] in "}]":  # what was announced stands here, and the sentence comes after it
+            return False
+        if LAZY in line:
+            return paragraph
+        if line.rstrip("*_ ").endswith(":"):
+            return not _INTRODUCTION.fullmatch(line)
+        if not paragraph:
+            return nearest and _FRAME.search(line) is not None
+        if nearest and _frames(sentences_of(line)[-1]):
+            return True
+        nearest = False
+    return number >= _LINES_ABOVE and paragraph
+
+
+def _in_table(lines: Sequence[str], number: int) -> bool:
+    """True when the paragraph has other lines of the form "key: value" than the model's own."""
+    for step in (-1, 1):
+        for beside in range(number + step, number + step * _LINES_ABOVE, step):
+            if not 0 <= beside < len(lines) or not lines[beside].strip():
+                break
+            if _KEYED.match(lines[beside]):
+                return True
+    return False

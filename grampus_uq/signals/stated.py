@@ -1,0 +1,142 @@
+"""The grammar of a stated confidence: the sentences that say how sure the model is of its own answer, and no others.
+
+A sentence counts when it is such a statement from its first word to its last. A denial, a condition, a question, a
+number of something else, somebody else's certainty is no such sentence, whatever words it uses.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["INVALID", "MAY_STATE", "OTHER_SCALE", "STATING_WORDS", "parse_number", "stated"]
+
+INVALID: Final = -1.0
+"""Stands for a statement whose number is no probability."""
+
+STATING_WORDS: Final = ("confiden", "certain", "sure", "probability", "chance", "likelihood")
+MAY_STATE: Final = re.compile("|".join(STATING_WORDS), re.IGNORECASE)
+"""A sentence without one of these words states nothing."""
+
+OTHER_SCALE: Final = re.compile(
+    r"\bscale(?: is|:)? ?(?:of |from )?[0-9.]+ ?(?:-|–|to|and|through) ?(?!1(?:\.0)?\b)[0-9]|\bout of (?:5|7|10|100)\b"
+    r"|\b[01] ?(?:-|–|to) ?(?:5|7|10|20|100)\b|\b(?:5|7|10|five|seven|ten)[- ]point\b|\bin percent\b|\bpercentages?\b"
+    r"|\b(?:one|zero) to (?:five|seven|ten|a hundred|one hundred)\b",
+    re.IGNORECASE,
+)
+"""Words that give a bare number another meaning than a probability."""
+
+_NUMBER = re.compile(r"([+-]?(?:[0-9]{1,15}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})(?:[eE][+-]?[0-9]{1,3})?)\s?(%?)\Z")
+
+
+def parse_number(text: str) -> float | None:
+    """A probability stated as "0.85", ".85", "1" or "85%"; None when it is anything else (85, -0.2, NaN, true, "high").
+
+    >>> parse_number("85%"), parse_number("0"), parse_number("85"), parse_number("-0.2"), parse_number("NaN")
+    (0.85, 0.0, None, None, None)
+    """
+    match = _NUMBER.match(text.strip())
+    if match is None:
+        return None
+    value = float(match[1]) / (100.0 if match[2] else 1.0)
+    return value if 0.0 <= value <= 1.0 else None
+
+
+_THING = (
+    r"(?:final )?(?:answer|response|reply|result|solution|conclusion|choice|decision|assessment|analysis|calculation"
+    r"|estimate|recommendation|prediction|judge?ment|classification|diagnosis|translation|plan|step|action|call)"
+)
+_IT = rf"(?:this|that|it|(?:this|that|my|the) {_THING})"
+_RIGHT = r"(?:right|correct|accurate|true)"
+_ABOUT_IT = rf" (?:in|of|about|on|with) {_IT}(?: being {_RIGHT})?"
+_NAME = r"(?-i:[0-9](?:[0-9.,:]{0,15}[0-9])?|[A-Z][\w'-]{0,20}(?: [A-Z][\w'-]{0,20}){0,3})"  # an answer, not a sentence
+_CLAIM = (
+    rf" (?:that )?(?:{_IT}(?: is|'s| was)(?: indeed)? {_RIGHT}|(?:i am|i'm) (?:right|correct)"
+    rf"|i (?:have |got |have got )(?:this|it|that) {_RIGHT}|this is the {_RIGHT} {_THING}"
+    rf"|the task will (?:eventually )?be solved(?: correctly)?"
+    rf"|(?:it is|it's|this is|that is|the (?:{_RIGHT} )?answer is) {_NAME})"
+)
+_LEAD = (
+    r"(?:(?:so|and|overall|in short|in summary|to sum up|all in all|all told|therefore|thus|hence|yes|ok|okay"
+    r"|currently|right now|now|at this point|personally|in conclusion)[,:]? )?"
+)
+_SURE = r"(?:sure|confident|certain)"
+_CONFIDENCE = r"(?:confidence|certainty)"
+_AMOUNT = (
+    r"(?:about |around |roughly |approximately |at least |over |more than |~ ?)?"
+    r"(?P<number>[+-]?[0-9.][0-9a-z.,+\-–]{0,60}|[+-]?(?:nan|inf(?:inity)?)\b)(?P<percent> ?%| percent\b| per cent\b)?"
+)
+_I_AM = r"(?:(?:i would|i'd) say (?:that )?)?(?:i am|i'm|i feel)(?: now| currently| still| quite)?(?: only| just)?"
+_ZERO_TO_ONE = r" ?\(?(?:on )?(?:a scale (?:of|from) )?0(?:\.0)? ?(?:-|–|to) ?1(?:\.0)?\)?"
+
+_FORMS: Final = tuple(
+    re.compile(_LEAD + form, re.IGNORECASE)
+    for form in (
+        rf"(?:(?:my|overall|final|current|own|estimated) ){{0,3}}{_CONFIDENCE}(?: (?:score|level|rating|estimate))?"
+        rf"(?:{_ABOUT_IT})?(?:{_ZERO_TO_ONE})?(?: ?[:=] ?| is | is at | stands at ){_AMOUNT}(?P<tail>.*)",
+        rf"(?:with )?(?:a )?{_CONFIDENCE} of {_AMOUNT}(?P<tail>.*)",
+        rf"{_I_AM} (?:a |an )?{_AMOUNT} {_SURE}\b(?P<tail>.*)",
+        rf"i (?:have|say this with|answer(?: this)? with|give this answer with) (?:a |an )?{_AMOUNT}"
+        rf" {_CONFIDENCE}\b(?P<tail>.*)",
+        rf"(?:i|i would|i'd) (?:rate|estimate|put|set) my {_CONFIDENCE}(?: level)?(?:{_ABOUT_IT})?"
+        rf" (?:at|as|to be) {_AMOUNT}(?P<tail>.*)",
+        rf"(?:there is|there's|i see|i estimate) (?:a |an )?{_AMOUNT}"
+        rf" (?:probability|chance|likelihood){_CLAIM}(?P<tail>.*)",
+        rf"the (?:probability|chance|likelihood){_CLAIM} is {_AMOUNT}(?P<tail>.*)",
+    )
+)
+_TAG: Final = re.compile(r"<confidence(?:_score)?>([^<]{0,60})(?:</confidence(?:_score)?>|$)[.!]?", re.IGNORECASE)
+_TAIL = re.compile(
+    rf"(?:{_ABOUT_IT}|{_CLAIM})?(?:{_ZERO_TO_ONE})?(?: \((?:very |quite )?(?:high|medium|moderate|low)\))?"
+    r"(?:(?:,|;| -| –| —)? (?:because|since|based on|due to)\b(?P<reason>.{0,200}?))?[.!]?",
+    re.IGNORECASE,
+)
+_OTHER_UNIT = re.compile(r" ?(?:/|(?:out )?of [0-9]|-|–|to [0-9]|or [0-9]|\(|\+|±|x\b)", re.IGNORECASE)
+_TAKEN_BACK = re.compile(
+    r"\b(?:not|no|never|none|nobody|nothing|neither|nor|hardly|without|cannot|\w{1,12}n't|if|unless|until|assuming"
+    r"|provided|but|however|although|though|except|wrong|fail\w{0,5}|false|incorrect|mistaken|would|could|might|may"
+    r"|said|says|told|claim\w{0,3})\b|[?]|\.\.",
+    re.IGNORECASE,
+)
+_BULLET = re.compile(r"^\s*(?:[-*+•]|#{1,6}|[0-9]{1,3}[.)])\s+")
+_EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
+_LABEL_WORDS = re.compile(r"(?<=confidence)_(?=score|level)(?![^<]{0,8}>)", re.IGNORECASE)
+
+
+def stated(sentence: str, *, other_scale: bool = False) -> float | None:
+    """The probability that a sentence states, `INVALID` when its number is none, None when it states nothing.
+
+    With `other_scale` a number without a percent sign is no probability.
+    """
+    tag = _TAG.fullmatch(sentence.strip())
+    if tag is not None:
+        return _probability(tag[1].strip(), other_scale=other_scale)
+    sentence = _plain(sentence)
+    for form in _FORMS:
+        match = form.match(sentence)
+        if match is not None:
+            number, percent = match["number"], match["percent"] or ""
+            bare = number if percent else number.rstrip(".,")
+            return _said(f"{bare}{'%' if percent else ''}", number[len(bare) :] + match["tail"], other_scale)
+    return None
+
+
+def _said(number: str, tail: str, other_scale: bool) -> float | None:
+    """What a form with this number and this end of its sentence states; a lone 1 may be one percent or one of ten."""
+    whole = _TAIL.fullmatch(tail)
+    value = INVALID if number in {"1", "+1"} else _probability(number, other_scale=other_scale)
+    if value == INVALID or (whole is None and _OTHER_UNIT.match(tail)):
+        return INVALID
+    return None if whole is None or (whole["reason"] and _TAKEN_BACK.search(whole["reason"])) else value
+
+
+def _probability(number: str, *, other_scale: bool) -> float:
+    value = parse_number(number)
+    return INVALID if value is None or (other_scale and value > 0.0 and "%" not in number) else value
+
+
+def _plain(sentence: str) -> str:
+    """The sentence without bullet, emphasis and enclosing brackets, its blanks made one."""
+    sentence = _LABEL_WORDS.sub(" ", _BULLET.sub("", sentence).replace("’", "'"))
+    sentence = " ".join(_EMPHASIS.sub("", sentence).split())
+    return sentence[1:-1].strip() if sentence[:1] + sentence[-1:] in {"()", "[]"} else sentence
