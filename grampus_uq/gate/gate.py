@@ -11,7 +11,9 @@ of a record is `gate.call`'s, and whether a call may run is `gate.clearance`'s.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from grampus_uq.gate.call import (
     FRAMEWORK,
     REJECTED_BEFORE,
     REPEATED,
+    UNKNOWN_OUTCOME,
     UNVOUCHED,
     CallPhase,
     CallRecord,
@@ -45,6 +48,7 @@ from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
 __all__ = ["Gate"]
 
+_MAX_SPENT = 65_536
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 
 
@@ -67,6 +71,8 @@ class Gate:
         self.effects = effects or ToolEffects()
         self.precondition = precondition
         self._schema_of = schema_of
+        self._spent: OrderedDict[str, None] = OrderedDict()
+        self._lock = threading.Lock()
 
     def terms(
         self,
@@ -211,6 +217,19 @@ class Gate:
         now_s = time.time() if now_s is None else now_s
         return asked_again(record, terms, self.approvals, now_s, f"the approval is void: {why}")
 
+    def _spend(self, request_id: str) -> bool:
+        """True the first time that a call starts here on what was decided to this request.
+
+        A state that was put back to before the call ran would run it once more.
+        """
+        with self._lock:
+            if request_id in self._spent:
+                return False
+            self._spent[request_id] = None
+            while len(self._spent) > _MAX_SPENT:
+                self._spent.popitem(last=False)
+        return True
+
     async def start(
         self,
         record: CallRecord,
@@ -234,6 +253,10 @@ class Gate:
             if record.phase is CallPhase.CLEARED:
                 record = self.void(record, terms, str(error), now_s)
                 keep(record)
+            return record
+        if record.decisions and not self._spend(record.requests[0].id):
+            now_s = time.time() if now_s is None else now_s
+            keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, now_s))
             return record
         record = self.started(record)
         keep(record)
