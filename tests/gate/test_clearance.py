@@ -99,6 +99,19 @@ def test_a_belief_that_nobody_vouches_for_releases_only_what_is_known_to_be_harm
     assert runs(record, terms=unvouched, effect=effect) is (effect in (Effect.READ, Effect.REVERSIBLE))
 
 
+def test_a_clearance_of_this_process_goes_once_the_call_is_no_more_cleared() -> None:
+    record = cleared(CallRecord(proposed=PAY, step_id="llm_1"))
+    assert not runs(record.change(phase=CallPhase.WAITING).change(phase=CallPhase.CLEARED))
+    assert not runs(record.change(step_id="llm_2"))
+
+
+def test_a_request_on_something_else_is_replaced_when_the_state_is_not_believed() -> None:
+    foreign = waiting().change(requests=waiting(PAY.model_copy(update={"id": "c7"})).requests)
+    after = restored(foreign, TERMS, SIGNED, NOW, believed=False)
+    assert [request.call for request in after.requests] == [PAY]
+    assert restored(waiting(), TERMS, SIGNED, NOW, believed=False).waiting
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -252,8 +265,9 @@ def test_no_grant_answers_what_is_asked_about_one_call(doubt: Doubt) -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("by", ["decision", "grant"])
 async def test_of_two_tasks_that_start_one_approved_call_only_one_does_while_its_precondition_is_asked(
-    anyio_backend: str,
+    anyio_backend: str, by: str
 ) -> None:
     asking = anyio.Event()
 
@@ -262,13 +276,13 @@ async def test_of_two_tasks_that_start_one_approved_call_only_one_does_while_its
         await anyio.sleep(0.01)
 
     gate = Gate(approvals=SIGNED, precondition=holds)
-    kept = {"c1": approved()}
+    grant = ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=NOW + 9e9))
+    kept = {"c1": approved() if by == "decision" else granted(waiting(), grant)}
     seen: list[CallPhase] = []
 
     async def start() -> None:
-        record = kept["c1"]
-        mine = record.phase is CallPhase.CLEARED
-        record = await gate.start(record, PAY, TERMS, None, None, lambda new: kept.update(c1=new))
+        mine = kept["c1"].phase is CallPhase.CLEARED
+        record = await gate.start(kept["c1"], PAY, TERMS, None, None, lambda new: kept.update(c1=new))
         if mine and record.phase is CallPhase.STARTED:
             seen.append(record.phase)
 
@@ -280,6 +294,7 @@ async def test_of_two_tasks_that_start_one_approved_call_only_one_does_while_its
         group.start_soon(start)
         group.start_soon(second)
     assert seen == [CallPhase.STARTED]
+    assert kept["c1"].phase is CallPhase.STARTED
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -64,6 +64,7 @@ class Till:
 
     def __init__(self) -> None:
         self.keys: list[str] = []
+        self.looked: list[str] = []
 
     def tools(self) -> FunctionTools:
         @tool(effect=Effect.IRREVERSIBLE)
@@ -73,6 +74,7 @@ class Till:
 
         @tool(effect=Effect.READ)
         def look(at: str) -> str:
+            self.looked.append(at)
             return "nothing"
 
         return FunctionTools(pay, look)
@@ -150,6 +152,18 @@ async def attack(scene: Scene, forged: Stored, *, p_true: float = 0.99, open_sto
     Returns the keys of the payments that ann did not approve. Nothing but this package's own errors may be raised.
     """
     store, till = open_store(), Till()
+    await write(forged, store)
+    one = runner(till, store, scene.policy, p_true)
+    for _ in range(RESUMES):
+        try:
+            await one.resume("mailer", "v")
+        except GrampusError:
+            break
+    return [key for key in till.keys if key not in scene.approved]
+
+
+async def write(forged: Stored, store: SessionStore) -> None:
+    """The forged documents, in a store."""
     body = dict(forged.session) if forged.seal is None else {"seal": forged.seal, **forged.session}
     await store.put(
         "session", VICTIM, json.dumps(body, separators=(",", ":")), expected=0, label=str(body.get("status"))
@@ -161,13 +175,6 @@ async def attack(scene: Scene, forged: Stored, *, p_true: float = 0.99, open_sto
         await store.put("grant", str(number), json.dumps(grant), expected=0, label="pay")
     for position, entry in enumerate(forged.log):
         await store.append(forged.session["transcript"]["log"], entry, expected=position)
-    one = runner(till, store, scene.policy, p_true)
-    for _ in range(RESUMES):
-        try:
-            await one.resume("mailer", "v")
-        except GrampusError:
-            break
-    return [key for key in till.keys if key not in scene.approved]
 
 
 def _inner(decision: Values) -> Values:
@@ -250,8 +257,15 @@ def _request_rewritten(stored: Stored, rng: random.Random) -> None:
         )
 
 
+def certain(stored: Stored) -> Values:
+    """The belief of a run that was sure of all that it did, as this session's own."""
+    belief: Values = copy.deepcopy(stored.others["mailer/sure"]["belief"])
+    belief["state"]["session_id"] = "v"
+    return belief
+
+
 def _belief_of_a_sure_run(stored: Stored, rng: random.Random) -> None:
-    stored.session["belief"] = copy.deepcopy(stored.others["mailer/sure"]["belief"])
+    stored.session["belief"] = certain(stored)
 
 
 def _belief_written(stored: Stored, rng: random.Random) -> None:

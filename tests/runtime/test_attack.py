@@ -15,6 +15,7 @@ import pytest
 from grampus_uq.errors import GrampusError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.records import ToolCall
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from tests.runtime.agents import AGENT
@@ -28,11 +29,13 @@ from tests.runtime.forging import (
     Till,
     ann,
     attack,
+    certain,
     dumped,
     forge,
     pay,
     runner,
     scene,
+    write,
 )
 
 CHOSEN: dict[str, Callable[[Stored], object]] = {}
@@ -102,12 +105,12 @@ def put_back_to_new(stored: Stored) -> None:
 @chosen
 def put_back_to_new_with_a_certain_belief(stored: Stored) -> None:
     stored.call.update({"phase": "new", "requests": []})
-    stored.session["belief"] = copy.deepcopy(stored.others["mailer/sure"]["belief"])
+    stored.session["belief"] = certain(stored)
 
 
 @chosen
 def a_certain_belief_and_no_turn_so_that_the_model_proposes_again(stored: Stored) -> None:
-    stored.session |= {"turn": [], "belief": copy.deepcopy(stored.others["mailer/sure"]["belief"]), "vouched": True}
+    stored.session |= {"turn": [], "belief": certain(stored), "vouched": True}
     if "messages" in stored.session:
         stored.session["messages"] = stored.session["messages"][:4]
 
@@ -369,3 +372,34 @@ def test_an_old_state_put_back_runs_what_was_approved_again_in_another_process_w
     """What docs/runtime.md says can still be done: never another call, and the service behind it sees the same key."""
     keys, _ = anyio.run(_put_back, "public keys", True)
     assert len(set(keys)) == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("phase", ["cleared", "new", "started"])
+def test_a_harmless_call_that_somebody_wrote_into_the_turn_waits_like_any_other(policy: str, phase: str) -> None:
+    async def run() -> list[str]:
+        found, till, store = await _scene(policy), Till(), MemoryStore()
+        forged = found.stored.copy()
+        look = ToolCall(id="l9", name="look", arguments={"at": "/etc/shadow"})
+        forged.session["turn"] = [
+            {"proposed": dumped(look), "call": dumped(look), "step_id": "llm_1", "phase": phase, "effect": "read"}
+        ]
+        await write(forged, store)
+        await runner(till, store, policy, 0.99).resume("mailer", "v")
+        return till.looked
+
+    assert anyio.run(run) == []
+
+
+@pytest.mark.parametrize(("policy", "asks"), [("public keys", True), ("public keys and a seal", False)])
+def test_another_process_asks_for_each_irreversible_call_unless_a_shared_seal_vouches_for_the_belief(
+    policy: str, asks: bool
+) -> None:
+    async def run() -> tuple[list[str], int]:
+        till, store = Till(), MemoryStore()
+        (request,) = (await runner(till, store, policy).run(AGENT, "pay", session_id="v")).pending
+        signed = ann(policy).sign(request.decide("approve", principal="ann"))
+        result = await runner(till, store, policy, 0.99).resume("mailer", "v", signed)
+        return [request.rule for request in result.pending], len(till.keys)
+
+    assert anyio.run(run) == ((["unvouched_state"], 1) if asks else ([], 2))
