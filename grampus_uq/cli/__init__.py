@@ -24,6 +24,7 @@ _COMMANDS = {
     "evaluate": "evaluate",
     "export": "export",
     "fit": "fit",
+    "prune": "prune",
     "risk": "risk",
     "runs": "runs",
     "stop": "stop",

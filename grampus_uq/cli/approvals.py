@@ -47,7 +47,7 @@ def command() -> None:
 
 def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
     async def run() -> Result:
-        store = open_store(url)
+        store = open_store(url, create=False)
         try:
             return await work(Ledger(store))
         finally:

@@ -45,6 +45,7 @@ from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.records import ToolCall
 from grampus_uq.session import Session
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+from grampus_uq.wire.calls import read_arguments
 
 __all__ = ["Gate"]
 
@@ -157,7 +158,10 @@ class Gate:
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def problem(self, call: ToolCall) -> str | None:
-        """Why arguments that a human wrote cannot run: they do not fit the tool's schema."""
+        """Why arguments that a human wrote cannot run: no store holds them, or they do not fit the tool's schema."""
+        unreadable = read_arguments(call.arguments).problem
+        if unreadable is not None:
+            return f"the arguments {unreadable}"
         schema = self._schema_of(call.name)
         return None if schema is None else problem_of(call.arguments, schema)
 

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from pydantic import JsonValue
 
-from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
+from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, Grant
 from grampus_uq.gate.seal import Seal
 from grampus_uq.records import Message, ToolCall, canonical_json
@@ -34,7 +34,13 @@ Note = tuple[str, Mapping[str, JsonValue]]
 
 def session_key(agent_id: str, session_id: str) -> str:
     """The key of a session; ids may hold any character."""
-    return f"{quote(agent_id, safe='')}/{quote(session_id, safe='')}"
+    try:
+        return f"{quote(agent_id, safe='')}/{quote(session_id, safe='')}"
+    except UnicodeEncodeError as error:
+        rule = "texts that a store can hold, without half characters"
+        raise ConfigurationError.of(
+            "agent_id and session_id", "session", rule, ascii((agent_id, session_id))
+        ) from error
 
 
 def audit_of(agent_id: str, session_id: str, notes: Sequence[Note]) -> Append:
@@ -82,7 +88,7 @@ class Ledger:
         key = session_key(agent_id, session_id)
         found = await self.store.get("session", key)
         while found is not None:
-            state = self._state(found)
+            state = self.head(found)
             if state.transcript is None:  # written by a release that kept the messages in the document
                 return state, found.version
             try:
@@ -97,7 +103,7 @@ class Ledger:
             return state, found.version
         return None
 
-    def _state(self, found: Document) -> AgentState:
+    def head(self, found: Document) -> AgentState:
         """A stored state without its messages, and until when it is held."""
         self._heard(found.read_s)
         body, holds = self.opened(found.key, found.body)
@@ -154,7 +160,7 @@ class Ledger:
         states = []
         for document in found:
             try:
-                state = self._state(document)
+                state = self.head(document)
             except StoreError as error:
                 _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
                 continue
@@ -176,7 +182,7 @@ class Ledger:
         found = {}
         for document in await self.store.scan("session", label=AgentStatus.RUNNING.value):
             try:
-                state = self._state(document)
+                state = self.head(document)
             except StoreError:
                 continue  # nobody runs what nobody can read
             if state.leased_for_s() and state.worker is not None:

@@ -26,7 +26,8 @@ from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.state import ExecutionResult
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
-from grampus_uq.wire.whole_text import whole
+from grampus_uq.wire.calls import is_unparsed, read_arguments
+from grampus_uq.wire.whole_text import short_text, whole
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.runner import AgentRunner
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Loop", "RunEvent"]
 
 MAX_REJECTED_TURNS = 2
+_MAX_CALLS = 256
+_MAX_NAME = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +118,16 @@ class Loop:
         state, session = self._state, self._hold.session
         response = await self._hold.watched(self._ask)
         step_id = f"llm_{state.current_step}"
-        calls = _distinct(response.tool_calls, step_id, {c.id for m in state.messages for c in m.tool_calls})
+        taken = {call.id for message in state.messages for call in message.tool_calls}
+        calls, refused = _bounded(response.tool_calls, step_id, taken)
+        content = short_text(response.content)
         state.total_token_usage = (state.total_token_usage or TokenUsage()) + response.token_usage
         prompt = list(state.messages)
         assessment, action = None, UncertaintyAction.PROCEED
         if session is not None:
             assessment, action = await self._hold.watched(
                 lambda: session.observe_llm_response(
-                    response.content,
+                    content,
                     step_id,
                     prompt_messages=prompt,
                     model_client=self._runner.model_client,
@@ -134,15 +139,17 @@ class Loop:
                 )
             )
         state.current_step += 1
-        state.propose(whole(response.content), calls, step_id)
+        state.propose(content, calls, step_id)
+        for record in [record for record in state.turn if record.proposed.id in refused]:
+            state.settle(record, f"Not executed: {refused[record.proposed.id]}. Propose it differently.", is_error=True)
         if action is UncertaintyAction.ABORT:
             await self._abort(assessment)
         if action is UncertaintyAction.PAUSE_FOR_HUMAN and assessment is not None:
             self._wait_for_all(assessment)
         if not calls:
-            state.output = response.content
+            state.output = content
         await self._save()
-        shown = "" if action.stops else response.content
+        shown = "" if action.stops else content
         return RunEvent(kind="step", text=shown, step=assessment, calls=tuple(calls))
 
     async def _ask(self) -> ModelResponse:
@@ -275,16 +282,24 @@ class Loop:
             self._state.store_failures += 1
 
 
-def _distinct(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> list[ToolCall]:
-    """The calls with ids that are new to the transcript: it needs exactly one result for each."""
-    seen = set(taken)
-    distinct = []
+def _bounded(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> tuple[list[ToolCall], dict[str, str]]:
+    """The calls as a store can hold them, and why, by id, those that it cannot hold must not run.
+
+    Each has an id that is new to the transcript: it needs exactly one result for each. What could not be read back
+    after it was stored (too deep, too long, too many digits, no JSON) is refused before anything is judged or runs.
+    """
+    seen, bounded, refused = set(taken), list[ToolCall](), dict[str, str]()
     for index, call in enumerate(calls):
-        if not call.id or call.id in seen:
-            call = call.model_copy(update={"id": f"{step_id}_call_{index}"})
-        call = call.model_copy(
-            update={"id": whole(call.id), "name": whole(call.name), "arguments": whole(call.arguments)}
-        )
-        seen.add(call.id)
-        distinct.append(call)
-    return distinct
+        identity = whole(call.id)[:_MAX_NAME]
+        if not identity or identity in seen:
+            identity = f"{step_id}_call_{index}"
+        read = read_arguments(call.arguments if index < _MAX_CALLS else {})
+        if index >= _MAX_CALLS:
+            refused[identity] = f"one answer may propose {_MAX_CALLS} calls at most"
+        elif read.problem is not None or is_unparsed(call):
+            refused[identity] = f"its arguments {read.problem or 'are not JSON'}"
+        elif len(call.name) > _MAX_NAME:
+            refused[identity] = f"no tool has a name of {len(call.name)} characters"
+        seen.add(identity)
+        bounded.append(ToolCall(id=identity, name=whole(call.name)[:_MAX_NAME], arguments=read.values))
+    return bounded, refused

@@ -34,7 +34,7 @@ from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.watch import CalibrationWatch, finished_run
 from grampus_uq.stats.calibration_watch import detector_id
 from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
-from grampus_uq.wire.whole_text import whole
+from grampus_uq.wire.whole_text import short_text, whole
 
 __all__ = ["AgentRunner"]
 
@@ -137,7 +137,8 @@ class AgentRunner:
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
-        state.messages += [*messages, Message(role=Role.USER, content=user_input)]
+        state.messages += [*messages, Message(role=Role.USER, content=short_text(user_input))]
+        _storable(state)
         hold = await self.take(state, version)
         async with aclosing(self._drive(hold, agent_def)) as events:
             async for event in events:
@@ -388,6 +389,16 @@ class AgentRunner:
         own = getattr(self.tool_executor, "schemas", None)
         listed = own() if callable(own) else []
         return [*(listed if isinstance(listed, list) else []), *(agent.schema() for agent in self.sub_agents.values())]
+
+
+def _storable(state: AgentState) -> None:
+    """Refuse a session that could not be read again once it was stored."""
+    try:
+        AgentState.model_validate_json(state.model_dump_json())
+    except (ValueError, RecursionError) as error:
+        rule = "texts and JSON values that a store can hold: no half characters, at most 100 levels deep"
+        what = f"{type(error).__name__}: {str(error)[:150]}"
+        raise ConfigurationError.of("messages and metadata", "AgentRunner.run", rule, what) from error
 
 
 def _ended(result: ExecutionResult | None) -> ExecutionResult:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records import ToolCall, ToolResult
 from grampus_uq.vocabulary import Effect, parse_effect
+from grampus_uq.wire.whole_text import MAX_TEXT_CHARACTERS, short_text
 
 __all__ = ["FunctionTools", "Tool", "call_executor", "tool"]
 
@@ -149,7 +150,7 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
     except Exception as error:  # noqa: BLE001 (a failing tool is a result for the model, not the end of the agent)
         return ToolResult(
             tool_call_id=call.id,
-            output=f"The tool failed: {type(error).__name__}: {error}"[:2_000],
+            output=f"The tool failed: {type(error).__name__}{_said(error)}"[:2_000],
             is_error=True,
             duration_ms=(time.perf_counter() - started) * 1e3,
         )
@@ -162,15 +163,26 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
 
 
 def _writable(result: ToolResult) -> ToolResult:
-    """The result, or where it cannot be written as text a sentence that says so: the call ran all the same."""
-    if isinstance(result.output, str):
-        return result
+    """The result with an output that a transcript can hold, or else a sentence that says so: the call ran all the same.
+
+    Bytes are read as UTF-8. Of a text of more than `MAX_TEXT_CHARACTERS` the beginning is kept.
+    """
+    output = result.output
     try:
-        result.text()
+        if isinstance(output, bytes | bytearray):
+            output = bytes(output[: 4 * MAX_TEXT_CHARACTERS + 4]).decode("utf-8", "replace")
+        text = output if isinstance(output, str) else result.text()
     except Exception as error:  # noqa: BLE001 (a value of the user's that cannot even be printed)
-        text = f"The call ran, but its result cannot be written as text: {type(error).__name__}"
-        return result.model_copy(update={"output": text})
-    return result
+        text = output = f"The call ran, but its result cannot be written as text: {type(error).__name__}"
+    short = short_text(text)
+    return result.model_copy(update={"output": short if isinstance(output, str) or short is not text else output})
+
+
+def _said(error: Exception) -> str:
+    try:
+        return f": {error}"
+    except Exception:  # noqa: BLE001 (an error of the user's that cannot even be printed)
+        return ""
 
 
 def _executor_call(executor: Any, call: ToolCall, key: str) -> Awaitable[Any]:

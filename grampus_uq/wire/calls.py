@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn
 
 from pydantic import JsonValue
 
-from grampus_uq.records import ToolCall
+from grampus_uq.records import ToolCall, canonical_json
 from grampus_uq.wire.fields import field, kind_of, text_field
 from grampus_uq.wire.whole_text import whole_text
 
@@ -33,7 +33,7 @@ UNPARSED: Final = "unparsed_arguments"
 
 MAX_ARGUMENT_CHARACTERS: Final = 1_000_000
 _MAX_SHOWN: Final = 10_000
-_MAX_DEPTH: Final = 200  # what a record of a call takes, and a little less
+_MAX_DEPTH: Final = 100  # a stored session holds a call some ten levels deep, and what reads it takes 200
 _MAX_BITS: Final = 13_000  # Python writes no whole number of more than 4300 digits
 _ARGUMENTS: Final = ("arguments", "args", "input", "action", "operation", "operations")
 
@@ -76,7 +76,10 @@ def read_arguments(given: Any) -> Arguments:
         found = {} if found is None else found
         if not isinstance(found, Mapping):
             raise _UnreadableError(f"are not a JSON object: {kind_of(found)}")
-        return Arguments(values={_key(name): _plain(item, _MAX_DEPTH) for name, item in _distinct(found)})
+        values = {_key(name): _plain(item, _MAX_DEPTH) for name, item in _distinct(found)}
+        if not isinstance(given, str) and len(canonical_json(values)) > MAX_ARGUMENT_CHARACTERS:
+            raise _UnreadableError(f"exceed {MAX_ARGUMENT_CHARACTERS} characters")
+        return Arguments(values=values)
     except _UnreadableError as error:
         return Arguments(values={UNPARSED: _kept(given)}, problem=str(error))
     except Exception as error:  # noqa: BLE001 (somebody else's mapping)

@@ -6,11 +6,13 @@ write of its session fail, so it is mended where it enters, before anything is j
 
 from __future__ import annotations
 
-from typing import overload
+from typing import Final, overload
 
 from pydantic import JsonValue
 
-__all__ = ["whole", "whole_text"]
+__all__ = ["MAX_TEXT_CHARACTERS", "short_text", "whole", "whole_text"]
+
+MAX_TEXT_CHARACTERS: Final = 1_000_000
 
 
 def whole_text(text: str) -> str:
@@ -26,6 +28,12 @@ def whole_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def short_text(text: str) -> str:
+    """The text, whole; of a longer one the first `MAX_TEXT_CHARACTERS` characters and how many more there were."""
+    left = len(text) - MAX_TEXT_CHARACTERS
+    return whole_text(text if left <= 0 else f"{text[:MAX_TEXT_CHARACTERS]}… ({left} more characters are not kept)")
 
 
 @overload
