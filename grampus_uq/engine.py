@@ -11,14 +11,13 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from grampus_uq.alarm import AlarmState, alarm_step, guarantee_of, has_rung
 from grampus_uq.decision import Decision, Situation, decide, is_irreversible, level_of, may_be_let_through
 from grampus_uq.events import TrajectoryReading
 from grampus_uq.propagator import propagated_by
-from grampus_uq.records import Reading, Step, StepUncertainty, ToolCall, Verdict, builder
+from grampus_uq.records import Reading, Step, StepUncertainty, ToolCall, Verdict, builder, utc
 from grampus_uq.risk import confidence_of_risk, risk_step
 from grampus_uq.state import Profile, SessionState, WorstCase, has_rung_in_run
 from grampus_uq.stats.eprocess import Detector
@@ -339,7 +338,7 @@ def _assess(
     fields["rule"] = rule
     fields["reasoning"] = reason
     fields["samples_used"] = seen.samples
-    fields["timestamp"] = datetime.fromtimestamp(step.time_s, UTC)
+    fields["timestamp"] = utc(step.time_s)
     if missing:
         fields["missing_reason"] = "; ".join(missing)
     fields["tool_name"] = tool_name

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from grampus_uq.configuration import Configuration
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import Message, Reading, Step, worst_values
@@ -23,7 +24,7 @@ Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]  # relative: the bound only keeps their sums finite
 
 
-class UncertaintyEstimator(BaseModel):
+class UncertaintyEstimator(Configuration):
     """Senses a step's confidence and fuses the readings; immutable, so that one instance serves every session.
 
     fused = sum_i w_i (1 - b_i) v_i / sum_i w_i over the readings v_i that are there, then the smaller of that and the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import functools
 import logging
+import os
 import threading
 import time
 import traceback
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
-from grampus_uq.artifacts import ProfileArtifact, activate, profile_fingerprint
+from grampus_uq.artifacts import ProfileArtifact, activate, load, profile_fingerprint
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import Event, SessionStarted
@@ -33,6 +34,7 @@ from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.telemetry.spans import SpanEmitter
 from grampus_uq.vocabulary import Effect, Role, UncertaintyAction, UncertaintySource
+from grampus_uq.wire.turns import read_name
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from grampus_uq.trajectory_watch import TrajectorySensor, TrajectoryWatch
 
 __all__ = ["REFLECTION", "ReloadedProfile", "UncertaintyMonitor"]
+
+ProfileSource = Profile | ProfileArtifact | str | os.PathLike[str]
+"""A fitted profile, the artifact that holds it, or the path of one."""
 
 log = logging.getLogger("grampus_uq.monitor")
 
@@ -157,10 +162,10 @@ class UncertaintyMonitor:
     `session(id)` gives the handle of one run. The guide's convenience methods (`initialize`, `observe_llm_response`, …)
     act on the session of the current context, so two tasks that share a monitor never see each other.
 
-    Give either a fitted `profile` (or the artifact that holds it, which is checked against each session's model, prompt
-    and tools, and then acts, only advises, or is refused), or `estimator`, `propagator` and `policy` (each with the
-    guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, an object with such a `_tracer`, or a
-    `SpanEmitter` with options of its own.
+    Give either a fitted `profile` (or the artifact that holds it, or the path of one, which is checked against each
+    session's model, prompt and tools, and then acts, only advises, or is refused), or `estimator`, `propagator` and
+    `policy` (each with the guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, an object with
+    such a `_tracer`, or a `SpanEmitter` with options of its own.
     `signals` adds signals of your own, `equivalence` says when two sampled answers agree, `repairs` asks again for a
     stated confidence, `speculative` draws the slow path's first samples beside P(True). `budget` bounds every signal,
     `budgets` one by name; `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory`
@@ -179,7 +184,7 @@ class UncertaintyMonitor:
         propagator: Propagator | None = None,
         policy: UncertaintyPolicy | None = None,
         tracer: Any = None,
-        profile: Profile | ProfileArtifact | None = None,
+        profile: ProfileSource | None = None,
         signals: Sequence[Signal | InstantSignal] = (),
         equivalence: Equivalence | None = None,
         repairs: int | None = None,
@@ -203,6 +208,10 @@ class UncertaintyMonitor:
                 "profile together with estimator, propagator, policy or trajectory",
                 "A profile holds all of them.",
             )
+        for processor in processors:
+            if isinstance(processor, type) or not callable(getattr(processor, "on_event", None)):
+                rule = "objects with `on_event(event)`"
+                raise ConfigurationError.of("processors", "UncertaintyMonitor", rule, processor)
         if max_overhead is not None and not max_overhead >= 0.0:
             raise ConfigurationError.of("max_overhead", "UncertaintyMonitor", "at least 0 or None", max_overhead)
         if not 0.0 <= let_through <= 1.0:
@@ -229,6 +238,7 @@ class UncertaintyMonitor:
         self._sensor_of = functools.partial(_sensor, embedder=embedder, budget=budget, budgets=budgets or {})
         self._wiring = self._wired(profile)
         self._live: weakref.WeakKeyDictionary[Session, _Setting] = weakref.WeakKeyDictionary()
+        self._by_id: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
         given = () if tracer is None else (tracer if isinstance(tracer, SpanEmitter) else SpanEmitter(tracer),)
         self._outlet = _Outlet((*given, *processors))
@@ -238,8 +248,16 @@ class UncertaintyMonitor:
         self.let_through = let_through
         self._draw = f"let through {seed}"
 
-    def _wired(self, given: Profile | ProfileArtifact) -> _Wiring:
+    def _wired(self, given: ProfileSource) -> _Wiring:
         """Everything that follows from a profile, built before anything of it is used."""
+        if isinstance(given, str | os.PathLike):
+            given = load(given)
+        checked: Any = given
+        if not isinstance(checked, Profile | ProfileArtifact):
+            way_out = "load(path) of grampus_uq.artifacts reads one."
+            raise ConfigurationError.of(
+                "profile", "UncertaintyMonitor", "a Profile, a ProfileArtifact or the path of one", given, way_out
+            )
         artifact = given if isinstance(given, ProfileArtifact) else None
         profile = given.profile if isinstance(given, ProfileArtifact) else given
         if self._advisory and not profile.advisory:
@@ -273,9 +291,7 @@ class UncertaintyMonitor:
         """SHA-256 of the artifact, or of the profile alone, in hex: what recordings name."""
         return self._wiring.fingerprint
 
-    def reload(
-        self, profile: Profile | ProfileArtifact, *, running: Literal["keep", "migrate"] = "keep"
-    ) -> ReloadedProfile:
+    def reload(self, profile: ProfileSource, *, running: Literal["keep", "migrate"] = "keep") -> ReloadedProfile:
         """Take another profile while sessions run; none is dropped, none waits. Any thread may call it.
 
         New sessions get it, all of its wiring at once. Those that run keep the profile that they began with, or, with
@@ -325,7 +341,13 @@ class UncertaintyMonitor:
         """Start a run, or take one up again from what `Session.snapshot` gave: it goes on as if never interrupted.
 
         With `advisory` this one session observes and stops nothing, whatever the monitor does otherwise.
+
+        An id names one run. A session that begins anew (without a snapshot) under the id of one that still lives takes
+        its place: where there are processors, the earlier one raises SessionConflictError at its next step, or,
+        advisory, is no longer recorded.
         """
+        session_id = self._named(session_id, "session_id", advisory)
+        agent_id = self._named(agent_id, "agent_id", advisory)
         recent: Sequence[StepUncertainty] = ()
         escalations: Sequence[Mapping[str, JsonValue]] = ()
         drawn = self.let_through > 0.0 and tie_uniform(session_id, self._draw) < self.let_through
@@ -358,6 +380,11 @@ class UncertaintyMonitor:
             trace=(lambda: kept) if spans is None else functools.partial(spans.carrier, session_id),
             fingerprint=lambda: wiring.fingerprint,
         )
+        with self._lock:
+            earlier = None if snapshot is not None else self._by_id.get(session_id)
+            self._by_id[session_id] = session
+        if earlier is not None:
+            earlier.supersede()
         if self.processors:
             self.emit(
                 SessionStarted(
@@ -381,6 +408,14 @@ class UncertaintyMonitor:
         with self._lock:  # only now: whoever reloads must not change what has not been told to have begun
             self._live[session] = setting
         return session
+
+    def _named(self, value: Any, parameter: str, advisory: bool) -> str:
+        name, error = read_name(value, parameter, "UncertaintyMonitor.session")
+        if error is not None:
+            if not (advisory or self._advisory):
+                raise error
+            log.warning("%s", error)
+        return name
 
     @staticmethod
     def _profile_for(

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -16,6 +15,7 @@ from pydantic import (
     model_serializer,
 )
 
+from grampus_uq.configuration import Configuration
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.tool_names import patterns_of, refusal_of
 from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
@@ -34,7 +34,7 @@ _ACTIONS = {
 }
 
 
-class UncertaintyPolicy(BaseModel):
+class UncertaintyPolicy(Configuration):
     """Maps a propagated confidence to a level, and a level to an action.
 
     LOW (>= `low_threshold`) proceeds, MEDIUM proceeds with a log line, HIGH pauses for a human, CRITICAL aborts. A tool
@@ -94,7 +94,7 @@ class UncertaintyPolicy(BaseModel):
                 f"high_threshold, got {self.low_threshold}, {self.medium_threshold}, {self.high_threshold}. "
                 "The first tier that fits wins.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def classify(self, confidence: float) -> UncertaintyLevel:

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from grampus_uq.configuration import Configuration
 from grampus_uq.stats.propagation import (
     AuqState,
     SaupState,
@@ -41,7 +42,7 @@ PropagatorMemory = SaupState | AuqState
 """What a propagator remembers of a run beside its cumulative confidence: a few numbers, however long the run is."""
 
 
-class UncertaintyPropagator(BaseModel):
+class UncertaintyPropagator(Configuration):
     """propagated_t = w fused_t + (1 - w) cumulative_(t-1), cumulative_t = propagated_t, cumulative_0 = 1.
 
     `weights` maps a step type to w in [0, 1]; any other type has `default_weight`.
@@ -65,7 +66,7 @@ class UncertaintyPropagator(BaseModel):
         return propagated
 
 
-class SaupPropagator(BaseModel):
+class SaupPropagator(Configuration):
     """propagated_t = 1 - sqrt((1/t) sum_(i<=t) (W_i (1 - fused_i))^2): SAUP's root mean square, as a confidence.
 
     `weights` maps a step type to its situational weight W in [0, 1]; any other type has `default_weight`. All are 1
@@ -107,7 +108,7 @@ class SaupPropagator(BaseModel):
         return min(max(1.0 - (saup_uncertainty(new) or 0.0), low), high), new
 
 
-class AuqPropagator(BaseModel):
+class AuqPropagator(Configuration):
     """propagated_t = the last, mean, least or product of fused_1..fused_t: the trajectory aggregates of AUQ.
 
     Over the steps with a reading; the first reading is the first belief. `min` never recovers from a low step. The

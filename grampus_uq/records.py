@@ -19,6 +19,7 @@ from typing import Any, ParamSpec, SupportsFloat, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.vocabulary import (
     NOT_DUE,
     Effect,
@@ -395,8 +396,12 @@ class AgentDefinition(BaseModel):
 
 
 def utc(time_s: float) -> datetime:
-    """Seconds since 1970 as an aware UTC time."""
-    return datetime.fromtimestamp(time_s, UTC)
+    """Seconds since 1970 as an aware UTC time. Raises ConfigurationError for a time that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time_s, UTC)
+    except (OverflowError, OSError, TypeError, ValueError):
+        rule = "seconds since 1970, before the year 10000"
+        raise ConfigurationError.of("time_s", "Step", rule, time_s, "time.time() gives them.") from None
 
 
 def builder(cls: Callable[P, T]) -> Callable[P, T]:

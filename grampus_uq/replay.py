@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -17,6 +18,8 @@ from grampus_uq.recording.reader import raw_lines, read_numbered
 from grampus_uq.recording.runs import Paths, Run
 from grampus_uq.records import StepUncertainty
 from grampus_uq.state import Profile, SessionState, acknowledge, answer_alarm, change_profile, rearm_alarm
+
+log = logging.getLogger("grampus_uq.replay")
 
 __all__ = ["ReplayCounts", "ReplayedStep", "replay", "replay_all", "replay_file", "replay_run", "would_stop"]
 
@@ -100,6 +103,8 @@ class ReplayCounts:
     stopped_now: int = 0
     runs_stopped_before: int = 0
     runs_stopped_now: int = 0
+    skipped: tuple[str, ...] = ()
+    """Why runs could not be replayed, each with its file and line; nothing of them is counted."""
 
     def __add__(self, other: ReplayCounts) -> ReplayCounts:
         """Sum, count by count."""
@@ -117,7 +122,8 @@ def replay_all(
 ) -> ReplayCounts:
     """Replay every run under files and folders, part by part, and count.
 
-    `on_part` is called with the counts of each part, in order. Raises DataError as `replay` and `runs` do.
+    `on_part` is called with the counts of each part, in order. A run whose steps do not follow each other (two that ran
+    under one id at once) is skipped, named in `skipped`, and logged. Raises DataError as `runs` does.
     """
     total = ReplayCounts()
     for counts in in_order(partial(_replay_part, profile), recording_parts(paths), workers=workers, backend=backend):
@@ -128,28 +134,29 @@ def replay_all(
 
 
 def _replay_part(profile: Profile, part: RecordingPart) -> ReplayCounts:
-    runs = steps = same = differing = before = now = runs_before = runs_now = 0
+    total = ReplayCounts()
     for run in runs_of_part(part):
-        runs += 1
-        changed = told = tells = 0
-        for step in replay_run(run, profile):
-            steps += 1
-            changed += not step.same
-            told += would_stop(step.event.assessment)
-            tells += would_stop(step.assessment)
-        same -= changed
-        differing += changed > 0
-        before, now = before + told, now + tells
-        runs_before, runs_now = runs_before + (told > 0), runs_now + (tells > 0)
+        try:
+            total = total + _counted(list(replay_run(run, profile)))
+        except DataError as error:
+            log.warning("a run is skipped: %s", error)
+            total = total + ReplayCounts(skipped=(str(error),))
+    return total
+
+
+def _counted(steps: Sequence[ReplayedStep]) -> ReplayCounts:
+    same = sum(step.same for step in steps)
+    before = sum(would_stop(step.event.assessment) for step in steps)
+    now = sum(would_stop(step.assessment) for step in steps)
     return ReplayCounts(
-        runs=runs,
-        steps=steps,
-        same=steps + same,
-        differing=differing,
+        runs=1,
+        steps=len(steps),
+        same=same,
+        differing=int(same < len(steps)),
         stopped_before=before,
         stopped_now=now,
-        runs_stopped_before=runs_before,
-        runs_stopped_now=runs_now,
+        runs_stopped_before=int(before > 0),
+        runs_stopped_now=int(now > 0),
     )
 
 

@@ -10,8 +10,9 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
+from grampus_uq.configuration import Configuration
 from grampus_uq.events import TrajectoryReading
 from grampus_uq.signals.text import SENTINELS
 from grampus_uq.stats.trajectory_risk import TracerParameters, TracerState, TracerStream
@@ -20,7 +21,7 @@ from grampus_uq.vocabulary import MissingReason
 __all__ = ["RiskField", "RiskState", "TracerSettings", "confidence_of_risk", "risk_step"]
 
 
-class TracerSettings(BaseModel):
+class TracerSettings(Configuration):
     """TRACER in a profile: fitted or default parameters, and the constants by which its components are read.
 
     `parameters`: theta. `window`: earlier agent turns that repetition compares with. `sentinels`: what closes a run in

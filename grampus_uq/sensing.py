@@ -7,6 +7,7 @@ round trip less where they are needed, two calls more where they are not.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,6 +15,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
+from grampus_uq.configuration import nearest
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records import Message, ModelResponse, Reading, Step
@@ -35,12 +37,23 @@ from grampus_uq.signals.prefix_verifier import PrefixVerifier
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
 from grampus_uq.state import Profile
-from grampus_uq.vocabulary import MissingReason
+from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
 __all__ = ["LONG_COMPLETION", "SensingPlan", "StepInput"]
 
 LONG_COMPLETION: Final = 1_500
 """Tokens with log-probabilities above which a step is read in a worker thread: about as many take five milliseconds."""
+
+_SENSED = frozenset(
+    {
+        UncertaintySource.VERBALIZED,
+        UncertaintySource.P_TRUE,
+        UncertaintySource.SEMANTIC_ENTROPY,
+        UncertaintySource.TRAJECTORY_RISK,
+        PrefixVerifier.source,
+    }
+)
+"""Signals that a monitor may run, whether this profile has them or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +86,8 @@ class SensingPlan:
     speculative: bool = False
     budget: Budget = field(default_factory=Budget)
     budgets: Mapping[str, Budget] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+    """Names of all readings that these signals give."""
 
     @classmethod
     def of(
@@ -89,7 +104,8 @@ class SensingPlan:
         """The guide's signals as far as policy and estimator both allow them, and the user's own.
 
         `repairs` asks again for a stated confidence that is absent (see `ElicitedConfidence`). Raises
-        ConfigurationError when two signals share a name, or a signal has neither `read` nor `sense`.
+        ConfigurationError when two signals share a name, a signal has neither `read` nor `sense`, or a budget or a
+        weight is of no signal.
         """
         estimator, policy = profile.estimator, profile.policy
         instant: list[InstantSignal] = []
@@ -106,6 +122,8 @@ class SensingPlan:
             own = any(signal.source == PrefixVerifier.source for signal in extra)  # one with its own model, say
             fast += [] if own else [PrefixVerifier()]
         for signal in extra:
+            if not isinstance(getattr(signal, "source", ""), str):
+                raise ConfigurationError.of("signals", "UncertaintyMonitor", "of names that are text", signal.source)
             if isinstance(signal, Signal):
                 fast.append(signal)
             elif isinstance(signal, InstantSignal):
@@ -118,7 +136,7 @@ class SensingPlan:
         if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
             slow = estimator.semantic_signal(equivalence)
         names = (
-            [ClaimProbability.source]
+            [ClaimProbability.source, UncertaintySource.TRAJECTORY_RISK]
             + [s.source for s in instant + streams]
             + [s.source for s in fast]
             + ([slow.source] if slow else [])
@@ -126,7 +144,10 @@ class SensingPlan:
         twice = {str(name) for name in names if names.count(name) > 1}
         if twice:
             raise ConfigurationError.of("signals", "UncertaintyMonitor", "of distinct names", sorted(twice))
+        _check_budgets(budget, budgets or {}, names)
+        _check_weights(estimator.extra_weights, names)
         return cls(
+            names=frozenset(str(name) for name in names),
             instant=tuple(instant),
             streams=tuple(streams),
             fast=tuple(fast),
@@ -231,6 +252,29 @@ class SensingPlan:
         if isinstance(signal, PrefixVerifier) and signal.client is not None:
             client, model = signal.client, signal.model
         return MeteredContext(messages=given.messages, client=client, model=model, tools=given.tools, budget=budget)
+
+
+def _check_budgets(budget: object, budgets: Mapping[str, object], names: Sequence[str]) -> None:
+    known = {*names, *_SENSED}
+    for name, given in {**({} if budget is None else {"budget": budget}), **budgets}.items():
+        if not isinstance(given, Budget):
+            parameter = "budget" if given is budget else f"budgets[{name!r:.80}]"
+            raise ConfigurationError.of(parameter, "UncertaintyMonitor", "a Budget", given, "Budget(timeout_s=5.0)")
+        if given is not budget and name not in known:
+            rule, way_out = "budgets by the names of signals", nearest(str(name), known)
+            raise ConfigurationError.of("budgets", "UncertaintyMonitor", rule, name, way_out)
+
+
+def _check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
+    """A name that nobody has may be a reading of the caller's own; one that nearly is a signal's is misspelt."""
+    known = {*names, *_SENSED}
+    for name in weights:
+        if name in known or name == "sub_agent":
+            continue
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+        if close and not name.startswith(close[0]) and not close[0].startswith(name):
+            rule = "weights by the names of readings"
+            raise ConfigurationError.of("extra_weights", "UncertaintyEstimator", rule, name, nearest(name, known))
 
 
 def _slow_budget(slow: SemanticEntropy | None, *, judged: bool, given: Budget | None) -> dict[str, Budget]:

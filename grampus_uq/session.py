@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue, TypeAdapter
 
 from grampus_uq.engine import advance, judge_call
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError, DataError, SessionConflictError
 from grampus_uq.events import (
     DecisionEvent,
     Event,
@@ -37,6 +37,7 @@ from grampus_uq.records import (
     builder,
 )
 from grampus_uq.sensing import LONG_COMPLETION, SensingPlan, StepInput
+from grampus_uq.signals.driver import cancel_requests, stop_if_cancelled
 from grampus_uq.state import (
     Profile,
     SessionState,
@@ -50,6 +51,7 @@ from grampus_uq.state import (
 from grampus_uq.vocabulary import STOPPING, Effect, MissingReason, UncertaintyAction, UncertaintyLevel, parse_effect
 from grampus_uq.wire.messages import read_messages, told_text
 from grampus_uq.wire.turns import read_name, read_proposed, read_turn
+from grampus_uq.wire.usage import MOST_TOKENS
 from grampus_uq.wire.whole_text import whole_text
 
 if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER
@@ -99,6 +101,8 @@ class Session:
         self._recent: deque[StepUncertainty] = deque(recent, maxlen=window)
         self._escalations: deque[dict[str, JsonValue]] = deque((dict(e) for e in escalations), maxlen=window)
         self._watch = watch
+        self._superseded = False
+        self._finished = False
         self._lock = threading.RLock()  # a processor may ask the session for its belief while it takes an event
 
     @property
@@ -195,7 +199,9 @@ class Session:
                 tools=tools,
                 over_cap=self._over_cap(step),
             )
+            requests = cancel_requests()
             readings += await self._plan.ask(self._profile, step, readings, given)
+            await stop_if_cancelled(requests)  # a client may have made another exception of it
         readings += own
         if self._watch is None:
             assessment = self.commit(step, readings, started_ns=started_ns)
@@ -284,13 +290,18 @@ class Session:
 
         Without `trajectory` the step is no turn of TRACER's trajectory, and its risk is missing as `not_sensed`.
         """
+        for count in (step.input_tokens, step.output_tokens):
+            if type(count) is not int or not 0 <= count < MOST_TOKENS:
+                rule = f"a Step with numbers of tokens, at least 0 and below {MOST_TOKENS}"
+                raise ConfigurationError.of("step", "Session.commit", rule, count)
         with self._lock:
+            self._check_place()
             self._state, assessment = advance(self._profile, self._state, step, readings, trajectory)
             self._recent.append(assessment)
             wanted = assessment.advisory_action or assessment.action
             if wanted in STOPPING:
                 self._escalations.append(_escalation(assessment))
-            if self._emit is not None:
+            if self._emit is not None and not self._superseded:
                 ended_ns = time.time_ns()
                 self._emit(
                     _new_step_event(
@@ -351,6 +362,11 @@ class Session:
         found = []
         for name, value in external.items():
             source = self._name(name, "external")
+            if source in self._plan.names:
+                self._reject(
+                    _wrong("external", "confidences by names that no signal has", name, "Choose another name.")
+                )
+                continue
             try:
                 found.append(Reading(source=source, value=value))
             except ValueError:
@@ -396,13 +412,14 @@ class Session:
         """
         acknowledges = acknowledges and decision in APPROVALS
         with self._lock:
+            self._check_place()
             level = self._state.level if self._state.level.severity >= UncertaintyLevel.HIGH.severity else None
             before = self._state
             if acknowledges:
                 self._state = answer_alarm(self._profile, self._state)
                 if level is not None:
                     self._state = acknowledge(self._state, level)
-            if self._emit is not None:
+            if self._emit is not None and not self._superseded:
                 self._emit(
                     DecisionEvent(
                         session_id=self.session_id,
@@ -426,7 +443,7 @@ class Session:
         """
         with self._lock:
             self._state = rearm_alarm(self._profile, self._state)
-            if self._emit is not None:
+            if self._emit is not None and not self._superseded:
                 self._emit(
                     DecisionEvent(
                         session_id=self.session_id,
@@ -447,6 +464,7 @@ class Session:
         """Record how the run ended."""
         with self._lock:
             trajectory = None if self._watch is None else self._watch.ending()
+            self._finished = True
             self._send(
                 OutcomeEvent(session_id=self.session_id, agent_id=self.agent_id, outcome=outcome, trajectory=trajectory)
             )
@@ -476,9 +494,28 @@ class Session:
                 )
 
     def _send(self, event: Event) -> None:
-        if self._emit is not None:
-            with self._lock:
+        with self._lock:
+            self._check_place()
+            if self._emit is not None and not self._superseded:
                 self._emit(event)
+
+    def supersede(self) -> None:
+        """Give the id to a session that began anew under it; for `UncertaintyMonitor.session`.
+
+        Two runs under one id would be mixed in every recording. Where there are processors, this one raises
+        SessionConflictError from here on when it would commit, or, where it only advises, is no longer told of.
+        """
+        with self._lock:
+            self._superseded = True
+            if self._state.n_steps and not self._finished:
+                log.warning("session %s began anew while an earlier one of its id was not finished", self.session_id)
+
+    def _check_place(self) -> None:
+        if self._superseded and self._emit is not None and not self._profile.advisory:
+            raise SessionConflictError(
+                f"Session {self.session_id!r:.200} began anew elsewhere: two runs under one id would be mixed. Give "
+                "each run an id of its own, or go on with `monitor.session(id, snapshot=session.snapshot())`."
+            )
 
     # -- belief ---------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -16,6 +15,7 @@ from pydantic import (
 )
 
 from grampus_uq.alarm import AlarmState, DetectorField, acknowledge_alarm, has_rung, midway, rearm, rings
+from grampus_uq.configuration import Configuration
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
@@ -44,7 +44,7 @@ Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not 
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class Profile(BaseModel):
+class Profile(Configuration):
     """Everything `advance` is parametrised by: frozen, JSON-able, shared by every session.
 
     With `advisory` set nothing is stopped: the action that would have stopped the run is recorded beside the one taken.

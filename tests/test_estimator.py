@@ -7,9 +7,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from grampus_uq import Message, ModelError, Role, UncertaintyEstimator
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
 
 unit = st.floats(0.0, 1.0)
@@ -118,7 +118,7 @@ def test_a_switch_left_alone_lets_the_policy_decide_and_stays_left_alone_through
     ],
 )
 def test_a_configuration_that_breaks_a_rule_is_refused_naming_the_field(given, named):
-    with pytest.raises(ValidationError, match=named):
+    with pytest.raises(ConfigurationError, match=named):
         UncertaintyEstimator(**given)
 
 

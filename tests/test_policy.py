@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from grampus_uq import UncertaintyAction as Action
 from grampus_uq import UncertaintyLevel as Level
 from grampus_uq import UncertaintyPolicy
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.tool_names import normal_form, refusal_of
 
 unit = st.floats(0.0, 1.0)
@@ -95,7 +96,7 @@ def test_patterns_that_would_match_everything_or_nothing_are_refused(names):
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "much"])
 @pytest.mark.parametrize("field", ["low_threshold", "medium_threshold", "high_threshold", "worst_so_far_floor"])
 def test_a_threshold_outside_the_unit_interval_is_refused(field, value):
-    with pytest.raises(ValidationError, match=field):
+    with pytest.raises(ConfigurationError, match=field):
         UncertaintyPolicy(**{field: value})
 
 
@@ -118,7 +119,7 @@ def test_equal_thresholds_are_in_order():
 
 
 def test_an_unknown_field_is_refused_so_that_a_typing_error_is_no_silent_default():
-    with pytest.raises(ValidationError, match="lo_threshold"):
+    with pytest.raises(ConfigurationError, match="lo_threshold"):
         UncertaintyPolicy(lo_threshold=0.5)
 
 

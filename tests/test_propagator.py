@@ -22,6 +22,7 @@ from grampus_uq import (
 )
 from grampus_uq.artifacts import ProfileArtifact, load, save
 from grampus_uq.engine import advance
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.propagator import DEFAULT_WEIGHTS
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.replay import replay_file
@@ -56,7 +57,7 @@ def test_weights_of_ones_own_replace_the_guides():
 
 @pytest.mark.parametrize("given", [{"weights": {"plan": 1.1}}, {"weights": {"plan": -0.1}}, {"default_weight": 2.0}])
 def test_a_weight_outside_the_unit_interval_is_refused(given):
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigurationError):
         UncertaintyPropagator(**given)
 
 
@@ -222,7 +223,7 @@ def test_an_unknown_rule_or_aggregate_is_refused_by_name():
         Profile.model_validate({"propagator": {"kind": "median"}})
     with pytest.raises(ValidationError, match="aggregate"):
         Profile.model_validate({"propagator": {"kind": "auq", "aggregate": "median"}})
-    with pytest.raises(ValidationError, match="default_weight"):
+    with pytest.raises(ConfigurationError, match="default_weight"):
         SaupPropagator(default_weight=1.5)
 
 

@@ -210,6 +210,8 @@ def _shown(found: ReplayCounts) -> Iterator[str]:
     yield f"steps    {found.steps}, {found.same} concluded as recorded"
     yield f"stopped  {found.stopped_before} steps of {found.runs_stopped_before} runs as recorded"
     yield f"         {found.stopped_now} steps of {found.runs_stopped_now} runs by this profile"
+    for why in found.skipped:
+        yield f"skipped  {_plain(why)}"
 
 
 @click.command(name="pack")

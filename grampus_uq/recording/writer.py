@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -161,8 +162,18 @@ class RecordingProcessor:
         while len(self._files) >= self._max_open:
             os.close(self._files.popitem(last=False)[1].descriptor)
         latest = latest_part(self._folder / name)
-        self._files[name] = part = _Open(open_to_append(latest), latest.name, time.monotonic())
+        self._files[name] = part = _Open(self._descriptor(latest), latest.name, time.monotonic())
         return part
+
+    def _descriptor(self, path: Path) -> int:
+        """Open a part; where the process has no file handle left, at the cost of the one that was used longest ago."""
+        while True:
+            try:
+                return open_to_append(path)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._files:
+                    raise
+                os.close(self._files.popitem(last=False)[1].descriptor)
 
     def _full(self, part: _Open, more: int) -> bool:
         """True when the next line belongs into another part. Whoever else writes into this one is counted too."""
@@ -178,9 +189,8 @@ class RecordingProcessor:
         latest = latest_part(self._folder / part.name)
         if latest.name == part.name:
             latest = self._folder / next_part(part.name)
-        opened = _Open(open_to_append(latest), latest.name, time.monotonic())
-        os.close(part.descriptor)
-        self._files[name] = opened
+        os.close(self._files.pop(name).descriptor)
+        self._files[name] = opened = _Open(self._descriptor(latest), latest.name, time.monotonic())
         return opened
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from grampus_uq.errors import (
     ConfigurationError,
@@ -156,10 +157,26 @@ def _cancelled_from_outside() -> bool:
     return task is None or task.cancelling() > 0
 
 
+def cancel_requests() -> int:
+    """How often asyncio was asked to cancel the current task; 0 on another loop, which asks again by itself."""
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return 0
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+async def stop_if_cancelled(requests_before: int) -> None:
+    """Raise the cancellation that somebody asked for since `cancel_requests` said so, whoever swallowed it."""
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    if cancel_requests() > requests_before:
+        raise asyncio.CancelledError
+
+
 def read_instant(signal: InstantSignal, step: Step) -> Reading:
-    """Read an instant signal; what it raises becomes a missing reading."""
+    """Read an instant signal; what it raises, or returns in place of a reading, becomes a missing reading."""
     try:
-        return signal.read(step)
+        reading = signal.read(step)
+        return reading if reading.source == signal.source else replace(reading, source=signal.source)
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
         return _failed(signal.source, error)
 

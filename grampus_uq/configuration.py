@@ -1,0 +1,58 @@
+"""The base of everything that users configure: what breaks a rule raises ConfigurationError with the way out."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ValidationError
+
+from grampus_uq.errors import ConfigurationError
+
+__all__ = ["Configuration", "nearest"]
+
+
+if TYPE_CHECKING:
+
+    class Configuration(BaseModel):
+        """A pydantic model that raises ConfigurationError where it is built by hand."""
+
+else:
+
+    class _Raising(type(BaseModel)):
+        def __call__(cls, *args, **given):
+            try:
+                return super().__call__(*args, **given)
+            except ValidationError as error:
+                raise _as_configuration_error(error, cls) from None
+
+    class Configuration(BaseModel, metaclass=_Raising):
+        """A pydantic model that raises ConfigurationError where it is built by hand.
+
+        Read from a file (`model_validate`) it raises pydantic's error, for the reader to name the file and the field.
+        """
+
+
+def _as_configuration_error(error: ValidationError, owner: type[BaseModel]) -> ConfigurationError:
+    first = error.errors(include_url=False)[0]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigurationError):
+        return cause
+    field = ".".join(str(part) for part in first["loc"]) or "parameters"
+    if first["type"] == "extra_forbidden":
+        return ConfigurationError.of(
+            field, owner.__name__, "a parameter that exists", first["input"], nearest(field, owner.model_fields)
+        )
+    rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return ConfigurationError.of(field, owner.__name__, rule, first["input"])
+
+
+def nearest(name: str, known: Any) -> str:
+    """Which of the known names was probably meant.
+
+    >>> nearest("p_ture", ["p_true", "verbalized"])
+    "Did you mean 'p_true'?"
+    """
+    names = sorted(str(one) for one in known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(names)}."
