@@ -21,7 +21,7 @@ from grampus_uq.records import Reading, Step, StepUncertainty, ToolCall, Verdict
 from grampus_uq.risk import confidence_of_risk, risk_step
 from grampus_uq.state import Profile, SessionState, WorstCase, has_rung_in_run
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.turns import TurnEvidence, proposing, with_proposals, with_proposed_call
+from grampus_uq.turns import TurnEvidence, placed, with_proposals
 from grampus_uq.vocabulary import (
     GRAVE,
     NOT_DUE,
@@ -162,18 +162,20 @@ def _turns_after(
         )
         return turns, turns[-1]
     call = step.tool_calls[0] if step.tool_calls else None
-    turn = _turn_of(state, call, step.step_id)
+    turns, turn = _placed(state, call, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
         turn = replace(turn, read=True, lowest=min(turn.lowest or lowest, lowest, key=_value))
-    return with_proposed_call(state.turns, call, step.step_id), turn
+    return turns, turn
 
 
-def _turn_of(state: SessionState, call: ToolCall | None, step_id: str | None) -> TurnEvidence:
-    """What was read of the turn that proposed this call; in a state of an older version of the latest turn."""
-    if not state.turns:
-        worst_chance = None if state.worst_case is None else state.worst_case.p_success
-        return TurnEvidence(read=state.turn_read, p_success=state.p_success, worst_chance=worst_chance)
-    return proposing(state.turns, call, step_id)
+def _placed(
+    state: SessionState, call: ToolCall | None, step_id: str | None
+) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
+    """See `placed`; in a state of an older version the latest turn is all that is known."""
+    if state.turns:
+        return placed(state.turns, call, step_id)
+    worst_chance = None if state.worst_case is None else state.worst_case.p_success
+    return (), TurnEvidence(read=state.turn_read, p_success=state.p_success, worst_chance=worst_chance)
 
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
@@ -261,7 +263,7 @@ def judge_call(
             level=level,
             confidence=confidence,
             has_reading=state.has_reading,
-            turn=_turn_of(state, call, step_id),
+            turn=_placed(state, call, step_id)[1],
             worst=state.worst,
             acknowledged=state.acknowledged if level in GRAVE else None,
             detector=profile.detector,

@@ -103,6 +103,7 @@ class Session:
         self._watch = watch
         self._superseded = False
         self._finished = False
+        self._tools_declared = False
         self._lock = threading.RLock()  # a processor may ask the session for its belief while it takes an event
 
     @property
@@ -169,7 +170,7 @@ class Session:
             way_out = "OpenAICompatibleModel and LiteLLMModel are such clients."
             self._reject(_wrong("model_client", "a client with `async complete(...)`", model_client, way_out))
             model_client = None
-        if tools and self._profile.policy.irreversible_tool_names:
+        if tools and not self._tools_declared:
             self.declare_tools(tools)
         own = self._own_readings(external) if external else ()
         step = _new_step(
@@ -211,6 +212,7 @@ class Session:
 
     def declare_tools(self, tools: Iterable[Mapping[str, Any] | str]) -> None:
         """Say which tools the agent has, by name or schema: a pattern of the policy that matches none is logged."""
+        self._tools_declared = True
         names = frozenset(_tool_name(tool) for tool in tools)
         _log_unmatched(tuple(self._profile.policy.unmatched(names)), names)
 
@@ -601,8 +603,8 @@ def read_snapshot(
 
 def _tool_name(tool: Mapping[str, Any] | str) -> str:
     """The name in a schema, OpenAI's form or a flat one; the empty text where none is found."""
-    if isinstance(tool, str):
-        return tool
+    if not isinstance(tool, Mapping):
+        return tool if isinstance(tool, str) else ""
     function = tool.get("function")
     return str((function if isinstance(function, Mapping) else tool).get("name", ""))
 

@@ -4,7 +4,7 @@ Turns may run side by side. A call belongs to the turn that proposed it, found b
 turn's step, or by its name alone; where several turns could have proposed it, the least of their evidence counts. A
 call that nothing is known of gets the least of the latest turn and of those with calls still open. Callers who never
 list the calls of a turn are taken at their order: the latest turn proposes, unless the step's id says otherwise. A
-session keeps 16 turns; two that have to go with calls still open become one that keeps the least of both. Arguments
+session keeps 16 turns that listed calls; two that have to go with calls still open become one that keeps the least of both. Arguments
 take no part: a recording may have left them out, and a replay decides alike.
 """
 
@@ -19,10 +19,11 @@ from pydantic import ConfigDict, Field
 
 from grampus_uq.records import Step, ToolCall, builder
 
-__all__ = ["TurnEvidence", "least", "proposing", "with_proposals", "with_proposed_call", "without_chances"]
+__all__ = ["TurnEvidence", "least", "placed", "with_proposals", "without_chances"]
 
 MAX_TURNS = 16
 MAX_CALLS = 32
+_MAX_UNLISTED = 4  # of a caller who lists no calls
 _LONGEST = 64
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -99,8 +100,9 @@ def with_proposals(
     )
     if not turns:
         return (turn,)
-    if calls or turns[0].calls or turns[0].called:  # a caller who lists calls: a turn without any proposed none
-        turns = tuple([t for t in turns if t.calls or t.called or t.more])
+    if not calls and not turns[0].calls and not turns[0].called and not turns[0].more:
+        return (*turns[1 - _MAX_UNLISTED :], turn)
+    turns = tuple([t for t in turns if t.calls or t.called or t.more])  # a turn without any proposed none
     if len(turns) < MAX_TURNS:
         return (*turns, turn)
     settled = next((index for index, t in enumerate(turns) if not t.open), None)
@@ -114,12 +116,16 @@ def _both(first: TurnEvidence, second: TurnEvidence) -> TurnEvidence:
     return replace(least((first, second)), more=True)
 
 
-def with_proposed_call(turns: Turns, call: ToolCall | None, step_id: str) -> Turns:
-    """The turns after a tool step: the call is no longer open in the turns that it was found by."""
-    found = None if call is None else _found(turns, call, step_id)
-    if call is None or found is None:
-        return turns
-    return tuple([_after_call(turn, call) if any(turn is f for f in found) else turn for turn in turns])
+def placed(turns: Turns, call: ToolCall | None, step_id: str | None) -> tuple[Turns, TurnEvidence]:
+    """The turns after a tool step, and what was read of the turn that proposed its call: there it is open no more."""
+    found = _found(turns, call, step_id)
+    if found is None:
+        found = [*(turn for turn in turns[:-1] if turn.open), turns[-1]]
+    elif call is not None:
+        settled = [(turn, _after_call(turn, call)) for turn in found if turn.calls]
+        if settled:
+            turns = tuple([next((new for old, new in settled if old is turn), turn) for turn in turns])
+    return turns, found[0] if len(found) == 1 else least(found)
 
 
 def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
@@ -139,42 +145,33 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
     )
 
 
-def _matching(calls: tuple[str, ...], call: ToolCall) -> list[str]:
+def _matching(calls: tuple[str, ...], call: ToolCall, *, by_name: bool = False) -> list[str]:
     """Those of a turn's calls that may be this one: by id and name, or by its name where it has no id."""
-    if call.id:
+    if call.id and not by_name:
         key = _call_key(call)
         return [known for known in calls if known == key]
     name = f" {_key(call.name)}"
     return [known for known in calls if known.endswith(name)]
 
 
-def proposing(turns: Turns, call: ToolCall | None, step_id: str | None) -> TurnEvidence:
-    """What was read of the turn that proposed this call."""
-    if len(turns) == 1:
-        return turns[0]
-    found = _found(turns, call, step_id)
-    if found is None:
-        found = [*(turn for turn in turns[:-1] if turn.open), turns[-1]]
-    return found[0] if len(found) == 1 else least(found)
-
-
 def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[TurnEvidence] | None:
     """The turns that may have proposed a call, the surest way first; None where none is known to have."""
     step = _key(step_id) if step_id else None
     of_step = [turn for turn in turns if turn.step == step] if step else []
-    if call is not None and call.id:
-        found = _having(turns, call)
+    listed = [turn for turn in turns if turn.calls or turn.called] if call is not None else []
+    if listed and call is not None and call.id:
+        found = _having(listed, call)
         if found:
             return [turn for turn in found if turn.step == step] or found
     if of_step:
         return [turn for turn in of_step if turn.open] or of_step[-1:]
-    return (_having(turns, ToolCall(name=call.name)) or None) if call is not None else None
+    return (_having(listed, call, by_name=True) or None) if call is not None and listed else None
 
 
-def _having(turns: Turns, call: ToolCall) -> list[TurnEvidence]:
+def _having(turns: list[TurnEvidence], call: ToolCall, *, by_name: bool = False) -> list[TurnEvidence]:
     """The turns with this call among their open ones; else those with it among the others."""
-    found = [turn for turn in turns if turn.calls and _matching(turn.calls, call)]
-    return found or [turn for turn in turns if turn.called and _matching(turn.called, call)]
+    found = [turn for turn in turns if turn.calls and _matching(turn.calls, call, by_name=by_name)]
+    return found or [turn for turn in turns if turn.called and _matching(turn.called, call, by_name=by_name)]
 
 
 def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
