@@ -72,6 +72,8 @@ if TYPE_CHECKING:
     from grampus_uq.runtime.tools import FunctionTools as FunctionTools
     from grampus_uq.runtime.tools import Tool as Tool
     from grampus_uq.runtime.tools import tool as tool
+    from grampus_uq.runtime.unwatched import UNWATCHED as UNWATCHED
+    from grampus_uq.runtime.unwatched import Unwatched as Unwatched
     from grampus_uq.session import Session as Session
     from grampus_uq.signals.driver import Budget as Budget
     from grampus_uq.signals.verbalized import elicit_confidence as elicit_confidence
@@ -146,6 +148,7 @@ _HOME = {
     "ToolEffects": "gate.effects",
     "ToolResult": "records",
     "TracerSettings": "risk",
+    "UNWATCHED": "runtime.unwatched",
     "UncertaintyAction": "vocabulary",
     "UncertaintyError": "errors",
     "UncertaintyEstimator": "estimator",
@@ -155,6 +158,7 @@ _HOME = {
     "UncertaintyPropagator": "propagator",
     "UncertaintySource": "vocabulary",
     "UnsupportedByModelError": "errors",
+    "Unwatched": "runtime.unwatched",
     "Verdict": "records",
     "advance": "engine",
     "branches": "runtime.rollback",
@@ -169,6 +173,7 @@ _HOME = {
 }
 
 __all__ = [
+    "UNWATCHED",
     "AgentBeliefState",
     "AgentDefinition",
     "AgentRunner",
@@ -235,6 +240,7 @@ __all__ = [
     "UncertaintyPropagator",
     "UncertaintySource",
     "UnsupportedByModelError",
+    "Unwatched",
     "Verdict",
     "advance",
     "branches",

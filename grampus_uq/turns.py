@@ -4,8 +4,8 @@ Turns may run side by side. A call belongs to the turn that proposed it, found b
 turn's step, or by its name alone; where several turns could have proposed it, the least of their evidence counts. A
 call that nothing is known of gets the least of the latest turn and of those with calls still open. Callers who never
 list the calls of a turn are taken at their order: the latest turn proposes, unless the step's id says otherwise. A
-session keeps 16 turns that listed calls; two that have to go with calls still open become one that keeps the least of both. Arguments
-take no part: a recording may have left them out, and a replay decides alike.
+session keeps 16 turns that listed calls; two that have to go with calls still open become one that keeps the least of
+both. Arguments take no part: a recording may have left them out, and a replay decides alike.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ UNVOUCHED = Doubt(
     reason="The stored state carries no seal that holds: what it says of this call and of the run counts for nothing.",
 )
 FRAMEWORK = "framework"
-_NOT_LIFTED = frozenset({REPEATED.rule, UNKNOWN_OUTCOME.rule, UNVOUCHED.rule, FRAMEWORK, "detector"})
+_NOT_LIFTED = frozenset({REPEATED.rule, UNKNOWN_OUTCOME.rule, UNVOUCHED.rule, FRAMEWORK, "detector", "always_ask"})
 """Rules whose pause no grant lifts: it gives leave for a tool, and these ask about the run or about one call."""
 
 

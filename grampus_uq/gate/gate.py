@@ -52,6 +52,8 @@ __all__ = ["Gate"]
 _MAX_SPENT = 65_536
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 
+ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks for this tool")
+
 
 class Gate:
     """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
@@ -106,6 +108,7 @@ class Gate:
         terms: Terms,
         declared: Effect | None = None,
         *,
+        unwatched: UncertaintyPolicy | None = None,
         rejected: Collection[str] = (),
         repeated: bool = False,
         doubt: Doubt | None = None,
@@ -118,6 +121,7 @@ class Gate:
         Args:
             record: a new one.
             session: the monitor's; None lets everything through that nothing else speaks against.
+            unwatched: the policy of a host without a monitor: the tools that it always asks for wait.
             terms: whose call it is, and the rules.
             declared: what the tool's own definition says it does.
             rejected: digests of calls that a human rejected in this run.
@@ -130,12 +134,14 @@ class Gate:
         now_s = time.time() if now_s is None else now_s
         if rejected and record.proposed.digest() in rejected:
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
-        policy = None if session is None else session.profile.policy
+        policy = unwatched if session is None else session.profile.policy
         effect = self.effects.resolve(record.proposed, declared)
         why = FRAMEWORK_ASKS if framework_asks else None
         by = "monitor"
         if session is None:
             by = "unmonitored"
+            if unwatched is not None and unwatched.asks_always(record.proposed.name):
+                why = ALWAYS_ASK
         else:
             step, action = await session.observe_tool_call(record.proposed, record.step_id, effect=effect)
             if action is UncertaintyAction.ABORT:

@@ -104,10 +104,12 @@ async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> Agent
 async def copy_checkpoints(
     source: SessionStore, state: AgentState, target: SessionStore, copy: AgentState, *, until: int
 ) -> None:
-    """Give a copy of this run the checkpoints of the steps before `until`."""
+    """Give a copy of this run the checkpoints of the steps before `until`; what was believed is the run's own."""
     for checkpoint in await checkpoints_of(source, state):
         if checkpoint.step < until:
-            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), checkpoint.body, expected=0)
+            body = json.loads(checkpoint.body)
+            body["state"]["belief"] = None
+            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), json.dumps(body), expected=0)
 
 
 def _branch_at(state: AgentState, step: int) -> int:

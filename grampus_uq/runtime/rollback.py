@@ -93,7 +93,7 @@ async def rollback(
         raise ConfigurationError.of("to_step", "rollback", rule, to_step)
     restored = await read_checkpoint(runner.ledger, old, to_step)
     audit = AuditLog(runner.ledger.store, agent_id, session_id)
-    policy = None if runner.monitor is None else runner.monitor.profile.policy
+    policy = runner.policy()
     done = executed_calls(
         await audit.entries(), old, to_step, named_irreversible=None if policy is None else policy.is_irreversible
     )

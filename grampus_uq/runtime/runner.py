@@ -18,6 +18,7 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.preconditions import Precondition
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.monitor import UncertaintyMonitor
+from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage, ToolResult
 from grampus_uq.runtime.deciding import apply_expiry, apply_guidance, take_decisions
@@ -31,6 +32,7 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
+from grampus_uq.runtime.unwatched import Unwatched
 from grampus_uq.runtime.watch import CalibrationWatch, finished_run
 from grampus_uq.stats.calibration_watch import detector_id
 from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
@@ -44,6 +46,10 @@ HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
 
 class AgentRunner:
     """Runs agents over one model client and one tool executor; serves any number of sessions at once.
+
+    `uncertainty_monitor` judges every step. Without one a monitor is made that reads what the model's answers bring and
+    asks no model; `UNWATCHED` in its place is how to run without any, and `Unwatched(policy=...)` still asks for the
+    tools that its policy names in `always_ask_tool_names`.
 
     `store` keeps sessions; without one they live in this process only. `approvals` says who may decide and how
     decisions are signed. `effects` says what tools do to the world. `precondition` is asked before a call runs that a
@@ -66,7 +72,7 @@ class AgentRunner:
         model_client: ModelClient,
         tool_executor: Any,
         *,
-        uncertainty_monitor: UncertaintyMonitor | None = None,
+        uncertainty_monitor: UncertaintyMonitor | Unwatched | None = None,
         store: SessionStore | None = None,
         approvals: ApprovalPolicy | None = None,
         effects: ToolEffects | None = None,
@@ -82,7 +88,10 @@ class AgentRunner:
             raise ConfigurationError.of("lease_s", "AgentRunner", "above 0 seconds", lease_s)
         self.model_client = model_client
         self.tool_executor = tool_executor
-        self.monitor = uncertainty_monitor
+        if uncertainty_monitor is None:
+            uncertainty_monitor = UncertaintyMonitor(policy=UncertaintyPolicy(enable_p_true=False))
+        self._unwatched = uncertainty_monitor.policy if isinstance(uncertainty_monitor, Unwatched) else None
+        self.monitor = None if isinstance(uncertainty_monitor, Unwatched) else uncertainty_monitor
         self.approvals = approvals or ApprovalPolicy()
         self.effects = effects or ToolEffects()
         self.gate = Gate(
@@ -310,7 +319,12 @@ class AgentRunner:
             declared=self._declared,
             execute=execute,
             delegates=self.sub_agents,
+            unwatched=self._unwatched,
         )
+
+    def policy(self) -> UncertaintyPolicy | None:
+        """The rules of new sessions; without a monitor those of `Unwatched`."""
+        return self._unwatched if self.monitor is None else self.monitor.profile.policy
 
     def _declared(self, name: str) -> Effect | None:
         declare = getattr(self.tool_executor, "effect_of", None)

@@ -43,7 +43,10 @@ STORE_DOWN = "Not executed: the session store cannot be reached, and this call m
 
 
 class Turn:
-    """Works on the calls of one held session's current turn. `delegates` names the tools that are sub-agents."""
+    """Works on the calls of one held session's current turn.
+
+    `delegates` names the tools that are sub-agents; `unwatched` is the policy where there is no monitor.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,7 @@ class Turn:
         declared: Callable[[str], Effect | None],
         execute: Execute,
         delegates: Collection[str] = (),
+        unwatched: UncertaintyPolicy | None = None,
     ) -> None:
         self.hold = hold
         self.gate = gate
@@ -62,10 +66,11 @@ class Turn:
         self._declared = declared
         self._execute = execute
         self._delegates = delegates
+        self._unwatched = unwatched
 
     def policy(self) -> UncertaintyPolicy | None:
         """The monitor's, as it is now."""
-        return None if self.hold.session is None else self.hold.session.profile.policy
+        return self._unwatched if self.hold.session is None else self.hold.session.profile.policy
 
     def terms(self) -> Terms:
         """Whose calls these are, and the rules they are asked under now."""
@@ -122,6 +127,7 @@ class Turn:
                 self._declared(record.proposed.name),
                 rejected=self._state.rejected,
                 repeated=self._state.already_executed(record.proposed),
+                unwatched=self._unwatched,
                 delegates=record.proposed.name in self._delegates,
                 now_s=self.hold.now_s(),
             )

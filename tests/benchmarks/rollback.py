@@ -44,6 +44,7 @@ from grampus_uq.runtime.state import ExecutionResult
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
+from grampus_uq.runtime.unwatched import UNWATCHED
 from grampus_uq.testing import ScriptedModel, answer
 from grampus_uq.vocabulary import Role
 from tests.benchmarks._report import emit
@@ -102,7 +103,9 @@ def failed(result: ExecutionResult) -> bool:
 
 
 def runner(name: str, store: SessionStore, options: argparse.Namespace) -> AgentRunner:
-    return AgentRunner(clerk(name, options.steps, options.slip), tools(), store=store, checkpoints=True)
+    return AgentRunner(
+        clerk(name, options.steps, options.slip), tools(), uncertainty_monitor=UNWATCHED, store=store, checkpoints=True
+    )
 
 
 async def failures(options: argparse.Namespace, rng: np.random.Generator) -> list[Failure]:

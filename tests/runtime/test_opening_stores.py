@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from grampus_uq import AgentRunner, AgentStatus, FunctionTools, open_store, tool
+from grampus_uq import UNWATCHED, AgentRunner, AgentStatus, FunctionTools, open_store, tool
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.runtime import store as store_module
 from grampus_uq.runtime.audit import AuditLog
@@ -125,7 +125,7 @@ async def test_a_file_that_is_deleted_under_an_open_store_stops_irreversible_cal
 
     one = AgentRunner(
         scripted([call("find"), call("pay"), "Done."]),  # type: ignore[list-item]  # as `answer` gives it
-        FunctionTools(find, pay), store=SQLiteStore(path),
+        FunctionTools(find, pay), uncertainty_monitor=UNWATCHED, store=SQLiteStore(path),
     )  # fmt: skip
     result = await one.run(AGENT, "x", session_id="s")
     assert paid == []

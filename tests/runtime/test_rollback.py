@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from grampus_uq import (
+    UNWATCHED,
     AgentDefinition,
     AgentRunner,
     ApprovalPolicy,
@@ -117,6 +118,7 @@ def clerk(
 
 def runner(shop: Shop, store: SessionStore, model: ScriptedModel | None = None, **given: Any) -> AgentRunner:
     given.setdefault("checkpoints", True)
+    given.setdefault("uncertainty_monitor", UNWATCHED)
     return AgentRunner(model or clerk(), shop.tools(), store=store, **given)
 
 

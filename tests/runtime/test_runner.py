@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from grampus_uq import (
+    UNWATCHED,
     AgentDefinition,
     AgentRunner,
     ApprovalError,
@@ -25,7 +26,9 @@ from grampus_uq import (
     UncertaintyError,
     UncertaintyMonitor,
     UncertaintyPolicy,
+    Unwatched,
     open_store,
+    tool,
 )
 from grampus_uq.errors import ModelError, StoreError
 from grampus_uq.gate.call import CallPhase
@@ -549,3 +552,47 @@ async def test_the_state_goes_through_json_unchanged() -> None:
     assert again.model_dump() == loaded[0].model_dump()
     assert Effect.IRREVERSIBLE in {record.effect for record in loaded[0].turn}
     assert SEND_ONE[0].tool_calls[1] == loaded[0].turn[1].call
+
+
+# -- without a monitor --
+
+
+def paying(ran: list[str], *names: str) -> FunctionTools:
+    def tool_named(name: str) -> Any:
+        def act() -> str:
+            """Act."""
+            ran.append(name)
+            return "done"
+
+        return tool(effect="irreversible", name=name)(act)
+
+    return FunctionTools(*[tool_named(name) for name in names])
+
+
+async def test_a_runner_that_is_given_no_monitor_watches_all_the_same() -> None:
+    ran: list[str] = []
+    model = ScriptedModel([answer("", tool_calls=[ToolCall(id="1", name="pay")]), answer("paid")])
+    runner = AgentRunner(model, paying(ran, "pay"))
+    result = await runner.run(AgentDefinition(name="a"), "pay")
+    assert (result.status, ran) == (AgentStatus.WAITING_FOR_HUMAN, [])
+    assert "uncertainty" in result.metadata
+    assert len(model.calls) == 1  # the default monitor asks no model
+    (request,) = result.pending
+    done = await runner.resume("a", result.session_id, request.decide("approve", principal="ann"))
+    assert (done.status, ran) == (AgentStatus.COMPLETED, ["pay"])
+
+
+@pytest.mark.parametrize("spelt", ["pay", "Pay", "ｐａｙ", "рay"])
+async def test_running_unwatched_is_asked_for_by_name_and_still_asks_for_what_is_always_asked(spelt: str) -> None:
+    ran: list[str] = []
+    turn = [ToolCall(id="1", name=spelt), ToolCall(id="2", name="post")]
+    model = ScriptedModel([answer("", tool_calls=turn), answer("done")])
+    unwatched = Unwatched(policy=UncertaintyPolicy(always_ask_tool_names=["pay"]))
+    runner = AgentRunner(model, paying(ran, spelt, "post"), uncertainty_monitor=unwatched)
+    result = await runner.run(AgentDefinition(name="a"), "pay")
+    assert [(request.call.name, request.rule) for request in result.pending] == [(spelt, "always_ask")]
+    assert ran == ["post"]
+    free = AgentRunner(ScriptedModel([answer("", tool_calls=turn), answer("done")]), paying(ran, spelt, "post"),
+                       uncertainty_monitor=UNWATCHED)  # fmt: skip
+    assert (await free.run(AgentDefinition(name="a"), "pay")).status is AgentStatus.COMPLETED
+    assert "uncertainty" not in result.metadata
