@@ -42,7 +42,7 @@ def action_tokens(step: Step) -> Sequence[TokenLogprob] | None:
     """
     tokens = step.logprobs
     places = None if tokens is None else _action_places(tokens, step.tool_calls)
-    return None if tokens is None or places is None else [tokens[place] for place in places]
+    return None if tokens is None or places is None else tuple(tokens[place] for place in places)
 
 
 def token_readings(step: Step) -> list[Reading]:
@@ -51,7 +51,7 @@ def token_readings(step: Step) -> list[Reading]:
     entropies = token_entropies(tokens)
     readings = [
         stream_reading(TokenProbability.source, tokens, mean_token_probability),
-        stream_reading(TokenEntropy.source, tokens, lambda _: entropies and confidence_of_entropies(entropies)),
+        stream_reading(TokenEntropy.source, tokens, lambda _: _confidence(entropies)),
         stream_reading(SequenceProbability.source, tokens, sequence_probability),
     ]
     if not step.tool_calls:
@@ -71,6 +71,10 @@ def token_readings(step: Step) -> list[Reading]:
     readings.append(stream_reading(ActionProbability.source, action, mean_token_probability))
     readings.append(stream_reading(ActionEntropy.source, action, entropy))
     return readings
+
+
+def _confidence(entropies: Sequence[float | None] | None) -> float | None:
+    return None if entropies is None else confidence_of_entropies(entropies)
 
 
 def _action_places(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> Sequence[int] | None:
