@@ -124,6 +124,7 @@ class MissingReason(StrEnum):
     NO_MODEL = "no_model"
     NOTHING_TO_JUDGE = "nothing_to_judge"
     TOO_FEW_SAMPLES = "too_few_samples"
+    TOO_LONG = "too_long"
     OVERHEAD_CAP = "overhead_cap"
     NOT_NEEDED = "not_needed"
     NOT_SENSED = "not_sensed"

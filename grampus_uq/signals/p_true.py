@@ -2,16 +2,18 @@
 
 Source: Kadavath et al. 2022 (arXiv 2207.05221), section 3. First choice is the probability mass of True against False
 among the first token's alternatives; second choice a number in a JSON reply. A reply that is neither is a missing
-reading, not 0.5.
+reading, not 0.5. What the judge is shown is in `judged_view`.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import re
 
 from grampus_uq.protocols import SenseContext
 from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.signals.judged_view import judged_view
 from grampus_uq.signals.verbalized import parse_number
 from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
 
@@ -24,39 +26,42 @@ _JSON_QUESTION = (
     "How likely is it that the {what} above is right? "
     'Reply with nothing but JSON: {{"p_true": p}}, where p is a number between 0 and 1.'
 )
-_NO_REQUEST = "(The request is not shown.)"
 _TRUE_WORDS = frozenset({"true", "yes"})
 _FALSE_WORDS = frozenset({"false", "no"})
 _FIELD = re.compile(
     r"""(?<=["'])(?:p_true|probability|confidence|confidence_score)["']\s{0,64}:\s{0,64}"""
     r"""("[^"\n]{0,40}"|[^\s,}\]"']{1,40}+(?![^\s,}\]"'])(?:\s?%)?|(?=\S))"""  # whole or not at all
 )
-MIN_TRUE_FALSE_MASS = 0.05
-MAX_JUDGED_CHARACTERS = 20_000
+MIN_TRUE_FALSE_MASS = 0.25
+"""Below this share of the first token's probability on the two words the model was answering something else."""
 
 
 def true_false_mass(response: ModelResponse) -> float | None:
-    """P(True) / (P(True) + P(False)) over the first token that is not blank.
+    """P(True) / (P(True) + P(False)) over the first token that is not blank, in [0, 1], higher is better.
 
-    None when the two hold less than 5 % of the mass. Words count in any case, with leading blanks or the tokeniser's
-    word marks; Yes and No count as True and False.
+    Where False is not among the alternatives that were reported, all of the mass that was not counts as False. None
+    when True and False together hold less than `MIN_TRUE_FALSE_MASS`, or a log-probability is malformed. Words count in
+    any case, with leading blanks or the tokeniser's word marks; Yes and No count as True and False.
     """
     for token in response.logprobs or ():
         if not token.token.strip(" \t\n▁Ġ*\"'`"):
             continue
-        true = false = 0.0
-        top = token.top
-        if token.token not in [text for text, _ in top]:  # some servers leave the chosen token out of its alternatives
-            top = (*top, (token.token, token.logprob))
-        for text, logprob in top:
+        true = false = seen = 0.0
+        top = dict(token.top)
+        top.setdefault(token.token, token.logprob)  # some servers leave the chosen token out of its alternatives
+        for text, logprob in top.items():
             word = text.strip(" \t\n▁Ġ*\"'`.:").lower()
             if not logprob <= 1e-3:
                 return None
+            mass = math.exp(min(logprob, 0.0))
+            seen += mass
             if word in _TRUE_WORDS:
-                true += math.exp(logprob)
+                true += mass
             elif word in _FALSE_WORDS:
-                false += math.exp(logprob)
-        return true / (true + false) if true + false >= MIN_TRUE_FALSE_MASS else None
+                false += mass
+        if true + false < MIN_TRUE_FALSE_MASS:
+            return None
+        return true / (true + (false or max(0.0, 1.0 - seen)))
     return None
 
 
@@ -71,25 +76,28 @@ def parse_p_true(text: str) -> float | None:
 
 
 class PTrue:
-    """Asks the model whether its own text (or, without text, its proposed calls) is right.
+    """Asks the model whether its proposed calls (or, without calls, its text) are right, in view of the case.
 
-    One call where the model reports log-probabilities or answers with a number, two where it does neither.
+    One call where the model reports log-probabilities or answers with a number, two where it does neither. `rng` draws
+    the marks around what is quoted: the system's own randomness unless a test gives one.
     """
 
-    __slots__ = ("top_logprobs",)
+    __slots__ = ("_rng", "top_logprobs")
     source: str = UncertaintySource.P_TRUE
 
-    def __init__(self, *, top_logprobs: int = 10) -> None:
+    def __init__(self, *, top_logprobs: int = 10, rng: random.Random | None = None) -> None:
         self.top_logprobs = top_logprobs
+        self._rng = rng or random.SystemRandom()  # what is judged must not guess the marks that enclose it
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Ask; read the mass, else the number, else ask once more for a number."""
-        judged = step.judged_text().strip()
-        if not judged:
+        if not step.judged_text().strip():
             return Reading(source=self.source, value=None, reason=MissingReason.NOTHING_TO_JUDGE)
-        what = "action" if step.tool_calls and not step.text.strip() else "answer"
+        view = judged_view(step, context.messages, self._rng)
+        if view is None:
+            return Reading(source=self.source, value=None, reason=MissingReason.TOO_LONG)
         reply = await context.ask(
-            _conversation(context, judged, what, _QUESTION),
+            [*view.messages, _asking(_QUESTION, view.what)],
             temperature=0.0,
             max_tokens=8,
             top_logprobs=self.top_logprobs,
@@ -99,22 +107,13 @@ class PTrue:
             value = parse_p_true(reply.content)
         if value is None:
             reply = await context.ask(
-                _conversation(context, judged, what, _JSON_QUESTION),
-                temperature=0.0,
-                max_tokens=40,
+                [*view.messages, _asking(_JSON_QUESTION, view.what)], temperature=0.0, max_tokens=40
             )
             value = parse_p_true(reply.content)
         if value is None:
-            return Reading(source=self.source, value=None, reason=MissingReason.PARSE_ERROR)
-        return Reading(source=self.source, value=value)
+            return Reading(source=self.source, value=None, reason=MissingReason.PARSE_ERROR, detail=view.cut)
+        return Reading(source=self.source, value=value, detail=view.cut)
 
 
-def _conversation(context: SenseContext, judged: str, what: str, question: str) -> list[Message]:
-    """The request, what the agent proposes as its own turn, and the question: plain text, and no tool's message."""
-    request = next((m.content for m in reversed(context.messages) if m.role is Role.USER and m.content), _NO_REQUEST)
-    proposed = judged[:MAX_JUDGED_CHARACTERS]
-    return [
-        Message(role=Role.USER, content=request[-MAX_JUDGED_CHARACTERS:]),
-        Message(role=Role.ASSISTANT, content=f"Proposed action:\n{proposed}" if what == "action" else proposed),
-        Message(role=Role.USER, content=question.format(what=what)),
-    ]
+def _asking(question: str, what: str) -> Message:
+    return Message(role=Role.USER, content=question.format(what=what))
