@@ -78,8 +78,9 @@ def parse_p_true(text: str) -> float | None:
 class PTrue:
     """Asks the model whether its proposed calls (or, without calls, its text) are right, in view of the case.
 
-    One call where the model reports log-probabilities or answers with a number, two where it does neither. `rng` draws
-    the marks around what is quoted: the system's own randomness unless a test gives one.
+    One call where the model reports log-probabilities or answers with a number, two where it does neither: a model that
+    put its mass on neither word was not answering, and the number that it then says is worth no more. `rng` draws the
+    marks around what is quoted: the system's own randomness unless a test gives one.
     """
 
     __slots__ = ("_rng", "top_logprobs")
@@ -90,7 +91,7 @@ class PTrue:
         self._rng = rng or random.SystemRandom()  # what is judged must not guess the marks that enclose it
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
-        """Ask; read the mass, else the number, else ask once more for a number."""
+        """Ask; read the mass, else the number; without log-probabilities ask once more for a number."""
         if not step.judged_text().strip():
             return Reading(source=self.source, value=None, reason=MissingReason.NOTHING_TO_JUDGE)
         view = judged_view(step, context.messages, self._rng)
@@ -105,7 +106,7 @@ class PTrue:
         value = true_false_mass(reply)
         if value is None:
             value = parse_p_true(reply.content)
-        if value is None:
+        if value is None and not reply.logprobs:
             reply = await context.ask(
                 [*view.messages, _asking(_JSON_QUESTION, view.what)], temperature=0.0, max_tokens=40
             )

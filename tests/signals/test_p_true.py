@@ -134,6 +134,13 @@ async def test_a_word_without_log_probabilities_leads_to_a_second_question_for_a
 
 
 @pytest.mark.anyio
+async def test_a_model_that_put_its_mass_elsewhere_is_not_asked_for_a_number():
+    model = ScriptedModel([judged(top_logprobs({"The": 0.8, "True": 0.06}), text="The answer"), '{"p_true": 1.0}'])
+    reading = await read(model, said("Paris"))
+    assert (reading.value, reading.reason, reading.calls) == (None, MissingReason.PARSE_ERROR, 1)
+
+
+@pytest.mark.anyio
 async def test_a_model_that_answers_neither_way_is_a_missing_reading_and_not_one_half():
     reading = await read(ScriptedModel(["True", "hard to say"]), said("Paris"))
     assert (reading.value, reading.reason, reading.calls) == (None, MissingReason.PARSE_ERROR, 2)
