@@ -1,9 +1,11 @@
 """Kills agent runs with SIGKILL at chosen points, lets others take them up, and checks what the world saw. A script.
 
-    python -m tests.runtime.kill_driver STORE_URL_TEMPLATE --kills 200 --seed 1
+    python -m tests.runtime.kill_driver STORE_URL_TEMPLATE --kills 300 --seed 1
 
-Every scenario forks workers from this process (imports are done once): a worker runs, pauses, is approved, resumes, and
-is killed before or after its k-th store operation, or before, during or after its tool. Prints one JSON object.
+Every scenario forks workers from this process (imports are done once). A worker runs a turn of one to five parallel
+calls, pauses, some calls are approved and the others rejected, another worker resumes; one of the workers is killed:
+half of the time inside a tool (before, while or after it acts), otherwise before or after its k-th store operation.
+Whoever takes the session up waits for one lease and no longer. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 
-from grampus_uq import AgentRunner, FunctionTools, SessionError, UncertaintyMonitor, open_store, tool
+from grampus_uq import AgentRunner, FunctionTools, SessionError, ToolCall, UncertaintyMonitor, open_store, tool
+from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase, CallRecord, cleared
 from grampus_uq.runtime.audit import AuditLog, unknown_calls
 from grampus_uq.runtime.ledger import Ledger
@@ -33,10 +36,10 @@ from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.testing import answer
 from grampus_uq.vocabulary import AgentStatus, Effect
-from tests.runtime.agents import AGENT, look, mail, results_by_call, scripted
+from tests.runtime.agents import AGENT, results_by_call, scripted
 
-TURNS = [answer("I will mail Bob.", tool_calls=[look("a", "bob"), mail("b", "bob")]), answer("Done.")]
 LEASE_S = 0.05
+STEPS = 14  # store operations of a run or a resume, about
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class Kill:
     phase: str
     where: str
     number: int = 0
+
+    def inside(self) -> bool:
+        """True for a death inside a tool."""
+        return self.where.startswith("tool")
 
 
 def die() -> None:
@@ -90,34 +97,96 @@ class KillingStore(SessionStore):
         await self._inner.aclose()
 
 
-def tools(effects: Path, kill: Kill | None) -> FunctionTools:
-    """The mail tool writes what it did to a file, durably, and may die at three places."""
+@dataclass(frozen=True)
+class Scenario:
+    """One life: its store and session, what the world saw, the calls of its turn, and which of them are approved."""
 
-    @tool(effect=Effect.IRREVERSIBLE)
-    def send_email(to: str, body: str, idempotency_key: str = "") -> str:
-        if kill is not None and kill.where == "tool_before":
-            die()
-        with effects.open("a") as file:
-            file.write(f"{idempotency_key} {to}\n")
-            file.flush()
-            os.fsync(file.fileno())
-            if kill is not None and kill.where == "tool_during":
+    url: str
+    session: str
+    effects: Path
+    calls: tuple[ToolCall, ...]
+    approved: frozenset[str]
+    kill: Kill
+
+    def runner(self, kill: Kill | None = None) -> AgentRunner:
+        turns = [answer("I will act.", tool_calls=list(self.calls)), "Done."]
+        return AgentRunner(
+            scripted(turns),
+            self.tools(kill),
+            uncertainty_monitor=UncertaintyMonitor(),
+            store=KillingStore(open_store(self.url), kill),
+            lease_s=LEASE_S,
+        )
+
+    def tools(self, kill: Kill | None) -> FunctionTools:
+        """Tools that write what they did to a file, durably; the chosen execution dies at one of three places."""
+        executions = 0
+
+        def act(text: str) -> str:
+            nonlocal executions
+            number, executions = executions, executions + 1
+            where = kill.where if kill is not None and kill.number == number else ""
+            if where == "tool_before":
                 die()
-        if kill is not None and kill.where == "tool_after":
-            die()
-        return "sent"
+            with self.effects.open("a") as file:
+                file.write(f"{text}\n")
+                file.flush()
+                os.fsync(file.fileno())
+                if where == "tool_during":
+                    die()
+            if where == "tool_after":
+                die()
+            return "done"
 
-    @tool(effect=Effect.READ)
-    def search(query: str) -> str:
-        return f"found {query}"
+        @tool(effect=Effect.IRREVERSIBLE)
+        def send_email(to: str, body: str) -> str:
+            return act(to)
 
-    return FunctionTools(send_email, search)
+        @tool(effect=Effect.REVERSIBLE)
+        def book(to: str) -> str:
+            return act(to)
+
+        @tool(effect=Effect.READ)
+        def search(query: str) -> str:
+            return act(query)
+
+        return FunctionTools(send_email, book, search)
+
+    def seen(self) -> Counter[str]:
+        """How often the world saw each call."""
+        return Counter(self.effects.read_text().split() if self.effects.exists() else ())
 
 
-def runner(url: str, effects: Path, kill: Kill | None) -> AgentRunner:
-    store = KillingStore(open_store(url), kill)
-    return AgentRunner(
-        scripted(TURNS), tools(effects, kill), uncertainty_monitor=UncertaintyMonitor(), store=store, lease_s=LEASE_S
+def drawn(url: str, number: int, folder: str, rng: random.Random, *, inside: bool) -> Scenario:
+    """A turn of one to five calls, one of them irreversible at least, and where its worker dies."""
+    names = ["send_email", *rng.choices(["send_email", "book", "search"], k=rng.randrange(5))]
+    rng.shuffle(names)
+    calls = tuple(
+        ToolCall(
+            id=f"c{n}",
+            name=name,
+            arguments={"query": f"{name}-c{n}"}
+            if name == "search"
+            else {"to": f"{name}-c{n}"} | ({"body": "hi"} if name == "send_email" else {}),
+        )
+        for n, name in enumerate(names)
+    )
+    approved = frozenset(call.id for call in calls if rng.random() < 0.7)
+    runs = {"run": [call for call in calls if call.name != "send_email"]}
+    runs["resume"] = [call for call in calls if call.name == "send_email" and call.id in approved]
+    phases = [phase for phase, executed in runs.items() if executed]
+    if inside and phases:
+        phase = rng.choice(phases)
+        kill = Kill(phase, rng.choice(["tool_before", "tool_during", "tool_after"]), rng.randrange(len(runs[phase])))
+    else:
+        kill = Kill(rng.choice(["run", "resume"]), rng.choice(["before", "after"]), rng.randrange(STEPS))
+    return Scenario(
+        url=url.format(n=number, folder=folder),
+        session=f"s{number}",
+        effects=Path(folder, f"effects-{number}"),
+        calls=calls,
+        approved=approved,
+        kill=kill,
     )
 
 
@@ -140,75 +209,91 @@ def in_child(work: Callable[[], Awaitable[Any]]) -> bool:
     return False
 
 
-def scenario(url: str, session: str, effects: Path, kill: Kill) -> dict[str, Any]:
-    """One life with one kill; returns what was seen, raises AssertionError when a promise was broken."""
-    killed = False
-    if kill.phase == "run":
-        killed = in_child(lambda: runner(url, effects, kill).run(AGENT, "mail bob", session_id=session))
-    else:
-        in_child(lambda: runner(url, effects, None).run(AGENT, "mail bob", session_id=session))
-        in_child(lambda: _approve(url, session))
-        killed = in_child(lambda: runner(url, effects, kill).resume("mailer", session))
-    asked, settled_by_human, decided = 0, False, kill.phase == "resume"
-    for _ in range(8):
-        time.sleep(LEASE_S * 1.2)
-        result = anyio.run(_go_on, url, session, effects)
-        if result.status is AgentStatus.COMPLETED:
-            break
-        assert result.status is AgentStatus.WAITING_FOR_HUMAN, result.status
-        (request,) = result.pending
-        if request.unknown_outcome:
-            unknown = anyio.run(_unknown, url, session)
-            assert len(unknown) == 1, "the audit must say that the outcome is unknown"
-            settled_by_human = True
-            anyio.run(_decide, url, request.decide("respond", principal="ann", message="looked it up"))
-        else:
-            asked += 1
-            assert not decided, "a stored decision must not be asked for again"
-            decided = True
-            anyio.run(_decide, url, request.decide("approve", principal="ann"))
-    else:
-        raise AssertionError("the session never completed: something was lost")
-    sent = effects.read_text().splitlines() if effects.exists() else []
-    assert len(sent) <= 1, f"the call was executed {len(sent)} times"
-    assert sent or settled_by_human, "an approved call was lost"
-    assert set(results_by_call(result.messages).values()) == {1}
-    return {"killed": killed, "unknown": settled_by_human, "sent": len(sent), "asked": asked}
+async def _paused(one: Scenario) -> None:
+    await one.runner().run(AGENT, "act", session_id=one.session)
 
 
-async def _approve(url: str, session: str) -> None:
-    ledger = Ledger(open_store(url))
-    (waiting,) = [found for found in await ledger.pending("mailer") if found.session_id == session]
-    await ledger.decide(waiting.requests[0].decide("approve", principal="ann"))
+async def _decide(one: Scenario) -> None:
+    """What a human does who sees what waits: approve or reject as this scenario says, look up what nobody knows."""
+    ledger = Ledger(open_store(one.url))
+    for found in await ledger.pending("mailer"):
+        for request in found.requests if found.session_id == one.session else ():
+            assert request.call is not None
+            kind = "approve" if request.call.id in one.approved else "reject"
+            if request.unknown_outcome:
+                await ledger.decide(request.decide("respond", principal="ann", message="looked it up"))
+            else:
+                await ledger.decide(request.decide(kind, principal="ann"))
 
 
-async def _decide(url: str, decision: Any) -> None:
-    await Ledger(open_store(url)).decide(decision)
+async def _unknown(one: Scenario) -> set[str]:
+    entries = await AuditLog(open_store(one.url), "mailer", one.session).entries()
+    return {str(call["call_id"]) for call in unknown_calls(entries)}
 
 
-async def _unknown(url: str, session: str) -> list[dict[str, Any]]:
-    return unknown_calls(await AuditLog(open_store(url), "mailer", session).entries())
-
-
-async def _go_on(url: str, session: str, effects: Path) -> ExecutionResult:
+async def _go_on(one: Scenario) -> ExecutionResult:
     """What an operator's supervisor does: resume; start anew only when nothing was ever stored."""
-    one = runner(url, effects, None)
+    worker = one.runner()
     try:
-        return await one.resume("mailer", session)
+        return await worker.resume("mailer", one.session)
     except SessionError as error:
         if "There is no session" in str(error):
-            return await one.run(AGENT, "mail bob", session_id=session)
-        loaded = await one.ledger.load("mailer", session)
+            return await worker.run(AGENT, "act", session_id=one.session)
+        loaded = await worker.ledger.load("mailer", one.session)
         if loaded is not None and loaded[0].status is AgentStatus.COMPLETED:
             return ExecutionResult(status=AgentStatus.COMPLETED, messages=loaded[0].messages)
         raise
 
 
-def every_kill() -> list[Kill]:
-    """Each store operation of a run (about 12) and of a resume (about 20), before and after; and the tool's places."""
-    kills = [Kill("run", where, n) for n in range(12) for where in ("before", "after")]
-    kills += [Kill("resume", where, n) for n in range(24) for where in ("before", "after")]
-    return kills + [Kill("resume", where) for where in ("tool_before", "tool_during", "tool_after")]
+def live(one: Scenario) -> dict[str, Any]:
+    """One life with one kill; returns what was seen, raises AssertionError when a promise was broken."""
+    if one.kill.phase == "run":
+        killed = in_child(lambda: one.runner(one.kill).run(AGENT, "act", session_id=one.session))
+    else:
+        in_child(lambda: _paused(one))
+        in_child(lambda: _decide(one))
+        killed = in_child(lambda: one.runner(one.kill).resume("mailer", one.session))
+    looked_up: set[str] = set()
+    for _ in range(8):
+        time.sleep(LEASE_S)
+        result = anyio.run(_go_on, one)
+        if result.status is AgentStatus.COMPLETED:
+            break
+        assert result.status is AgentStatus.WAITING_FOR_HUMAN, result.status
+        asked = {request.call.id for request in result.pending if request.unknown_outcome and request.call is not None}
+        assert asked <= anyio.run(_unknown, one), "the audit must say that the outcome is unknown"
+        looked_up |= asked
+        for call_id, count in one.seen().items():
+            if call_id.startswith("send_email"):
+                assert one.kill.phase == "resume", f"{call_id} ran {count} times before anybody approved it"
+        anyio.run(_decide, one)
+        if result.pending and one.kill.phase == "run":
+            one = replace(one, kill=replace(one.kill, phase="resume"))
+    else:
+        raise AssertionError("the session never completed: something was lost")
+    check(one, looked_up, result)
+    return {
+        "killed": killed,
+        "unknown": bool(looked_up),
+        "calls": len(one.calls),
+        "inside": killed and one.kill.inside(),
+    }
+
+
+def check(one: Scenario, looked_up: set[str], result: ExecutionResult) -> None:
+    """Every call had its one result, and the world saw it once, or not at all where nobody let it run."""
+    seen = one.seen()
+    for call in one.calls:
+        times = seen[f"{call.name}-{call.id}"]
+        if call.name == "search":
+            assert times >= 1, f"the read {call.id} was lost"
+            continue
+        assert times <= 1, f"{call.name} {call.id} was executed {times} times"
+        if call.name == "send_email" and call.id not in one.approved:
+            assert times == 0, f"{call.id} ran though it was rejected"
+        elif call.id not in looked_up:
+            assert times == 1, f"{call.name} {call.id} was lost"
+    assert set(results_by_call(result.messages).values()) == {1}
 
 
 def _run_again(turn: Turn) -> list[CallRecord]:
@@ -229,23 +314,19 @@ def main() -> None:
         Turn.recover = _run_again  # type: ignore[method-assign, assignment]  # the sabotage that the checks must notice
     rng = random.Random(options.seed)
     done: Counter[str] = Counter()
-    number = 0
-    schedule: list[Kill] = []
     with tempfile.TemporaryDirectory() as folder:
         while done["killed"] < options.kills:
-            if not schedule:
-                schedule = every_kill()
-                rng.shuffle(schedule)
-            kill = schedule.pop()
-            effects = Path(folder, f"effects-{number}")
+            number, inside = done["scenarios"] + 1_000_000 * options.seed, 2 * done["inside"] <= done["killed"]
+            one = drawn(options.url, number, folder, rng, inside=inside)
             try:
-                seen = scenario(options.url.format(n=number, folder=folder), f"s{number}", effects, kill)
-            except AssertionError as broken:
-                raise SystemExit(f"{kill}: {broken}") from broken
-            number += 1
+                seen = live(one)
+            except (AssertionError, GrampusError) as broken:
+                raise SystemExit(
+                    f"{one.kill} {[c.name for c in one.calls]} {sorted(one.approved)}: {broken}"
+                ) from broken
             done["scenarios"] += 1
             done.update({key: int(value) for key, value in seen.items()})
-            done[f"killed {kill.phase} {kill.where}"] += seen["killed"]
+            done[f"killed {one.kill.phase} {one.kill.where}"] += seen["killed"]
     sys.stdout.write(json.dumps(done) + "\n")
 
 
