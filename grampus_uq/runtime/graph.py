@@ -1,21 +1,25 @@
 """A graph of nodes over one state: waits where it says it waits, and never runs a finished node twice.
 
-After every node the state is checkpointed with what finished. A node that was running when the process died runs again
-from its start; effects that must not happen twice belong into an `AgentRunner`, which keeps its own ledger.
+After every node the state is checkpointed with what finished. One process at a time executes a checkpoint: it holds a
+lease, which it renews while nodes run. A node that was running when the process died runs again from its start; effects
+that must not happen twice belong into an `AgentRunner`, which keeps its own ledger.
 """
 
 from __future__ import annotations
 
 import inspect
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from grampus_uq.errors import ConfigurationError, SessionError
-from grampus_uq.records import Message
+from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
+from grampus_uq.records import Message, TokenUsage
+from grampus_uq.runtime.beside import watched
 from grampus_uq.runtime.state import AgentState
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -26,10 +30,15 @@ __all__ = ["Graph", "human_node", "uncertainty_guard_node"]
 NodeHandler = Callable[[AgentState], Awaitable[AgentState]]
 Route = Callable[[AgentState], Awaitable[str] | str]
 MAX_VISITS = 1_000
+_PASSED = "__grampus_passed_by_an_answer__"
 
 
 class _Checkpoint(BaseModel):
-    """Where an execution stands: the nodes to run next, those that wait for a human, joins and how often each ran."""
+    """Where an execution stands: the nodes to run next, those that wait for a human, joins and how often each ran.
+
+    `answer` is what a human said last, under `answer_id`; a graph in a node takes it once (`answered`), and `base` is
+    how much of its state the graph around it knows since.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -40,13 +49,30 @@ class _Checkpoint(BaseModel):
     arrived: dict[str, list[str]] = Field(default_factory=dict)
     finished: list[str] = Field(default_factory=list)
     done: dict[str, AgentState] = Field(default_factory=dict)
+    run: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    visits: dict[str, int] = Field(default_factory=dict)
+    answer: str | None = None
+    answer_id: str | None = None
+    answered: str | None = None
+    base: AgentState | None = None
+    holder: str | None = None
+    lease_s: float = 0.0
+    _store: SessionStore = PrivateAttr()
     _key: str = PrivateAttr("")
     _version: int = PrivateAttr(0)  # of this execution, not of the graph: one graph may serve several at once
+    _lock: anyio.Lock = PrivateAttr(default_factory=anyio.Lock)
+
+    async def save(self) -> None:
+        async with self._lock:
+            self._version = await self._store.put(
+                "graph", self._key, self.model_dump_json(), expected=self._version, label=self.state.status.value
+            )
 
 
 @dataclass(slots=True, kw_only=True)
 class _Node:
     handler: NodeHandler
+    nested: Graph | None = None
     edges: list[str] = field(default_factory=list)
     route: Route | None = None
     routes: dict[str, str | None] = field(default_factory=dict)
@@ -58,16 +84,34 @@ class Graph:
     Several plain edges from one node run side by side, each on a copy of the state; a node that several of them lead to
     runs once, when all have arrived: messages that the branches added follow each other in the order of the edges, and
     metadata is merged in that order. A conditional edge follows one route. `store` keeps checkpoints; without one they
-    live in this process only.
+    live in this process only. An execution that died is taken up once its lease of `lease_s` has run out. One that has
+    run `max_visits` nodes stops with an error; with more it goes on when it is restored.
+
+    A node may be another graph's `execute`. What waits in there waits here; its checkpoints are kept with this graph's,
+    and an answer goes on where it stood. Any other node that waits, but for `human_node` and the guard, runs again when
+    it is answered: only it knows where it stood.
     """
 
-    def __init__(self, *, graph_id: str, store: SessionStore | None = None, **compat: Any) -> None:
+    def __init__(
+        self,
+        *,
+        graph_id: str,
+        store: SessionStore | None = None,
+        lease_s: float = 30.0,
+        max_visits: int = MAX_VISITS,
+        **compat: Any,
+    ) -> None:
         store = compat.pop("state_store", store)
         if compat:
             raise ConfigurationError.of("arguments", "Graph", "graph_id and store", sorted(compat))
         if not graph_id:
             raise ConfigurationError.of("graph_id", "Graph", "a non-empty text", graph_id)
+        if not lease_s > 0.0:
+            raise ConfigurationError.of("lease_s", "Graph", "above 0 seconds", lease_s)
+        if max_visits < 1:
+            raise ConfigurationError.of("max_visits", "Graph", "at least 1", max_visits)
         self.graph_id = graph_id
+        self._lease_s, self._max_visits = lease_s, max_visits
         self._store: SessionStore = store if store is not None else MemoryStore()
         self._nodes: dict[str, _Node] = {}
         self._entry: str | None = None
@@ -80,7 +124,9 @@ class Graph:
             raise ConfigurationError.of("name", "Graph.add_node", "new in this graph", name)
         if entry and self._entry is not None and getattr(self, "_entry_said", False):
             raise ConfigurationError.of("entry", "Graph.add_node", "given for one node only", name)
-        self._nodes[name] = _Node(handler=handler)
+        owner = getattr(handler, "__self__", None)
+        nested = owner if isinstance(owner, Graph) and getattr(handler, "__name__", "") == "execute" else None
+        self._nodes[name] = _Node(handler=handler, nested=nested)
         if entry or self._entry is None:
             self._entry = name
             self._entry_said = entry
@@ -125,67 +171,120 @@ class Graph:
         There is one checkpoint a graph id, and the latest execution owns it: an older one that still runs ends with
         SessionConflictError at its next checkpoint. Give executions that run side by side graphs with ids of their own.
         """
+        return await self._begin(state, self._store, self.graph_id)
+
+    async def _begin(self, state: AgentState, store: SessionStore, key: str) -> AgentState:
         entry = self._check()
-        stored = await self._store.get("graph", self.graph_id)
-        checkpoint = _Checkpoint(state=state.model_copy(deep=True), ready=[entry])
-        checkpoint._key, checkpoint._version = self.graph_id, 0 if stored is None else stored.version
+        stored = await store.get("graph", key)
+        checkpoint = _Checkpoint(state=state.model_copy(deep=True), base=state.model_copy(deep=True), ready=[entry])
+        checkpoint._store, checkpoint._key = store, key
+        checkpoint._version = 0 if stored is None else stored.version
         return await self._advance(checkpoint)
 
     async def restore_and_execute(self, graph_id: str | None = None, human_response: str | None = None) -> AgentState:
         """Go on from the last checkpoint, in this process or another; `human_response` is appended as a user's message.
 
-        Nodes that finished do not run again. What waits is passed only when the graph had come to stand there, or with
-        a `human_response`: after a crash in another branch the human is still waited for. Raises SessionError when
-        there is no checkpoint.
+        Nodes that finished do not run again. What waits goes on waiting until there is a `human_response`; an empty one
+        says no more than that it may go on. Raises SessionError when there is no checkpoint, SessionConflictError
+        while another process executes it.
         """
         self._check()
-        stored = await self._store.get("graph", graph_id or self.graph_id)
-        if stored is None:
+        checkpoint = await self._taken(self._store, graph_id or self.graph_id)
+        if checkpoint is None:
             raise SessionError(f"There is no checkpoint of graph {graph_id or self.graph_id!r:.80}.")
+        return await self._go_on(checkpoint, human_response, uuid.uuid4().hex)
+
+    async def _taken(self, store: SessionStore, key: str) -> _Checkpoint | None:
+        """The stored checkpoint, unless somebody is executing it."""
+        stored = await store.get("graph", key)
+        if stored is None:
+            return None
         checkpoint = _Checkpoint.model_validate_json(stored.body)
-        checkpoint._key, checkpoint._version = stored.key, stored.version
-        stands = checkpoint.state.status is AgentStatus.WAITING_FOR_HUMAN
-        if checkpoint.waiting and (stands or human_response is not None):
-            if human_response is not None:
-                checkpoint.state.messages.append(Message(role=Role.USER, content=human_response))
-            checkpoint.state.status = AgentStatus.RUNNING
-            checkpoint.state.metadata.pop("uncertainty_escalate", None)
+        left = checkpoint.lease_s - stored.age_s
+        if checkpoint.holder is not None and left > 0.0:
+            raise SessionConflictError(
+                f"Graph {key!r:.80} is executed by another worker; its lease ends in {left:.1f} s unless it is renewed."
+            )
+        checkpoint._store, checkpoint._key, checkpoint._version = store, stored.key, stored.version
+        return checkpoint
+
+    async def _go_on(self, checkpoint: _Checkpoint, response: str | None, answer_id: str | None) -> AgentState:
+        if checkpoint.waiting and response is not None and answer_id != checkpoint.answered:
+            self._tell(checkpoint, response, answer_id)
             waiting, checkpoint.waiting = checkpoint.waiting, []
             for name in waiting:
-                await self._follow(name, checkpoint, [])
+                if getattr(self._nodes[name].handler, _PASSED, False):
+                    await self._follow(name, checkpoint, [])
+                else:
+                    checkpoint.ready.append(name)
             self._release_joins(checkpoint)
         return await self._advance(checkpoint)
 
+    def _tell(self, checkpoint: _Checkpoint, response: str, answer_id: str | None) -> None:
+        checkpoint.answer, checkpoint.answer_id, checkpoint.answered = response, answer_id, answer_id
+        if response:
+            checkpoint.state.messages.append(Message(role=Role.USER, content=response))
+        checkpoint.state.status = AgentStatus.RUNNING
+        checkpoint.state.metadata.pop("uncertainty_escalate", None)
+        checkpoint.base = checkpoint.state.model_copy(deep=True)
+
     async def _advance(self, checkpoint: _Checkpoint) -> AgentState:
-        state = checkpoint.state
+        """Run what is ready under a lease that is renewed meanwhile, and given back whatever happens."""
+        checkpoint.holder, checkpoint.lease_s = uuid.uuid4().hex, self._lease_s
         if checkpoint.ready:
-            state.status = AgentStatus.RUNNING
-        while checkpoint.ready:
-            await self._save(checkpoint)
-            await self._round(checkpoint)
-            if len(checkpoint.finished) > MAX_VISITS:
-                raise SessionError(f"Graph {self.graph_id!r:.80} ran {MAX_VISITS} nodes without ending.")
-            if checkpoint.waiting and not checkpoint.ready:
+            checkpoint.state.status = AgentStatus.RUNNING
+        await checkpoint.save()
+
+        async def renew() -> None:
+            while True:
+                await anyio.sleep(self._lease_s / 3)
+                try:
+                    await checkpoint.save()
+                except StoreError:
+                    continue  # the next node's own checkpoint says so
+
+        try:
+            await watched(lambda: self._run_ready(checkpoint), renew)
+            if checkpoint.waiting:
                 checkpoint.state.status = AgentStatus.WAITING_FOR_HUMAN
-        if not checkpoint.waiting and checkpoint.state.status is AgentStatus.RUNNING:
-            checkpoint.state.status = AgentStatus.COMPLETED
-        await self._save(checkpoint)
+            elif checkpoint.state.status is AgentStatus.RUNNING:
+                checkpoint.state.status = AgentStatus.COMPLETED
+        except (Exception, anyio.get_cancelled_exc_class()):
+            await self._release(checkpoint)
+            raise
+        checkpoint.holder = None
+        await checkpoint.save()
         return checkpoint.state.model_copy(deep=True)
+
+    async def _release(self, checkpoint: _Checkpoint) -> None:
+        checkpoint.holder = None
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+            try:
+                await checkpoint.save()
+            except (StoreError, SessionConflictError):
+                return  # the lease runs out by itself, or another execution has the checkpoint
+
+    async def _run_ready(self, checkpoint: _Checkpoint) -> None:
+        while checkpoint.ready:
+            if len(checkpoint.finished) >= self._max_visits:
+                raise SessionError(
+                    f"Graph {checkpoint._key!r:.80} ran {len(checkpoint.finished)} nodes without ending. If that is no "
+                    "endless loop, restore it with a graph of a larger `max_visits`: it goes on where it stands."
+                )
+            await self._round(checkpoint)
 
     async def _round(self, checkpoint: _Checkpoint) -> None:
         """Run every ready node, side by side, each on a copy; then merge what they return, in order."""
         names = list(checkpoint.ready)
         before = checkpoint.state
-        lock = anyio.Lock()
 
         async def run(name: str) -> None:
             if name in checkpoint.done:
                 return  # finished before the process died
-            result = await self._nodes[name].handler(before.model_copy(deep=True))
-            async with lock:
-                checkpoint.done[name] = result
-                if len(names) > 1:
-                    await self._save(checkpoint)
+            result = await self._run(name, checkpoint, before.model_copy(deep=True))
+            checkpoint.done[name] = result
+            if len(names) > 1:
+                await checkpoint.save()
 
         if len(names) == 1:
             await run(names[0])
@@ -199,14 +298,31 @@ class Graph:
             checkpoint.finished.append(name)
             if results[name].status is AgentStatus.WAITING_FOR_HUMAN and not self._escalates(name, results[name]):
                 checkpoint.waiting.append(name)
-            elif results[name].status is not AgentStatus.FAILED:
+                continue
+            checkpoint.visits[name] = checkpoint.visits.get(name, 0) + 1
+            if results[name].status is not AgentStatus.FAILED:
                 await self._follow(name, checkpoint, remaining)
         if any(result.status is AgentStatus.FAILED for result in results.values()):
             checkpoint.state.status = AgentStatus.FAILED
             checkpoint.ready = []
         else:
             self._release_joins(checkpoint)
-        await self._save(checkpoint)
+        checkpoint.answer = checkpoint.answer_id = None
+        await checkpoint.save()
+
+    async def _run(self, name: str, checkpoint: _Checkpoint, state: AgentState) -> AgentState:
+        """One node; a graph in it goes on where it stood, also when this visit to it was cut off by a death."""
+        nested = self._nodes[name].nested
+        if nested is None:
+            return await self._nodes[name].handler(state)
+        visit = checkpoint.visits.get(name, 0)
+        key = f"{checkpoint._key}/{checkpoint.run}/{quote(name, safe='')}/{visit}"
+        inner = await nested._taken(checkpoint._store, key)
+        if inner is None:
+            return await nested._begin(state, checkpoint._store, key)
+        after = await nested._go_on(inner, checkpoint.answer, checkpoint.answer_id)
+        known = inner.base if inner.base is not None else state
+        return _added(state, known, after).model_copy(update={"status": after.status})
 
     def _escalates(self, name: str, state: AgentState) -> bool:
         """A guard that routes to a node of its own does not wait itself: the node it routes to does."""
@@ -255,15 +371,6 @@ class Graph:
                     frontier.append(follower)
         return sources & reachable
 
-    async def _save(self, checkpoint: _Checkpoint) -> None:
-        checkpoint._version = await self._store.put(
-            "graph",
-            checkpoint._key,
-            checkpoint.model_dump_json(),
-            expected=checkpoint._version,
-            label=checkpoint.state.status.value,
-        )
-
 
 async def _side_by_side(run: Callable[[str], Awaitable[None]], names: list[str]) -> None:
     """Run for every name at once; the first failure cancels the others and is raised as it is, not in a group."""
@@ -289,18 +396,42 @@ def _merge(before: AgentState, results: list[AgentState]) -> AgentState:
         return results[0]
     merged = before.model_copy(deep=True)
     for result in results:
-        merged.messages += result.messages[len(before.messages) :]
-        merged.metadata.update(
-            {k: v for k, v in result.metadata.items() if k not in before.metadata or before.metadata[k] != v}
-        )
-        merged.current_step = max(merged.current_step, result.current_step)
-        if result.output:
-            merged.output = result.output
+        merged = _added(merged, before, result)
     return merged
 
 
+def _added(onto: AgentState, before: AgentState, after: AgentState) -> AgentState:
+    """A state with all that was added between two others: messages, metadata, output, steps, tokens and calls."""
+    onto.messages += after.messages[len(before.messages) :]
+    changed = {k: v for k, v in after.metadata.items() if k not in before.metadata or before.metadata[k] != v}
+    onto.metadata.update(changed)
+    onto.current_step = max(onto.current_step, after.current_step)
+    if after.output and after.output != before.output:
+        onto.output = after.output
+    onto.tool_calls_made += after.tool_calls_made - before.tool_calls_made
+    onto.active_s += after.active_s - before.active_s
+    used = _used(before.total_token_usage or TokenUsage(), after.total_token_usage)
+    if used is not None:
+        onto.total_token_usage = used if onto.total_token_usage is None else onto.total_token_usage + used
+    return onto
+
+
+def _used(before: TokenUsage, after: TokenUsage | None) -> TokenUsage | None:
+    """What was used between two counts; None when nothing was counted."""
+    if after is None or after == before:
+        return None
+    cost = None if after.cost_usd is None else after.cost_usd - (before.cost_usd or 0.0)
+    return TokenUsage(
+        input_tokens=max(0, after.input_tokens - before.input_tokens),
+        output_tokens=max(0, after.output_tokens - before.output_tokens),
+        total_tokens=max(0, after.total_tokens - before.total_tokens),
+        cost_usd=cost,
+        model=after.model,
+    )
+
+
 def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
-    """A node that waits: the graph stops there, and goes on behind it when it is restored."""
+    """A node that waits: the graph stops there, and goes on behind it when it is restored with an answer."""
 
     async def handler(state: AgentState) -> AgentState:
         waiting = state.model_copy(deep=True)
@@ -308,6 +439,7 @@ def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
         waiting.status = AgentStatus.WAITING_FOR_HUMAN
         return waiting
 
+    setattr(handler, _PASSED, True)
     return handler
 
 
@@ -334,4 +466,5 @@ def uncertainty_guard_node(
                 judged.metadata["uncertainty_escalate"] = True
         return judged
 
+    setattr(handler, _PASSED, True)
     return handler

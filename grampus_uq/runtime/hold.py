@@ -14,8 +14,9 @@ from typing import TypeVar
 import anyio
 from pydantic import JsonValue
 
-from grampus_uq.errors import SessionConflictError, SessionError, StoreError
+from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.beside import watched
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.state import AgentState
 from grampus_uq.runtime.stopping import POLL_S, StopOrders, StoppedError, stops_to_heed
@@ -143,10 +144,8 @@ class Hold:
         Raises SessionConflictError when the session was taken over meanwhile. Either cancels the work. Whatever is
         raised is raised as it is, never inside a group of errors.
         """
-        outcome: list[Result] = []
-        ended: list[Exception] = []
 
-        async def watch(scope: anyio.CancelScope) -> None:
+        async def watch() -> None:
             renew_at = time.monotonic() + self._lease_s / 3
             while True:
                 await anyio.sleep(POLL_S)
@@ -157,33 +156,11 @@ class Hold:
                         await self.save()
                 except StoreError:
                     continue  # try again at the next renewal; what may not run without the store asks it first
-                except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, like the work's own)
-                    ended.append(error)
-                if ended:
-                    scope.cancel()
-                    return
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(watch, group.cancel_scope)
-            try:
-                outcome.append(await work())
-            except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
-                ended.append(error)
-            group.cancel_scope.cancel()
-        if outcome:
-            return outcome[0]
-        raise _plain(ended[0])
+        return await watched(work, watch)
 
     async def check_stop(self) -> None:
         """Raise StoppedError when a stop order was given."""
         stopped, self._orders_seen = await self._stops.reached(self.state, self._orders_seen)
         if stopped:
             raise StoppedError(f"Session {self.state.session_id!r} was ordered to stop.")
-
-
-def _plain(error: Exception) -> Exception:
-    """The first error of a group: what happened to the session rather than what followed from it."""
-    while isinstance(error, ExceptionGroup):
-        conflicts = error.subgroup(SessionError)
-        error = (conflicts or error).exceptions[0]
-    return error

@@ -215,6 +215,8 @@ async def test_the_guides_graph_pauses_at_the_human_and_goes_on_behind_it() -> N
             assert visited == ["llm_step"]
             assert state.messages[-1].content == "Uncertain answer — please review."
             state = await graph.restore_and_execute("qa")
+            assert state.status is AgentStatus.WAITING_FOR_HUMAN  # nobody has answered
+            state = await graph.restore_and_execute("qa", "fine")
         assert state.status is AgentStatus.COMPLETED
         assert visited == ["llm_step", "final"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import anyio
@@ -17,10 +18,13 @@ from grampus_uq import (
     Message,
     Role,
     SessionError,
+    TokenUsage,
     human_node,
     open_store,
 )
+from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.runtime.graph import NodeHandler
+from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -184,3 +188,183 @@ def test_in_any_acyclic_graph_every_reachable_node_runs_exactly_once_after_its_p
     for source, target in edges:
         if source in reachable:
             assert visited.index(str(source)) < visited.index(str(target))
+
+
+# -- leases, graphs in graphs, answers, merges, loops -----------------------------------------------------------------
+
+
+async def test_a_second_restore_while_one_runs_is_refused_and_no_node_runs_twice_at_once() -> None:
+    store, ran, started, go_on = MemoryStore(), list[str](), anyio.Event(), anyio.Event()
+
+    async def slow(state: AgentState) -> AgentState:
+        ran.append("slow")
+        started.set()
+        await go_on.wait()
+        return state
+
+    def build() -> Graph:
+        graph = Graph(graph_id="g", store=store, lease_s=0.3)
+        return graph.add_node("human", human_node()).add_node("slow", slow).add_edge("human", "slow")
+
+    await build().execute(fresh())
+    async with anyio.create_task_group() as group:
+        group.start_soon(build().restore_and_execute, "g", "yes")
+        await started.wait()
+        await anyio.sleep(0.5)  # longer than a lease: it is renewed
+        with pytest.raises(SessionConflictError, match="its lease ends in"):
+            await build().restore_and_execute("g")
+        go_on.set()
+    assert ran == ["slow"]
+
+
+async def test_an_execution_that_died_is_taken_up_once_its_lease_has_run_out() -> None:
+    store, ran = MemoryStore(), list[str]()
+
+    async def dies(state: AgentState) -> AgentState:
+        ran.append("node")
+        if len(ran) == 1:
+            found = await store.get("graph", "g")  # as it would stand if the process were killed here
+            assert found is not None
+            left.append(found.body)
+        return state
+
+    left: list[str] = []
+
+    def build() -> Graph:
+        return Graph(graph_id="g", store=store, lease_s=0.2).add_node("node", dies)
+
+    await build().execute(fresh())
+    found = await store.get("graph", "g")
+    assert found is not None
+    await store.put("graph", "g", left[0], expected=found.version)
+    with pytest.raises(SessionConflictError):
+        await build().restore_and_execute()
+    await anyio.sleep(0.25)
+    assert (await build().restore_and_execute()).status is AgentStatus.COMPLETED
+    assert ran == ["node", "node"]
+
+
+def nested(store: SessionStore, visited: list[str]) -> Graph:
+    inner = Graph(graph_id="inner").add_node("before", say("before", visited), entry=True)
+    inner.add_node("human", human_node("May I?")).add_node("after", say("after", visited))
+    inner.add_edge("before", "human").add_edge("human", "after")
+    outer = Graph(graph_id="outer", store=store).add_node("start", say("start", visited), entry=True)
+    outer.add_node("inner", inner.execute).add_node("beside", say("beside", visited))
+    outer.add_node("end", say("end", visited))
+    outer.add_edge("start", "inner").add_edge("start", "beside")
+    return outer.add_edge("inner", "end").add_edge("beside", "end")
+
+
+async def test_a_nested_graph_that_waits_is_waited_for_and_goes_on_where_it_stood() -> None:
+    store, visited = MemoryStore(), list[str]()
+    state = await nested(store, visited).execute(fresh())
+    assert (state.status, sorted(visited)) == (AgentStatus.WAITING_FOR_HUMAN, ["before", "beside", "start"])
+    state = await nested(store, visited).restore_and_execute()
+    assert (state.status, sorted(visited)) == (AgentStatus.WAITING_FOR_HUMAN, ["before", "beside", "start"])
+    state = await nested(store, visited).restore_and_execute(human_response="yes")
+    assert (state.status, visited[3:]) == (AgentStatus.COMPLETED, ["after", "end"])
+    said = [message.content for message in state.messages]
+    assert said == ["start", "before", "May I?", "beside", "yes", "after", "end"]
+    visited.clear()
+    again = await nested(store, visited).execute(fresh())  # a new execution begins anew, inside as well
+    assert (again.status, sorted(visited)) == (AgentStatus.WAITING_FOR_HUMAN, ["before", "beside", "start"])
+
+
+@pytest.mark.parametrize("writes", range(1, 26))
+async def test_wherever_it_dies_a_nested_graph_loses_no_message_and_repeats_no_finished_node(writes: int) -> None:
+    class Dies(MemoryStore):
+        left = writes
+
+        async def write(self, *changes: Change) -> float:
+            self.left -= 1
+            if self.left < 0:
+                raise StoreError("died")
+            return await super().write(*changes)
+
+    store, visited = Dies(), list[str]()
+    with contextlib.suppress(StoreError):
+        await nested(store, visited).execute(fresh())
+        await nested(store, visited).restore_and_execute(human_response="yes")
+    store.left = 1_000
+    with anyio.fail_after(5):
+        store._documents = {  # every lease has run out
+            place: Document(**{n: getattr(d, n) for n in Document.__slots__} | {"written_s": 1.0})
+            for place, d in store._documents.items()
+        }
+        try:
+            state = await nested(store, visited).restore_and_execute()
+        except SessionError:
+            state = await nested(store, visited).execute(fresh())
+        if state.status is AgentStatus.WAITING_FOR_HUMAN:
+            state = await nested(store, visited).restore_and_execute(human_response="yes")
+    assert state.status is AgentStatus.COMPLETED
+    said = [message.content for message in state.messages]
+    assert sorted(map(str, said)) == sorted(["start", "before", "May I?", "beside", "yes", "after", "end"])
+    assert all(visited.count(name) <= 2 for name in visited)  # one that was running when it died, at most
+
+
+async def test_a_human_node_is_passed_only_with_an_answer_also_an_empty_one() -> None:
+    visited: list[str] = []
+    graph = Graph(graph_id="g").add_node("human", human_node("Look.")).add_node("end", say("end", visited))
+    graph.add_edge("human", "end")
+    assert (await graph.execute(fresh())).status is AgentStatus.WAITING_FOR_HUMAN
+    for _ in range(2):
+        assert (await graph.restore_and_execute()).status is AgentStatus.WAITING_FOR_HUMAN
+    assert visited == []
+    assert (await graph.restore_and_execute(human_response="")).status is AgentStatus.COMPLETED
+    assert visited == ["end"]
+
+
+async def test_a_node_that_waits_by_itself_runs_again_when_it_is_answered() -> None:
+    asked: list[str] = []
+
+    async def agent(state: AgentState) -> AgentState:
+        said = [m.content for m in state.messages if m.role is Role.USER]
+        asked.append(str(said))
+        state.status = AgentStatus.RUNNING if said else AgentStatus.WAITING_FOR_HUMAN
+        return state
+
+    graph = Graph(graph_id="g").add_node("agent", agent)
+    assert (await graph.execute(fresh())).status is AgentStatus.WAITING_FOR_HUMAN
+    assert (await graph.restore_and_execute(human_response="yes")).status is AgentStatus.COMPLETED
+    assert asked == ["[]", "['yes']"]
+
+
+async def test_branches_that_meet_again_add_up_their_tokens_and_their_tool_calls() -> None:
+    def spends(tokens: int, calls: int) -> NodeHandler:
+        async def handler(state: AgentState) -> AgentState:
+            used = TokenUsage(input_tokens=tokens, total_tokens=tokens, cost_usd=tokens / 100)
+            state.total_token_usage = (state.total_token_usage or TokenUsage()) + used
+            state.tool_calls_made += calls
+            return state
+
+        return handler
+
+    graph = (
+        Graph(graph_id="g").add_node("start", spends(1, 1)).add_node("a", spends(10, 2)).add_node("b", spends(100, 3))
+    )
+    graph.add_node("end", spends(1_000, 4)).add_edge("start", "a").add_edge("start", "b")
+    state = await graph.add_edge("a", "end").add_edge("b", "end").execute(fresh())
+    assert state.total_token_usage is not None
+    assert (state.total_token_usage.total_tokens, state.tool_calls_made) == (1_111, 10)
+    assert state.total_token_usage.cost_usd == pytest.approx(11.11)
+
+
+async def test_a_graph_that_ran_into_its_limit_of_visits_goes_on_with_a_larger_one() -> None:
+    store, visited = MemoryStore(), list[str]()
+
+    def build(max_visits: int) -> Graph:
+        graph = Graph(graph_id="g", store=store, max_visits=max_visits).add_node("work", say("work", visited))
+        return graph.add_conditional_edge(
+            "work", lambda state: "again" if len(visited) < 30 else "done", {"again": "work", "done": None}
+        )
+
+    with pytest.raises(SessionError, match=r"ran 10 nodes without ending.*`max_visits`"):
+        await build(10).execute(fresh())
+    with pytest.raises(SessionError, match="ran 10 nodes"):
+        await build(10).restore_and_execute()
+    assert len(visited) == 10
+    assert (await build(100).restore_and_execute()).status is AgentStatus.COMPLETED
+    assert len(visited) == 30
+    with pytest.raises(ConfigurationError, match="max_visits"):
+        Graph(graph_id="g", max_visits=0)

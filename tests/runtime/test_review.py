@@ -616,7 +616,8 @@ async def test_a_crash_in_another_branch_does_not_answer_for_the_human() -> None
     state = await build().restore_and_execute("g")
     assert state.status is AgentStatus.WAITING_FOR_HUMAN
     assert ran == ["start", "first", "second"]
-    assert (await build().restore_and_execute("g")).status is AgentStatus.COMPLETED
+    assert (await build().restore_and_execute("g")).status is AgentStatus.WAITING_FOR_HUMAN
+    assert (await build().restore_and_execute("g", "yes")).status is AgentStatus.COMPLETED
     assert ran == ["start", "first", "second", "pay"]
 
 
@@ -642,7 +643,7 @@ async def test_two_executions_of_one_graph_object_do_not_write_over_each_other()
         await reached.wait()
         await graph.execute(AgentState(agent_id="a", session_id="two"))
         go_on.set()
-    assert (await graph.restore_and_execute()).session_id == "two"
+    assert (await graph.restore_and_execute(human_response="")).session_id == "two"
 
 
 async def test_a_checkpoint_of_another_graph_id_is_gone_on_with_under_that_id() -> None:
@@ -655,7 +656,7 @@ async def test_a_checkpoint_of_another_graph_id_is_gone_on_with_under_that_id() 
         return graph.add_edge("human", "pay")
 
     await build("order-17").execute(fresh())
-    assert (await build("orders").restore_and_execute("order-17")).status is AgentStatus.COMPLETED
+    assert (await build("orders").restore_and_execute("order-17", "")).status is AgentStatus.COMPLETED
     assert (await build("order-17").restore_and_execute()).status is AgentStatus.COMPLETED
     assert ran == ["pay"]
 

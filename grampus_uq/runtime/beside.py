@@ -1,0 +1,49 @@
+"""Awaiting work while something else keeps watch: a lease to renew, an order to look for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+from grampus_uq.errors import SessionError
+
+__all__ = ["watched"]
+
+Result = TypeVar("Result")
+
+
+async def watched(work: Callable[[], Awaitable[Result]], watch: Callable[[], Awaitable[None]]) -> Result:
+    """Await the work while the watch, which ends only by raising, runs beside it; whichever raises ends the other.
+
+    Whatever is raised is raised as it is, never inside a group of errors.
+    """
+    outcome: list[Result] = []
+    ended: list[Exception] = []
+
+    async def keep_watch(scope: anyio.CancelScope) -> None:
+        try:
+            await watch()
+        except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, like the work's own)
+            ended.append(error)
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(keep_watch, group.cancel_scope)
+        try:
+            outcome.append(await work())
+        except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
+            ended.append(error)
+        group.cancel_scope.cancel()
+    if outcome:
+        return outcome[0]
+    raise _plain(ended[0])
+
+
+def _plain(error: Exception) -> Exception:
+    """The first error of a group: what happened to the session rather than what followed from it."""
+    while isinstance(error, ExceptionGroup):
+        conflicts = error.subgroup(SessionError)
+        error = (conflicts or error).exceptions[0]
+    return error
