@@ -28,6 +28,7 @@ __all__ = ["Hold"]
 Result = TypeVar("Result")
 
 _WRITES = 3
+_STEPS_SHOWN = 4
 
 
 class Hold:
@@ -87,9 +88,10 @@ class Hold:
             now = time.monotonic()
             self.state.active_s += now - self._since
             self._since = now
-            self.state.lease_s = self._lease_s if self.state.status is AgentStatus.RUNNING else 0.0
-            if self.session is not None:
-                self.state.belief = self.session.snapshot()
+            running = self.state.status is AgentStatus.RUNNING
+            self.state.lease_s = self._lease_s if running else 0.0
+            if self.session is not None:  # on the way only what decides is kept of it, all where it stands
+                self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
             self.state.saves += 1
             await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
 
