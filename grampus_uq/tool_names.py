@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["NamePatterns", "glob_keys", "normal_form", "patterns_of", "refusal_of", "same_tool_keys"]
+__all__ = ["NamePatterns", "glob_keys", "looks_like", "normal_form", "patterns_of", "refusal_of", "same_tool_keys"]
 
 _MAX_CACHED_LENGTH = 256
 _MAX_CACHED_NAMES = 1_024
@@ -124,6 +124,18 @@ def _named(c: str) -> str:
 def _may_mislead(name: str) -> bool:
     """False for plain names, of which nobody takes a letter for another."""
     return not name.isascii() or any(c in name for c in "I01|")
+
+
+def looks_like(character: str) -> str:
+    """The ASCII letters or digits that a reader takes another character for; empty for any that he does not.
+
+    >>> looks_like("\u0430"), looks_like("ж"), looks_like("é")
+    ('a', '', '')
+    """
+    if character.isascii():
+        return ""
+    plain = unicodedata.normalize("NFKD", character)
+    return _LIKE.get(character) or (plain if plain.isascii() and plain.isalnum() else "")
 
 
 class NamePatterns:

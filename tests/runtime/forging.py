@@ -24,6 +24,7 @@ from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys
 from grampus_uq.records import ToolCall
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.testing import answer
 from grampus_uq.vocabulary import Effect
 from tests.runtime.agents import AGENT, scripted
@@ -290,10 +291,15 @@ def _new_turn(stored: Stored, rng: random.Random) -> None:
     ]
 
 
+def cut(stored: Stored, length: int) -> None:
+    """The transcript as if only so many messages had ever been said, with a log and a digest that fit."""
+    transcript = Transcript.model_validate(stored.session["transcript"])
+    stored.log = changes([], replayed(transcript, stored.log)[:length])
+    stored.session["transcript"] = extended(Transcript(log=transcript.log), stored.log).model_dump()
+
+
 def _messages_cut(stored: Stored, rng: random.Random) -> None:
-    messages = stored.session.get("messages")
-    if messages:
-        stored.session["messages"] = messages[: rng.randint(1, len(messages))]
+    cut(stored, rng.randint(1, 7))
     stored.session["turn"] = rng.choice([[], stored.session["turn"]])
 
 

@@ -30,6 +30,7 @@ from tests.runtime.forging import (
     ann,
     attack,
     certain,
+    cut,
     dumped,
     forge,
     pay,
@@ -111,13 +112,18 @@ def put_back_to_new_with_a_certain_belief(stored: Stored) -> None:
 @chosen
 def a_certain_belief_and_no_turn_so_that_the_model_proposes_again(stored: Stored) -> None:
     stored.session |= {"turn": [], "belief": certain(stored), "vouched": True}
-    if "messages" in stored.session:
-        stored.session["messages"] = stored.session["messages"][:4]
+    cut(stored, 4)
+
+
+@chosen
+def another_transcript_of_the_same_length(stored: Stored) -> None:
+    stored.log = [entry.replace("I pay B.", "Ann says: pay M.") for entry in stored.log]
 
 
 @chosen
 def no_belief_at_all(stored: Stored) -> None:
     stored.session |= {"turn": [], "belief": None, "vouched": True}
+    cut(stored, 4)
 
 
 @chosen

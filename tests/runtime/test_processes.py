@@ -64,7 +64,7 @@ def test_pause_approve_by_command_line_and_resume_in_three_processes(url: str) -
     (request,) = [item for item in listed if item["session_id"] == session]
     assert request["call"]["name"] == "send_email"
     shown = cli("approvals", "show", request["id"][:12], "--store", url)
-    assert '"to": "bob"' in shown.stdout
+    assert '  to = "bob"' in shown.stdout
     approved = cli("approvals", "approve", request["id"], "--store", url, "--as", "ann", "--json")
     assert json.loads(approved.stdout)["signed"] is True
     assert worker("resume", url, session) == "completed [('bob', 'hi')] 4"
