@@ -36,6 +36,7 @@ __all__ = [
     "asked",
     "asked_again",
     "bound",
+    "by_whom",
     "cleared",
     "decided",
     "doubt_of",
@@ -213,8 +214,8 @@ def may_be_granted(record: CallRecord) -> bool:
 
 def granted(record: CallRecord, grant: Grant) -> CallRecord:
     """Let through by standing leave, which is checked once more when the call runs."""
-    by = f"grant {grant.id} of {grant.principal}"
-    return record.change(phase=CallPhase.CLEARED, grant=grant, cleared_by=by, requests=())
+    new = record.change(phase=CallPhase.CLEARED, grant=grant, requests=())
+    return new.change(cleared_by=by_whom(new))
 
 
 def request_for(
@@ -302,14 +303,21 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
     if first.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
         new = settled(record, told(first), is_error=first.kind is ApprovalKind.REJECT)
         return new.change(decisions=tuple(decisions))
-    who = " and ".join(decision.principal for decision in decisions)
-    return record.change(
+    new = record.change(
         phase=CallPhase.CLEARED,
         call=_with_arguments(record.proposed, first),
         decisions=tuple(decisions),
         grant=None,
-        cleared_by=f"{first.kind.value} of {who}",
     )
+    return new.change(cleared_by=by_whom(new))
+
+
+def by_whom(record: CallRecord) -> str | None:
+    """By whose word a call was let through, as its decisions and its grant say; else what the record says."""
+    if record.decisions:
+        who = " and ".join(decision.principal for decision in record.decisions)
+        return f"{record.decisions[0].kind.value} of {who}"
+    return record.cleared_by if record.grant is None else f"grant {record.grant.id} of {record.grant.principal}"
 
 
 def _with_arguments(call: ToolCall, decision: ApprovalDecision) -> ToolCall:

@@ -31,6 +31,7 @@ from grampus_uq.gate.call import (
     asked,
     asked_again,
     bound,
+    by_whom,
     cleared,
     decided,
     doubt_of,
@@ -200,7 +201,7 @@ class Gate:
         delegates: bool = False,
         now_s: float | None = None,
     ) -> CallRecord:
-        """The record with the effect that the call has now; raises ApprovalError unless exactly this call may run."""
+        """The record with its effect now and by whose word it runs; ApprovalError unless exactly this call may run."""
         effect = self.effect(call, declared, policy)
         check_clearance(
             record,
@@ -210,7 +211,7 @@ class Gate:
             effect=Effect.READ if delegates else effect,
             now_s=time.time() if now_s is None else now_s,
         )
-        return record.change(effect=effect)
+        return record.change(effect=effect, cleared_by=by_whom(record))
 
     def started(self, record: CallRecord) -> CallRecord:
         """Mark that a checked call is on its way: before anything is awaited, so that no other task lets it through."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -129,7 +130,8 @@ async def test_edited_arguments_run_in_place_of_the_proposed_ones() -> None:
     edit = request.decide("edit", principal="ann", arguments={"to": "robert", "body": "hello"})
     result = await runner(world, store=store).resume("mailer", "s1", edit)
     assert world.sent == [("robert", "hello")]
-    assert "robert" in next(m.content or "" for m in result.messages if m.tool_call_id == "b")
+    assert next(m.content for m in result.messages if m.tool_call_id == "b") == "sent to robert"
+    assert any("changed the arguments" in (m.content or "") and "robert" in (m.content or "") for m in result.messages)
 
 
 async def test_a_response_stands_in_for_the_tool() -> None:
@@ -596,3 +598,110 @@ async def test_running_unwatched_is_asked_for_by_name_and_still_asks_for_what_is
                        uncertainty_monitor=UNWATCHED)  # fmt: skip
     assert (await free.run(AgentDefinition(name="a"), "pay")).status is AgentStatus.COMPLETED
     assert "uncertainty" not in result.metadata
+
+
+async def test_a_result_keeps_its_type_when_a_human_changed_the_arguments_and_the_note_stands_beside_it() -> None:
+    store, ran = MemoryStore(), []
+
+    @tool(effect=Effect.IRREVERSIBLE)
+    def refund(amount: int) -> dict[str, Any]:
+        ran.append(amount)
+        return {"refunded": amount}
+
+    call = ToolCall(id="r", name="refund", arguments={"amount": 50})
+    turns = [answer("I refund.", tool_calls=[call]), answer("Done.")]
+
+    def one() -> AgentRunner:
+        tools = FunctionTools(refund)
+        return AgentRunner(scripted(turns, 0.62), tools, uncertainty_monitor=UncertaintyMonitor(), store=store)
+
+    (request,) = (await one().run(AGENT, "x", session_id="s")).pending
+    edit = request.decide("edit", principal="ann", arguments={"amount": 5})
+    messages = (await one().resume("mailer", "s", edit)).messages
+    assert ran == [5]
+    result = next(index for index, m in enumerate(messages) if m.tool_call_id == "r")
+    assert json.loads(messages[result].content or "") == {"refunded": 5}
+    note = messages[result + 1]
+    assert (note.role, note.content) == ("system", 'A human changed the arguments of refund to {"amount":5}.')
+
+
+async def test_an_executor_that_changes_its_call_changes_neither_the_audit_nor_the_transcript() -> None:
+    world, store = World(), MemoryStore()
+    inner = world.tools()
+
+    class Careless:
+        def schemas(self) -> Any:
+            return inner.schemas()
+
+        def effect_of(self, name: str) -> Any:
+            return inner.effect_of(name)
+
+        async def execute(self, call: ToolCall) -> Any:
+            result = await inner.execute(call)
+            call.arguments["to"] = "nobody"
+            return result
+
+    def one() -> AgentRunner:
+        monitor = UncertaintyMonitor()
+        return AgentRunner(scripted(SEND_ONE), Careless(), uncertainty_monitor=monitor, store=store)
+
+    (request,) = (await one().run(AGENT, "mail bob", session_id="s")).pending
+    result = await one().resume("mailer", "s", request.decide("approve", principal="ann"))
+    assert result.status is AgentStatus.COMPLETED
+    entries = await AuditLog(store, "mailer", "s").entries()
+    keys = {entry["data"]["idempotency_key"] for entry in entries if entry["what"].startswith("execution_")}
+    digests = {entry["data"]["digest"] for entry in entries if entry["what"].startswith("execution_")}
+    assert (len(keys), digests) == (1, {mail("b", "bob").digest()})
+    assert unknown_calls(entries) == []
+    assert [c.arguments["to"] for m in result.messages for c in m.tool_calls if c.id == "b"] == ["bob"]
+
+
+async def test_what_the_audit_says_let_a_call_through_is_who_signed_and_not_what_the_state_says() -> None:
+    world, store, signer = World(), MemoryStore(), HmacSigner("k" * 32)
+    one = runner(world, store=store, approvals=ApprovalPolicy(signer=signer))
+    (request,) = (await one.run(AGENT, "mail bob", session_id="s")).pending
+    await one.resume("mailer", "s", signer.sign(request.decide("approve", principal="ann")))
+    entries = await AuditLog(store, "mailer", "s").entries()
+    (started,) = [entry["data"] for entry in entries if entry["what"] == "execution_started"]
+    assert (started["cleared_by"], started["decisions"]) == ("approve of ann", [request.id])
+
+
+async def test_a_precondition_that_fails_voids_an_approval_and_the_call_is_asked_again() -> None:
+    world, store, closed = World(), MemoryStore(), True
+
+    def precondition(call: ToolCall) -> str | None:
+        return "the account is closed" if closed else None
+
+    def one() -> AgentRunner:
+        return runner(world, store=store, precondition=precondition)
+
+    (request,) = (await one().run(AGENT, "mail bob", session_id="s")).pending
+    result = await one().resume("mailer", "s", request.decide("approve", principal="ann"))
+    assert (result.status, world.sent) == (AgentStatus.WAITING_FOR_HUMAN, [])
+    (again,) = result.pending
+    assert "the account is closed" in again.reason
+    closed = False
+    with pytest.raises(ApprovalError, match="Nothing waits"):
+        await one().resume("mailer", "s", request.decide("approve", principal="ann"))
+    assert (await one().resume("mailer", "s", again.decide("approve", principal="ann"))).status == "completed"
+    assert world.sent == [("bob", "hi")]
+
+
+async def test_a_grant_lifts_no_high_level() -> None:
+    world, store = World(), MemoryStore()
+    one = runner(world, store=store, p_true=0.3)
+    await one.ledger.grant(Grant(tool="send_email", principal="ann", expires_s=time.time() + 60))
+    assert (await one.run(AGENT, "mail bob", session_id="s")).status is AgentStatus.WAITING_FOR_HUMAN
+    assert world.sent == []
+
+
+async def test_a_policy_that_changed_while_a_call_waited_is_asked_anew() -> None:
+    world, store = World(), MemoryStore()
+    (request,) = (await runner(world, store=store).run(AGENT, "mail bob", session_id="s")).pending
+    strict = UncertaintyMonitor(policy=UncertaintyPolicy(low_threshold=0.95))
+    with pytest.raises(ApprovalError, match="Nothing waits"):
+        one = runner(world, store=store, monitor=strict)
+        await one.resume("mailer", "s", request.decide("approve", principal="ann"))
+    (asked,) = (await one.list_pending_sessions("mailer"))[0].requests
+    assert asked.id != request.id
+    assert world.sent == []
