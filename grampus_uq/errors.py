@@ -33,7 +33,11 @@ class ConfigurationError(GrampusError, ValueError):
     def of(cls, parameter: str, owner: str, rule: str, value: object, way_out: str = "") -> ConfigurationError:
         """Build the one form: "The 'alpha' parameter of `EProcess` must be in (0, 1). Got 5. (way out)"."""
         hint = f" ({way_out})" if way_out else ""
-        return cls(f"The '{parameter}' parameter of `{owner}` must be {rule}. Got {value!r:.200}.{hint}")
+        try:
+            got = f"{value!r:.200}"
+        except Exception:  # noqa: BLE001 (bottomless, endless, or somebody else's `__repr__`)
+            got = f"<{type(value).__name__}>"
+        return cls(f"The '{parameter}' parameter of `{owner}` must be {rule}. Got {got}.{hint}")
 
 
 class DataError(GrampusError, ValueError):

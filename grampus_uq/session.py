@@ -52,7 +52,6 @@ from grampus_uq.vocabulary import STOPPING, Effect, MissingReason, UncertaintyAc
 from grampus_uq.wire.messages import read_messages, told_text
 from grampus_uq.wire.turns import read_name, read_proposed, read_turn
 from grampus_uq.wire.usage import MOST_TOKENS
-from grampus_uq.wire.whole_text import whole_text
 
 if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER
     from grampus_uq.trajectory_watch import TrajectoryWatch
@@ -161,7 +160,7 @@ class Session:
         turn = read_turn(response_text, tool_calls=tool_calls, logprobs=logprobs, usage=usage)
         for error in turn.errors:
             self._reject(error)
-        if prompt_messages:
+        if type(prompt_messages) is not tuple or prompt_messages:
             prompt = read_messages(prompt_messages)
             prompt_messages = prompt.messages
             if prompt.problem is not None:
@@ -170,9 +169,12 @@ class Session:
             way_out = "OpenAICompatibleModel and LiteLLMModel are such clients."
             self._reject(_wrong("model_client", "a client with `async complete(...)`", model_client, way_out))
             model_client = None
+        if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(t, Mapping) for t in tools)):
+            self._reject(_wrong("tools", "a list of JSON schemas", tools, "Pass what the model was given."))
+            tools = None
         if tools and not self._tools_declared:
             self.declare_tools(tools)
-        own = self._own_readings(external) if external else ()
+        own = () if external is None else self._own_readings(external)
         step = _new_step(
             step_id=self._name(step_id, "step_id"),
             kind=self._name(step_type, "step_type"),
@@ -265,14 +267,14 @@ class Session:
         if self._watch is None and self._emit is None:
             return  # nobody would see it
         text = told_text(told)
-        call_id = None if call_id is None else whole_text(str(call_id))
+        call_id = None if call_id is None else read_name(call_id, "call_id", "observe_tool_result")[0]
         event = ObservationEvent(
             session_id=self.session_id,
             agent_id=self.agent_id,
             kind=kind,
             text=text,
             call_id=call_id,
-            is_error=bool(is_error),
+            is_error=_true(is_error),
             time_s=time.time(),
         )
         with self._lock:
@@ -371,7 +373,7 @@ class Session:
                 continue
             try:
                 found.append(Reading(source=source, value=value))
-            except ValueError:
+            except Exception:  # noqa: BLE001 (somebody else's number)
                 self._reject(_wrong("external", "confidences in [0, 1] by name", value, "Leave out what is missing."))
                 found.append(Reading(source=source, value=None, reason=MissingReason.INVALID_VALUE))
         return found
@@ -613,6 +615,13 @@ def _tool_name(tool: Mapping[str, Any] | str) -> str:
 def _log_unmatched(patterns: tuple[str, ...], names: frozenset[str]) -> None:
     if patterns:
         log.warning("the policy protects %s, and none of the agent's tools is named so: %s", patterns, sorted(names))
+
+
+def _true(value: Any) -> bool:
+    try:
+        return bool(value)
+    except Exception:  # noqa: BLE001 (an array, say: what cannot be read is no success)
+        return True
 
 
 @functools.lru_cache(maxsize=256)

@@ -101,11 +101,12 @@ def parse_effect(effect: Effect | str | None, owner: str) -> Effect | None:
     """
     if effect is None or type(effect) is Effect:
         return effect
-    try:
-        return Effect(effect)
-    except ValueError as error:
-        rule = "one of " + ", ".join(map(repr, map(str, Effect)))
-        raise ConfigurationError.of("effect", owner, rule, effect, "Give Effect.IRREVERSIBLE, or its word.") from error
+    known = Effect.__members__.values()
+    found = next((one for one in known if one == effect), None) if isinstance(effect, str) else None
+    if found is None:
+        rule = "one of " + ", ".join(repr(str(one)) for one in known)
+        raise ConfigurationError.of("effect", owner, rule, effect, "Give Effect.IRREVERSIBLE, or its word.")
+    return found
 
 
 class MissingReason(StrEnum):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import logging
 import math
 import os
 import re
+from collections import UserDict
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import anyio
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +155,79 @@ def test_advisory_nothing_that_is_handed_over_raises_or_stops(values: list[Any])
         monitor.session(values[0], snapshot=again)
 
     anyio.run(run)
+
+
+class Awkward:
+    """Raises whenever it is compared, counted, iterated or asked for its truth."""
+
+    def _raise(self, *_: Any) -> Any:
+        raise RuntimeError
+
+    __eq__ = __bool__ = __len__ = __iter__ = __float__ = _raise
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Endless(str):
+    """Text whose methods raise."""
+
+    def isascii(self) -> bool:
+        raise RuntimeError
+
+    encode = __str__ = isascii  # type: ignore[assignment]
+
+
+def bottomless(kind: type) -> Any:
+    inner: Any = kind()
+    for _ in range(5_000):
+        inner = {"a": inner} if kind is dict else [inner]
+    return inner
+
+
+def cyclic() -> dict[str, Any]:
+    value: dict[str, Any] = {"role": "user", "name": "pay"}
+    value["arguments"] = value["content"] = value["logprobs"] = value["message"] = value
+    return value
+
+
+ODD: list[Any] = [
+    Awkward(), Endless("\u00e9"), Endless("pay"), bottomless(dict), bottomless(list), cyclic(), [cyclic()], MagicMock(),
+    {"choices": [cyclic()]}, {"choices": [None]}, {"output": [cyclic()]}, {"parts": [None, 5]}, UserDict(a=1),
+    np.array([1.0, 2.0]), np.float64("nan"), Decimal(1), 10**5000, math.inf, "\x00", "\ud800" * 9, "x" * 10**6,
+    {"name": "pay", "arguments": Awkward()}, {"name": Endless("pay")}, iter([1]), range(3), frozenset({1}), ..., type,
+    memoryview(b"x"), datetime.now(UTC), {"content": [{"token": "a", "logprob": -1, "top_logprobs": [None]}]},
+    {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [5]}, {"prompt_tokens": Awkward()}, Exception("x"),
+]  # fmt: skip
+PLACES = [
+    *("response_text", "step_id", "step_type", "tool_calls", "logprobs", "usage"),
+    *("prompt_messages", "external", "model_client", "tools"),
+]
+
+
+@pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
+@pytest.mark.parametrize("advisory", [True, False], ids=["advisory", "acting"])
+async def test_shapes_that_nobody_thought_of_are_read_or_refused_in_every_place(advisory: bool, value: Any) -> None:
+    monitor = UncertaintyMonitor(advisory=advisory, processors=[Kept()])
+    with contextlib.nullcontext() if advisory else contextlib.suppress(ConfigurationError):
+        monitor.session(value).observe_user("Hi.")
+    session = monitor.session("s")
+
+    async def tried(work: Any) -> None:
+        with contextlib.nullcontext() if advisory else contextlib.suppress(ConfigurationError):
+            found = work()
+            if inspect.isawaitable(found):
+                assert not (await found)[1].stops or not advisory
+
+    for place in PLACES:
+        given_here = {"response_text": "I pay.", "step_id": "s1", place: value}
+        await tried(lambda given_here=given_here: session.observe_llm_response(**given_here))
+    await tried(lambda: session.observe_tool_call(value, "s1"))
+    await tried(lambda: session.observe_tool_call("look", value))
+    await tried(lambda: session.observe_tool_call("look", "s1", effect=value))
+    await tried(lambda: session.observe_tool_result(value, value, is_error=value))
+    session.observe_user(value)
+    session.would_allow("look")
+    snapshot = json.loads(json.dumps(session.snapshot()).encode())
+    assert monitor.session("s", snapshot=snapshot).state == session.state
 
 
 # -- what a model wrote badly is no error of the caller ---------------------------------------------------------------

@@ -154,7 +154,7 @@ def _distinct(found: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
 
 
 def _key(name: Any) -> str:
-    return whole_text(str(name))
+    return whole_text(name)
 
 
 def _plain(value: Any, depth: int) -> JsonValue:
@@ -162,7 +162,7 @@ def _plain(value: Any, depth: int) -> JsonValue:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
-        return whole_text(str(value))
+        return whole_text(value)
     if isinstance(value, int):
         if value.bit_length() > _MAX_BITS:
             raise _UnreadableError("hold a number with too many digits")

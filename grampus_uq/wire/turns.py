@@ -74,11 +74,14 @@ def _calls(given: Any, errors: list[ConfigurationError]) -> tuple[ToolCall, ...]
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         errors.append(ConfigurationError.of("tool_calls", _OWNER, "a list of tool calls", kind_of(given), way_out))
         return ()
-    for value in given:
-        call, error = read_proposed(value, "tool_calls", _OWNER)
-        found.append(call)
-        if error is not None:
-            errors.append(error)
+    try:
+        for value in given:
+            call, error = read_proposed(value, "tool_calls", _OWNER)
+            found.append(call)
+            if error is not None:
+                errors.append(error)
+    except Exception:  # noqa: BLE001 (somebody else's list)
+        errors.append(ConfigurationError.of("tool_calls", _OWNER, "a list of tool calls", kind_of(given), way_out))
     return tuple(found)
 
 
@@ -102,6 +105,6 @@ def read_name(value: Any, parameter: str, owner: str) -> tuple[str, Configuratio
     if type(value) is str and value.isascii():
         return value, None
     if isinstance(value, str):
-        return whole_text(str(value)), None
+        return whole_text(value), None
     error = ConfigurationError.of(parameter, owner, "text", kind_of(value), f"Pass str({parameter}).")
     return whole_text(kind_of(value)), error

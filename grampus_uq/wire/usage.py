@@ -25,7 +25,7 @@ def read_counts(usage: Any) -> tuple[int | None, int | None, int | None]:
 
 def states_usage(usage: Any) -> bool:
     """True for None and for a value with at least one of the names that a usage has."""
-    return usage is None or usage == {} or field(usage, *_INPUT, *_OUTPUT, *_TOTAL) is not None
+    return usage is None or (type(usage) is dict and not usage) or field(usage, *_INPUT, *_OUTPUT, *_TOTAL) is not None
 
 
 def read_usage(usage: Any, *, model: str = "") -> TokenUsage:

@@ -21,6 +21,8 @@ def whole_text(text: str) -> str:
     >>> whole_text("caf\\u00e9 \\ud83d")
     'café \\ufffd'
     """
+    if type(text) is not str:
+        text = str.__str__(text)  # the text alone: what a subclass makes of it is not asked
     if text.isascii():
         return text
     try:
