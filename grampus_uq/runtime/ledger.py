@@ -15,7 +15,7 @@ from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflict
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, Grant
 from grampus_uq.gate.seal import Seal
 from grampus_uq.records import Message, ToolCall, canonical_json
-from grampus_uq.runtime.state import STATE_VERSION, AgentState, PendingSession, read_state
+from grampus_uq.runtime.state import STATE_VERSION, AgentState, PendingSession, Standing, read_standing, read_state
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.vocabulary import AgentStatus
@@ -88,7 +88,7 @@ class Ledger:
         key = session_key(agent_id, session_id)
         found = await self.store.get("session", key)
         while found is not None:
-            state = self.head(found)
+            state = self._head(found)
             if state.transcript is None:  # written by a release that kept the messages in the document
                 return state, found.version
             try:
@@ -103,15 +103,20 @@ class Ledger:
             return state, found.version
         return None
 
-    def head(self, found: Document) -> AgentState:
+    def _head(self, found: Document) -> AgentState:
         """A stored state without its messages, and until when it is held."""
         self._heard(found.read_s)
         body, holds = self.opened(found.key, found.body)
         state = read_state(body)
         state._sealed = holds
-        left = state.lease_s - found.age_s if state.v >= STATE_VERSION else state.lease_until_s - found.read_s
-        state._leased_until = time.monotonic() + left
+        state._leased_until = time.monotonic() + _left(state, found)
         return state
+
+    def standing(self, found: Document) -> tuple[Standing, float]:
+        """Where a stored session stands, and for how long its worker may still hold it (0: nobody does)."""
+        self._heard(found.read_s)
+        state = read_standing(self.opened(found.key, found.body)[0])
+        return state, max(0.0, _left(state, found)) if state.status is AgentStatus.RUNNING else 0.0
 
     async def save(self, state: AgentState, version: int, notes: Sequence[Note] = ()) -> int:
         """Write the next version with what is new in its transcript and these notes in its audit: all or nothing.
@@ -150,42 +155,46 @@ class Ledger:
         return found
 
     async def pending(self, agent_id: str | None = None) -> list[PendingSession]:
-        """The sessions that wait for a human, those too whose worker died while something waited.
+        """The sessions that wait for a human, those too whose worker died while something waited."""
+        return await self._pending("" if agent_id is None else session_key(agent_id, ""), "")
+
+    async def _pending(self, prefix: str, containing: str) -> list[PendingSession]:
+        """Those whose key begins so and whose text contains this, too.
 
         A session that cannot be read is logged and left out: it must not hide the others.
         """
-        prefix = "" if agent_id is None else session_key(agent_id, "")
-        found = await self.store.scan("session", label=AgentStatus.WAITING_FOR_HUMAN.value, prefix=prefix)
-        found += await self.store.scan("session", label=AgentStatus.RUNNING.value, prefix=prefix)
-        states = []
-        for document in found:
-            try:
-                state = self.head(document)
-            except StoreError as error:
-                _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
-                continue
-            left = state.status is AgentStatus.RUNNING and not state.leased_for_s() and state.pending()
-            if state.status is AgentStatus.WAITING_FOR_HUMAN or left:
-                states.append(state)
-        return [
-            PendingSession(
-                agent_id=state.agent_id,
-                session_id=state.session_id,
-                waiting_since_s=min((r.created_s for r in state.pending()), default=state.claimed_s),
-                requests=state.pending(),
-            )
-            for state in states
-        ]
+        waiting = []
+        for status in (AgentStatus.WAITING_FOR_HUMAN, AgentStatus.RUNNING):
+            for document in await self.store.scan("session", label=status.value, prefix=prefix):
+                if containing not in document.body:
+                    continue
+                try:
+                    state, left = self.standing(document)
+                except StoreError as error:
+                    _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
+                    continue
+                requests = state.pending()
+                if state.status is AgentStatus.WAITING_FOR_HUMAN or (requests and not left):
+                    since_s = min((request.created_s for request in requests), default=state.claimed_s)
+                    waiting.append(
+                        PendingSession(
+                            agent_id=state.agent_id,
+                            session_id=state.session_id,
+                            waiting_since_s=since_s,
+                            requests=requests,
+                        )
+                    )
+        return waiting
 
     async def running(self) -> dict[str, str]:
         """The sessions that a live worker runs, by key, with the worker."""
         found = {}
         for document in await self.store.scan("session", label=AgentStatus.RUNNING.value):
             try:
-                state = self.head(document)
+                state, left = self.standing(document)
             except StoreError:
                 continue  # nobody runs what nobody can read
-            if state.leased_for_s() and state.worker is not None:
+            if left and state.worker is not None:
                 found[document.key] = state.worker
         return found
 
@@ -198,7 +207,7 @@ class Ledger:
             raise SessionError(f"{request_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
         matches = [
             (pending, request)
-            for pending in await self.pending()
+            for pending in await self._pending("", request_id if request_id.isalnum() else "")
             for request in pending.requests
             if request.id.startswith(request_id) and request.child_session is None
         ]
@@ -270,6 +279,11 @@ class Ledger:
             except SessionConflictError:
                 newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
         return False
+
+
+def _left(state: AgentState | Standing, found: Document) -> float:
+    """Seconds that are left of the lease of whoever wrote this document, by the store's clock."""
+    return state.lease_s - found.age_s if state.v >= STATE_VERSION else state.lease_until_s - found.read_s
 
 
 def _grant(document: Document, policy: ApprovalPolicy) -> tuple[Grant, int] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 
@@ -22,10 +22,13 @@ __all__ = [
     "ExecutionResult",
     "PendingSession",
     "Segment",
+    "Standing",
+    "read_standing",
     "read_state",
 ]
 
 STATE_VERSION = 2
+Stored = TypeVar("Stored", "AgentState", "Standing")
 PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
 
@@ -133,8 +136,7 @@ class AgentState(BaseModel):
 
     def pending(self) -> list[ApprovalRequest]:
         """Everything that waits for a decision now."""
-        waiting = [request for record in self.turn if record.waiting for request in record.requests]
-        return [*self.review, *waiting]
+        return pending(self.review, self.turn)
 
     def already_executed(self, call: ToolCall) -> bool:
         """True for a call that cannot be undone and that a discarded branch executed with just these arguments."""
@@ -187,15 +189,53 @@ class AgentState(BaseModel):
             )
 
 
+class Standing(BaseModel):
+    """Where a stored session stands: the part of its state that lists of sessions need, read without the rest."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    v: int
+    agent_id: str
+    session_id: str
+    status: AgentStatus
+    turn: list[CallRecord] = Field(default_factory=list)
+    review: list[ApprovalRequest] = Field(default_factory=list)
+    worker: str | None = None
+    lease_s: float = 0.0
+    lease_until_s: float = 0.0
+    claimed_s: float = 0.0
+
+    def pending(self) -> list[ApprovalRequest]:
+        """Everything that waits for a decision now."""
+        return pending(self.review, self.turn)
+
+
+def pending(review: list[ApprovalRequest], turn: list[CallRecord]) -> list[ApprovalRequest]:
+    """Everything that waits for a decision: the run's own requests, then those of its calls."""
+    return [*review, *(request for record in turn if record.waiting for request in record.requests)]
+
+
+def read_standing(body: str) -> Standing:
+    """Parse where a stored session stands; raises StoreError when it is broken or from a newer version."""
+    return _current(_parsed(Standing, body))
+
+
 def read_state(body: str) -> AgentState:
     """Parse a stored state; raises StoreError when it is broken or from a newer version."""
+    return _current(_parsed(AgentState, body))
+
+
+def _parsed(model: type[Stored], body: str) -> Stored:
     try:
-        state = AgentState.model_validate_json(body)
+        return model.model_validate_json(body)
     except ValueError as error:
         raise StoreError(f"The stored session cannot be read: {str(error)[:500]}") from error
-    if state.v > STATE_VERSION:
-        raise StoreError(f"The stored session has version {state.v}; this version reads up to {STATE_VERSION}.")
-    return state
+
+
+def _current(stored: Stored) -> Stored:
+    if stored.v > STATE_VERSION:
+        raise StoreError(f"The stored session has version {stored.v}; this version reads up to {STATE_VERSION}.")
+    return stored
 
 
 class ExecutionResult(BaseModel):
