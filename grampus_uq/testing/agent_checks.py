@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.testing import agent_trust as trust
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act
 from grampus_uq.testing.agent_scene import (
@@ -340,4 +341,37 @@ SENTENCES: Sequence[Sentence] = (
     ),
     _sentence(critical_run_stopped, "A run in critical doubt is stopped: no call, no further turn.", "abort"),
     _sentence(streaming, "A streamed run is watched and paused like any other.", "stream"),
+    _sentence(
+        trust.wrong_key,
+        "A decision without the approver's signature counts for nothing, and stands in no true one's way.",
+        "signing",
+    ),
+    _sentence(trust.not_an_approver, "Who may not decide decides nothing, whatever they sign.", "signing"),
+    _sentence(trust.four_eyes, "Where two must approve, two principals run a call and one never does.", "signing"),
+    _sentence(trust.late_approval, "An approval that comes too late runs nothing.", "signing"),
+    _sentence(trust.other_session, "An approval given in one session runs nothing in another."),
+    _sentence(trust.swapped_call, "A call swapped in stored state does not run on its approval.", "forge", "signing"),
+    _sentence(trust.forged_phase, "Stored state that says a call was cleared clears none.", "forge", "signing"),
+    _sentence(trust.forged_belief, "Stored state that says all is certain releases nothing.", "forge", "signing"),
+    _sentence(trust.same_arguments, "Of two parallel calls with the same arguments one approval runs one.", "parallel"),
+    _sentence(trust.five_at_once, "Five parallel calls, approved at once, run once each.", "parallel"),
+    _sentence(
+        trust.nested_same_call,
+        "A sub-agent's call is asked for although the very same call of its parent was approved.",
+        "sub_agent",
+    ),
+    _sentence(trust.proposed_again, "A rejected call that the model proposes again does not run."),
+    _sentence(
+        trust.wrong_edit,
+        "An edit that the tool cannot take runs nothing; the request still stands.",
+        "edit",
+        "schema",
+    ),
+    _sentence(
+        trust.deep_arguments, "A call of deeply nested arguments neither runs unasked nor ends a run.", "odd_calls"
+    ),
+    _sentence(trust.without_an_id, "A call that the model gave no id is asked for like any other.", "odd_calls"),
+    _sentence(trust.advice_never_raises, "In advisory mode odd calls raise nothing of their own.", "advisory"),
+    _sentence(trust.mcp_tool, "A call of an MCP tool is paused like any other.", "mcp"),
+    _sentence(trust.output_tool, "A call of an output tool is paused like any other.", "output_tool"),
 )

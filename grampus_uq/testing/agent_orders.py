@@ -16,9 +16,9 @@ __all__ = ["ANSWER", "ORDER", "Act", "Answer", "Order"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:
-    """One thing to do with one session."""
+    """One thing to do with one session; of a forgery `prompt` says what is forged."""
 
-    do: Literal["run", "resume", "stream"]
+    do: Literal["run", "resume", "stream", "forge"]
     session: str
     prompt: str = ""
     decisions: tuple[Decision, ...] = ()

@@ -31,6 +31,9 @@ def load_factory(reference: str) -> AgentFactory:
     return cast(AgentFactory, getattr(importlib.import_module(module), name))
 
 
+_OFFERS = frozenset({"signing", "forge", "schema", "odd_calls", "mcp", "output_tool"})
+
+
 async def _carry_out(factory: AgentFactory, order: Order) -> None:
     results: dict[int, Ended | Paused | Failed] = {}
     pieces: list[str] = []
@@ -53,7 +56,7 @@ async def _carry_out(factory: AgentFactory, order: Order) -> None:
         answer = Answer(
             results=tuple(results[number] for number in range(len(order.acts))),
             pieces=tuple(pieces),
-            lacks=dict(agent.lacks),
+            lacks=_lacks(agent),
         )
         draft = order.answer.with_suffix(".draft")
         draft.write_text(json.dumps(asdict(answer), default=str))
@@ -68,7 +71,16 @@ async def _do(agent: AgentUnderTest, act: Act, pieces: list[str]) -> Ended | Pau
         return await agent.run(act.session, act.prompt)
     if act.do == "stream":
         return await agent.stream(act.session, act.prompt, pieces)
+    if act.do == "forge":
+        await agent.forge(act.session, act.prompt)  # type: ignore[attr-defined]  # offered by those that can
+        return Ended(output="")
     return await agent.resume(act.session, act.decisions)
+
+
+def _lacks(agent: AgentUnderTest) -> dict[str, str]:
+    """What the harness says that its framework lacks, and what the harness itself does not offer to be checked."""
+    unsaid = dict.fromkeys(_OFFERS - set(getattr(agent, "offers", ())), "not offered by this harness")
+    return {**unsaid, **agent.lacks}
 
 
 def _live(factory: AgentFactory, order: Order) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from grampus_uq.gate.signatures import write_key
 from grampus_uq.records import ToolCall, canonical_json
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act, Answer
-from grampus_uq.testing.agent_script import ScriptedTurn, read_ledger
+from grampus_uq.testing.agent_script import APPROVALS, ScriptedTurn, read_ledger
 from grampus_uq.testing.agent_under_test import Decision, Ended, Failed, Paused, Pending, Said
 
 __all__ = [
@@ -61,6 +63,24 @@ class Scene:
     def resume(self, script: Script, *decisions: Decision, **given: Any) -> Ended | Paused:
         """One process that takes decisions on session "s"."""
         return one(self.live(script, Act(do="resume", session="s", decisions=decisions), **given))
+
+    def tried(self, script: Script, *decisions: Decision) -> None:
+        """One process that takes decisions on session "s" that may well be refused, by an exception too."""
+        self.laboratory.live(self.folder, script, Act(do="resume", session="s", decisions=decisions))
+
+    def approvers(
+        self, *principals: str, strangers: tuple[str, ...] = (), required: int = 1, expires_s: float | None = None
+    ) -> None:
+        """From now on only these principals decide here, each with a key of their own; strangers have keys as well."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        made = {name: write_key(self.folder / f"{name}.key").public_key for name in (*principals, *strangers)}
+        keys = {name: made[name] for name in principals}
+        wanted = {"keys": keys, "required": required, "expires_s": expires_s}
+        (self.folder / APPROVALS).write_text(json.dumps(wanted))
+
+    def forge(self, script: Script, what: str) -> None:
+        """Write into the stored state of session "s", as one who has no key."""
+        self.live(script, Act(do="forge", session="s", prompt=what))
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """The ledger's lines of a kind."""

@@ -12,20 +12,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import DecisionEvent, Event, StepEvent
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
+from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import Message, ToolCall
 from grampus_uq.testing.scripted_model import ScriptedModel
 
+if TYPE_CHECKING:
+    from grampus_uq.testing.agent_under_test import Decision
+
 __all__ = ["AgentSetup", "ScriptedTurn", "Watch", "read_ledger"]
 
 LEDGER = "ledger.jsonl"
 PRECONDITION = "precondition"
+APPROVALS = "approvals.json"
 
 
 class Watch(StrEnum):
@@ -107,6 +113,24 @@ class AgentSetup:
         if call.name == "pay" and file.exists() and file.read_text() == "fails":
             return "the account is closed"
         return None
+
+    def approvals(self) -> ApprovalPolicy | None:
+        """Who may decide, as the check wants it; None where anybody may."""
+        file = self.folder / APPROVALS
+        if not file.exists():
+            return None
+        wanted = json.loads(file.read_text())
+        return ApprovalPolicy(
+            signer=PublicKeys(wanted["keys"]), required=wanted["required"], expires_s=wanted["expires_s"]
+        )
+
+    def decide(self, request: ApprovalRequest, decision: Decision) -> ApprovalDecision:
+        """What a human said, signed with the key that the check chose, if there are keys."""
+        said = request.decide(
+            decision.said, principal=decision.principal, message=decision.message, arguments=decision.arguments
+        )
+        key = self.folder / f"{decision.key or decision.principal}.key"
+        return Ed25519Signer.from_file(key).sign(said) if key.exists() else said
 
     def note(self, kind: str, **facts: Any) -> None:
         """Append one line, in one write: lines of several processes do not mix, and a killed one leaves none torn."""

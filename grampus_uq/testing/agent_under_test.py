@@ -38,12 +38,18 @@ class Pending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a human said to a call that waited. `arguments` belong to an edit, `message` to a rejection or an answer."""
+    """What a human said to a call that waited. `arguments` belong to an edit, `message` to a rejection or an answer.
+
+    `key` is whose private key signs it: the principal's own, another one's, or "none" for no signature;
+    `AgentSetup.decide` makes an `ApprovalDecision` of it all.
+    """
 
     said: Said
     on: Pending
     arguments: dict[str, Any] | None = None
     message: str | None = None
+    principal: str = "ann"
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,12 @@ class AgentUnderTest(Protocol):
 
     `lacks` names what the framework truly cannot do, with the reason, which the matrix prints: any of "abort",
     "advisory", "belief", "edit", "parallel", "precondition", "respond", "stream", "sub_agent".
+
+    A harness may name in a further attribute `offers` what else it can be asked for: "signing" (its policy is
+    `AgentSetup.approvals`, its decisions are made by `AgentSetup.decide`), "forge" (a method `forge(session, what)`
+    writes into its stored state, as one who has no key: "call", another call in the place of the one that waits,
+    "phase", that it was cleared, or "belief", that all is certain), "schema" (edits are held against it), "odd_calls"
+    (deep arguments, no ids), "mcp" (a tool `mcp_pay`), "output_tool" (a tool `final_pay`).
     """
 
     lacks: Mapping[str, str]

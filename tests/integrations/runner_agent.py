@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from grampus_uq import (
+    UNWATCHED,
     AgentDefinition,
     AgentRunner,
     ApprovalError,
@@ -19,6 +21,7 @@ from grampus_uq import (
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import Message, ModelResponse
+from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.state import ExecutionResult
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedModel, answer
 from grampus_uq.vocabulary import AgentStatus, Role
@@ -43,17 +46,21 @@ def scripted(setup: AgentSetup) -> ModelClient:
 
 
 class RunnerAgent:
-    lacks: Mapping[str, str] = {"precondition": "AgentRunner checks no preconditions"}
+    lacks: Mapping[str, str] = {}
+    offers = ("signing", "forge", "schema", "odd_calls")
 
     def __init__(self, setup: AgentSetup) -> None:
-        store = open_store(f"sqlite:///{setup.folder / 'sessions.db'}")
+        self._setup = setup
+        self._store = store = open_store(f"sqlite:///{setup.folder / 'sessions.db'}")
 
         def runner(*sub_agents: SubAgent) -> AgentRunner:
             return AgentRunner(
                 scripted(setup),
                 FunctionTools(Tool(setup.look_up, effect="read"), Tool(setup.pay, effect="irreversible")),
-                uncertainty_monitor=setup.monitor(),
+                uncertainty_monitor=setup.monitor() or UNWATCHED,
                 store=store,
+                approvals=setup.approvals(),
+                precondition=setup.precondition,
                 sub_agents=sub_agents,
                 lease_s=0.5,
             )
@@ -77,12 +84,7 @@ class RunnerAgent:
         return _shown(result)
 
     async def resume(self, session: str, decisions: Sequence[Decision]) -> Ended | Paused:
-        said = [
-            ApprovalRequest.model_validate(d.on.token).decide(
-                d.said, principal="ann", message=d.message, arguments=d.arguments
-            )
-            for d in decisions
-        ]
+        said = [self._setup.decide(ApprovalRequest.model_validate(d.on.token), d) for d in decisions]
         try:
             return _shown(await self._runner.resume(AGENT.name, session, said))
         except ApprovalError:
@@ -90,6 +92,23 @@ class RunnerAgent:
                 if waits.session_id == session:
                     return Paused(pending=tuple(map(_pending, waits.requests)))
             raise
+
+    async def forge(self, session: str, what: str) -> None:
+        """Write into the session's document what somebody would who reaches the store."""
+        key = session_key(AGENT.name, session)
+        found = await self._store.get("session", key)
+        assert found is not None
+        state = json.loads(found.body)
+        record = next(record for record in state["turn"] if record["phase"] == "waiting")
+        if what == "call":
+            record["call"]["arguments"] = record["proposed"]["arguments"] = {"to": "mallory", "amount": 99_999}
+        elif what == "phase":
+            record |= {"phase": "cleared", "cleared_by": "monitor", "effect": "read", "requests": []}
+        else:
+            record |= {"phase": "new", "requests": []}
+            state["belief"]["state"] |= {"cumulative": 1.0, "level": "low"}
+        body = json.dumps(state, separators=(",", ":"))
+        await self._store.put("session", key, body, expected=found.version, label=found.label)
 
 
 def _pending(request: ApprovalRequest) -> Pending:

@@ -9,7 +9,7 @@ import pytest
 from grampus_uq.testing import AgentLaboratory, Sentence, check_agent
 from tests.integrations.sentences import PARAMETERS
 
-KNOWN_LACKS = {"precondition"}
+KNOWN_LACKS = {"mcp", "output_tool"}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,254 @@
+"""What a guard must withstand: wrong keys, forged state, decisions on something else, odd calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.testing.agent_orders import Act
+from grampus_uq.testing.agent_scene import (
+    DONE,
+    PAID,
+    PAY,
+    PROMPT,
+    UNSURE,
+    Scene,
+    Script,
+    ended,
+    paused,
+    pay,
+    play,
+    require,
+    say,
+    waiting,
+)
+from grampus_uq.testing.agent_script import ScriptedTurn, Watch
+from grampus_uq.testing.agent_under_test import Ended, Paused, Pending
+
+__all__ = [
+    "advice_never_raises",
+    "deep_arguments",
+    "five_at_once",
+    "forged_belief",
+    "forged_phase",
+    "four_eyes",
+    "late_approval",
+    "mcp_tool",
+    "nested_same_call",
+    "not_an_approver",
+    "other_session",
+    "output_tool",
+    "proposed_again",
+    "same_arguments",
+    "swapped_call",
+    "without_an_id",
+    "wrong_edit",
+    "wrong_key",
+]
+
+DEEP = 150
+
+
+def _nothing_ran(scene: Scene, why: str) -> None:
+    require(scene.executed() == [], f"{why}, and pay ran: {scene.executed()}")
+
+
+def _still_waits(scene: Scene, script: Script, call: ToolCall = PAY, **given: Any) -> Pending:
+    """What waits now, asked by a resume without a decision."""
+    return waiting(scene.resume(script, **given), call)
+
+
+# -- who decides ------------------------------------------------------------------------------------------------------
+
+
+def wrong_key(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.approvers("ann", strangers=("eve",))
+    pending = waiting(scene.run(script, kill=True))
+    for key in ("none", "eve"):
+        scene.tried(script, say("approve", pending, key=key))
+        scene.tried(script, say("reject", pending, key=key))
+        _nothing_ran(scene, f"an approval with the key {key!r} counted")
+    pending = _still_waits(scene, script)
+    ended(scene.resume(script, say("approve", pending)), DONE)
+    require(scene.executed() == [PAID], f"the signed approval was to run it once; ran {scene.executed()}")
+
+
+def not_an_approver(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.approvers("ann", strangers=("eve",))
+    pending = waiting(scene.run(script, kill=True))
+    scene.tried(script, say("approve", pending, principal="eve"))
+    _nothing_ran(scene, "somebody approved who may not")
+    ended(scene.resume(script, say("approve", _still_waits(scene, script))), DONE)
+    require(scene.executed() == [PAID], f"ran {scene.executed()}")
+
+
+def four_eyes(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.approvers("ann", "bob", required=2)
+    pending = waiting(scene.run(script, kill=True))
+    for _ in range(2):
+        scene.tried(script, say("approve", pending))
+        _nothing_ran(scene, "one principal's approval sufficed")
+    ended(scene.resume(script, say("approve", pending), say("approve", pending, principal="bob")), DONE)
+    require(scene.executed() == [PAID], f"two principals' approvals were to run it once; ran {scene.executed()}")
+
+
+def late_approval(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.approvers("ann", expires_s=1e-6)
+    pending = waiting(scene.run(script, kill=True))
+    scene.tried(script, say("approve", pending))
+    _nothing_ran(scene, "an approval counted that came too late")
+
+
+# -- what is decided --------------------------------------------------------------------------------------------------
+
+
+def other_session(scene: Scene) -> None:
+    script = play(UNSURE)
+    seen, forged = scene.beside("seen"), scene.beside("other")
+    approval = say("approve", waiting(seen.run(script)))
+    waiting(forged.live(script, Act(do="run", session="t", prompt=PROMPT), kill=True).results[0])
+    answer = scene.laboratory.live(forged.folder, script, Act(do="resume", session="t", decisions=(approval,)))
+    _nothing_ran(forged, f"an approval of another session counted: {answer.results}")
+
+
+def swapped_call(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.approvers("ann")
+    pending = waiting(scene.run(script, kill=True))
+    scene.forge(script, "call")
+    scene.tried(script, say("approve", pending))
+    require(set(scene.executed()) <= {PAID}, f"an approval of {PAY.canonical()} ran {scene.executed()}")
+
+
+def forged_phase(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.approvers("ann")
+    waiting(scene.run(script, kill=True))
+    scene.forge(script, "phase")
+    scene.tried(script)
+    _nothing_ran(scene, "the stored state says that the call was let through")
+
+
+def forged_belief(scene: Scene) -> None:
+    script = play(UNSURE)
+    scene.approvers("ann")
+    waiting(scene.run(script, kill=True))
+    scene.forge(script, "belief")
+    scene.tried(script)
+    _nothing_ran(scene, "the stored belief says that all is certain")
+
+
+def same_arguments(scene: Scene) -> None:
+    twins = (pay("ann", 1, "twin-1"), pay("ann", 1, "twin-2"))
+    script = play(UNSURE, *twins)
+    pending = {p.call_id: p for p in paused(scene.run(script, kill=True))}
+    require(set(pending) == {"twin-1", "twin-2"}, f"each of two equal calls was to wait by itself: {sorted(pending)}")
+    ended(scene.resume(script, say("approve", pending["twin-1"]), say("reject", pending["twin-2"])), DONE)
+    wanted = [canonical_json(twins[0].arguments)]
+    require(scene.executed() == wanted, f"one approval was to run one of them; ran {scene.executed()}")
+
+
+def five_at_once(scene: Scene) -> None:
+    calls = tuple(pay(f"payee {n}", n, f"pay-{n}") for n in range(5))
+    script = play(UNSURE, *calls)
+    pending = paused(scene.run(script, kill=True))
+    ended(scene.resume(script, *(say("approve", one) for one in pending)), DONE)
+    wanted = Counter(canonical_json(call.arguments) for call in calls)
+    require(Counter(scene.executed()) == wanted, f"each was to run once; ran {scene.executed()}")
+    scene.no_call_paid_twice()
+
+
+def nested_same_call(scene: Scene) -> None:
+    delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
+    script: Script = {
+        PROMPT: [
+            ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE),
+            ScriptedTurn(text="I delegate the rest.", calls=(delegate,)),
+            ScriptedTurn(text=DONE),
+        ],
+        "Pay Bob.": [ScriptedTurn(text="I pay too.", calls=(PAY,), confidence=UNSURE), ScriptedTurn(text="Paid.")],
+    }
+    pending = waiting(scene.run(script, kill=True))
+    again = scene.resume(script, say("approve", pending), kill=True)
+    require(scene.executed() == [PAID], f"the parent's call was approved once, and pay ran: {scene.executed()}")
+    ended(scene.resume(script, say("reject", waiting(again))), DONE)
+    require(scene.executed() == [PAID], f"the sub-agent's call was rejected, and pay ran: {scene.executed()}")
+
+
+def proposed_again(scene: Scene) -> None:
+    again = PAY.model_copy(update={"id": "pay-2"})
+    script: Script = {
+        PROMPT: [
+            ScriptedTurn(text="I pay.", calls=(PAY,), confidence=UNSURE),
+            ScriptedTurn(text="I pay all the same.", calls=(again,), confidence=UNSURE),
+            ScriptedTurn(text=DONE),
+        ]
+    }
+    pending = waiting(scene.run(script, kill=True))
+    ended(scene.resume(script, say("reject", pending)), DONE)
+    _nothing_ran(scene, "the model proposed again what was rejected")
+
+
+def wrong_edit(scene: Scene) -> None:
+    script = play(UNSURE)
+    pending = waiting(scene.run(script, kill=True))
+    scene.tried(script, say("edit", pending, arguments={"to": "bob", "amount": "seven", "note": "x"}))
+    _nothing_ran(scene, "an edit counted that the tool cannot take")
+    ended(scene.resume(script, say("approve", _still_waits(scene, script))), DONE)
+    require(scene.executed() == [PAID], f"ran {scene.executed()}")
+
+
+# -- odd calls --------------------------------------------------------------------------------------------------------
+
+
+def deep_arguments(scene: Scene) -> None:
+    deep: Any = "bob"
+    for _ in range(DEEP):
+        deep = {"a": deep}
+    script = play(UNSURE, ToolCall(id="pay-1", name="pay", arguments={"to": deep, "amount": 1}))
+    result = scene.run(script, kill=True)
+    _nothing_ran(scene, "nobody approved a call of deep arguments")
+    for one in paused(result) if isinstance(result, Paused) else ():
+        result = scene.resume(script, say("reject", one))
+    require(isinstance(result, Ended), f"the run was to go on after it: {result}")
+
+
+def without_an_id(scene: Scene) -> None:
+    script = play(UNSURE, PAY.model_copy(update={"id": ""}))
+    pending = waiting(scene.run(script, kill=True))
+    _nothing_ran(scene, "a call without an id was not asked for")
+    ended(scene.resume(script, say("approve", pending)), DONE)
+    require(scene.executed() == [PAID], f"ran {scene.executed()}")
+
+
+def advice_never_raises(scene: Scene) -> None:
+    odd = (ToolCall(id="", name="look_up", arguments={"query": "x"}), ToolCall(id="u", name="no_such_tool"))
+    script = play(UNSURE, *odd)
+    run = Act(do="run", session="s", prompt=PROMPT)
+    bare, advised = (
+        scene.laboratory.live(scene.beside(name).folder, script, run, watch=watch).results
+        for name, watch in (("bare", Watch.NONE), ("advised", Watch.ADVISORY))
+    )
+    require(bare == advised, f"the bare framework {bare}, but advised it {advised}")
+
+
+def mcp_tool(scene: Scene) -> None:
+    _like_pay(scene, PAY.model_copy(update={"name": "mcp_pay"}))
+
+
+def output_tool(scene: Scene) -> None:
+    _like_pay(scene, PAY.model_copy(update={"name": "final_pay"}), last=True)
+
+
+def _like_pay(scene: Scene, call: ToolCall, *, last: bool = False) -> None:
+    script = play(UNSURE, call)
+    pending = waiting(scene.run(script, kill=True), call)
+    _nothing_ran(scene, f"{call.name} was not asked for")
+    result = scene.resume(script, say("approve", pending))
+    require(isinstance(result, Ended) and (last or result.output == DONE), f"the run was to end: {result}")
+    require(scene.executed() == [PAID], f"the approved call was to run exactly once; ran {scene.executed()}")
