@@ -1,12 +1,11 @@
-"""A turn of a framework's model as JSON values: which calls may run, which wait for whom, and what was decided.
+"""Judges a model's turn and its tool calls for frameworks that keep state themselves and may run a step again.
 
-For frameworks that keep an agent's state in checkpoints (LangGraph, LangChain) everything here is a function from
-values to values: nothing is held between two steps, so any process can take the next one, and a fork of the state is a
-fork of the belief. `judge` costs model calls and belongs into a step that is checkpointed; `decide` costs none.
+What a framework checkpoints is JSON: the *belief* (the watch's snapshot, how many turns were judged, the calls that a
+human rejected) and the *turn* (the records of the latest turn's calls). Nothing here outlives them, so going on from
+any checkpoint, in any process and also on another branch, goes on from exactly that belief.
 
-    belief   {"v", "tag", "session": a session's snapshot, "turns", "rejected": digests, "repeats": digests}
-    turn     {"step_id", "action", "level", "confidence", "reason", "calls": [...], "review": request, "stopped": why}
-    a call   {"call", "phase": cleared|waiting|settled, "effect", "request", "arguments": edited, "text", "is_error"}
+With a signer both carry a seal. State whose seal does not hold says nothing: its calls wait, and its belief releases
+nothing that may be irreversible for the rest of the run.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -29,11 +28,9 @@ from grampus_uq import (
     ApprovalPolicy,
     ApprovalRequest,
     DataError,
-    Effect,
     Message,
     Outcome,
     Session,
-    StepUncertainty,
     StopReason,
     TokenUsage,
     ToolCall,
@@ -41,38 +38,44 @@ from grampus_uq import (
     UncertaintyAction,
     UncertaintyMonitor,
 )
-from grampus_uq.gate.preconditions import Precondition, refusal_of
+from grampus_uq.gate.call import (
+    MAX_REJECTED,
+    UNVOUCHED,
+    CallPhase,
+    CallRecord,
+    Doubt,
+    Terms,
+    asked,
+    asked_again,
+    cleared,
+    doubt_of,
+    restored,
+    review,
+    settled,
+)
+from grampus_uq.gate.clearance import HARMLESS
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.preconditions import Precondition
+from grampus_uq.gate.seal import SEAL
 from grampus_uq.wire import NO_TOKENS, TokenStream
 
 if TYPE_CHECKING:
     from grampus_uq.protocols import ModelClient
 
-__all__ = [
-    "VERSION",
-    "Belief",
-    "ModelTurn",
-    "Precondition",
-    "Turn",
-    "TurnJudge",
-    "call_of",
-    "proposes",
-    "requests_of",
-    "run_of",
-]
+__all__ = ["VERSION", "Belief", "Carried", "Held", "ModelTurn", "Precondition", "Turn", "TurnJudge", "requests_of"]
 
 Belief = dict[str, Any]
 Turn = dict[str, Any]
+Held = Mapping[str, Any]
+"""What the framework keeps: {"belief", "turn", ...}, and "seal" with a signer."""
 
-VERSION = 1
-_MAX_REJECTED = 256
+VERSION = 2
+_READABLE = (1, 2)
 _MAX_AT_HAND = 1_024
 _TAGS = itertools.count()
 _PROCESS = uuid.uuid4().hex
-REJECTED = "Not executed: a human rejected this call.{said} Do not propose it again."
-REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
 STOPPED = "Not executed: the run was stopped ({why})."
-CHANGED = "(A human changed the arguments to {arguments}.)"
-REPEATED = "A branch that was rolled back already executed exactly this call: running it again does it twice."
+_FIRST: Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +90,30 @@ class ModelTurn:
     model: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """Carried state, taken up: the session, whose calls they are, and the records as far as they are believed."""
+
+    session: Session
+    belief: Belief
+    terms: Terms
+    turn: Turn | None
+    records: tuple[CallRecord, ...]
+    place: str
+
+    def record(self, call: ToolCall) -> CallRecord | None:
+        """The record of this call: proposed, or edited by a human, with just this id, name and arguments."""
+        found = (r for r in self.records if r.proposed.id == call.id and r.proposed.name == call.name)
+        return next((r for r in found if call.arguments in (r.proposed.arguments, r.call.arguments)), None)
+
+
 class TurnJudge:
     """The frozen wiring of an adapter; any number of runs share it.
 
     `model_client` is whom the monitor's signals may ask (None: only what came with the answer is read). `effects` says
     what tools do to the world, `approvals` who may decide and how, `precondition` is asked when a call was approved.
-    `advisory` stops nothing, and records what would be.
+    `advisory` stops nothing, and records what would be. `schemas` holds the JSON schemas of tools that the adapter
+    knows: a human's edit is checked against them.
     """
 
     def __init__(
@@ -109,56 +130,122 @@ class TurnJudge:
         self.monitor = monitor
         self.model_client = model_client
         self.agent_id = agent_id
-        self.approvals = approvals or ApprovalPolicy()
         self.advisory = advisory
-        self._effects = effects or ToolEffects()
-        self._precondition = precondition
-        self._at_hand: OrderedDict[str, tuple[str, Session]] = OrderedDict()
+        self.schemas: dict[str, Mapping[str, Any]] = {}
+        self.gate = Gate(
+            approvals=approvals,
+            effects=effects,
+            precondition=precondition,
+            schema_of=lambda name: self.schemas.get(name),
+        )
+        self._at_hand: OrderedDict[str, tuple[str, Carried]] = OrderedDict()
         self._lock = threading.Lock()
 
-    # -- belief ---------------------------------------------------------------------------------------------------
+    @property
+    def acts(self) -> bool:
+        """True unless it only advises."""
+        return not (self.advisory or self.monitor.profile.advisory)
 
-    def session(self, session_id: str, belief: Belief | None) -> Session:
-        """The session as the belief has it; a new one without. Raises DataError on a belief of another version.
+    # -- carried state --------------------------------------------------------------------------------------------
 
-        The belief alone decides. A session that this process left in exactly that state is taken up as it is, which
-        saves reading it again.
+    def take(self, session_id: str, place: str, held: Held | None, *, to_judge: bool = False) -> Carried:
+        """Take up carried state; a new session without any. Raises DataError on state of another version.
+
+        The state alone decides. State that this process made is taken up as this process knows it, which saves reading
+        it again and leaves nothing of it to forge. `place` is what the framework, not the state, calls the run: the
+        seal is bound to it. With `to_judge` nothing is left at hand: a step that fails half-way begins from the state.
         """
-        if belief is None or belief["session"] is None:
-            return self.monitor.session(session_id, self.agent_id, advisory=self.advisory)
-        if belief.get("v") != VERSION:
+        repeats = (held or {}).get("repeats", ())  # of a fork: beside the seal, because it can only make more calls ask
+        known = self._at_hand_of(held, to_judge=to_judge)
+        if known is not None:
+            return (
+                replace(known, belief={**known.belief, "repeats": [*known.belief["repeats"], *repeats]})
+                if repeats
+                else known
+            )
+        belief = {**_FIRST, **((held or {}).get("belief") or {})}
+        belief["repeats"] = [*belief["repeats"], *repeats]
+        if belief.get("v", VERSION) not in _READABLE:
             raise DataError(f"version {belief.get('v')!r:.40} is not {VERSION}", field="v")
-        snapshot = belief["session"]
-        known = snapshot["state"]["session_id"]  # a sub-graph that shares its parent's state goes on with its session
-        with (
-            self._lock
-        ):  # taken out: a step that fails half-way leaves nothing behind, and is taken again from the belief
-            tag, at_hand = self._at_hand.pop(known, ("", None))
-        if at_hand is not None and tag == belief["tag"]:
-            return at_hand
-        return self.monitor.session(known, self.agent_id, snapshot=snapshot, advisory=self.advisory)
+        believed = held is None or held.get("belief") is None or self.believes(place, held)
+        belief["vouched"] = bool(belief["vouched"]) and believed
+        snapshot = belief.get("session")
+        if snapshot is not None:  # a sub-graph that shares its parent's state goes on with its session
+            session_id = snapshot["state"]["session_id"]
+        session = self.monitor.session(session_id, self.agent_id, snapshot=snapshot, advisory=self.advisory)
+        terms = self.gate.terms(session.agent_id, session.session_id, session.profile.policy, vouched=belief["vouched"])
+        turn = (held or {}).get("turn")
+        carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
+        return replace(carried, records=self.restored(carried, turn["calls"] if turn else (), believed=believed))
 
-    def belief(self, session: Session, before: Belief | None, **changes: Any) -> Belief:
-        """What is believed now, without the assessments of past steps: the recording has those."""
-        snapshot = session.snapshot(latest=0)
-        tag = f"{_PROCESS}-{next(_TAGS)}"
-        self._keep(tag, session)
-        kept = before or {"turns": 0, "rejected": [], "repeats": []}
-        return {**kept, "v": VERSION, "tag": tag, "session": snapshot, **changes}
+    def restored(self, carried: Carried, entries: Iterable[Any], *, believed: bool) -> tuple[CallRecord, ...]:
+        """Records out of carried JSON values, each worth what the seal, or its own decisions, make it worth."""
+        now_s = time.time()
+        return tuple(
+            restored(
+                read_record(entry, carried.belief["turns"]),
+                carried.terms,
+                self.gate.approvals,
+                now_s,
+                believed=believed,
+            )
+            for entry in entries
+        )
 
-    def _keep(self, tag: str, session: Session) -> None:
+    def held(self, carried: Carried) -> dict[str, Any]:
+        """What the framework is to keep: belief, turn and seal."""
+        belief = {
+            **carried.belief,
+            "v": VERSION,
+            "tag": f"{_PROCESS}-{next(_TAGS)}",
+            "session": carried.session.snapshot(latest=0),
+        }
+        turn = carried.turn
+        if turn is not None:
+            turn = {**turn, "calls": [record.model_dump(mode="json") for record in carried.records]}
         with self._lock:
-            self._at_hand[session.session_id] = tag, session
+            self._at_hand[carried.session.session_id] = belief["tag"], replace(carried, belief=belief)
             while len(self._at_hand) > _MAX_AT_HAND:
                 self._at_hand.popitem(last=False)
+        return self.sealed(carried.place, {"belief": belief, "turn": turn})
+
+    def sealed(self, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """JSON values for the framework's state, with a seal where one is set."""
+        seal = self.gate.approvals.seal
+        return dict(values) if seal is None else seal.sealed(place, values)
+
+    def believes(self, place: str, values: Mapping[str, Any], *keys: str) -> bool:
+        """True for values out of the framework's state that count: sealed, or of a host where nobody signs."""
+        seal = self.gate.approvals.seal
+        names = (*(keys or ("belief", "turn")), SEAL)
+        holds = seal is not None and seal.authentic(place, {key: values[key] for key in names if key in values})
+        return self.gate.believes(holds)
+
+    def latest(self, session_id: str) -> Carried | None:
+        """What this process knows of a session, for hooks that see nothing of the framework's state."""
+        with self._lock:
+            return self._at_hand.get(session_id, ("", None))[1]
+
+    def _at_hand_of(self, held: Held | None, *, to_judge: bool) -> Carried | None:
+        belief = (held or {}).get("belief") or {}
+        snapshot = belief.get("session")
+        if not isinstance(snapshot, Mapping) or not isinstance(snapshot.get("state"), Mapping):
+            return None
+        session_id = snapshot["state"].get("session_id")
+        with self._lock:
+            tag, known = self._at_hand.get(session_id, ("", None))
+            if known is None or tag != belief.get("tag"):
+                return None
+            if to_judge:
+                del self._at_hand[session_id]
+            return known
 
     # -- judging --------------------------------------------------------------------------------------------------
 
-    async def judge(self, session: Session, before: Belief | None, said: ModelTurn) -> tuple[Belief, Turn]:
-        """Observe a turn of the model and each of its calls; the belief after it, and what may happen now."""
-        number = before["turns"] if before else 0
-        rejected, repeats = (before["rejected"], before["repeats"]) if before else ([], [])
-        step_id = f"llm_{number}"
+    async def judge(self, carried: Carried, said: ModelTurn) -> Carried:
+        """Observe a turn of the model and each of its calls; what may happen now is in the turn's records."""
+        session, belief = carried.session, carried.belief
+        step_id = f"llm_{belief['turns']}"
         step, action = await session.observe_llm_response(
             said.text,
             step_id,
@@ -169,226 +256,186 @@ class TurnJudge:
             logprobs=said.logprobs,
             usage=said.usage,
         )
-        entries: list[dict[str, Any]] = []
-        stopped = _why(step) if action is UncertaintyAction.ABORT else None
+        doubt = doubt_of(step)
+        stopped = _why(doubt) if action is UncertaintyAction.ABORT else None
+        records: list[CallRecord] = []
         for call in said.calls:
             if stopped is not None:
                 break
-            if rejected and call.digest() in rejected:
-                entries.append(_entry(call, "settled", text=REJECTED_BEFORE, is_error=True))
-                continue
-            effect = self._effects.resolve(call)
-            judged, verdict = await session.observe_tool_call(call, step_id, effect=effect)
-            if session.profile.policy.is_irreversible(call.name):
-                effect = Effect.IRREVERSIBLE
-            repeated = bool(repeats) and call.digest() in repeats and not session.profile.advisory
+            record, verdict = await self.gate.judge(
+                CallRecord(proposed=call, step_id=step_id),
+                session,
+                carried.terms,
+                rejected=belief["rejected"],
+                repeated=bool(belief["repeats"]) and call.digest() in belief["repeats"],
+                doubt=doubt if action.stops else None,
+            )
+            records.append(record)
             if verdict is UncertaintyAction.ABORT:
-                stopped = _why(judged)
-            elif verdict is UncertaintyAction.PAUSE_FOR_HUMAN or repeated or action.stops:
-                why = {"rule": "repeat_after_rollback", "reason": REPEATED} if repeated else {}
-                shown = judged if verdict.stops else step
-                request = self._request(session, shown, step_id, call, **why)
-                entries.append(_entry(call, "waiting", effect, request=request))
-            else:
-                entries.append(_entry(call, "cleared", effect))
-        review = None
+                stopped = self._stop_reason(session, doubt)
+        asked_review = None
         if stopped is not None:
             text = STOPPED.format(why=stopped)
-            entries = [_entry(call, "settled", text=text, is_error=True) for call in said.calls]
+            records = [settled(CallRecord(proposed=call, step_id=step_id), text, is_error=True) for call in said.calls]
             session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))
         elif action is UncertaintyAction.PAUSE_FOR_HUMAN and not said.calls:
-            review = self._request(session, step, step_id, None)
+            request = review(carried.terms, self.gate.approvals, doubt, step_id, time.time())
+            asked_review = request.model_dump(mode="json")
         turn = {
             "step_id": step_id,
-            "action": (step.advisory_action or action).value,
+            "action": (step.advisory_action or step.action).value,
             "level": step.level.value,
             "confidence": step.propagated_confidence,
             "rule": step.rule,
             "reason": step.reasoning,
             "guarantee": step.guarantee,
-            "calls": entries,
-            "review": review,
+            "review": asked_review,
+            "arrived": [],
             "stopped": stopped,
             "reflect": step.reflection_injected,
         }
-        return self.belief(session, before, turns=number + 1), turn
+        return replace(carried, belief={**belief, "turns": belief["turns"] + 1}, turn=turn, records=tuple(records))
 
-    async def judge_late(self, session_id: str, belief: Belief | None, step_id: str, call: ToolCall) -> dict[str, Any]:
-        """The entry of a call that the model's turn did not hold (another hook changed it): judged, not committed."""
-        session = self.session(session_id, belief)
-        if belief is not None:
-            self._keep(belief["tag"], session)
-        effect = self._effects.resolve(call)
-        verdict = session.would_allow(call, effect=effect)
-        if verdict.allowed:
-            return _entry(call, "cleared", effect)
-        request = self._asked(session, step_id, call, verdict.level, verdict.rule, verdict.reason, verdict.guarantee)
-        return _entry(call, "waiting", effect, request=request)
+    @staticmethod
+    def _stop_reason(session: Session, doubt: Doubt) -> str:
+        latest = session.summary()["decision"] or {}
+        return f"{latest.get('level', doubt.level.value)}: {latest.get('reasoning') or doubt.reason}"
 
-    def _request(
-        self, session: Session, step: StepUncertainty, step_id: str, call: ToolCall | None, **why: str
-    ) -> dict[str, Any]:
-        rule, reason = why.get("rule", step.rule), why.get("reason", step.reasoning)
-        guarantee = None if why else step.guarantee
-        return self._asked(session, step_id, call, step.level, rule, reason, guarantee, step.propagated_confidence)
-
-    def _asked(
-        self,
-        session: Session,
-        step_id: str,
-        call: ToolCall | None,
-        level: Any,
-        rule: str,
-        reason: str,
-        guarantee: str | None,
-        confidence: float | None = None,
-    ) -> dict[str, Any]:
-        now = time.time()
-        expires = self.approvals.expires_s
-        request = ApprovalRequest(
-            agent_id=session.agent_id,
-            session_id=session.session_id,
-            step_id=step_id,
-            call=call,
-            level=level,
-            rule=rule,
-            reason=reason,
-            guarantee=guarantee,
-            confidence=confidence,
-            created_s=now,
-            expires_s=None if expires is None else now + expires,
-        )
-        return request.model_dump(mode="json")
+    def judge_late(self, carried: Carried, call: ToolCall) -> CallRecord:
+        """The record of a call that the model's turn did not hold (another hook changed it): judged, not committed."""
+        record = CallRecord(proposed=call, step_id=carried.turn["step_id"] if carried.turn else "llm_0")
+        session, policy = carried.session, carried.session.profile.policy
+        record = record.change(effect=self.gate.effect(call, None, policy))
+        verdict = session.would_allow(call, effect=record.effect)
+        if not verdict.allowed:
+            doubt = doubt_of(verdict)
+        elif carried.terms.vouched or record.effect in HARMLESS or session.profile.advisory:
+            return cleared(record)
+        else:
+            doubt = UNVOUCHED
+        return asked(record, carried.terms, self.gate.approvals, doubt, time.time())
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    async def decide(self, turn: Turn, answer: Any) -> tuple[Turn, list[Any], list[str]]:
+    async def decide(
+        self, carried: Carried, answer: Any
+    ) -> tuple[Carried, list[tuple[ApprovalDecision, ToolCall | None]], list[str]]:
         """Take what a human answered to the turn's requests.
 
-        Returns the turn after it, the decisions that hold, and why others were refused: what was refused waits on,
-        under a new request where the old one can never hold again (expired, or its precondition failed).
+        Returns the state after it, the decisions that settled something, each with its call, and why others were
+        refused: what was refused waits on, under a new request where the old one can never hold again (expired, or its
+        precondition failed). One of two approvals that are required is kept until the other comes.
         """
         given, refusals = _decisions(answer)
-        accepted: list[Any] = []
+        now_s = time.time()
+        known = {request["id"] for request in requests_of(carried)}
         for decision in given:
-            entry = next((e for e in [turn, *turn["calls"]] if _id_of(e) == decision.request_id), None)
-            if entry is None:
+            if decision.request_id not in known:
                 refusals.append(f"Nothing waits under request {decision.request_id:.40}: stale, or already decided.")
-                continue
-            after, refusal = await self._decide_one(entry, decision)
-            if refusal is None:
-                call_id = None if entry is turn else entry["call"]["id"]
-                accepted.append({"call_id": call_id, "decision": decision.model_dump(mode="json")})
-            else:
-                refusals.append(refusal)
-            turn = after if entry is turn else {**turn, "calls": [after if e is entry else e for e in turn["calls"]]}
-        return turn, accepted, refusals
+        turn = dict(carried.turn or {})
+        arrived = [(ApprovalDecision.model_validate(one), at) for one, at in turn.get("arrived", ())]
+        arrived += [(decision, now_s) for decision in given if decision.request_id in known]
+        accepted: list[tuple[ApprovalDecision, ToolCall | None]] = []
+        records = []
+        for record in carried.records:
+            after, why = await self._decided(record, carried.terms, _on(record.requests, arrived), now_s)
+            refusals += why
+            if after.phase is not record.phase:
+                accepted += [(decision, record.proposed) for decision in after.decisions]
+            records.append(after)
+        if turn.get("review") is not None:
+            request = ApprovalRequest.model_validate(turn["review"])
+            holding, refused = self.gate.approvals.holding(request, _on([request], arrived))
+            refusals += [why for _, why in refused]
+            accepted += [(decision, None) for decision in holding]
+            if holding:
+                turn |= {"review": None, "reviewed": holding[0].model_dump(mode="json")}
+            elif request.expired(now_s):
+                doubt = Doubt(
+                    level=request.level, rule=request.rule, reason=request.reason, guarantee=request.guarantee
+                )
+                again = review(carried.terms, self.gate.approvals, doubt, request.step_id, now_s)
+                turn["review"] = again.model_dump(mode="json")
+        after_all = replace(carried, turn=turn, records=tuple(records))
+        still = {request["id"] for request in requests_of(after_all)}
+        turn["arrived"] = [(d.model_dump(mode="json"), at) for d, at in arrived if d.request_id in still]
+        return after_all, accepted, refusals
 
-    async def _decide_one(self, entry: dict[str, Any], decision: ApprovalDecision) -> tuple[dict[str, Any], str | None]:
-        """An entry (or the turn itself, for a review) after one decision; and why it was refused, if it was."""
-        key = "review" if "calls" in entry else "request"
-        request = ApprovalRequest.model_validate(entry[key])
-        try:
-            self.approvals.check(request, decision)
-        except ApprovalError as error:
-            again = self._again(request, str(error)) if request.expired() else entry[key]
-            return {**entry, key: again}, str(error)
-        if request.call is None:
-            return {**entry, "review": None, "reviewed": decision.model_dump(mode="json")}, None
-        if decision.kind is ApprovalKind.RESPOND:
-            return {**entry, "phase": "settled", "request": None, "text": decision.message or ""}, None
-        if decision.kind is ApprovalKind.REJECT:
-            text = REJECTED.format(said=f" They said: {decision.message}" if decision.message else "")
-            return {**entry, "phase": "settled", "request": None, "text": text, "is_error": True}, None
-        call = request.call
-        if decision.arguments is not None:
-            call = call.model_copy(update={"arguments": decision.arguments})
-        refusal = await refusal_of(self._precondition, call)
-        if refusal is not None:
-            return {**entry, key: self._again(request, refusal)}, f"The approval is void: {refusal}"
-        return {**entry, "phase": "cleared", "request": None, "arguments": decision.arguments}, None
+    async def _decided(
+        self, record: CallRecord, terms: Terms, arrived: Sequence[tuple[ApprovalDecision, float]], now_s: float
+    ) -> tuple[CallRecord, list[str]]:
+        if not arrived:
+            return record, []
+        after, refused = self.gate.decide(record, terms, arrived)
+        refusals = [why for _, why in refused]
+        if after.waiting and record.requests[0].expired(now_s):
+            return asked_again(record, terms, self.gate.approvals, now_s, "the request before it expired"), refusals
+        if after.phase is CallPhase.CLEARED:
+            why = await self.gate.hindrance(after)
+            if why is not None:
+                return self.gate.void(after, terms, why), [*refusals, f"The approval is void: {why}"]
+        return after, refusals
 
-    def _again(self, request: ApprovalRequest, why: str) -> dict[str, Any]:
-        """A new request on the same thing: what was said to the old one holds for nothing."""
-        now, expires = time.time(), self.approvals.expires_s
-        return ApprovalRequest(
-            **request.model_dump(exclude={"id", "call", "created_s", "expires_s", "reason"}),
-            call=request.call,
-            reason=f"asked again, because {why}",
-            created_s=now,
-            expires_s=None if expires is None else now + expires,
-        ).model_dump(mode="json")
-
-    def record(self, session: Session, before: Belief, turn: Turn, accepted: Sequence[Any]) -> Belief:
-        """Take decisions that hold into the belief and the recording."""
-        rejected = list(before["rejected"])
-        for item in accepted:
-            decision = ApprovalDecision.model_validate(item["decision"])
-            call = next((call_of(e) for e in turn["calls"] if item["call_id"] == e["call"]["id"]), None)
-            session.record_decision(
+    def record(self, carried: Carried, accepted: Iterable[tuple[ApprovalDecision, ToolCall | None]]) -> Carried:
+        """Take decisions that hold, each with the call that it is on, into the belief and the recording."""
+        rejected = list(carried.belief["rejected"])
+        for decision, call in accepted:
+            carried.session.record_decision(
                 decision.kind.value,
                 principal=decision.principal,
-                step_id=turn["step_id"],
+                step_id=None if carried.turn is None else carried.turn["step_id"],
                 call=call,
                 message=decision.message,
             )
             if call is not None and decision.kind is ApprovalKind.REJECT:
                 rejected.append(call.digest())
-        return self.belief(session, before, rejected=rejected[-_MAX_REJECTED:])
+        return replace(carried, belief={**carried.belief, "rejected": rejected[-MAX_REJECTED:]})
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def clears(self, carried: Carried, record: CallRecord | None, call: ToolCall) -> bool:
+        """The check at the moment of running: True when exactly this call may run now."""
+        if record is None:
+            return False
+        try:
+            self.gate.check(record, call, carried.terms, None, carried.session.profile.policy)
+        except ApprovalError:
+            return False
+        return True
 
 
-def requests_of(turn: Turn | None) -> list[dict[str, Any]]:
+def requests_of(carried: Carried) -> list[dict[str, Any]]:
     """The requests that wait, as JSON values, in the order of the calls."""
-    if turn is None:
-        return []
-    waiting = [entry["request"] for entry in turn["calls"] if entry["phase"] == "waiting"]
-    return [*waiting, turn["review"]] if turn["review"] is not None else waiting
+    waiting = [r.model_dump(mode="json") for record in carried.records if record.waiting for r in record.requests]
+    asked_review = None if carried.turn is None else carried.turn.get("review")
+    return waiting if asked_review is None else [*waiting, asked_review]
 
 
-def proposes(entry: Mapping[str, Any], call: ToolCall) -> bool:
-    """True when the entry is of this call: same id, name and arguments."""
-    known = entry["call"]
-    return bool(known["id"] == call.id and known["name"] == call.name and known["arguments"] == call.arguments)
+def read_record(entry: Any, turns: int = 0) -> CallRecord:
+    """A record out of carried JSON values; one of the first version is read as far as it goes, and asked about anew."""
+    if "proposed" in entry:
+        return CallRecord.model_validate(entry)
+    request = entry["request"]
+    record = CallRecord(
+        proposed=ToolCall.model_validate(entry["call"]),
+        step_id=request["step_id"] if request else f"llm_{max(0, turns - 1)}",
+        phase=CallPhase(entry["phase"]),
+        requests=() if request is None else (ApprovalRequest.model_validate(request),),
+        text=entry["text"],
+        is_error=entry["is_error"],
+    )
+    if entry["arguments"] is None:
+        return record
+    return record.change(call=record.proposed.model_copy(update={"arguments": entry["arguments"]}))
 
 
-def call_of(entry: Mapping[str, Any]) -> ToolCall:
-    """The call of an entry as the model proposed it."""
-    return ToolCall.model_validate(entry["call"])
+def _on(requests: Sequence[ApprovalRequest], arrived: Sequence[tuple[ApprovalDecision, float]]) -> list[Any]:
+    ids = {request.id for request in requests}
+    return [one for one in arrived if one[0].request_id in ids]
 
 
-def run_of(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that a cleared call runs with: a human's where they were changed."""
-    edited: dict[str, Any] | None = entry["arguments"]
-    return dict(entry["call"]["arguments"]) if edited is None else edited
-
-
-def _entry(
-    call: ToolCall,
-    phase: str,
-    effect: Effect = Effect.UNKNOWN,
-    *,
-    request: dict[str, Any] | None = None,
-    text: str | None = None,
-    is_error: bool = False,
-) -> dict[str, Any]:
-    return {
-        "call": {"id": call.id, "name": call.name, "arguments": call.arguments},
-        "phase": phase,
-        "effect": effect.value,
-        "request": request,
-        "arguments": None,
-        "text": text,
-        "is_error": is_error,
-    }
-
-
-def _id_of(entry: Mapping[str, Any]) -> str | None:
-    request = entry.get("review") if "calls" in entry else entry.get("request")
-    return None if request is None else request["id"]
-
-
-def _why(step: StepUncertainty) -> str:
-    return f"{step.level.value}: {step.reasoning}" if step.reasoning else step.level.value
+def _why(doubt: Doubt) -> str:
+    return f"{doubt.level.value}: {doubt.reason}" if doubt.reason else doubt.level.value
 
 
 def _decisions(answer: Any) -> tuple[list[ApprovalDecision], list[str]]:

@@ -3,39 +3,63 @@
     guard = UncertaintyMiddleware(monitor, model_client=client, advisory=False)
     agent = create_agent(model, tools, middleware=[guard], checkpointer=checkpointer)
 
-The model's turn is judged after the call (`after_model`, a checkpointed node of its own), and the belief travels in the
-agent's state. A call that needs a human interrupts in `wrap_tool_call`, which runs again from its top on resume: it
-asks no model, and what must not be computed anew is a LangGraph task, whose result is checkpointed.
+The model's turn is judged where the model is called (`wrap_model_call`: no further node, and checkpointed with the
+answer), and the belief travels in the agent's state. A call that needs a human interrupts in `wrap_tool_call`, which
+runs again from its top on resume: it asks no model, and what must not be computed anew is a LangGraph task, whose
+result is checkpointed. What a decision is bound to is checked once more inside all other middleware, where the tool
+itself is called.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from grampus_uq import ApprovalPolicy, MissingDependencyError, ToolEffects, UncertaintyMonitor
+from grampus_uq import (
+    ApprovalDecision,
+    ApprovalPolicy,
+    MissingDependencyError,
+    ToolCall,
+    ToolEffects,
+    UncertaintyMonitor,
+)
+from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import Precondition, Turn, TurnJudge, proposes, requests_of
+from grampus_uq.integrations.judged_turns import Carried, Precondition, TurnJudge, requests_of
 from grampus_uq.integrations.langchain_messages import last_answer, observe_between, read_call, read_turn
+from grampus_uq.records import canonical_json
 
 try:
     from typing import NotRequired
 
-    from langchain.agents.middleware import AgentMiddleware, AgentState, hook_config
-    from langchain.agents.middleware.types import PrivateStateAttr
-    from langchain_core.messages import HumanMessage, SystemMessage, ToolMessage
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, hook_config
+    from langchain.agents.middleware.types import ModelResponse, PrivateStateAttr
+    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
     from langgraph.config import get_config
     from langgraph.func import task
     from langgraph.types import Command, interrupt
 except ImportError as error:
     raise MissingDependencyError.of("langchain", "langchain", "The middleware for LangChain") from error
 
-from grampus_uq.integrations.langgraph import KEY, answered_for, session_id_of, shown, with_note
+from grampus_uq.integrations.langgraph import (
+    KEY,
+    NOT_CLEARED,
+    answered_for,
+    place_of,
+    schema_of,
+    session_id_of,
+    shown,
+    with_arguments,
+    with_ids,
+)
 from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
 if TYPE_CHECKING:
-    from langchain.agents.middleware.types import ToolCallRequest
+    from langchain.agents.middleware.types import ModelRequest, ToolCallRequest
     from langgraph.runtime import Runtime
 
     from grampus_uq.protocols import ModelClient
@@ -96,36 +120,72 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     # -- the model's turn -----------------------------------------------------------------------------------------
 
-    @hook_config(can_jump_to=["end"])
-    async def aafter_model(self, state: Any, runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Judge the turn: no interrupt, so it runs once."""
-        messages = state["messages"]
-        index = last_answer(messages)
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
+    ) -> Any:
+        """Call the model and judge its turn: no interrupt, so it runs once."""
+        request, edits = self._with_edits(request)
+        return await self._judged(request, await handler(request), edits)
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
+        """`awrap_model_call` for agents that run without awaiting."""
+        request, edits = self._with_edits(request)
+        response = handler(request)
+        return run_blocking(lambda: self._judged(request, response, edits))
+
+    def _with_edits(self, request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any]]:
+        """The request with the calls as they ran: a human's edits stand in the transcript from the next turn on."""
+        held = request.state.get(KEY) or {}
+        records = [_edited_by(item) for item in held.get("decided", ()) if item["call"] is not None]
+        edited = {record.proposed.id: record for record in records if record.edited}
+        index = last_answer(request.messages)
+        if not edited or index is None:
+            return request, []
+        message = with_arguments(request.messages[index], edited.values())
+        return request.override(messages=[*request.messages[:index], message, *request.messages[index + 1 :]]), [
+            message
+        ]
+
+    async def _judged(self, request: ModelRequest[Any], response: Any, told: list[Any]) -> Any:
+        if isinstance(response, AIMessage):
+            response = ModelResponse(result=[response])
+        result = list(response.result)
+        index = last_answer(result)
         if index is None:
-            return None
-        held = state.get(KEY) or {}
-        before = held.get("belief")
-        session = self.judge.session(session_id_of(get_config()), before)
-        if held.get("decided"):
-            before = self.judge.record(session, held["belief"], held["turn"], held["decided"])
-        observe_between(session, messages, index)
-        said = read_turn(messages, index, with_prompt=self.judge.model_client is not None)
-        belief, turn = await self.judge.judge(session, before, said)
-        told: list[Any] = answered_for(entry for entry in turn["calls"] if entry["phase"] == "settled")
-        if turn["reflect"] and not turn["calls"]:
-            told.append(SystemMessage(self.judge.monitor.get_reflection_message().content or ""))
-        runtime.stream_writer({KEY: shown(turn, session.session_id)})
-        update: dict[str, Any] = {KEY: {"belief": belief, "turn": turn}}
+            return response
+        message: Any = with_ids(result[index])
+        result[index] = message
+        answered = {
+            one.tool_call_id for one in result if isinstance(one, ToolMessage)
+        }  # a structured answer is no call
+        judge, config, held = self.judge, get_config(), request.state.get(KEY) or {}
+        judge.schemas.update({tool.name: schema_of(tool) for tool in request.tools if not isinstance(tool, dict)})
+        place = place_of(judge, config)
+        carried = judge.take(session_id_of(config), place, held, to_judge=True)
+        believed = [item for item in held.get("decided", ()) if judge.believes(place, item, "call", "decision")]
+        carried = judge.record(carried, [_decision_of(item) for item in believed])
+        before = request.state["messages"]
+        observe_between(carried.session, [*before, message], len(before))
+        system = [] if request.system_message is None else [request.system_message]
+        prompt = [*system, *request.messages]
+        said = read_turn([*prompt, message], len(prompt), with_prompt=judge.model_client is not None)
+        calls = [call for call in said.calls if call.id not in answered]
+        carried = await judge.judge(carried, replace(said, calls=calls))
+        turn = carried.turn or {}
+        told += answered_for(carried.records)
+        if turn["reflect"] and not carried.records:
+            told.append(SystemMessage(judge.monitor.get_reflection_message().content or ""))
+        request.runtime.stream_writer({KEY: shown(carried)})
+        stopped = turn["stopped"] is not None
+        update: dict[str, Any] = {KEY: judge.held(carried)}
         if told:
             update["messages"] = told
-        if turn["stopped"] is not None:
+        if stopped:
             update["jump_to"] = "end"
-        return update
-
-    @hook_config(can_jump_to=["end"])
-    def after_model(self, state: Any, runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """`aafter_model` for agents that run without awaiting."""
-        return run_blocking(lambda: self.aafter_model(state, runtime))
+        answer = None if stopped else response.structured_response
+        return ExtendedModelResponse(
+            ModelResponse(result=result, structured_response=answer), command=Command(update=update)
+        )
 
     # -- the answer -----------------------------------------------------------------------------------------------
 
@@ -142,68 +202,97 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return update
 
     def _reviewed(self, state: Any) -> Steps:
-        held = state.get(KEY)
-        if held is None or not requests_of(held["turn"]):
+        held = state.get(KEY) or {}
+        if (held.get("turn") or {}).get("review") is None:
             return None
-        turn = held["turn"]
-        _, accepted = yield from self._ask(turn)
-        reviewed = accepted[0]["decision"]
-        session = self.judge.session(session_id_of(get_config()), held["belief"])
-        belief = self.judge.record(session, held["belief"], turn, accepted)
-        update: dict[str, Any] = {KEY: {"belief": belief, "turn": {**turn, "review": None}}}
-        if reviewed["kind"] == "approve":
+        carried = self._carried(held)
+        _, accepted = yield from self._ask(replace(carried, records=()))
+        carried = self.judge.record(carried, accepted)
+        decision, _ = accepted[0]
+        update: dict[str, Any] = {KEY: self.judge.held(replace(carried, turn={**(carried.turn or {}), "review": None}))}
+        if decision.kind == "approve":
             return update
-        said = reviewed.get("message") or ""
-        text = f"A human rejected this answer. {said}".strip() if reviewed["kind"] == "reject" else said
+        text = decision.message or ""
+        if decision.kind == "reject":
+            text = f"A human rejected this answer. {text}".strip()
         return {**update, "messages": [HumanMessage(text)], "jump_to": "model"}
+
+    def _carried(self, held: Any) -> Carried:
+        config = get_config()
+        return self.judge.take(session_id_of(config), place_of(self.judge, config), held)
 
     # -- the calls ------------------------------------------------------------------------------------------------
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
-        """Run a call that needs nobody, or that a human let through; ask first where one is needed."""
-        if _needs_nobody(request):
-            return await handler(request)
-        entry, accepted = await _awaiting(self._cleared(request))
-        if entry["phase"] == "settled":
-            return _with_decisions(answered_for([entry])[0], accepted)
-        result = await handler(_edited(request, entry))
-        return _with_decisions(with_note(result, entry["arguments"]), accepted)
+        """Run a call that was cleared, or that a human approved; ask first where one is needed."""
+        run, accepted = await _awaiting(self._cleared(request))
+        return self._with_decisions(run if isinstance(run, ToolMessage) else await handler(run), accepted)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
-        if _needs_nobody(request):
-            return handler(request)
-        entry, accepted = _blocking(self._cleared(request))
-        if entry["phase"] == "settled":
-            return _with_decisions(answered_for([entry])[0], accepted)
-        result = handler(_edited(request, entry))
-        return _with_decisions(with_note(result, entry["arguments"]), accepted)
+        run, accepted = _blocking(self._cleared(request))
+        return self._with_decisions(run if isinstance(run, ToolMessage) else handler(run), accepted)
 
     def _cleared(self, request: ToolCallRequest) -> Steps:
-        """The call's entry once nothing of it waits any more, and the decisions that made it so."""
-        held = request.state.get(KEY) or {}
-        call = read_call(request.tool_call)
-        turn = held.get("turn") or {"calls": [], "step_id": "llm_0"}
-        entry = next((e for e in turn["calls"] if proposes(e, call)), None)
-        if entry is None:  # another middleware changed the call, or the model never proposed it
-            session_id = session_id_of(get_config())
-            entry = yield lambda: self.judge.judge_late(session_id, held.get("belief"), turn["step_id"], call)
-        if entry["phase"] != "waiting":
-            return entry, []
-        after, accepted = yield from self._ask({"calls": [entry], "review": None})
-        return after["calls"][0], accepted
+        """The request to go on with, or what answers in the tool's place; and the decisions that made it so."""
+        judge, call = self.judge, read_call(request.tool_call)
+        if not judge.acts:
+            return request, []
+        carried = self._carried(request.state.get(KEY) or {})
+        record = carried.record(call)
+        if record is None:  # another middleware changed the call, or the model never proposed it
+            packed = yield lambda: _done(self._packed(carried.place, [judge.judge_late(carried, call)]))
+            (record,) = self._unpacked(carried, packed)
+        accepted: list[Any] = []
+        if record.waiting:
+            turn = {**(carried.turn or {}), "review": None, "arrived": []}
+            after, accepted = yield from self._ask(replace(carried, records=(record,), turn=turn))
+            (record,) = after.records
+        if record.phase is CallPhase.SETTLED:
+            return answered_for([record])[0], accepted
+        if not judge.clears(carried, record, record.call):
+            return ToolMessage(NOT_CLEARED, tool_call_id=call.id, name=call.name, status="error"), []
+        return _bound(request, record), accepted
 
-    def _ask(self, turn: Turn) -> Steps:
-        """Interrupt until decisions hold on all that waits; the turn after them, and they."""
+    def _ask(self, carried: Carried) -> Steps:
+        """Interrupt until decisions hold on all that waits; the state after them, and they."""
         refused: list[str] = []
         accepted: list[Any] = []
-        while requests_of(turn):
-            answer = interrupt({"type": REVIEW, "requests": requests_of(turn), "refused": refused})
-            turn, taken, refused = yield functools.partial(self.judge.decide, turn, answer)
-            accepted += taken
-        return turn, accepted
+        while requests_of(carried):
+            answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
+            packed = yield functools.partial(self._decide, carried, answer)
+            carried = replace(carried, records=self._unpacked(carried, packed), turn=packed["turn"])
+            accepted += [_decision_of(item) for item in packed["accepted"]]
+            refused = packed["refused"]
+        return carried, accepted
+
+    async def _decide(self, carried: Carried, answer: Any) -> dict[str, Any]:
+        after, accepted, refused = await self.judge.decide(carried, answer)
+        items = [_item(decision, call) for decision, call in accepted]
+        packed = self._packed(carried.place, after.records)
+        return {**packed, "turn": after.turn, "accepted": items, "refused": refused}
+
+    def _packed(self, place: str, records: Sequence[CallRecord]) -> dict[str, Any]:
+        """Records for a task's result, which is checkpointed: sealed, because others may write the checkpoint."""
+        return self.judge.sealed(place, {"records": [record.model_dump(mode="json") for record in records]})
+
+    def _unpacked(self, carried: Carried, packed: dict[str, Any]) -> tuple[CallRecord, ...]:
+        believed = self.judge.believes(carried.place, packed, "records")
+        return self.judge.restored(carried, packed["records"], believed=believed)
+
+    def _with_decisions(self, result: Any, accepted: Sequence[Any]) -> Any:
+        """The tool's result, and what humans decided, for the belief."""
+        if not accepted:
+            return result
+        place = place_of(self.judge, get_config())
+        decided = {KEY: {"decided": [self.judge.sealed(place, _item(*one)) for one in accepted]}}
+        if isinstance(result, ToolMessage):
+            return Command(update={"messages": [result], **decided})
+        if isinstance(result, Command) and isinstance(result.update, dict):
+            return Command(graph=result.graph, goto=result.goto, update={**result.update, **decided})
+        return result
 
 
 Steps = Generator[Callable[[], Awaitable[Any]], Any, Any]
@@ -246,28 +335,60 @@ _as_task: Any = task(name="uncertainty_step")
 _once, _once_blocking = _as_task(_work), _as_task(_work_blocking)
 
 
-def _needs_nobody(request: ToolCallRequest) -> bool:
-    """True for a call exactly as it was judged and let through: the usual case, looked at without building anything."""
-    held, call = request.state.get(KEY), request.tool_call
-    for entry in held["turn"]["calls"] if held else ():
-        known = entry["call"]
-        if known["id"] == call["id"] and known["name"] == call["name"] and known["arguments"] == call["args"]:
-            return bool(entry["phase"] == "cleared")
-    return False
+async def _done(value: Any) -> Any:
+    return value
 
 
-def _edited(request: ToolCallRequest, entry: dict[str, Any]) -> ToolCallRequest:
-    if entry["arguments"] is None:
+def _item(decision: ApprovalDecision, call: ToolCall | None) -> dict[str, Any]:
+    return {
+        "decision": decision.model_dump(mode="json"),
+        "call": None if call is None else call.model_dump(mode="json"),
+    }
+
+
+def _decision_of(item: Any) -> tuple[ApprovalDecision, ToolCall | None]:
+    call = item["call"]
+    return ApprovalDecision.model_validate(item["decision"]), None if call is None else ToolCall.model_validate(call)
+
+
+def _edited_by(item: Any) -> CallRecord:
+    decision, call = _decision_of(item)
+    record = CallRecord(proposed=call or ToolCall(name="none"), step_id="")
+    if decision.arguments is None or call is None:
+        return record
+    return record.change(call=call.model_copy(update={"arguments": decision.arguments}))
+
+
+def _bound(request: ToolCallRequest, record: CallRecord) -> ToolCallRequest:
+    """The request as it was cleared: with a human's arguments, and a tool that runs with no others.
+
+    Middleware inside this one may change the call on its way; a tool that only reads or can be undone follows it.
+    """
+    if record.edited:
+        request = request.override(tool_call={**request.tool_call, "args": dict(record.call.arguments)})
+    if request.tool is None or (record.effect in HARMLESS and not record.decisions):
         return request
-    return request.override(tool_call={**request.tool_call, "args": entry["arguments"]})
+    return request.override(tool=_bound_tool(request.tool, record.call))
 
 
-def _with_decisions(result: Any, accepted: Sequence[Any]) -> Any:
-    """The tool's result, and what humans decided, for the belief."""
-    if not accepted:
-        return result
-    if isinstance(result, ToolMessage):
-        return Command(update={"messages": [result], KEY: {"decided": list(accepted)}})
-    if isinstance(result, Command) and isinstance(result.update, dict):
-        return Command(graph=result.graph, goto=result.goto, update={**result.update, KEY: {"decided": list(accepted)}})
-    return result
+def _bound_tool(tool: Any, call: ToolCall) -> Any:
+    """The tool, refusing any arguments but these; what the framework injects is none of the model's."""
+    free = set(schema_of(tool).get("properties", ()))
+
+    def is_cleared(given: Any) -> bool:
+        arguments = {name: value for name, value in given["args"].items() if name in free or name in call.arguments}
+        return bool(given["name"] == call.name and canonical_json(arguments) == canonical_json(call.arguments))
+
+    def refused(given: Any) -> ToolMessage:
+        return ToolMessage(NOT_CLEARED, tool_call_id=given["id"], name=given["name"], status="error")
+
+    def invoke(given: Any, config: Any = None, **more: Any) -> Any:
+        return tool.invoke(given, config, **more) if is_cleared(given) else refused(given)
+
+    async def ainvoke(given: Any, config: Any = None, **more: Any) -> Any:
+        return await tool.ainvoke(given, config, **more) if is_cleared(given) else refused(given)
+
+    bound = copy.copy(tool)
+    object.__setattr__(bound, "invoke", invoke)  # of this one copy: the tool's model declares no such fields
+    object.__setattr__(bound, "ainvoke", ainvoke)
+    return bound

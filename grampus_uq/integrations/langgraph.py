@@ -9,15 +9,15 @@ node that interrupts runs again from its top when it is resumed, so in one node 
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 from grampus_uq import ApprovalPolicy, ConfigurationError, MissingDependencyError, ToolEffects, UncertaintyMonitor
+from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import CHANGED, Precondition, Turn, TurnJudge, requests_of, run_of
+from grampus_uq.integrations.judged_turns import Carried, Precondition, TurnJudge, requests_of
 from grampus_uq.integrations.langchain_messages import last_answer, observe_between, read_call, read_turn
 from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
@@ -41,12 +41,15 @@ __all__ = [
     "GuardNodes",
     "UncertaintyGuard",
     "answered_for",
+    "place_of",
     "resume_with",
+    "schema_of",
     "session_id_of",
     "shown",
     "uncertainty_guard",
     "waiting_requests",
-    "with_note",
+    "with_arguments",
+    "with_ids",
 ]
 
 KEY = "uncertainty"
@@ -94,7 +97,8 @@ class UncertaintyGuard:
     """What a guard is made of; one serves any number of graphs and threads. `attach` wires its nodes into a graph.
 
     The calls of a turn that need no human run at once, an approved one as soon as it is approved; the model goes on
-    when all of the turn have a result.
+    when all of the turn have a result. An edit changes the arguments in the model's message too: the transcript says
+    what ran, and results stay as the tools gave them.
     """
 
     def __init__(self, judge: TurnJudge, messages_key: str = "messages") -> None:
@@ -115,9 +119,8 @@ class UncertaintyGuard:
         Args:
             builder: a graph without edges of its own from the model's node or from the tools'.
             after: the model's node.
-            tools: the tools themselves (then the guard adds the node "tools", which runs no call that was not cleared
-                and tells the model of edited arguments), or the name of a node that is there (then an edit changes the
-                arguments in the model's own message).
+            tools: the tools themselves (then the guard adds the node "tools", which runs no call that was not cleared,
+                and checks a human's edits against their schemas), or the name of a node that is there.
             end: where an answer without calls leads, and a run that was stopped.
             conditional_edges: route by conditional edges, not by `Command`, for graphs that are to show their edges.
         """
@@ -129,17 +132,16 @@ class UncertaintyGuard:
             raise ConfigurationError.of("builder", "UncertaintyGuard.attach", rule, sorted(builder.edges))
         if not isinstance(tools, str):
             builder.add_node(node, self.tool_node(tools), input_schema=schema)
-        wired = GuardNodes(
-            guard=self, agent=after, tools=node, end=end, commands=not conditional_edges, rewrites=tools == node
-        )
-        ways = (after, node, GATE, end)
-        for name, work in ((SCORE, wired.score), (GATE, wired.gate)):
+        score, gate = (name if name not in builder.nodes else f"{name}_{after}" for name in (SCORE, GATE))
+        wired = GuardNodes(guard=self, agent=after, tools=node, gate_node=gate, end=end, commands=not conditional_edges)
+        ways = (after, node, gate, end)
+        for name, work in ((score, wired.score), (gate, wired.gate)):
             given: dict[str, Any] = {} if conditional_edges else {"destinations": ways}
             builder.add_node(name, _Node(name, work), input_schema=schema, **given)
             if conditional_edges:
                 builder.add_conditional_edges(name, _seeing(schema, wired.route), list(ways))
-        builder.add_edge(after, SCORE)
-        builder.add_conditional_edges(node, _seeing(schema, wired.after_tools), [after, GATE])
+        builder.add_edge(after, score)
+        builder.add_conditional_edges(node, _seeing(schema, wired.after_tools), [after, gate])
 
     def tool_node(self, tools: Sequence[Any], **given: Any) -> ToolNode:
         """A `ToolNode` that runs a call only as it was cleared; `given` goes to its constructor."""
@@ -147,40 +149,40 @@ class UncertaintyGuard:
             ToolNode,  # a package of its own, which not every old LangGraph fits together with
         )
 
-        return ToolNode(tools, wrap_tool_call=self.wrap_tool_call, awrap_tool_call=self.awrap_tool_call, **given)
+        node = ToolNode(tools, wrap_tool_call=self.wrap_tool_call, awrap_tool_call=self.awrap_tool_call, **given)
+        self.judge.schemas.update({name: schema_of(tool) for name, tool in node.tools_by_name.items()})
+        return node
 
     # -- the tools' own fence -------------------------------------------------------------------------------------
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Run a call only as it was cleared; for `ToolNode(wrap_tool_call=...)`."""
-        edited = self._fence(request)
-        if isinstance(edited, ToolMessage):
-            return edited
-        return with_note(handler(request), edited)
+        return handler(request) if self._may_run(request) else _not_cleared(request)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """`wrap_tool_call`, awaited; for `ToolNode(awrap_tool_call=...)`."""
-        edited = self._fence(request)
-        if isinstance(edited, ToolMessage):
-            return edited
-        return with_note(await handler(request), edited)
+        return await handler(request) if self._may_run(request) else _not_cleared(request)
 
-    def _fence(self, request: ToolCallRequest) -> ToolMessage | dict[str, Any] | None:
-        """What to answer in the tool's place, or the arguments that a human gave, or None for a call as proposed."""
-        state = request.state if isinstance(request.state, dict) else {}
-        held = state.get(KEY)
+    def _may_run(self, request: ToolCallRequest) -> bool:
+        """The check at the moment of running. A node of the user's own that sees no channel of ours is looked up."""
+        if not self.judge.acts:
+            return True
+        config = request.runtime.config
+        held = request.state.get(KEY) if isinstance(request.state, dict) else None
+        place = place_of(self.judge, config)
+        if held is not None:
+            carried: Carried | None = self.judge.take(session_id_of(config), place, held)
+        else:
+            carried = self.judge.latest(session_id_of(config))
         call = read_call(request.tool_call)
-        turn = held["turn"] if held else None
-        for entry in turn["calls"] if turn else ():
-            cleared = entry["phase"] == "cleared" and entry["call"]["name"] == call.name
-            if cleared and entry["call"]["id"] == call.id and run_of(entry) == call.arguments:
-                edited: dict[str, Any] | None = entry["arguments"]
-                return edited
-        if self.judge.advisory or self.judge.monitor.profile.advisory:
-            return None
-        return ToolMessage(NOT_CLEARED, tool_call_id=call.id, name=call.name, status="error")
+        return carried is not None and self.judge.clears(carried, carried.record(call), call)
+
+
+def _not_cleared(request: ToolCallRequest) -> ToolMessage:
+    call = request.tool_call
+    return ToolMessage(NOT_CLEARED, tool_call_id=call["id"], name=call["name"], status="error")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,102 +192,115 @@ class GuardNodes:
     guard: UncertaintyGuard
     agent: str
     tools: str
+    gate_node: str
     end: str
     commands: bool
-    rewrites: bool
 
     async def score(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Judge the model's turn: one superstep, checkpointed, without an interrupt."""
-        messages: Sequence[AnyMessage] = state.get(self.guard.messages_key) or ()
+        judge, key = self.guard.judge, self.guard.messages_key
+        messages: Sequence[AnyMessage] = state.get(key) or ()
         index = last_answer(messages)
         if index is None:
+            if not judge.acts:
+                return Command(goto=self.end) if self.commands else {}
             rule = "with a message of the model, which the guard judges"
-            raise ConfigurationError.of(self.guard.messages_key, "uncertainty_guard", rule, f"{len(messages)} messages")
-        before = (state.get(KEY) or {}).get("belief")
-        session = self.guard.judge.session(session_id_of(config), before)
-        observe_between(session, messages, index)
-        said = read_turn(messages, index, with_prompt=self.guard.judge.model_client is not None)
-        belief, turn = await self.guard.judge.judge(session, before, said)
-        told: list[Any] = answered_for(entry for entry in turn["calls"] if entry["phase"] == "settled")
-        if turn["reflect"] and not turn["calls"]:
-            told.append(SystemMessage(self.guard.judge.monitor.get_reflection_message().content or ""))
-        get_stream_writer()({KEY: shown(turn, session.session_id)})
-        return self._go_on(state, belief, turn, told)
+            raise ConfigurationError.of(key, "uncertainty_guard", rule, f"{len(messages)} messages")
+        told: list[Any] = []
+        message = with_ids(messages[index])
+        if message is not messages[index]:
+            told.append(message)
+            messages = [*messages[:index], message, *messages[index + 1 :]]
+        carried = judge.take(session_id_of(config), place_of(judge, config), state.get(KEY), to_judge=True)
+        observe_between(carried.session, messages, index)
+        carried = await judge.judge(carried, read_turn(messages, index, with_prompt=judge.model_client is not None))
+        told += answered_for(carried.records)
+        turn = carried.turn or {}
+        if turn["reflect"] and not carried.records:
+            told.append(SystemMessage(judge.monitor.get_reflection_message().content or ""))
+        get_stream_writer()({KEY: shown(carried)})
+        return self._go_on(state, carried, told)
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def gate(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
-        held = state[KEY]
-        before, turn = held["belief"], held["turn"]
-        waiting = requests_of(turn)
+        judge, held = self.guard.judge, state[KEY]
+        before = judge.take(session_id_of(config), place_of(judge, config), held, to_judge=True)
+        waiting = requests_of(before)
         if not waiting:
-            return self._go_on(state, before, turn, [])
+            return self._go_on(state, before, [])
         answer = interrupt({"type": REVIEW, "requests": waiting, "refused": held.get("refused", [])})
-        after, accepted, refused = await self.guard.judge.decide(turn, answer)
-        belief = before
-        if accepted:
-            session = self.guard.judge.session(session_id_of(config), before)
-            belief = self.guard.judge.record(session, before, after, accepted)
-        fresh = [new for new, old in zip(after["calls"], turn["calls"], strict=True) if new["phase"] != old["phase"]]
-        told: list[Any] = answered_for(entry for entry in fresh if entry["phase"] == "settled")
-        if self.rewrites and any(entry["arguments"] is not None for entry in fresh):
+        after, accepted, refused = await judge.decide(before, answer)
+        after = judge.record(after, accepted)
+        fresh = [new for new, old in zip(after.records, before.records, strict=True) if new.phase is not old.phase]
+        told: list[Any] = answered_for(fresh)
+        if any(record.edited for record in fresh):
             told.insert(0, self._rewritten(state, after))
-        reviewed = after.pop("reviewed", None)
+        turn = after.turn or {}
+        reviewed = turn.pop("reviewed", None)
         if reviewed is not None and reviewed["kind"] != "approve":
             told.append(HumanMessage(_said_of_answer(reviewed)))
-            after["back"] = True
-        get_stream_writer()({KEY: {"decided": [item["decision"]["kind"] for item in accepted], "refused": refused}})
-        return self._go_on(state, belief, after, told, refused)
+            turn["back"] = True
+        get_stream_writer()({KEY: {"decided": [decision.kind.value for decision, _ in accepted], "refused": refused}})
+        return self._go_on(state, after, told, refused)
 
-    def _rewritten(self, state: dict[str, Any], turn: Turn) -> Any:
-        """The model's message with the arguments that a human gave, for tools' nodes that cannot say so themselves."""
+    def _rewritten(self, state: dict[str, Any], carried: Carried) -> Any:
+        """The model's message with the arguments that a human gave: what ran is what the transcript says was called."""
         messages = state[self.guard.messages_key]
         message: Any = messages[last_answer(messages)]
-        calls = [{**call, "args": run_of(entry)} for call, entry in zip(message.tool_calls, turn["calls"], strict=True)]
-        return message.model_copy(update={"tool_calls": calls})
+        return with_arguments(message, carried.records)
 
     # -- routing --------------------------------------------------------------------------------------------------
 
-    def _go_on(
-        self, state: dict[str, Any], belief: Any, turn: Turn, told: list[Any], refused: Sequence[str] = ()
-    ) -> Any:
-        update: dict[str, Any] = {KEY: {"belief": belief, "turn": turn, "refused": list(refused)}}
+    def _go_on(self, state: dict[str, Any], carried: Carried, told: list[Any], refused: Sequence[str] = ()) -> Any:
+        held = {**self.guard.judge.held(carried), "refused": list(refused)}
+        update: dict[str, Any] = {KEY: held}
         if told:
             update[self.guard.messages_key] = told
-        return Command(update=update, goto=self._next(state, turn)) if self.commands else update
+        if not self.commands:
+            return update
+        return Command(update=update, goto=self._next({**state, KEY: held}, carried, told))
 
-    def route(self, state: dict[str, Any]) -> Any:
+    def route(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Conditional edge from `score` and `gate`."""
-        return self._next(state, state[KEY]["turn"])
-
-    def _next(self, state: dict[str, Any], turn: Turn) -> Any:
-        """Where a turn leads: to the tools with what is cleared and has not run, else to the human, else on."""
-        if turn["stopped"] is not None:
+        judge = self.guard.judge
+        if state.get(KEY) is None:
             return self.end
-        answered = _answered(state[self.guard.messages_key])
-        cleared = [e for e in turn["calls"] if e["phase"] == "cleared" and e["call"]["id"] not in answered]
-        if cleared and len(cleared) == len(turn["calls"]) and all(e["arguments"] is None for e in cleared):
-            return self.tools
-        if cleared:
-            return [self._send(state, turn, entry) for entry in cleared]
-        if requests_of(turn):
-            return GATE
-        return self.agent if turn["calls"] or turn.get("back") else self.end
+        return self._next(state, judge.take(session_id_of(config), place_of(judge, config), state[KEY]), ())
 
-    def _send(self, state: dict[str, Any], turn: Turn, entry: dict[str, Any]) -> Send:
+    def _next(self, state: dict[str, Any], carried: Carried, told: Sequence[Any]) -> Any:
+        """Where a turn leads: to the tools with what is cleared and has not run, else to the human, else on."""
+        turn = carried.turn or {}
+        if turn.get("stopped") is not None:
+            return self.end
+        messages = [*state[self.guard.messages_key], *told]
+        answered = _answered(messages)
+        ready = [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in answered]
+        if ready and len(ready) == len(carried.records) and not any(record.edited for record in ready):
+            return self.tools
+        if ready:
+            return [self._send(state, record) for record in ready]
+        if requests_of(carried):
+            return self.gate_node
+        return self.agent if carried.records or turn.get("back") else self.end
+
+    def _send(self, state: dict[str, Any], record: CallRecord) -> Send:
         """One cleared call as a task of its own: the tools' node sees the state with a turn of this call alone."""
         messages = state[self.guard.messages_key]
         index = last_answer(messages) or 0
         message: Any = messages[index]
-        call = {**message.tool_calls[turn["calls"].index(entry)], "args": run_of(entry)}
-        alone = message.model_copy(update={"tool_calls": [call]})
-        return Send(self.tools, {**state, self.guard.messages_key: [*messages[:index], alone], KEY: {"turn": turn}})
+        called = next(call for call in message.tool_calls if call["id"] == record.proposed.id)
+        alone = message.model_copy(update={"tool_calls": [{**called, "args": dict(record.call.arguments)}]})
+        return Send(self.tools, {**state, self.guard.messages_key: [*messages[:index], alone]})
 
-    def after_tools(self, state: dict[str, Any]) -> str:
+    def after_tools(self, state: dict[str, Any], config: RunnableConfig) -> str:
         """Conditional edge from the tools' node: back to the gate while something waits, else to the model."""
-        turn = (state.get(KEY) or {}).get("turn")
-        return GATE if requests_of(turn) else self.agent
+        judge, held = self.guard.judge, state.get(KEY)
+        if held is None:
+            return self.agent
+        waiting = requests_of(judge.take(session_id_of(config), place_of(judge, config), held))
+        return self.gate_node if waiting else self.agent
 
 
 class _Node(Runnable[Any, Any]):
@@ -309,11 +324,11 @@ def _schema(builder: StateGraph[Any, Any, Any, Any]) -> Any:
     return make("GuardedState", keys, total=False)
 
 
-def _seeing(schema: Any, route: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
+def _seeing(schema: Any, route: Callable[[dict[str, Any], RunnableConfig], Any]) -> Callable[..., Any]:
     """The route as a function whose annotation tells LangGraph what it wants to see of the state."""
 
-    def path(state: dict[str, Any]) -> Any:
-        return route(state)
+    def path(state: dict[str, Any], config: RunnableConfig) -> Any:
+        return route(state, config)
 
     path.__name__ = route.__name__
     path.__annotations__["state"] = schema
@@ -339,25 +354,48 @@ def _answered(messages: Sequence[AnyMessage]) -> set[str]:
     return found
 
 
-def answered_for(entries: Iterable[dict[str, Any]]) -> list[Any]:
+def place_of(judge: TurnJudge, config: RunnableConfig) -> str:
+    """What the framework calls the run: a seal is bound to it. Sub-graphs that share a state share it."""
+    return f"{judge.agent_id}/{config.get('configurable', {}).get('thread_id') or ''}"
+
+
+def schema_of(tool: Any) -> Mapping[str, Any]:
+    """The JSON schema of the arguments that a model, or a human, may give to a LangChain tool."""
+    schema = tool.tool_call_schema
+    return schema if isinstance(schema, Mapping) else dict(schema.model_json_schema())
+
+
+def with_ids(message: Any) -> Any:
+    """The model's message with an id of its own for each call: an empty or repeated one names no call."""
+    ids = [call["id"] for call in message.tool_calls]
+    if all(ids) and len(set(ids)) == len(ids):
+        return message
+    calls = [
+        call if call["id"] and ids.index(call["id"]) == place else {**call, "id": f"call-{uuid.uuid4().hex}"}
+        for place, call in enumerate(message.tool_calls)
+    ]
+    return message.model_copy(update={"tool_calls": calls})
+
+
+def with_arguments(message: Any, records: Iterable[CallRecord]) -> Any:
+    """The model's message with the arguments that humans gave."""
+    edited = {record.proposed.id: dict(record.call.arguments) for record in records if record.edited}
+    calls = [{**call, "args": edited.get(call["id"], call["args"])} for call in message.tool_calls]
+    return message.model_copy(update={"tool_calls": calls})
+
+
+def answered_for(records: Iterable[CallRecord]) -> list[Any]:
     """Tool results for calls that were answered for without running."""
     return [
         ToolMessage(
-            entry["text"] or "",
-            tool_call_id=entry["call"]["id"],
-            name=entry["call"]["name"],
-            status="error" if entry["is_error"] else "success",
+            record.text or "",
+            tool_call_id=record.proposed.id,
+            name=record.proposed.name,
+            status="error" if record.is_error else "success",
         )
-        for entry in entries
+        for record in records
+        if record.phase is CallPhase.SETTLED
     ]
-
-
-def with_note(result: Any, edited: dict[str, Any] | None) -> Any:
-    """Tell the model that the result is of other arguments than it proposed."""
-    if edited is None or not isinstance(result, ToolMessage) or not isinstance(result.content, str):
-        return result
-    note = CHANGED.format(arguments=json.dumps(edited, sort_keys=True))
-    return result.model_copy(update={"content": f"{note}\n{result.content}"})
 
 
 def _said_of_answer(decision: Mapping[str, Any]) -> str:
@@ -365,8 +403,9 @@ def _said_of_answer(decision: Mapping[str, Any]) -> str:
     return f"A human rejected this answer. {said}".strip() if decision["kind"] == "reject" else said
 
 
-def shown(turn: Turn, session_id: str) -> dict[str, Any]:
+def shown(carried: Carried) -> dict[str, Any]:
     """What is streamed of a judged turn; no content, only names and numbers."""
-    calls = [{"id": e["call"]["id"], "name": e["call"]["name"], "phase": e["phase"]} for e in turn["calls"]]
+    turn = carried.turn or {}
+    calls = [{"id": r.proposed.id, "name": r.proposed.name, "phase": r.phase.value} for r in carried.records]
     shown = ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped")
-    return {"session_id": session_id, **{key: turn[key] for key in shown}, "calls": calls}
+    return {"session_id": carried.session.session_id, **{key: turn[key] for key in shown}, "calls": calls}

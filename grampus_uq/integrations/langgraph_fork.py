@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
-from grampus_uq.integrations.judged_turns import VERSION
+from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.integrations.judged_turns import read_record
 from grampus_uq.integrations.langgraph import KEY
 
 try:
@@ -132,18 +133,10 @@ class _Walk:
             rule = f"a step that this branch made, from 0 to {self._made - 1}"
             raise ConfigurationError.of("at", "fork_before", rule, step)
         executed = [ran for ran in self._executed() if ran[1] is not Effect.READ]
-        before = (snapshot.values.get(KEY) or {}).get("belief") or {
-            "v": VERSION,
-            "tag": "",
-            "session": None,
-            "turns": 0,
-            "rejected": [],
-            "repeats": [],
-        }
         done = [call.digest() for call, effect in executed if effect is Effect.IRREVERSIBLE]
-        update: dict[str, Any] = {
-            KEY: {"belief": {**before, "repeats": sorted({*before["repeats"], *done})}, "turn": None}
-        }
+        before = snapshot.values.get(KEY) or {"belief": None, "turn": None}
+        # Beside what is sealed: the judge takes it into the belief with the next turn.
+        update: dict[str, Any] = {KEY: {**before, "repeats": sorted({*before.get("repeats", ()), *done})}}
         if note:
             update[self._key] = [HumanMessage(note)]
         return Fork(
@@ -155,19 +148,17 @@ class _Walk:
 
     def _executed(self) -> Iterator[tuple[ToolCall, Effect]]:
         for turn, decided in reversed(self._turns.values()):
-            said = {item["call_id"]: item["decision"] for item in decided}
-            for entry in turn["calls"]:
-                ran = _ran(entry, said.get(entry["call"]["id"]))
-                if ran is not None and entry["call"]["id"] in (self._answered or ()):
-                    yield ToolCall.model_validate({**entry["call"], "arguments": ran}), Effect(entry["effect"])
+            said = {item["call"]["id"]: item["decision"] for item in decided if item["call"]}
+            for record in map(read_record, turn["calls"]):
+                ran = _ran(record, said.get(record.proposed.id))
+                if ran is not None and record.proposed.id in (self._answered or ()):
+                    yield record.proposed.model_copy(update={"arguments": ran}), record.effect
 
 
-def _ran(entry: Mapping[str, Any], decision: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _ran(record: CallRecord, decision: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The arguments that a call ran with; None for one that did not run."""
-    if entry["phase"] == "cleared":
-        edited: dict[str, Any] | None = entry["arguments"]
-    elif decision is not None and decision["kind"] in ("approve", "edit"):
-        edited = decision["arguments"]
-    else:
+    if record.phase is CallPhase.CLEARED:
+        return dict(record.call.arguments)
+    if decision is None or decision["kind"] not in ("approve", "edit"):
         return None
-    return dict(entry["call"]["arguments"]) if edited is None else edited
+    return dict(record.proposed.arguments if decision["arguments"] is None else decision["arguments"])

@@ -122,14 +122,15 @@ def test_an_approved_call_runs_at_once_and_the_model_waits_for_the_other() -> No
     assert "in cash" in world.texts()
 
 
-def test_an_edit_is_told_to_the_model_whose_own_words_stay_as_they_were() -> None:
+def test_an_edit_stands_in_the_transcript_and_the_result_is_as_the_tool_gave_it() -> None:
     world = World((0.7, proposes("I pay.", pay("1", "mallory"))), (0.95, AIMessage("Done.")))
     (request,) = world.run()
     world.resume(request.decide("edit", principal="me", arguments={"to": "bob"}))
     assert world.done == ["pay bob"]
     messages = world.state.values["messages"]
-    assert messages[1].tool_calls[0]["args"] == {"to": "mallory"}
-    assert messages[2].text == '(A human changed the arguments to {"to": "bob"}.)\npaid bob'
+    assert messages[1].tool_calls[0]["args"] == {"to": "bob"}
+    assert messages[1].text == "I pay."
+    assert messages[2].text == "paid bob"
 
 
 def test_a_rejected_call_is_not_asked_about_again() -> None:
