@@ -263,7 +263,7 @@ class TurnJudge:
             if stopped is not None:
                 break
             record, verdict = await self.gate.judge(
-                CallRecord(proposed=call, step_id=step_id),
+                CallRecord(proposed=call, call=call, step_id=step_id),
                 session,
                 carried.terms,
                 rejected=belief["rejected"],
@@ -276,12 +276,15 @@ class TurnJudge:
         asked_review = None
         if stopped is not None:
             text = STOPPED.format(why=stopped)
-            records = [settled(CallRecord(proposed=call, step_id=step_id), text, is_error=True) for call in said.calls]
+            records = [
+                settled(CallRecord(proposed=call, call=call, step_id=step_id), text, is_error=True)
+                for call in said.calls
+            ]
             session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))
         elif action is UncertaintyAction.PAUSE_FOR_HUMAN and not said.calls:
             request = review(carried.terms, self.gate.approvals, doubt, step_id, time.time())
             asked_review = request.model_dump(mode="json")
-        turn = {
+        turn: Turn = {
             "step_id": step_id,
             "action": (step.advisory_action or step.action).value,
             "level": step.level.value,
@@ -303,7 +306,7 @@ class TurnJudge:
 
     def judge_late(self, carried: Carried, call: ToolCall) -> CallRecord:
         """The record of a call that the model's turn did not hold (another hook changed it): judged, not committed."""
-        record = CallRecord(proposed=call, step_id=carried.turn["step_id"] if carried.turn else "llm_0")
+        record = CallRecord(proposed=call, call=call, step_id=carried.turn["step_id"] if carried.turn else "llm_0")
         session, policy = carried.session, carried.session.profile.policy
         record = record.change(effect=self.gate.effect(call, None, policy))
         verdict = session.would_allow(call, effect=record.effect)
@@ -332,7 +335,7 @@ class TurnJudge:
         for decision in given:
             if decision.request_id not in known:
                 refusals.append(f"Nothing waits under request {decision.request_id:.40}: stale, or already decided.")
-        turn = dict(carried.turn or {})
+        turn: Turn = dict(carried.turn or {})
         arrived = [(ApprovalDecision.model_validate(one), at) for one, at in turn.get("arrived", ())]
         arrived += [(decision, now_s) for decision in given if decision.request_id in known]
         accepted: list[tuple[ApprovalDecision, ToolCall | None]] = []
@@ -416,8 +419,10 @@ def read_record(entry: Any, turns: int = 0) -> CallRecord:
     if "proposed" in entry:
         return CallRecord.model_validate(entry)
     request = entry["request"]
+    call = ToolCall.model_validate(entry["call"])
     record = CallRecord(
-        proposed=ToolCall.model_validate(entry["call"]),
+        proposed=call,
+        call=call,
         step_id=request["step_id"] if request else f"llm_{max(0, turns - 1)}",
         phase=CallPhase(entry["phase"]),
         requests=() if request is None else (ApprovalRequest.model_validate(request),),

@@ -135,7 +135,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     def _with_edits(self, request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any]]:
         """The request with the calls as they ran: a human's edits stand in the transcript from the next turn on."""
-        held = request.state.get(KEY) or {}
+        held = _held(request.state)
         records = [_edited_by(item) for item in held.get("decided", ()) if item["call"] is not None]
         edited = {record.proposed.id: record for record in records if record.edited}
         index = last_answer(request.messages)
@@ -158,7 +158,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         answered = {
             one.tool_call_id for one in result if isinstance(one, ToolMessage)
         }  # a structured answer is no call
-        judge, config, held = self.judge, get_config(), request.state.get(KEY) or {}
+        judge, config, held = self.judge, get_config(), _held(request.state)
         judge.schemas.update({tool.name: schema_of(tool) for tool in request.tools if not isinstance(tool, dict)})
         place = place_of(judge, config)
         carried = judge.take(session_id_of(config), place, held, to_judge=True)
@@ -202,7 +202,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return update
 
     def _reviewed(self, state: Any) -> Steps:
-        held = state.get(KEY) or {}
+        held = _held(state)
         if (held.get("turn") or {}).get("review") is None:
             return None
         carried = self._carried(held)
@@ -240,7 +240,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         judge, call = self.judge, read_call(request.tool_call)
         if not judge.acts:
             return request, []
-        carried = self._carried(request.state.get(KEY) or {})
+        carried = self._carried(_held(request.state))
         record = carried.record(call)
         if record is None:  # another middleware changed the call, or the model never proposed it
             packed = yield lambda: _done(self._packed(carried.place, [judge.judge_late(carried, call)]))
@@ -335,6 +335,10 @@ _as_task: Any = task(name="uncertainty_step")
 _once, _once_blocking = _as_task(_work), _as_task(_work_blocking)
 
 
+def _held(state: Any) -> dict[str, Any]:
+    return state.get(KEY) or {}
+
+
 async def _done(value: Any) -> Any:
     return value
 
@@ -353,8 +357,9 @@ def _decision_of(item: Any) -> tuple[ApprovalDecision, ToolCall | None]:
 
 def _edited_by(item: Any) -> CallRecord:
     decision, call = _decision_of(item)
-    record = CallRecord(proposed=call or ToolCall(name="none"), step_id="")
-    if decision.arguments is None or call is None:
+    call = call or ToolCall(name="none")
+    record = CallRecord(proposed=call, call=call, step_id="")
+    if decision.arguments is None:
         return record
     return record.change(call=call.model_copy(update={"arguments": decision.arguments}))
 
