@@ -91,6 +91,7 @@ if TYPE_CHECKING:
 
 # Public name -> module of this package that defines it.
 _HOME = {
+    "UNWATCHED": "runtime.unwatched",
     "AgentBeliefState": "records",
     "AgentDefinition": "records",
     "AgentRunner": "runtime.runner",
@@ -148,7 +149,6 @@ _HOME = {
     "ToolEffects": "gate.effects",
     "ToolResult": "records",
     "TracerSettings": "risk",
-    "UNWATCHED": "runtime.unwatched",
     "UncertaintyAction": "vocabulary",
     "UncertaintyError": "errors",
     "UncertaintyEstimator": "estimator",

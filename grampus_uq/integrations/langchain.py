@@ -31,7 +31,6 @@ from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.judged_turns import Carried, Precondition, TurnJudge, requests_of
 from grampus_uq.integrations.langchain_messages import last_answer, observe_between, read_call, read_turn
-from grampus_uq.records import canonical_json
 
 try:
     from typing import NotRequired
@@ -382,7 +381,7 @@ def _bound_tool(tool: Any, call: ToolCall) -> Any:
 
     def is_cleared(given: Any) -> bool:
         arguments = {name: value for name, value in given["args"].items() if name in free or name in call.arguments}
-        return bool(given["name"] == call.name and canonical_json(arguments) == canonical_json(call.arguments))
+        return call.model_copy(update={"name": given["name"], "arguments": arguments}).digest() == call.digest()
 
     def refused(given: Any) -> ToolMessage:
         return ToolMessage(NOT_CLEARED, tool_call_id=given["id"], name=given["name"], status="error")
