@@ -1,16 +1,18 @@
-"""Messages in the form of OpenAI's chat API, checked field by field."""
+"""Messages in the form of OpenAI's chat API, checked field by field.
+
+Arguments of a call that are no JSON object refuse nothing: they are the model's own words, and runs that hold some fail
+more often than others. Their text is kept and marked (`grampus_uq.wire.calls.UNPARSED`).
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any, NoReturn
-
-from pydantic import ValidationError
+from typing import Any
 
 from grampus_uq.errors import DataError
 from grampus_uq.records import Message, ToolCall
 from grampus_uq.vocabulary import Role
+from grampus_uq.wire.calls import read_arguments
 
 __all__ = ["Refuse", "chat_messages"]
 
@@ -70,29 +72,5 @@ def _call(value: Any, field: str, refuse: Refuse) -> ToolCall:
     name = function.get("name")
     if not isinstance(name, str) or not name:
         raise refuse(f"{field}.function.name", f"must be the name of a tool. Got {name!r:.50}.")
-    place = f"{field}.function.arguments"
-    arguments = _arguments(function.get("arguments"), place, refuse)
-    try:
-        return ToolCall(id=_text(value.get("id"), f"{field}.id", refuse) or "", name=name, arguments=arguments)
-    except ValidationError as error:
-        raise refuse(place, f"{error.errors()[0]['msg']}.") from error
-
-
-def _arguments(value: Any, field: str, refuse: Refuse) -> dict[str, Any]:
-    """An object, or the JSON text of one; nothing and the empty text are no arguments."""
-    if value is None or value == "":
-        return {}
-    if isinstance(value, str):
-        try:
-            value = json.loads(value, parse_constant=_refuse_constant)
-        except RecursionError as error:
-            raise refuse(field, "is nested too deeply.") from error
-        except ValueError as error:
-            raise refuse(field, f"is not JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise refuse(field, f"must be a JSON object. Got {type(value).__name__}.")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    identity = _text(value.get("id"), f"{field}.id", refuse) or ""
+    return ToolCall(id=identity, name=name, arguments=read_arguments(function.get("arguments")).values)

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from grampus_uq.errors import DataError
 from grampus_uq.importers.chat_messages import Refuse
 from grampus_uq.importers.records import parsed
 from grampus_uq.records import TokenLogprob, ToolCall
+from grampus_uq.wire.calls import read_arguments
 
 __all__ = [
-    "arguments",
     "decoded",
     "iso_time_s",
     "logprobs",
@@ -100,29 +98,18 @@ def decoded(value: Any, field: str, refuse: Refuse) -> Any:
         raise refuse(field, error.reason) from error
 
 
-def arguments(value: Any, field: str, refuse: Refuse) -> dict[str, Any]:
-    """The arguments of a call: an object, or the JSON text of one; nothing and the empty text are no arguments."""
-    if value is None or value == "":
-        return {}
-    value = decoded(value, field, refuse)
-    if not isinstance(value, dict):
-        raise refuse(field, f"must be a JSON object. Got {type(value).__name__}.")
-    return value
-
-
 def tool_call(value: Any, field: str, refuse: Refuse, *, given: str = "arguments") -> ToolCall:
-    """A call as `{id, name, arguments}`, as most formats but OpenAI's write it; `given` names the last one."""
+    """A call as `{id, name, arguments}`, as most formats but OpenAI's write it; `given` names the last one.
+
+    Arguments that are no JSON object are kept as text and marked, as `read_arguments` does.
+    """
     if not isinstance(value, dict):
         raise refuse(field, f"must be an object. Got {type(value).__name__}.")
     name = value.get("name")
     if not isinstance(name, str) or not name:
         raise refuse(f"{field}.name", f"must be the name of a tool. Got {name!r:.50}.")
     identity = text_or_none(value.get("id"), f"{field}.id", refuse) or ""
-    found = arguments(value.get(given), f"{field}.{given}", refuse)
-    try:
-        return ToolCall(id=identity, name=name, arguments=found)
-    except ValidationError as error:
-        raise refuse(f"{field}.{given}", f"{error.errors()[0]['msg']}.") from error
+    return ToolCall(id=identity, name=name, arguments=read_arguments(value.get(given)).values)
 
 
 def logprobs(value: Any, field: str, refuse: Refuse) -> tuple[TokenLogprob, ...] | None:
