@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 
 from grampus_uq.engine import advance
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
-from grampus_uq.parallel import Backend, in_order
+from grampus_uq.parallel import Backend
 from grampus_uq.recording.codec import decode
-from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
+from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.reader import raw_lines, read_numbered
-from grampus_uq.recording.runs import Paths, Run
+from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records import StepUncertainty
 from grampus_uq.state import Profile, SessionState, acknowledge, answer_alarm, change_profile, rearm_alarm
 
@@ -104,7 +104,7 @@ class ReplayCounts:
     runs_stopped_before: int = 0
     runs_stopped_now: int = 0
     skipped: tuple[str, ...] = ()
-    """Why runs could not be replayed, each with its file and line; nothing of them is counted."""
+    """Why runs, or rests of files, were left out, each with its file and line; nothing of them is counted."""
 
     def __add__(self, other: ReplayCounts) -> ReplayCounts:
         """Sum, count by count."""
@@ -119,40 +119,53 @@ def replay_all(
     workers: int = 1,
     backend: Backend = "local",
     on_part: Callable[[ReplayCounts], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> ReplayCounts:
     """Replay every run under files and folders, part by part, and count.
 
-    `on_part` is called with the counts of each part, in order. A run whose steps do not follow each other (two that ran
-    under one id at once) is skipped, named in `skipped`, and logged. Raises DataError as `runs` does.
+    `on_part` is called with the counts of each part, in order. What `replay` and `runs` raise is given to `on_refused`,
+    by default a warning in the log: that run, or the rest of that file, is left out, and named in `skipped`.
     """
     total = ReplayCounts()
-    for counts in in_order(partial(_replay_part, profile), recording_parts(paths), workers=workers, backend=backend):
+    skipped: list[str] = []
+
+    def refuse(error: DataError) -> None:
+        skipped.append(str(error))
+        if on_refused is None:
+            log.warning("left out: %s", error)
+        else:
+            on_refused(error)
+
+    work = partial(_replay_part, profile)
+    for counts in over_parts(work, paths, workers=workers, backend=backend, on_refused=refuse):
         total = total + counts
         if on_part is not None:
             on_part(counts)
-    return total
+    return total + ReplayCounts(skipped=tuple(skipped))
 
 
-def _replay_part(profile: Profile, part: RecordingPart) -> ReplayCounts:
+def _replay_part(profile: Profile, runs: Iterator[Run], refuse: Refused | None) -> ReplayCounts:
     total = ReplayCounts()
-    for run in runs_of_part(part):
+    for run in runs:
         try:
-            total = total + _counted(list(replay_run(run, profile)))
+            total = total + _counted(run, profile)
         except DataError as error:
-            log.warning("a run is skipped: %s", error)
-            total = total + ReplayCounts(skipped=(str(error),))
+            refuse_to(refuse, error)
     return total
 
 
-def _counted(steps: Sequence[ReplayedStep]) -> ReplayCounts:
-    same = sum(step.same for step in steps)
-    before = sum(would_stop(step.event.assessment) for step in steps)
-    now = sum(would_stop(step.assessment) for step in steps)
+def _counted(run: Run, profile: Profile) -> ReplayCounts:
+    steps = same = before = now = 0
+    for step in replay_run(run, profile):
+        steps += 1
+        same += step.same
+        before += would_stop(step.event.assessment)
+        now += would_stop(step.assessment)
     return ReplayCounts(
         runs=1,
-        steps=len(steps),
+        steps=steps,
         same=same,
-        differing=int(same < len(steps)),
+        differing=int(same < steps),
         stopped_before=before,
         stopped_now=now,
         runs_stopped_before=int(before > 0),

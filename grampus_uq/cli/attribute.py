@@ -28,6 +28,7 @@ from grampus_uq.attribution import (
 from grampus_uq.attribution.labelled_recordings import labelled_recordings, recorded_trajectory
 from grampus_uq.attribution.methods import METHODS
 from grampus_uq.attribution.result import spans
+from grampus_uq.cli.refused import naming_refused
 from grampus_uq.errors import DataError
 from grampus_uq.importers import read_failure_logs
 from grampus_uq.recording import runs
@@ -72,7 +73,22 @@ def command(
     or folders) made with content="full". A recording is labelled by `grampus-uq runs label SESSION failure --note
     "error at STEP"`. Logs of LABELLED that cannot calibrate, and runs that FAILED holds too, are left out and named.
     """
-    trajectories = [run for run in _failed(failed) if run_id in (None, run.trajectory_id)]
+    with naming_refused() as refuse:
+        _attribute(failed, calibration, level, method, run_id, seed, as_json, output, refuse)
+
+
+def _attribute(
+    failed: Path,
+    calibration: Path,
+    level: float | None,
+    method: str | None,
+    run_id: str | None,
+    seed: int,
+    as_json: bool,
+    output: Path | None,
+    refuse: Callable[[DataError], None],
+) -> None:
+    trajectories = [run for run in _failed(failed, refuse) if run_id in (None, run.trajectory_id)]
     if not trajectories:
         raise DataError("holds no failed run" + (f" {run_id!r:.80}." if run_id else "."), path=str(failed))
     if output is not None and len(trajectories) > 1:
@@ -86,7 +102,7 @@ def command(
     if calibrated is None:
         same = {run.trajectory_id for run in trajectories}
         labelled = []
-        for item in _labelled(calibration, left_out.append):
+        for item in _labelled(calibration, left_out.append, refuse):
             if item.trajectory.trajectory_id in same:
                 left_out.append(f"{calibration}: run {item.trajectory.trajectory_id!r:.80} is one of the failed ones.")
             else:
@@ -116,16 +132,19 @@ def command(
         click.echo(f"Drawn in {output}.")
 
 
-def _failed(path: Path) -> Iterator[Trajectory]:
+def _failed(path: Path, refuse: Callable[[DataError], None]) -> Iterator[Trajectory]:
     """The runs of FAILED, labelled or not; a label is not looked at."""
     if not _is_recording(path):
-        for log in read_failure_logs(path):
+        for log in read_failure_logs(path, on_refused=refuse):
             yield trajectory_from_run(log.run)
         return
-    for run in runs(path):
+    for run in runs(path, on_refused=refuse):
         if run.superseded or (run.outcome is not None and run.outcome.success):
             continue
-        yield recorded_trajectory(run)
+        try:
+            yield recorded_trajectory(run)
+        except DataError as error:
+            refuse(error)
 
 
 def _of_profile(path: Path) -> CalibratedAttribution | None:
@@ -139,10 +158,10 @@ def _of_profile(path: Path) -> CalibratedAttribution | None:
     return calibration_from_json(stored)
 
 
-def _labelled(path: Path, tell: Callable[[str], None]) -> list[LabelledTrajectory]:
+def _labelled(path: Path, tell: Callable[[str], None], refuse: Callable[[DataError], None]) -> list[LabelledTrajectory]:
     if not _is_recording(path):
         return read_labelled_failures(path, on_left_out=lambda error: tell(str(error)))
-    return labelled_recordings(runs(path), lambda error: tell(str(error)))
+    return labelled_recordings(runs(path, on_refused=refuse), lambda error: tell(str(error)))
 
 
 def _is_recording(path: Path) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from grampus_uq.artifacts import InputFile, ProfileArtifact, load
+from grampus_uq.cli.refused import naming_refused
 from grampus_uq.cli.spreading import spread_over, spreading, telling
 from grampus_uq.recording.runs import recording_files
 
@@ -42,48 +44,54 @@ def command(
     from grampus_uq.profiles.comparing import compare_profiles
 
     artifacts = (load(first), load(second))
-    with telling("Reading runs") as advance:
-        found = compare_profiles(
-            list(paths),
-            artifacts[0].profile,
-            artifacts[1].profile,
-            rng=np.random.default_rng(seed),
-            draws=draws,
-            on_runs=advance,
-            **spread_over(paths, workers, backend),
-        )
-    served = _served(artifacts, paths)
-    if as_json:
-        prints = [artifact.fingerprint for artifact in artifacts]
-        click.echo(json.dumps({"profiles": prints, "files_used_in_a_fit": served, **found.to_json()}, allow_nan=False))
-        return
-    from grampus_uq.cli.runs import _print_table
+    with naming_refused() as refuse:
+        with telling("Reading runs") as advance:
+            found = compare_profiles(
+                list(paths),
+                artifacts[0].profile,
+                artifacts[1].profile,
+                rng=np.random.default_rng(seed),
+                draws=draws,
+                on_runs=advance,
+                on_refused=refuse,
+                **spread_over(paths, workers, backend),
+            )
+        served = _served(artifacts, paths)
+        if as_json:
+            prints = [artifact.fingerprint for artifact in artifacts]
+            click.echo(
+                json.dumps({"profiles": prints, "files_used_in_a_fit": served, **found.to_json()}, allow_nan=False)
+            )
+            return
+        from grampus_uq.cli.runs import _print_table
 
-    if served:
-        click.echo(f"CAUTION: {served} of these files served the fit of a profile; its figures are too good.", err=True)
-    click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in found.counts.items() if n)}")
-    columns = ("measure", "better", "first", "second", "difference", "95 % interval", "runs")
-    _print_table(
-        columns,
-        (
-            [
-                row.measure,
-                row.better,
-                _figure(row.first),
-                _figure(row.second),
-                _figure(row.delta, sign=True),
-                "-" if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]",
-                row.runs,
-            ]
-            for row in found.rows
-        ),
-    )
-    click.echo("Each interval stands alone: of many, some exclude 0 by chance.")
+        if served:
+            click.echo(
+                f"CAUTION: {served} of these files served the fit of a profile; its figures are too good.", err=True
+            )
+        click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in found.counts.items() if n)}")
+        columns = ("measure", "better", "first", "second", "difference", "95 % interval", "runs")
+        _print_table(
+            columns,
+            (
+                [
+                    row.measure,
+                    row.better,
+                    _figure(row.first),
+                    _figure(row.second),
+                    _figure(row.delta, sign=True),
+                    "-" if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]",
+                    row.runs,
+                ]
+                for row in found.rows
+            ),
+        )
+        click.echo("Each interval stands alone: of many, some exclude 0 by chance.")
 
 
 def _served(artifacts: Sequence[ProfileArtifact], paths: Sequence[str]) -> int:
     seen = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
-    return sum(InputFile.of(path).sha256 in seen for path in recording_files(list(paths)))
+    return sum(InputFile.of(path).sha256 in seen for path in filter(Path.is_file, recording_files(list(paths))))
 
 
 def _figure(value: float | None, *, sign: bool = False) -> str:

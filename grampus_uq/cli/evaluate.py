@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grampus_uq.cli.refused import naming_refused
 from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.errors import DataError, MissingDependencyError
 
 if TYPE_CHECKING:
     from grampus_uq.evaluate import Censoring, Evaluation, ForecastRuns
+    from grampus_uq.recording.runs import Refused
     from grampus_uq.state import Profile
 
 __all__ = ["command"]
@@ -68,21 +70,24 @@ def command(
 
     if continuation is not None and censoring != "exact":
         raise click.UsageError("--continuation belongs to --censoring exact.")
-    runs = _read(paths, profile, workers, backend)
-    how = _censoring(runs, censoring, continuation)
-    watch = [] if store is None else read_statuses(store)
-    found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
-    if output is not None:
-        _write(found, output, ", ".join(Path(path).name or path for path in paths))
-    if as_json:
-        click.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=False))
-        return
-    _print(found)
-    if output is not None:
-        click.echo(f"The report is in {output}.")
+    with naming_refused() as refuse:
+        runs = _read(paths, profile, workers, backend, refuse)
+        how = _censoring(runs, censoring, continuation)
+        watch = [] if store is None else read_statuses(store)
+        found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
+        if output is not None:
+            _write(found, output, ", ".join(Path(path).name or path for path in paths))
+        if as_json:
+            click.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=False))
+            return
+        _print(found)
+        if output is not None:
+            click.echo(f"The report is in {output}.")
 
 
-def _read(paths: Sequence[str], profile: str | None, workers: int | None, backend: str) -> ForecastRuns:
+def _read(
+    paths: Sequence[str], profile: str | None, workers: int | None, backend: str, refuse: Refused
+) -> ForecastRuns:
     from grampus_uq.evaluate import read_recordings, read_table
 
     if any(is_table(path) for path in paths):
@@ -93,7 +98,7 @@ def _read(paths: Sequence[str], profile: str | None, workers: int | None, backen
         return read_table(paths[0])
     spread = spread_over(paths, workers, backend)
     with telling("Reading runs") as advance:
-        return read_recordings(paths, profile=_profile(profile), on_runs=advance, **spread)
+        return read_recordings(paths, profile=_profile(profile), on_runs=advance, on_refused=refuse, **spread)
 
 
 def _profile(path: str | None) -> Profile | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -12,6 +13,7 @@ import numpy as np
 
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
 from grampus_uq.cli.fit_whole import fit_whole, written_lines
+from grampus_uq.cli.refused import naming_refused
 from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
@@ -153,43 +155,50 @@ def command(
     chosen = streams or (("external",) if table else ("fused",))
     rng = np.random.default_rng(seed)
     tracer = None
-    if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in chosen):
-        tracer, data = tracer_and_detector_runs(
-            paths, chosen, rng=rng, fits=fits_tracer, labelled=budget is None, task_key=task_key
-        )
-    else:
-        spread = {} if table else spread_over(paths, workers, backend)
-        with telling("Reading runs") as advance:
-            data = read_detector_runs(
-                paths, chosen, labelled=budget is None, task_key=task_key, on_runs=advance, **spread
+    with naming_refused() as refuse:
+        if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in chosen):
+            tracer, data = tracer_and_detector_runs(
+                paths, chosen, rng=rng, fits=fits_tracer, labelled=budget is None, task_key=task_key, on_refused=refuse
             )
-    if budget is not None:
-        fit = fit_budget(data, rng=rng, share=budget)
-    else:
-        delta = None if assurance == 0.0 else round(1.0 - assurance, 12)
-        fit = fit_detector(data, rng=rng, alpha=alpha, delta=delta, costs=costs)
-    files = [] if table else list(recording_files(list(paths)))
-    artifact = ProfileArtifact(
-        profile=Profile(
-            detector=fit.detector, policy=_policy(chosen), tracer=None if tracer is None else tracer.settings
-        ),
-        fitted_for=FittedFor() if table else _fitted_for(paths),
-        guarantees=(fit.detector.threshold.guarantee,),
-        provenance=Provenance(
-            counts=dict(fit.report.counts),
-            inputs=tuple(InputFile.of(path) for path in (paths if table else files[:1000])),
-            splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)}
-            | ({} if tracer is None or tracer.runs == 0 else {"tracer": tracer.runs}),
-            seed=seed,
-        ),
-    )
-    empty = bool(fit.detector.threshold.shortage) and not fits_tracer
-    write = force or not empty
-    if write:
-        save(artifact, output)
-    _print(fit, output if write else None, artifact.fingerprint, as_json, tracer)
-    if empty:
-        raise SystemExit(1)
+        else:
+            spread = {} if table else spread_over(paths, workers, backend)
+            with telling("Reading runs") as advance:
+                data = read_detector_runs(
+                    paths,
+                    chosen,
+                    labelled=budget is None,
+                    task_key=task_key,
+                    on_runs=advance,
+                    on_refused=refuse,
+                    **spread,
+                )
+        if budget is not None:
+            fit = fit_budget(data, rng=rng, share=budget)
+        else:
+            delta = None if assurance == 0.0 else round(1.0 - assurance, 12)
+            fit = fit_detector(data, rng=rng, alpha=alpha, delta=delta, costs=costs)
+        files = [] if table else list(filter(Path.is_file, recording_files(list(paths))))
+        artifact = ProfileArtifact(
+            profile=Profile(
+                detector=fit.detector, policy=_policy(chosen), tracer=None if tracer is None else tracer.settings
+            ),
+            fitted_for=FittedFor() if table else _fitted_for(paths),
+            guarantees=(fit.detector.threshold.guarantee,),
+            provenance=Provenance(
+                counts=dict(fit.report.counts),
+                inputs=tuple(InputFile.of(path) for path in (paths if table else files[:1000])),
+                splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)}
+                | ({} if tracer is None or tracer.runs == 0 else {"tracer": tracer.runs}),
+                seed=seed,
+            ),
+        )
+        empty = bool(fit.detector.threshold.shortage) and not fits_tracer
+        write = force or not empty
+        if write:
+            save(artifact, output)
+        _print(fit, output if write else None, artifact.fingerprint, as_json, tracer)
+        if empty:
+            raise SystemExit(1)
 
 
 def _costs(missed_failure: float | None, false_alarm: float | None, step: float) -> Costs | None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from grampus_uq.artifacts import ProfileArtifact, load, save
+from grampus_uq.cli.refused import naming_refused
 from grampus_uq.cli.spreading import telling
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.profiles import FitOptions, Part, ProfileFit, fit_profile
@@ -38,19 +39,27 @@ def fit_whole(
     as_json: bool,
 ) -> None:
     """Fit, save, print; where nothing could be fitted, save only by force, and exit with status 1."""
-    with telling("Reading runs") as advance:
-        fit = fit_profile(list(paths), base=_base(base, irreversible), options=options, on_runs=advance, **spread)
-    written = output if force or not fit.empty else None
-    if written is not None:
-        save(fit.artifact, written)
-    if as_json:
-        click.echo(json.dumps({"profile": written, **_detector_keys(fit), **fit.to_json()}, allow_nan=False))
-    else:
-        rings = fit.artifact.profile.detector is not None
-        for line in (*_account(fit), *written_lines(written, fit.artifact.fingerprint, rings=rings)):
-            click.echo(line)
-    if fit.empty:
-        raise SystemExit(1)
+    with naming_refused() as refuse:
+        with telling("Reading runs") as advance:
+            fit = fit_profile(
+                list(paths),
+                base=_base(base, irreversible),
+                options=options,
+                on_runs=advance,
+                on_refused=refuse,
+                **spread,
+            )
+        written = output if force or not fit.empty else None
+        if written is not None:
+            save(fit.artifact, written)
+        if as_json:
+            click.echo(json.dumps({"profile": written, **_detector_keys(fit), **fit.to_json()}, allow_nan=False))
+        else:
+            rings = fit.artifact.profile.detector is not None
+            for line in (*_account(fit), *written_lines(written, fit.artifact.fingerprint, rings=rings)):
+                click.echo(line)
+        if fit.empty:
+            raise SystemExit(1)
 
 
 def written_lines(output: str | None, fingerprint: str, *, rings: bool) -> Iterator[str]:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from grampus_uq.cli.refused import naming_refused
+from grampus_uq.errors import DataError
+
 if TYPE_CHECKING:
-    from grampus_uq.recording.runs import Run
+    from grampus_uq.recording.runs import Refused, Run
     from grampus_uq.recording.trajectories import Trajectories
     from grampus_uq.risk import TracerSettings
 
@@ -65,22 +68,44 @@ def command(
     settings = None if profile is None else load(profile).profile.tracer
     if profile is not None and settings is None:
         raise click.UsageError(f"{profile} has no TRACER parameters.")
-    trajectories = _read(paths, task_key, embedder, model_dir, settings)
-    rows = list(_rows(trajectories, settings, seed, draws))
-    if as_json:
-        shown = {"runs": len(trajectories.runs), "left_out": dict(trajectories.excluded), "scores": rows}
-        click.echo(json.dumps(shown, allow_nan=False))
-        return
-    _print(trajectories, rows)
+    with naming_refused() as refuse:
+        trajectories = _read(paths, task_key, embedder, model_dir, settings, refuse)
+        rows = list(_rows(trajectories, settings, seed, draws))
+        if as_json:
+            shown = {"runs": len(trajectories.runs), "left_out": dict(trajectories.excluded), "scores": rows}
+            click.echo(json.dumps(shown, allow_nan=False))
+        else:
+            _print(trajectories, rows)
+        if not trajectories.runs:
+            raise DataError(_nothing(trajectories, embedder), path=", ".join(paths))
+
+
+def _nothing(trajectories: Trajectories, embedder: str | None) -> str:
+    """What the runs lack, where none can be measured."""
+    left_out = ", ".join(f"{count} {reason}" for reason, count in trajectories.excluded.items())
+    lacks = f"no run can be measured ({left_out or 'there is none'})."
+    if "no_outcome" in trajectories.excluded:
+        lacks += " Label runs with: grampus-uq runs label."
+    if embedder is None and "no_components" in trajectories.excluded:
+        lacks += (
+            " Nobody read the texts of these runs: watch them with trajectory=TracerSettings(), or, where they were "
+            'kept (content="full"), read them now with --embedder hash.'
+        )
+    return lacks
 
 
 def _read(
-    paths: tuple[str, ...], task_key: str, embedder: str | None, model_dir: str | None, settings: TracerSettings | None
+    paths: tuple[str, ...],
+    task_key: str,
+    embedder: str | None,
+    model_dir: str | None,
+    settings: TracerSettings | None,
+    refuse: Refused,
 ) -> Trajectories:
     from grampus_uq.recording.runs import runs
     from grampus_uq.recording.trajectories import labelled_trajectories
 
-    found: Iterator[Run] = runs(list(paths))
+    found: Iterator[Run] = runs(list(paths), on_refused=refuse)
     if embedder is not None:
         found = _read_anew(found, embedder, model_dir, settings)
     return labelled_trajectories(found, task_key=task_key)

@@ -13,10 +13,12 @@ from typing import Any, Final
 import click
 
 from grampus_uq.cli.importing import import_, pack_, replay_
+from grampus_uq.cli.refused import naming_refused
 from grampus_uq.errors import DataError
 from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, ProfileChanged, StepEvent
 from grampus_uq.recording import (
     Label,
+    Run,
     TornLine,
     encode,
     export,
@@ -63,17 +65,18 @@ def list_(paths: tuple[str, ...], as_json: bool, unlabelled: bool, paused: bool)
 
     def wanted() -> Iterator[dict[str, Any]]:
         with _progress("Reading runs") as advance:
-            for run in runs(paths, on_torn=_tell_torn):
+            for run in runs(paths, on_torn=_tell_torn, on_refused=refuse):
                 advance(run)
                 summary = summarise(run)
                 if not (unlabelled and summary.success is not None) and not (paused and summary.pauses == 0):
                     yield dataclasses.asdict(summary)
 
-    if as_json:
-        _print_json_array(wanted())
-        return
-    columns = ["session_id", "started", "steps", "pauses", "least", "last", "outcome", "path"]
-    _print_table(columns, (_list_row(summary) for summary in wanted()))
+    with naming_refused() as refuse:
+        if as_json:
+            _print_json_array(wanted())
+            return
+        columns = ["session_id", "started", "steps", "pauses", "least", "last", "outcome", "path"]
+        _print_table(columns, (_list_row(summary) for summary in wanted()))
 
 
 def _list_row(summary: dict[str, Any]) -> list[Any]:
@@ -103,7 +106,11 @@ def _ending(success: bool | None, stop_reason: str | None, labelled_by: str | No
 @click.option("--text", is_flag=True, help="Show what model, tools and humans wrote, as far as it was recorded.")
 def show(paths: tuple[str, ...], session_id: str, as_json: bool, text: bool) -> None:
     """One run: every step, observation, decision and outcome, in order. With --json the events as recorded."""
-    run = find_run(paths, session_id)
+    with naming_refused() as refuse:
+        _show(find_run(paths, session_id, on_refused=refuse), as_json, text)
+
+
+def _show(run: Run, as_json: bool, text: bool) -> None:
     summary = dataclasses.asdict(summarise(run))
     if as_json:
         events = [json.loads(encode(event)) for event in run.events]
@@ -171,32 +178,40 @@ def label_(
     who = by if by is not None else getpass.getuser()
     given: list[OutcomeEvent] = []
     missing: list[str] = []
-    if table is not None:
-        if session_id is not None:
-            raise click.UsageError("Give either SESSION and its outcome, or --from, not both.")
-        if stop_reason is not None or note is not None:
-            raise click.UsageError("With --from, stop reasons and notes are columns of the table.")
-        with _progress("Labelling") as advance:
-            missing = label_all(folder, list(read_labels(table)), by=who, on_labelled=given.append, on_run=advance)
-    elif session_id is None or outcome is None:
-        raise click.UsageError("Give SESSION and success, failure or unknown; or --from FILE.csv.")
-    else:
-        try:
-            success = parse_success(outcome)
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="outcome") from error
-        stop = StopReason(stop_reason) if stop_reason else None
-        known = Label(session_id=session_id, success=success, stop_reason=stop, note=note)
-        given.append(label(folder, known, by=who))
-    if as_json:
-        labelled = [json.loads(encode(event)) for event in given]
-        click.echo(json.dumps({"labelled": labelled, "not_found": missing}, ensure_ascii=False))
-    else:
-        click.echo(f"{len(given)} labelled by {_plain(who)}.")
-        for name in missing:
-            click.echo(f"not found: {_plain(name)}", err=True)
-    if missing:
-        raise SystemExit(1)
+    with naming_refused() as refuse:
+        if table is not None:
+            if session_id is not None:
+                raise click.UsageError("Give either SESSION and its outcome, or --from, not both.")
+            if stop_reason is not None or note is not None:
+                raise click.UsageError("With --from, stop reasons and notes are columns of the table.")
+            with _progress("Labelling") as advance:
+                missing = label_all(
+                    folder,
+                    list(read_labels(table)),
+                    by=who,
+                    on_labelled=given.append,
+                    on_run=advance,
+                    on_refused=refuse,
+                )
+        elif session_id is None or outcome is None:
+            raise click.UsageError("Give SESSION and success, failure or unknown; or --from FILE.csv.")
+        else:
+            try:
+                success = parse_success(outcome)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="outcome") from error
+            stop = StopReason(stop_reason) if stop_reason else None
+            known = Label(session_id=session_id, success=success, stop_reason=stop, note=note)
+            given.append(label(folder, known, by=who, on_refused=refuse))
+        if as_json:
+            labelled = [json.loads(encode(event)) for event in given]
+            click.echo(json.dumps({"labelled": labelled, "not_found": missing}, ensure_ascii=False))
+        else:
+            click.echo(f"{len(given)} labelled by {_plain(who)}.")
+            for name in missing:
+                click.echo(f"not found: {_plain(name)}", err=True)
+        if missing:
+            raise SystemExit(1)
 
 
 @command.command(name="export")
@@ -211,15 +226,16 @@ def export_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool
     wanted = _FORMS.get(form or output.rpartition(".")[2].lower())
     if wanted is None:
         raise click.UsageError("The name of FILE says no format; give --format jsonl, csv or parquet.")
-    with _progress("Exporting") as advance:
-        if output == "-":
-            if wanted == "parquet":
-                raise click.UsageError("Parquet needs a FILE.")
-            columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=advance))
-            write_rows(step_rows(paths, on_run=advance), columns, sys.stdout, wanted)
-            return
-        count = export(paths, output, wanted, on_run=advance)
-    click.echo(json.dumps({"rows": count, "output": output}) if as_json else f"{count} rows written to {output}.")
+    with naming_refused() as refuse:
+        with _progress("Exporting") as advance:
+            if output == "-":
+                if wanted == "parquet":
+                    raise click.UsageError("Parquet needs a FILE.")
+                columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=advance, on_refused=refuse))
+                write_rows(step_rows(paths, on_run=advance, on_refused=refuse), columns, sys.stdout, wanted)
+                return
+            count = export(paths, output, wanted, on_run=advance, on_refused=refuse)
+        click.echo(json.dumps({"rows": count, "output": output}) if as_json else f"{count} rows written to {output}.")
 
 
 @command.command(name="validate")

@@ -91,8 +91,7 @@ def evaluate(
     how = censoring or Censoring()
     streams = scored_streams(runs, how, schedule)
     if not any(len(stream.raw) for stream in streams):
-        ends = "; ".join(f"{row.runs} {row.stop_reason}: {row.why}" for row in runs.audit) or "no run was found"
-        raise DataError(f"nothing can be scored ({ends}). Label runs with: grampus-uq runs label.")
+        raise DataError(_nothing(runs))
     return Evaluation(
         audit=runs.audit,
         assumptions=(*ASSUMPTIONS[how.mode], *how.notes),
@@ -132,3 +131,15 @@ def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censor
     if streams and streams[0].unresolved and censoring.mode == "exact":
         found.append(f"{streams[0].unresolved} censored runs have no q and are left out.")
     return found
+
+
+def _nothing(runs: ForecastRuns) -> str:
+    """What the runs lack, where no stream of any of them can be scored."""
+    ends = "; ".join(f"{row.runs} {row.stop_reason}: {row.why}" for row in runs.audit) or "no run was found"
+    if len(runs.ids):
+        return (
+            f"nothing can be scored ({ends}). {len(runs.ids)} runs may be, and none of their steps has a reading. "
+            "Watch runs with a monitor; import logs anew, so that what the agent did is counted (grampus-uq runs "
+            "import; --embedder adds what TRACER reads); or pass a fitted profile that reads what they have."
+        )
+    return f"nothing can be scored ({ends}). Label runs with: grampus-uq runs label."

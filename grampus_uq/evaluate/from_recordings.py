@@ -19,9 +19,9 @@ import numpy.typing as npt
 from grampus_uq.errors import DataError
 from grampus_uq.evaluate.forecast_runs import ForecastRuns, Use, stop_rows
 from grampus_uq.events import ObservationEvent, StepEvent
-from grampus_uq.parallel import Backend, in_order
-from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
-from grampus_uq.recording.runs import Paths, Run
+from grampus_uq.parallel import Backend
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records import StepUncertainty
 from grampus_uq.replay import ReplayedStep, replay
 from grampus_uq.risk import confidence_of_risk
@@ -73,6 +73,7 @@ def read_recordings(
     workers: int = 1,
     backend: Backend = "local",
     on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> ForecastRuns:
     """Read every run under files and folders.
 
@@ -85,17 +86,19 @@ def read_recordings(
             `fused`, `propagated` and `p_success` are what it would have concluded. None: as they were recorded.
         workers, backend: as `parallel.in_order`.
         on_runs: called with the number of runs of each part that was read, for a progress line.
+        on_refused: takes what is wrong with a file, whose rest is left out, or with a run, which is.
 
     Returns:
         The runs that may be scored, and the audit of all.
 
     Raises:
-        DataError: a damaged recording, steps that do not follow each other, or one session id in two places.
+        DataError: one session id in two places; without `on_refused` also a damaged recording, and steps that do not
+            follow each other.
     """
     found = _Found()
     where: dict[str, str] = {}
-    parts = recording_parts(paths)
-    for part in in_order(partial(_read_part, profile), parts, workers=workers, backend=backend):
+    work = partial(_read_part, profile)
+    for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
         for session_id, (path, line) in zip(part.ids, part.places, strict=True):
             if session_id in where:
                 reason = f"the session {session_id!r:.100} is also in {where[session_id]}: is a file copied?"
@@ -112,17 +115,26 @@ def read_recordings(
     return _assembled(found)
 
 
-def _read_part(profile: Profile | None, part: RecordingPart) -> _Found:
+def _read_part(profile: Profile | None, runs: Iterator[Run], refuse: Refused | None) -> _Found:
     found = _Found()
-    for run in runs_of_part(part):
-        found.runs += 1
+    for run in runs:
         use, why, stop, success = _judge(run)
+        again: list[StepUncertainty] | None = None
+        if profile is not None and use != "left out":
+            try:
+                again = _concluded(run, profile)
+            except DataError as error:
+                if refuse is None:
+                    raise
+                refuse(error)
+                continue
+        found.runs += 1
         found.audit[stop, use, why, success] += 1
         if use != "left out":
             found.ids.append(run.session_id)
             found.places.append((run.path, run.line))
             found.outcomes.append(_NAN if use == "censored" or success is None else float(success))
-            _take(found, run, profile)
+            _take(found, run, again)
     return found
 
 
@@ -154,11 +166,9 @@ def _is_forecast(event: StepEvent) -> bool:
     return event.step.kind != "tool_call"
 
 
-def _take(found: _Found, run: Run, profile: Profile | None) -> None:
-    """Add the streams and the prefix facts of one run."""
-    again: Iterator[StepUncertainty] | None = None
-    if profile is not None:
-        again = iter(_concluded(run, profile))
+def _take(found: _Found, run: Run, concluded: list[StepUncertainty] | None) -> None:
+    """Add the streams and the prefix facts of one run, as recorded or as `concluded` again."""
+    again = None if concluded is None else iter(concluded)
     trace: _Trace = {}
     facts = _PrefixFacts()
     length, read = 0, False

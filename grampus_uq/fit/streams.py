@@ -22,10 +22,10 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.events import StepEvent
 from grampus_uq.fit.detector_runs import DetectorRuns, whole_runs
 from grampus_uq.importers.verifier_scores import read_scores
-from grampus_uq.parallel import Backend, in_order
+from grampus_uq.parallel import Backend
 from grampus_uq.recording.packed import is_packed
-from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
-from grampus_uq.recording.runs import Run
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Refused, Run
 from grampus_uq.recording.standing import NO_OUTCOME, SUPERSEDED, standing
 from grampus_uq.recording.trajectories import TASK, task_of
 from grampus_uq.risk import confidence_of_risk
@@ -89,17 +89,19 @@ def read_detector_runs(
     workers: int = 1,
     backend: Backend = "local",
     on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> DetectorRuns:
     """Read recordings (files or folders, packed ones too) or one table of verifier scores (CSV, gz, Parquet).
 
     Recordings are read part by part, by `workers` processes (`parallel.in_order`); the result does not depend on how
-    many. `on_runs` is called with the number of runs of each part. Holds eight bytes a score, and the ids.
+    many. `on_runs` is called with the number of runs of each part, `on_refused` with what is wrong with a file, whose
+    rest is then left out. Holds eight bytes a score, and the ids.
     """
     tables = [path for path in paths if is_table(path)]
     if not tables:
-        parts = recording_parts([Path(path) for path in paths])
         work = partial(_scored_part, tuple(streams), profile, task_key)
-        return _gathered(_told(in_order(work, parts, workers=workers, backend=backend), on_runs), streams, labelled)
+        parts = over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused)
+        return _gathered(_told(parts, on_runs), streams, labelled)
     if len(paths) != 1:
         raise DataError("one table of scores at a time, and no recordings beside it", path=tables[0])
     table = read_scores(tables[0], allow_missing=True)
@@ -132,8 +134,10 @@ class _Scored:
     weights: array[float] = field(default_factory=lambda: array("d"))
 
 
-def _scored_part(streams: tuple[str, ...], profile: Profile | None, task_key: str, part: RecordingPart) -> _Scored:
-    return _scored(runs_of_part(part), streams, profile, task_key)
+def _scored_part(
+    streams: tuple[str, ...], profile: Profile | None, task_key: str, runs: Iterator[Run], refuse: Refused | None
+) -> _Scored:
+    return _scored(runs, streams, profile, task_key)
 
 
 def _scored(recorded: Iterable[Run], streams: Sequence[str], profile: Profile | None, task_key: str) -> _Scored:

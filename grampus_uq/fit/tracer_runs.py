@@ -17,6 +17,7 @@ from grampus_uq.fit.tracer import (
     cross_validate_tracer,
     fit_tracer,
 )
+from grampus_uq.recording.runs import Refused
 from grampus_uq.recording.runs import runs as read_runs
 from grampus_uq.recording.trajectories import TASK, Trajectories, labelled_trajectories
 from grampus_uq.risk import TracerSettings
@@ -118,16 +119,17 @@ def tracer_and_detector_runs(
     fits: bool,
     labelled: bool = True,
     task_key: str = TASK,
+    on_refused: Refused | None = None,
 ) -> tuple[TracerShare, DetectorRuns]:
     """Give TRACER's settings and the runs for a detector that reads its stream, computed with these settings.
 
     With `fits`, half of the tasks teach TRACER and no run of theirs is left for the detector: its threshold holds for
     runs that nothing was fitted on. Without, the paper's defaults are taken and every run is left. A run that was not
-    watched with TRACER has no value in the stream. Raises as `fit_tracer_settings`.
+    watched with TRACER has no value in the stream. Raises as `fit_tracer_settings`; `on_refused` as in `runs`.
     """
     share, without = TracerShare(settings=TracerSettings()), frozenset[str]()
     if fits:
-        every = labelled_trajectories(read_runs(list(paths)), task_key=task_key)
+        every = labelled_trajectories(read_runs(list(paths), on_refused=on_refused), task_key=task_key)
         tasks = sorted({run.task for run in every.runs})
         teaching = {tasks[i] for i in rng.permutation(len(tasks))[: len(tasks) // 2]}
         chosen = tuple(run for run in every.runs if run.task in teaching)
@@ -140,6 +142,6 @@ def tracer_and_detector_runs(
             default_auroc=None if validated is None else validated.default_auroc,
         )
         without = frozenset(run.run_id for run in chosen)
-    kept = (run for run in read_runs(list(paths)) if run.session_id not in without)
+    kept = (run for run in read_runs(list(paths), on_refused=on_refused) if run.session_id not in without)
     profile = Profile(tracer=share.settings)
     return share, runs_of_recordings(kept, streams, labelled=labelled, profile=profile, task_key=task_key)

@@ -11,7 +11,7 @@ from grampus_uq.attribution.labelled_recordings import labelled_recordings, name
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.profiles.options import FitOptions
 from grampus_uq.profiles.parts import Part
-from grampus_uq.recording.runs import Paths, runs
+from grampus_uq.recording.runs import Paths, Refused, runs
 
 __all__ = ["fit_attribution"]
 
@@ -19,7 +19,9 @@ NAME = "attribution"
 _HOW = 'grampus-uq runs label SESSION failure --note "error at STEP"'
 
 
-def fit_attribution(paths: Paths, named: int, options: FitOptions) -> tuple[dict[str, Any] | None, Part]:
+def fit_attribution(
+    paths: Paths, named: int, options: FitOptions, on_refused: Refused | None = None
+) -> tuple[dict[str, Any] | None, Part]:
     """Calibrate error sets on the failures whose label names a step; `named` says how many there are.
 
     Those failures are parted by themselves, one part for the step scorer and one for the threshold; what else they
@@ -29,7 +31,8 @@ def fit_attribution(paths: Paths, named: int, options: FitOptions) -> tuple[dict
         why = "No label names the step of an error."
         return None, Part(name=NAME, status="not fitted", why=why, needs=f"some twenty labelled failures ({_HOW})")
     refused: list[DataError] = []
-    labelled = labelled_recordings((run for run in runs(paths) if names_a_step(run)), refused.append)
+    told = (run for run in runs(paths, on_refused=on_refused) if names_a_step(run))
+    labelled = labelled_recordings(told, refused.append)
     plan = Plan(level=options.attribution_level, seed=options.seed)
     try:
         found = fit_and_calibrate(labelled, plan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.parallel import Backend, in_order
+from grampus_uq.parallel import Backend
 from grampus_uq.profiles.expected import Judged, judge_run
-from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
-from grampus_uq.recording.runs import Paths
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.recording.standing import standing
 from grampus_uq.state import Profile
 from grampus_uq.stats.bootstrap import RowStatistic, paired_bootstrap
@@ -71,6 +71,7 @@ def compare_profiles(
     workers: int = 1,
     backend: Backend = "local",
     on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> Comparison:
     """Take recorded readings through both profiles, and compare what they would have done.
 
@@ -80,13 +81,13 @@ def compare_profiles(
 
     Raises:
         ConfigurationError: no run that may be used.
-        DataError: a damaged recording.
+        DataError: a damaged recording, unless `on_refused` takes it.
     """
     judged: list[tuple[Judged, Judged]] = []
     weights: list[float] = []
     left_out: Counter[str] = Counter()
     work = partial(_judged_by_both, first, second)
-    for part in in_order(work, recording_parts(paths), workers=workers, backend=backend):
+    for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
         judged += part.judged
         weights += part.weights
         left_out += part.left_out
@@ -109,9 +110,9 @@ class _Part:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def _judged_by_both(first: Profile, second: Profile, part: RecordingPart) -> _Part:
+def _judged_by_both(first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None) -> _Part:
     found = _Part()
-    for run in runs_of_part(part):
+    for run in runs:
         stands = standing(run)
         if not stands.usable or not run.steps:
             found.left_out[stands.reason or "no_step"] += 1

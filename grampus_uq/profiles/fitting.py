@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from pydantic import JsonValue
 from grampus_uq.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector import DetectorFit, fit_detector
-from grampus_uq.parallel import Backend, in_order
+from grampus_uq.parallel import Backend
 from grampus_uq.profiles.blame import fit_attribution
 from grampus_uq.profiles.cases import worth_labelling
 from grampus_uq.profiles.chance import FittedChance, can_learn, fit_chance, keep_chance, rank_by_one
@@ -36,8 +37,8 @@ from grampus_uq.profiles.parts import Part
 from grampus_uq.profiles.releasing import fit_release
 from grampus_uq.profiles.risk_part import fit_risk
 from grampus_uq.profiles.splitting import held_out_runs
-from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
-from grampus_uq.recording.runs import Paths, recording_files
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
 from grampus_uq.recording.standing import standing, stands_for
 from grampus_uq.state import Profile
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
@@ -98,6 +99,7 @@ def fit_profile(
     workers: int = 1,
     backend: Backend = "local",
     on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> ProfileFit:
     """Fit everything that labelled recordings allow, in one go.
 
@@ -110,13 +112,14 @@ def fit_profile(
         options: levels, targets, costs, seed.
         workers, backend: who reads (`parallel.in_order`); the result does not depend on it.
         on_runs: told how many runs were read, part by part, for a progress line; files are read up to four times.
+        on_refused: told, each time, what is wrong with a file, whose rest is left out.
 
     Returns:
         The artifact and its account. Nothing is fitted by force: a part without enough labels is left out, and says so.
 
     Raises:
         ConfigurationError: no run with a step of the model, or a stream that no run has.
-        DataError: a damaged recording.
+        DataError: a damaged recording, unless `on_refused` takes it.
         MissingDependencyError: scikit-learn is not installed (extra `fit`).
     """
     options = options or FitOptions()
@@ -125,18 +128,19 @@ def fit_profile(
     if options.keep_chance and given.calibration is None:
         raise ConfigurationError.of("keep_chance", "fit_profile", "given with a base that has a p_success", base)
     bare = given.model_copy(update={"detector": None, "calibration": None, "release": None})
-    read = partial(labelled_runs, paths, task_key=options.task_key, workers=workers, backend=backend)
-    runs = read(bare, on_runs=on_runs)
+    spread: dict[str, Any] = {"workers": workers, "backend": backend, "on_refused": on_refused}
+    runs = labelled_runs(paths, bare, task_key=options.task_key, on_runs=on_runs, **spread)
     if runs.recorded == runs.excluded.get(NO_STEP, 0):
         raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
     parted = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
     kept = given.calibration if options.keep_chance or not can_learn(runs, parted) else None
     tracer, tracer_part = given.tracer, Part(name="tracer", status="not asked for", why="Kept with p_success.")
     if kept is None:
-        tracer, tracer_part = fit_risk(paths, runs, parted, bare, options, rng)
+        tracer, tracer_part = fit_risk(paths, runs, parted, bare, options, rng, on_refused)
     bare = bare.model_copy(update={"tracer": tracer})
     if tracer is not None:
-        runs = read(bare)  # the same runs in the same order, with the risk among their streams
+        # The same runs in the same order, with the risk among their streams.
+        runs = labelled_runs(paths, bare, task_key=options.task_key, **spread)
     if kept is None:
         chance, parts = fit_chance(runs, parted, rng)
     else:
@@ -157,12 +161,12 @@ def fit_profile(
             "detector": detector.detector if detector is not None and rings else None,
         }
     )
-    attribution, attribution_part = fit_attribution(paths, runs.errors_named, options)
+    attribution, attribution_part = fit_attribution(paths, runs.errors_named, options, on_refused)
     parts = [tracer_part, *parts, release_part, detector_part, attribution_part]
     taught = np.zeros(len(runs), dtype=np.bool_) if chance is None else chance.taught
     names = frozenset(name for name, out in zip(runs.ids, taught, strict=True) if out)
     judge = partial(_judged_part, profile, names)
-    judged = [one for part in in_order(judge, recording_parts(paths), workers=workers, backend=backend) for one in part]
+    judged = [one for part in over_parts(judge, paths, **spread) for one in part]
     splits = {"learn": int(taught.sum()), "thresholds": int((~taught).sum())}
     return ProfileFit(
         artifact=_artifact(paths, profile, parts, runs, splits, attribution, options),
@@ -279,7 +283,7 @@ def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: 
 
 def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, detector: DetectorFit | None) -> Profile:
     """The profile with those signals on that what was fitted reads, as they were on in the recordings."""
-    used = set() if chance is None else {name for name, one in chance.fusion.readings.items() if one.slope > 0.0}
+    used = set() if chance is None else {name for name, one in chance.fusion.readings.items() if one.slope != 0.0}
     used |= set() if detector is None else set(detector.detector.streams)
     policy, estimator = bare.policy, bare.estimator
     if UncertaintySource.PREFIX_VERIFIER in used and not policy.enable_prefix_verifier:
@@ -293,10 +297,10 @@ def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, det
     return bare.model_copy(update={"policy": policy, "estimator": estimator})
 
 
-def _judged_part(profile: Profile, taught: frozenset[str], part: RecordingPart) -> list[Judged]:
+def _judged_part(profile: Profile, taught: frozenset[str], runs: Iterator[Run], refuse: Refused | None) -> list[Judged]:
     """Every run, whatever became of it; its outcome counts where it may be used and taught nothing."""
     found = []
-    for run in runs_of_part(part):
+    for run in runs:
         judged = judge_run(run, profile, keep_chances=False)
         known = standing(run).usable and run.session_id not in taught
         found.append(replace(judged, weight=stands_for(run), known=known))
@@ -313,7 +317,7 @@ def _artifact(
     options: FitOptions,
 ) -> ProfileArtifact:
     promises = tuple(f"{part.name}: {part.promise}" for part in parts if part.promise)
-    files = list(islice(recording_files(paths), _MOST_INPUTS))
+    files = list(islice(filter(Path.is_file, recording_files(paths)), _MOST_INPUTS))
     accounts: list[JsonValue] = [part.to_json() for part in parts]
     return ProfileArtifact(
         profile=profile,

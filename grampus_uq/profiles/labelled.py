@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,9 +21,9 @@ from grampus_uq.decision import is_irreversible
 from grampus_uq.engine import advance
 from grampus_uq.events import StepEvent
 from grampus_uq.fit.detector_runs import DetectorRuns
-from grampus_uq.parallel import Backend, in_order
-from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
-from grampus_uq.recording.runs import Paths, Run
+from grampus_uq.parallel import Backend
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.recording.standing import NO_OUTCOME, SELECTED, SUPERSEDED, standing
 from grampus_uq.recording.trajectories import TASK, task_of
 from grampus_uq.records import StepUncertainty
@@ -152,26 +152,27 @@ def labelled_runs(
     workers: int = 1,
     backend: Backend = "local",
     on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> LabelledRuns:
     """Read recordings, part by part, as `profile` (fusion, propagation, TRACER, irreversible tools) would see them.
 
     `task_key` names the metadata that says which task a run belongs to; without it every run is a task of its own. The
     result does not depend on `workers` and `backend` (`parallel.in_order`). `on_runs` is told how many runs each part
-    had. Holds eight bytes a reading, and the ids.
+    had, `on_refused` what is wrong with a file, whose rest is left out. Holds eight bytes a reading, and the ids.
     """
     cleared = {"detector": None, "calibration": None, "release": None, "advisory": True}
     work = partial(_columns_of_part, profile.model_copy(update=cleared), task_key)
     found = _Columns()
-    for part in in_order(work, recording_parts(paths), workers=workers, backend=backend):
+    for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
         found.add(part)
         if on_runs is not None:
             on_runs(part.recorded)
     return found.assembled()
 
 
-def _columns_of_part(profile: Profile, task_key: str, part: RecordingPart) -> _Columns:
+def _columns_of_part(profile: Profile, task_key: str, runs: Iterator[Run], refuse: Refused | None) -> _Columns:
     found = _Columns()
-    for run in runs_of_part(part):
+    for run in runs:
         found.count(run)
         stands = standing(run)
         task = task_of(run, task_key)

@@ -16,7 +16,7 @@ from grampus_uq.recording.appending import append_line
 from grampus_uq.recording.codec import encode
 from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.rotation import latest_part
-from grampus_uq.recording.runs import Paths, Run, find_run, runs
+from grampus_uq.recording.runs import Paths, Refused, Run, find_run, runs
 from grampus_uq.records import Outcome
 from grampus_uq.vocabulary import StopReason
 
@@ -48,15 +48,18 @@ class Label:
     note: str | None = None
 
 
-def label(paths: Paths, known: Label, *, by: str, time_s: float | None = None) -> OutcomeEvent:
+def label(
+    paths: Paths, known: Label, *, by: str, time_s: float | None = None, on_refused: Refused | None = None
+) -> OutcomeEvent:
     """Append a label to the recording of its run, and return the event; it is on the disk when this returns.
 
     `by` says who, `time_s` when (seconds since 1970; default: now). A run whose end was never recorded needs a stop
     reason, because only the caller can know whether it ended by itself. The note is kept as it is, whatever the content
     policy of the recording: it was written to be kept. Raises DataError for an unknown session or a missing stop
-    reason, ConfigurationError when `by` is empty.
+    reason, ConfigurationError when `by` is empty. `on_refused` as in `runs`.
     """
-    return _append(find_run(paths, known.session_id), known, by, time.time() if time_s is None else time_s)
+    run = find_run(paths, known.session_id, on_refused=on_refused)
+    return _append(run, known, by, time.time() if time_s is None else time_s)
 
 
 def label_all(
@@ -67,14 +70,15 @@ def label_all(
     time_s: float | None = None,
     on_labelled: Callable[[OutcomeEvent], None] | None = None,
     on_run: Callable[[Run], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> list[str]:
     """Append many labels in one pass over the recordings; return the session ids of labels whose run was not found.
 
-    Raises as `label` does; what was appended before stays.
+    Raises as `label` does; what was appended before stays. `on_refused` as in `runs`.
     """
     wanted = {known.session_id: known for known in labels}
     when = time.time() if time_s is None else time_s
-    for run in runs(paths):
+    for run in runs(paths, on_refused=on_refused):
         if on_run is not None:
             on_run(run)
         known = None if run.superseded else wanted.pop(run.session_id, None)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
+from grampus_uq.errors import DataError
+from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.packed import is_packed, row_groups
 from grampus_uq.recording.reader import TornLine, report
 from grampus_uq.recording.rotation import with_later_parts
-from grampus_uq.recording.runs import Paths, Run, recording_files, runs_of_file
+from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs_of_file
 
-__all__ = ["PART_BYTES", "RecordingPart", "recording_parts", "runs_of_part", "total_bytes"]
+__all__ = ["PART_BYTES", "RecordingPart", "over_parts", "recording_parts", "runs_of_part", "total_bytes"]
+
+Result = TypeVar("Result")
 
 PART_BYTES: Final = 16 * 2**20
 
@@ -29,38 +34,83 @@ class RecordingPart:
     group: int | None = None
 
 
-def recording_parts(paths: Paths, *, part_bytes: int = PART_BYTES) -> Iterator[RecordingPart]:
+def over_parts(
+    work: Callable[[Iterator[Run], Refused | None], Result],
+    paths: Paths,
+    *,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_refused: Refused | None = None,
+) -> Iterator[Result]:
+    """Yield `work(runs of a part, on_refused)` for each part of files and folders, in order (`parallel.in_order`).
+
+    A file that cannot be read ends at its fault, and a run that `work` hands to the function it is given is left out:
+    both are told to `on_refused`, in order, after their part. Without `on_refused` the first fault is raised.
+    """
+    parts = recording_parts(paths, on_refused=on_refused)
+    one = partial(_worked, work, on_refused is not None)
+    for result, refused in in_order(one, parts, workers=workers, backend=backend):
+        for error in refused:
+            refuse_to(on_refused, error)
+        yield result
+
+
+def _worked(
+    work: Callable[[Iterator[Run], Refused | None], Result], goes_on: bool, part: RecordingPart
+) -> tuple[Result, list[DataError]]:
+    refused: list[DataError] = []
+    take = refused.append if goes_on else None
+    return work(runs_of_part(part, on_refused=take), take), refused
+
+
+def recording_parts(
+    paths: Paths, *, part_bytes: int = PART_BYTES, on_refused: Refused | None = None
+) -> Iterator[RecordingPart]:
     """Yield the parts of files and folders, in the order of `runs`; together they hold the same runs.
 
     A file of JSON lines is never cut: pack recordings that share one large file, if they are to be spread. Raises
-    DataError for a path that does not exist.
+    DataError for a path that does not exist, and for a packed file that cannot be read unless `on_refused` takes it.
     """
     files: list[Path] = []
     size = 0
     for path in recording_files(paths):
-        packed = is_packed(path)
-        if files and (packed or size >= part_bytes):
+        try:
+            groups = row_groups(path) if is_packed(path) else None
+        except DataError as error:
+            refuse_to(on_refused, error)
+            continue
+        if files and (groups is not None or size >= part_bytes):
             yield RecordingPart(files=tuple(files))
             files, size = [], 0
-        if packed:
-            for group in range(len(row_groups(path))):
+        if groups is not None:
+            for group in range(len(groups)):
                 yield RecordingPart(files=(path,), group=group)
         else:
             files.append(path)
-            size += sum(file.stat().st_size for file in with_later_parts(path))
+            size += _bytes(path)
     if files:
         yield RecordingPart(files=tuple(files))
 
 
-def runs_of_part(part: RecordingPart, *, on_torn: Callable[[TornLine], None] = report) -> Iterator[Run]:
-    """Yield the runs of one part, one at a time. Raises DataError as `runs` does."""
+def runs_of_part(
+    part: RecordingPart, *, on_torn: Callable[[TornLine], None] = report, on_refused: Refused | None = None
+) -> Iterator[Run]:
+    """Yield the runs of one part, one at a time. Raises DataError, or gives it to `on_refused`, as `runs` does."""
+    groups = None if part.group is None else (part.group,)
     for path in part.files:
-        yield from runs_of_file(path, on_torn=on_torn, groups=None if part.group is None else (part.group,))
+        yield from refusing(runs_of_file(path, on_torn=on_torn, groups=groups), on_refused)
 
 
 def total_bytes(paths: Paths) -> int:
     """How much there is to read, unpacked; to see whether further workers are worth their start."""
-    return sum(
-        sum(row_groups(path)) if is_packed(path) else sum(file.stat().st_size for file in with_later_parts(path))
-        for path in recording_files(paths)
-    )
+    return sum(_bytes(path) for path in recording_files(paths))
+
+
+def _bytes(path: Path) -> int:
+    """The size of a file, unpacked, with its later parts; 0 for one that cannot be read: its reader says why."""
+    try:
+        if is_packed(path):
+            return sum(row_groups(path))
+    except DataError:
+        return 0
+    return sum(file.stat().st_size for file in with_later_parts(path) if file.exists())

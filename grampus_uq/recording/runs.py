@@ -18,9 +18,23 @@ from grampus_uq.recording.reader import TornLine, raw_lines, read_numbered, repo
 from grampus_uq.recording.rotation import follows
 from grampus_uq.records import Outcome
 
-__all__ = ["Run", "RunSummary", "beginnings", "find_run", "recording_files", "runs", "runs_of_file", "summarise"]
+__all__ = [
+    "Refused",
+    "Run",
+    "RunSummary",
+    "beginnings",
+    "find_run",
+    "recording_files",
+    "refuse_to",
+    "refusing",
+    "runs",
+    "runs_of_file",
+    "summarise",
+]
 
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Refused = Callable[[DataError], None]
+"""Takes what was wrong with a file, or with one of its runs, that is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +117,9 @@ def recording_files(paths: Paths) -> Iterator[Path]:
                 known = set(names)
                 for name in sorted(names):
                     path = Path(folder) / name
-                    if name.startswith(".") or follows(name, known):
-                        continue
-                    if name.endswith(SUFFIX) or (name.endswith(PACKED_SUFFIX) and is_packed(path)):
+                    if name.startswith(".") or follows(name, known) or (path.exists() and not path.is_file()):
+                        continue  # a pipe would never end
+                    if name.endswith(SUFFIX) or (name.endswith(PACKED_SUFFIX) and _may_be_packed(path)):
                         yield path
         elif start.exists():
             yield start
@@ -113,14 +127,40 @@ def recording_files(paths: Paths) -> Iterator[Path]:
             raise DataError("does not exist.", path=os.fspath(given))
 
 
-def runs(paths: Paths, *, on_torn: Callable[[TornLine], None] = report) -> Iterator[Run]:
+def _may_be_packed(path: Path) -> bool:
+    """False for a table; True for damaged Parquet, so that its reader names what is wrong."""
+    try:
+        return is_packed(path)
+    except DataError:
+        return True
+
+
+def runs(
+    paths: Paths, *, on_torn: Callable[[TornLine], None] = report, on_refused: Refused | None = None
+) -> Iterator[Run]:
     """Yield every run under files and folders, holding one at a time; file by file, in the order of names.
 
-    A file may hold several sessions, one after the other. Raises DataError as `read` does, and when a session's lines
-    are interrupted by another's (sort such a file by session first).
+    A file may hold several sessions, one after the other. What `read` raises, and that a session's lines are
+    interrupted by another's (sort such a file by session first), is given to `on_refused`, and the rest of that file is
+    left out; without `on_refused` it is raised.
     """
     for path in recording_files(paths):
-        yield from runs_of_file(path, on_torn=on_torn)
+        yield from refusing(runs_of_file(path, on_torn=on_torn), on_refused)
+
+
+def refusing(found: Iterator[Run], on_refused: Refused | None) -> Iterator[Run]:
+    """Yield the runs of a file up to its first fault, which `on_refused` takes; without it the fault is raised."""
+    try:
+        yield from found
+    except DataError as error:
+        refuse_to(on_refused, error)
+
+
+def refuse_to(on_refused: Refused | None, error: DataError) -> None:
+    """Hand an error over, or raise it where nobody takes it."""
+    if on_refused is None:
+        raise error
+    on_refused(error)
 
 
 def runs_of_file(
@@ -172,14 +212,16 @@ def beginnings(paths: Paths) -> Iterator[SessionStarted]:
                     yield event
 
 
-def find_run(paths: Paths, session_id: str) -> Run:
+def find_run(paths: Paths, session_id: str, *, on_refused: Refused | None = None) -> Run:
     """Return one run by its session id, the latest of its file. Raises DataError when there is none, or several files.
 
-    A folder that holds a file named after the session is not searched further.
+    A folder that holds a file named after the session is not searched further. `on_refused` as in `runs`.
     """
     places = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     own = [path for place in places if (path := Path(place) / file_name(session_id)).is_file()]
-    found = [run for run in runs(own or places) if run.session_id == session_id and not run.superseded]
+    found = [
+        run for run in runs(own or places, on_refused=on_refused) if run.session_id == session_id and not run.superseded
+    ]
     if len(found) != 1:
         where = ", ".join(run.path for run in found)
         reason = f"{len(found)} runs have the session id {session_id!r:.100}" + (f": {where}." if found else ".")

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TextIO
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.events import StepEvent
-from grampus_uq.recording.runs import Paths, Run, runs
+from grampus_uq.recording.runs import Paths, Refused, Run, runs
 
 __all__ = ["TABLE_COLUMNS", "TableForm", "export", "reading_columns", "step_rows", "write_rows"]
 
@@ -56,23 +56,27 @@ TABLE_COLUMNS: Final[dict[str, type]] = {
 _BATCH: Final = 20_000
 
 
-def reading_columns(paths: Paths, *, on_run: Callable[[Run], None] | None = None) -> tuple[str, ...]:
+def reading_columns(
+    paths: Paths, *, on_run: Callable[[Run], None] | None = None, on_refused: Refused | None = None
+) -> tuple[str, ...]:
     """Name the sources of all readings under the paths, sorted, as columns of the table."""
     sources: set[str] = set()
-    for run in runs(paths):
+    for run in runs(paths, on_refused=on_refused):
         sources.update(reading.source for step in run.steps for reading in step.readings)
         if on_run is not None:
             on_run(run)
     return tuple(f"reading_{source}" for source in sorted(sources))
 
 
-def step_rows(paths: Paths, *, on_run: Callable[[Run], None] | None = None) -> Iterator[dict[str, Any]]:
+def step_rows(
+    paths: Paths, *, on_run: Callable[[Run], None] | None = None, on_refused: Refused | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield a flat row for each step; outcome and other facts of the run are repeated on each of its steps.
 
     A reading without a value is None. `fused_confidence` is None on a step without any reading (the guide's 0.5 is no
-    evidence). A run without steps has no row.
+    evidence). A run without steps has no row. `on_refused` as in `runs`.
     """
-    for run in runs(paths):
+    for run in runs(paths, on_refused=on_refused):
         for step in run.steps:
             yield _row(run, step)
         if on_run is not None:
@@ -80,23 +84,28 @@ def step_rows(paths: Paths, *, on_run: Callable[[Run], None] | None = None) -> I
 
 
 def export(
-    paths: Paths, target: str | os.PathLike[str], form: TableForm, *, on_run: Callable[[Run], None] | None = None
+    paths: Paths,
+    target: str | os.PathLike[str],
+    form: TableForm,
+    *,
+    on_run: Callable[[Run], None] | None = None,
+    on_refused: Refused | None = None,
 ) -> int:
     """Write the table to a file and return the number of rows; the file appears only when it is complete.
 
     The recordings are read twice, a run at a time: first for the columns. Parquet needs the extra `parquet`. Raises
-    DataError as `runs` does, ConfigurationError for an unknown form.
+    DataError, or gives it to `on_refused`, as `runs` does; ConfigurationError for an unknown form.
     """
     if form not in ("jsonl", "csv", "parquet"):
         raise ConfigurationError.of("form", "export", "'jsonl', 'csv' or 'parquet'", form)
-    columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=on_run))
+    columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=on_run, on_refused=on_refused))
     draft = Path(f"{os.fspath(target)}.{os.getpid()}.part")
     try:
         if form == "parquet":
-            count = _write_parquet(step_rows(paths, on_run=on_run), columns, draft)
+            count = _write_parquet(step_rows(paths, on_run=on_run, on_refused=on_refused), columns, draft)
         else:
             with draft.open("w", encoding="utf-8", newline="") as stream:
-                count = write_rows(step_rows(paths, on_run=on_run), columns, stream, form)
+                count = write_rows(step_rows(paths, on_run=on_run, on_refused=on_refused), columns, stream, form)
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)

@@ -1,0 +1,150 @@
+"""One bad file never stops a folder: every command names it by path, line, field and reason, goes on, and exits 1."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from grampus_uq.artifacts import ProfileArtifact, save
+from grampus_uq.cli import _group
+from grampus_uq.errors import DataError
+from grampus_uq.recording import runs
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Refused, Run
+from grampus_uq.replay import replay_all
+from grampus_uq.state import Profile
+from tests.evaluate.recorded import events, write
+
+GOOD = {f"run-{k}": [{"verbalized": 0.9 - 0.1 * (k % 4)}, {"verbalized": 0.8 - 0.15 * (k % 4)}] for k in range(12)}
+
+
+def broken_line(path: Path) -> None:
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], b'{"v":1,"type":"step","session_id":5}\n', *lines[2:]]))
+
+
+def no_json(path: Path) -> None:
+    path.write_bytes(b"not a recording\n" * 3)
+
+
+def parquet_of_nothing(path: Path) -> None:
+    path.with_suffix(".parquet").write_bytes(b"PAR1 and nothing else")
+    path.unlink()
+
+
+def dangling(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parent / "nowhere")
+
+
+def another_version(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'{"v":1,', b'{"v":99,'))
+
+
+HARMS: list[Callable[[Path], None]] = [broken_line, no_json, parquet_of_nothing, dangling, another_version]
+
+
+@pytest.fixture(params=HARMS, ids=lambda harm: harm.__name__)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    """Twelve sound runs, half of them failures, and a thirteenth whose file is bad; and the name of that file."""
+    place = tmp_path / "runs"
+    for number, (name, steps) in enumerate(GOOD.items()):
+        write(place / f"{name}.jsonl", events(name, steps, number % 2 == 0))
+    bad = place / "run-13.jsonl"
+    write(bad, events("run-13", [{"verbalized": 0.5}], True))
+    request.param(bad)
+    return place, "run-13"
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(_group, list(arguments))
+
+
+COMMANDS = {
+    "list": lambda folder: ["runs", "list", folder],
+    "show": lambda folder: ["runs", "show", folder, "renamed"],
+    "label": lambda folder: ["runs", "label", folder, "renamed", "failure", "--by", "ann"],
+    "export": lambda folder: ["runs", "export", folder, "-o", "-", "--format", "csv"],
+    "evaluate": lambda folder: ["evaluate", folder, "--draws", "20"],
+    "fit": lambda folder: ["fit", folder, "-o", f"{folder}/../fitted.json", "--force", "--irreversible", "send"],
+    "replay": lambda folder: ["runs", "replay", folder, "--profile", profile(folder)],
+    "compare": lambda folder: ["compare", profile(folder), profile(folder), folder, "--draws", "20"],
+    "risk": lambda folder: ["risk", folder, "--embedder", "hash", "--draws", "20"],
+}
+
+
+def profile(folder: str) -> str:
+    path = Path(folder).parent / "profile.json"
+    save(ProfileArtifact(profile=Profile(advisory=True)), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_bad_file_is_named_the_others_are_read_and_the_status_is_1(command: str, folder: tuple[Path, str]) -> None:
+    place, bad = folder
+    first = place / "run-0.jsonl"  # its file does not bear its name: whoever wants it looks into all of them
+    first.write_bytes(first.read_bytes().replace(b'"run-0"', b'"renamed"'))
+    done = called(*COMMANDS[command](str(place)))
+    assert done.exit_code == 1
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.stderr.count("left out: ") == 1
+    assert f"left out: {place / bad}" in done.stderr
+    if command == "evaluate":
+        assert "12 runs, clean: scored" in done.stdout
+    elif command in ("replay", "risk"):
+        assert "12" in done.stdout.splitlines()[0]
+    elif command in ("list", "export"):
+        assert all(name in done.stdout for name in ["renamed", *list(GOOD)[1:]])
+    else:
+        assert done.stdout
+
+
+def test_a_line_that_is_wrong_is_named_with_its_number_and_its_field(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", events("a", [{"verbalized": 0.5}], True))
+    broken_line(tmp_path / "a.jsonl")
+    done = called("runs", "list", str(tmp_path))
+    assert done.exit_code == 1
+    assert f"left out: {tmp_path / 'a.jsonl'}:3, field '" in done.stderr
+
+
+def test_without_anybody_to_tell_a_bad_file_is_an_error(folder: tuple[Path, str]) -> None:
+    with pytest.raises(DataError, match="run-13"):
+        list(runs(folder[0]))
+
+
+def test_replaying_a_folder_goes_on_behind_a_bad_file_and_says_so_in_the_log(
+    folder: tuple[Path, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    place, bad = folder
+    torn = list(events("gap", [{"verbalized": 0.5}] * 3, True))
+    write(place / "gap.jsonl", [*torn[:2], *torn[3:]])
+    counts = replay_all(place, Profile(advisory=True))
+    assert (counts.runs, counts.same, len(counts.skipped)) == (12, 24, 2)
+    assert [name in caplog.text for name in (bad, "gap.jsonl")] == [True, True]
+
+
+def _names_of(found: Iterator[Run], refuse: Refused | None) -> list[str]:
+    return [run.session_id for run in found]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_number_of_workers_leaves_out_and_names_the_same(workers: int, folder: tuple[Path, str]) -> None:
+    refused: list[DataError] = []
+    found = [
+        name for part in over_parts(_names_of, folder[0], workers=workers, on_refused=refused.append) for name in part
+    ]
+    assert sorted(found) == sorted(GOOD)
+    assert [folder[1] in error.path for error in refused] == [True]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_named_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", events("a", [{"verbalized": 0.5}], True))
+    os.mkfifo(tmp_path / "b.jsonl")
+    done = called("runs", "list", str(tmp_path), "--json")
+    assert [run["session_id"] for run in json.loads(done.stdout)] == ["a"]
