@@ -22,14 +22,15 @@ from grampus_uq.fit.detector_bank import TRAINED, bank, fit_members
 from grampus_uq.fit.detector_choice import Costs, choose, estimates, out_of_fold, power_at
 from grampus_uq.fit.detector_paper import fit_paper_scorer
 from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.fit.detector_split import realised_rate, successes_to_label, threshold_size
+from grampus_uq.fit.detector_split import least_to_learn, realised_rate, successes_to_label, threshold_size
 from grampus_uq.stats.alarm_figures import alarm_figures
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows, start, update
 from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
 from grampus_uq.stats.eprocess_scorers import FeatureScorer
 from grampus_uq.stats.eprocess_thresholds import Mode, pac_threshold, successes_needed, tie_uniform
+from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.ranks import binomial_ceiling, binomial_interval
-from grampus_uq.stats.step_blocks import in_caller_order, run_of_row, step_of_row
+from grampus_uq.stats.step_blocks import in_caller_order, run_maximum, run_of_row, step_of_row
 from grampus_uq.stats.tree_ensemble import evaluate_many
 
 sklearn = pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
@@ -167,6 +168,44 @@ def test_the_threshold_set_is_finite_exactly_when_enough_successes_exist(
     needed = successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta)
     assert (realised_rate(size, alpha, delta) > 0.0) == (successes >= needed)
     assert successes_to_label(successes, alpha, delta) == max(0, needed - successes)
+
+
+def test_where_nothing_is_learned_all_successes_set_the_threshold_of_the_smallest_ewma() -> None:
+    runs = _runs(60, 60)
+    fitted = fit_detector(runs, rng=_rng(7))
+    assert fitted.report.member == fitted.detector.scorer.name == "running_minimum_of_ewma_50"  # type: ignore[union-attr]  # learns nothing
+    assert set(fitted.report.threshold_ids) == {run for run, good in zip(runs.ids, runs.success, strict=True) if good}  # type: ignore[arg-type]  # labelled
+    assert fitted.report.judged == {}
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_whether_something_is_learned_does_not_depend_on_what_the_successes_look_like(seed: int) -> None:
+    """Their number and the failures decide, so that a threshold set by all successes holds as if nothing had."""
+    runs = _runs(9, 150)
+    rng, success = _rng(seed), np.asarray(runs.success)
+    owner = np.repeat(success, runs.lengths)
+    values = np.where(owner[:, None], rng.random(runs.values.shape), runs.values)
+    assert least_to_learn(replace(runs, values=values)) == least_to_learn(runs)
+    longer = runs.lengths * np.where(success, rng.integers(1, 9), 1)
+    assert least_to_learn(replace(runs, lengths=longer.astype(np.intp))) == least_to_learn(runs)
+    assert least_to_learn(replace(runs, lengths=runs.lengths * 10)) > least_to_learn(runs)
+
+
+@pytest.mark.parametrize("name", ["score", "count_calls"])
+def test_a_count_may_point_either_way_where_a_statistic_is_learned(name: str) -> None:
+    """Scores that are higher in runs that fail: a confidence is not turned around, a count is."""
+    rows = _rows(_rng(12), 400)
+    rows["scores"] = [1.0 - x for x in rows["scores"]]
+    runs = detector_runs(**rows, streams=(name,))
+    [boosted] = [member for member in bank(runs) if member.name == "boosted"]
+    scorer = fit_members(runs, [boosted])["boosted"]
+    peaks = run_maximum(runs.blocks, scorer.batch(runs.blocks))
+    telling = auroc(peaks, ~np.asarray(runs.success))
+    assert telling is not None
+    assert (telling > 0.6) == (name == "count_calls")
+    assert sum(member.name.startswith("running_minimum") for member in bank(runs)) == (
+        1 if name == "count_calls" else 4
+    )
 
 
 def test_the_parts_are_disjoint_and_the_threshold_set_holds_successes_only() -> None:
@@ -420,7 +459,7 @@ def test_successes_alone_are_enough_for_the_guarantee_and_failures_alone_are_not
         runs = detector_runs(**{**rows, "outcomes": dict.fromkeys(rows["outcomes"], outcome)})
         fitted = fit_detector(runs, rng=_rng(), alpha=0.1, delta=0.1)
         assert (fitted.detector.threshold.log_value < math.inf) is finite
-        assert fitted.report.member == "running_minimum"
+        assert fitted.report.member == "running_minimum_of_ewma_50"
         assert "Too few" in fitted.report.reason
 
 
@@ -466,13 +505,13 @@ def test_unlabelled_runs_are_sent_to_the_budget() -> None:
 
 
 def test_without_scikit_learn_the_message_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = _runs(30, 120)
+    runs = _runs(60, 240)
     for name in [name for name in sys.modules if name.split(".")[0] in ("sklearn", "threadpoolctl")]:
         monkeypatch.setitem(sys.modules, name, None)
     for fit in (fit_detector, fit_paper):
         with pytest.raises(MissingDependencyError, match=r"grampus-uq\[fit\]"):
             fit(runs, rng=_rng())
-    assert fit_budget(runs, rng=_rng()).detector.scorer.name == "running_minimum"  # type: ignore[union-attr]  # learns nothing
+    assert fit_budget(runs, rng=_rng()).detector.scorer.name == "running_minimum_of_ewma_50"  # type: ignore[union-attr]  # learns nothing
 
 
 # --- without labels --------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ def fit_budget(
 ) -> DetectorFit:
     """Set an interruption budget: "pause at most a share b of runs", from recorded runs without any label.
 
-    Guarantee: that of `budget_threshold`, for one run of each task. The statistic is the running minimum of the first
+    Guarantee: that of `budget_threshold`, for one run of each task. The statistic is a running minimum of the first
     stream, which learns nothing, or that of a detector fitted on *other* runs.
 
     Args:
@@ -200,7 +200,7 @@ def fit_budget(
             counts={"run": len(runs)},
             fit_ids=(),
             threshold_ids=runs.ids,
-            member="running_minimum" if detector is None else _name(scorer),
+            member=_name(scorer),
             reason="Without outcomes nothing is learned." if detector is None else "The statistic was given.",
         ),
     )

@@ -1,9 +1,10 @@
 """The bank of statistics that a detector is chosen from: each learns log M_t from labelled runs, or learns nothing.
 
 Members: a logistic regression a step on {last, low, mean, EWMA .5, previous}; gradient boosting with monotone
-constraints on all prefix features of all steps; one logistic regression on EWMA .5; one on {last, EWMA .5, EWMA .2};
-averages of their logits; and, untrained, the running minimum. Probabilities enter the trained members as logits (held
-within [.001, .999]), and the regressions a step also as they are, which serves coarse scores better.
+constraints (none on counts, which point neither way) on all prefix features of all steps; one logistic regression on
+EWMA .5; one on {last, EWMA .5, EWMA .2}; averages of their logits; and, untrained, the running minima of the scores and
+of their EWMAs. Probabilities enter the trained members as logits (held within [.001, .999]), and the regressions a step
+also as they are, which serves coarse scores better.
 
 Pooled members see every step of a run with weight 1/length, so that long runs do not outvote short ones.
 """
@@ -21,8 +22,9 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.fit.detector_runs import DetectorRuns
-from grampus_uq.stats.eprocess_baselines import running_minimum
+from grampus_uq.stats.eprocess_baselines import MINIMA_OF, running_minimum
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore
+from grampus_uq.stats.fusion import is_count
 from grampus_uq.stats.prefix_features import STREAM_FEATURES
 from grampus_uq.stats.step_blocks import run_of_row, step_of_row
 from grampus_uq.stats.tree_ensemble import TreeEnsemble
@@ -43,6 +45,7 @@ _PER_STEP = ("last", "low", "mean", "ewma_50", "previous")
 class Training:
     """Features, outcomes and weights of the rows that a component is fitted on."""
 
+    streams: tuple[str, ...]
     frame: FeatureScorer
     features: FloatArray
     success: BoolArray
@@ -77,21 +80,23 @@ TRAINED: tuple[Member, ...] = (
 def bank(runs: DetectorRuns) -> tuple[Member, ...]:
     """Return the members for these streams, in order of preference: at equal estimated power the earlier is chosen."""
     minima = [
-        Member(name="running_minimum" if stream == 0 else f"running_minimum:{name}", parts=(f"minimum:{stream}",))
+        Member(name=untrained(runs, stream, of).name + (f":{name}" if stream else ""), parts=(f"{of}:{stream}",))
         for stream, name in enumerate(runs.streams)
+        for of in (MINIMA_OF if not is_count(name) else ("low",))
     ]
     trained = [member for member in TRAINED if member.logits or any(runs.bounded)]
     return (*minima, *trained)
 
 
-def untrained(runs: DetectorRuns, stream: int = 0) -> FeatureScorer:
-    """Return the running minimum of a stream, on the prior of the runs where they have outcomes of both kinds."""
+def untrained(runs: DetectorRuns, stream: int = 0, of: str = MINIMA_OF[0]) -> FeatureScorer:
+    """Return a running minimum of a stream, on the prior of the runs where they have outcomes of both kinds."""
     rate = float(runs.success.mean()) if runs.success is not None and len(runs) else 0.5
     return running_minimum(
         bounded=runs.bounded,
         neutral=tuple(_mean(x) for x in runs.values.T),
         stream=stream,
         prior_log_odds=math.log(rate) - math.log1p(-rate) if 0.0 < rate < 1.0 else 0.0,
+        of=of,
     )
 
 
@@ -118,8 +123,9 @@ def _fit_members(runs: DetectorRuns, members: Iterable[Member], sees_last: bool)
             key = (part, member.logits)
             if key in fitted:
                 continue
-            if part.startswith("minimum:"):
-                fitted[key] = untrained(runs, int(part.removeprefix("minimum:")))
+            of, _, stream = part.partition(":")
+            if stream:
+                fitted[key] = untrained(runs, int(stream), of)
                 continue
             if member.logits not in training:
                 training[member.logits] = _training(runs, member.logits, sees_last)
@@ -187,6 +193,7 @@ def _training(runs: DetectorRuns, logits: bool, sees_last: bool) -> Training:
     owner = run_of_row(blocks)
     seen = ~np.isnan(blocks.values).all(axis=1)  # a step without any score repeats the one before it
     return Training(
+        streams=runs.streams,
         frame=frame,
         features=features[:, seen] if sees_last else features[:-1, seen],
         success=success[owner][seen],
@@ -245,8 +252,9 @@ def _fit_boosted(training: Training) -> FeatureScorer:
 
 
 def _monotone(training: Training) -> list[int]:
-    own = len(STREAM_FEATURES) * len(training.frame.neutral)
-    return [1] * own + [0] * (len(training.features) - own)
+    own = len(STREAM_FEATURES)
+    signs = [0 if is_count(name) else 1 for name in training.streams for _ in range(own)]
+    return signs + [0] * (len(training.features) - len(signs))
 
 
 _COMPONENTS: dict[str, Component] = {

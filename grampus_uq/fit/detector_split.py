@@ -17,8 +17,8 @@ from grampus_uq.fit.detector_runs import BoolArray, DetectorRuns, IntArray
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 from grampus_uq.stats.ranks import binomial_log_sf, conformal_rank, pac_rank
 
-LEAST_TO_CHOOSE = 20
-"""With fewer fitting runs of a class nothing is learned and nothing chosen: the running minimum, untrained, is used."""
+LEAST_TO_LEARN = 20
+"""With fewer fitting runs of a class nothing is learned and nothing chosen: a running minimum, untrained, is used."""
 
 _SPENT = 0.8  # share of delta that the threshold of the wished level may use up
 _FINE = 2000  # beyond this many successes half of them is fine enough, and looking for better takes time
@@ -51,13 +51,27 @@ def realised_rate(n: int, alpha: float, delta: float | None) -> float:
     return 0.0 if rank is None else (n + 1 - rank) / (n + 1)
 
 
-def threshold_size(successes: int, failures: int, alpha: float, delta: float | None) -> int:
-    """How many of the successes set the threshold; all of them when too few would be left to learn from.
+def least_to_learn(runs: DetectorRuns) -> int:
+    """Fitting runs of each class below which nothing is learned: 20, and one more for every two steps of a failure.
+
+    A run alarms by its highest evidence, and the noise of a learned statistic has more steps to reach high in the
+    longer a run is. The failures' lengths decide, and nothing of a success: they set no threshold, so that a threshold
+    set by all successes holds as if nothing had been decided.
+    """
+    assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
+    failed = runs.lengths[~runs.success]
+    return LEAST_TO_LEARN + (math.ceil(failed.mean() / 2.0) if len(failed) else 0)
+
+
+def threshold_size(
+    successes: int, failures: int, alpha: float, delta: float | None, least: int = LEAST_TO_LEARN
+) -> int:
+    """How many of the successes set the threshold; all of them when fewer than `least` would be left to learn from.
 
     >>> threshold_size(118, 104, 0.1, 0.1), threshold_size(1000, 200, 0.1, 0.1), threshold_size(40, 30, 0.1, 0.1)
     (82, 509, 40)
     """
-    if failures < LEAST_TO_CHOOSE:
+    if failures < least:
         return successes
     half, most = (successes + 1) // 2, math.floor(0.7 * successes)
     if successes > _FINE:
@@ -72,7 +86,7 @@ def threshold_size(successes: int, failures: int, alpha: float, delta: float | N
         size = successes_needed(Mode.CONFORMAL if delta is None else Mode.PAC, alpha, delta)
     else:
         size = next(n for n, rate in rates.items() if rate >= _NEAR_BEST * best)
-    return size if successes - size >= LEAST_TO_CHOOSE else successes
+    return size if successes - size >= least else successes
 
 
 def _risk(n: int, alpha: float, delta: float) -> float:
@@ -86,7 +100,7 @@ def split(runs: DetectorRuns, alpha: float, delta: float | None, rng: np.random.
     assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
     one = runs.drawn(rng)
     good = np.flatnonzero(runs.success & one)
-    size = threshold_size(len(good), int((~runs.success).sum()), alpha, delta)
+    size = threshold_size(len(good), int((~runs.success).sum()), alpha, delta, least_to_learn(runs))
     return _split(runs, rng.permutation(good)[:size], np.ones(len(runs), dtype=np.bool_), otherwise=good)
 
 
@@ -104,7 +118,7 @@ def _split(runs: DetectorRuns, threshold: IntArray, may_fit: BoolArray, *, other
     tasks = runs.ids if runs.tasks is None else runs.tasks
     taken = {tasks[place] for place in threshold}
     fit = may_fit & np.array([task not in taken for task in tasks], dtype=np.bool_)
-    if min(int((fit & runs.success).sum()), int((fit & ~runs.success).sum())) < LEAST_TO_CHOOSE:
+    if min(int((fit & runs.success).sum()), int((fit & ~runs.success).sum())) < least_to_learn(runs):
         threshold, fit = otherwise, np.zeros(len(runs), dtype=np.bool_)
     used = fit.copy()
     used[threshold] = True

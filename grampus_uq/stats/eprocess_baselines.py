@@ -22,6 +22,10 @@ MINIMUM_CLIP = 1e-6
 """Where a probability is held before its logit becomes evidence; within it the order of runs is untouched."""
 
 
+MINIMA_OF = ("ewma_50", "low", "ewma_20", "ewma_10")
+"""What a running minimum may be taken of, by what did best untrained on other people's runs."""
+
+
 def below_alarm_steps(blocks: StepBlocks, probability: FloatArray, alpha: float) -> IntArray:
     """First step at which a probability of success falls below alpha, 0 where it never does; no guarantee.
 
@@ -40,21 +44,32 @@ def below_alarm_steps(blocks: StepBlocks, probability: FloatArray, alpha: float)
 
 
 def running_minimum(
-    *, bounded: tuple[bool, ...], neutral: tuple[float, ...], stream: int = 0, prior_log_odds: float = 0.0
+    *,
+    bounded: tuple[bool, ...],
+    neutral: tuple[float, ...],
+    stream: int = 0,
+    prior_log_odds: float = 0.0,
+    of: str = "low",
 ) -> FeatureScorer:
     """Take the smallest score of one stream so far as the probability of success in eq. 3; nothing is learned.
 
-    A stream that is no probability enters as it is: `log M_t = -min`, evidence on the stream's own scale.
+    Or the smallest running mean: one low score is often noise, several in a row are not. A detector alarms at the
+    highest evidence so far, which is what makes a running minimum out of `of`. A stream that is no probability enters
+    as it is: `log M_t = -min`, evidence on the stream's own scale.
 
     Args:
         bounded: True for each stream whose scores are probabilities.
         neutral: one raw score a stream, which stands in while only other streams have given one.
         stream: which one counts.
         prior_log_odds: log(pi1 / (1 - pi1)) where the success rate is known; moves the scale, never an alarm.
+        of: "low" for the scores themselves, or "ewma_50", "ewma_20", "ewma_10": exponentially weighted means of their
+            log odds with weight .5, .2, .1 on the newest, half-lives of 1, 3 and 7 steps.
     """
-    column = len(STREAM_FEATURES) * stream + STREAM_FEATURES.index("low")
+    if of not in MINIMA_OF:
+        raise ConfigurationError.of("of", "running_minimum", f"one of {', '.join(MINIMA_OF)}", of)
+    column = len(STREAM_FEATURES) * stream + STREAM_FEATURES.index(of)
     return FeatureScorer(
-        name="running_minimum",
+        name="running_minimum" if of == "low" else f"running_minimum_of_{of}",
         clips=tuple(MINIMUM_CLIP if inside else None for inside in bounded),
         neutral=tuple(logit(x, MINIMUM_CLIP) if inside else x for x, inside in zip(neutral, bounded, strict=True)),
         longest=1,

@@ -137,12 +137,16 @@ def _fit_paper(split: Split, *, fit_share: float) -> Detector:
     ).detector
 
 
-def _fit_minimum(split: Split) -> Detector:
-    """The untrained running minimum: nothing to fit, so every success sets the threshold."""
+def _fit_minimum(split: Split, *, of: str) -> Detector:
+    """An untrained running minimum: nothing to fit, so every success sets the threshold."""
     known = split.calibration
     kept = known.take(np.asarray(known.success))
     bare = Detector(
-        streams=known.streams, scorer=untrained(known), thresholds=(ville_threshold(0.5),), deployed=0, salt="benchmark"
+        streams=known.streams,
+        scorer=untrained(known, of=of),
+        thresholds=(ville_threshold(0.5),),
+        deployed=0,
+        salt="benchmark",
     )
     peaks, ties = log_peaks(bare, kept.blocks), np.array([tie_uniform(run, bare.salt) for run in kept.ids])
     thresholds = tuple(pac_threshold(peaks, ties, alpha, split.delta) for alpha in split.alphas)
@@ -175,7 +179,8 @@ RULES = (
     Rule(fit=lambda split: None, alarms={"raw": _raw}),
     Rule(fit=_fit_isotonic, alarms={"isotonic": _isotonic}),
     Rule(fit=partial(_fit_paper, fit_share=1.0), alarms={"bonferroni": _bonferroni, "paper_ville": _ville}),
-    Rule(fit=_fit_minimum, alarms={"running_min": _pac}),
+    Rule(fit=partial(_fit_minimum, of="low"), alarms={"running_min": _pac}),
+    Rule(fit=partial(_fit_minimum, of="ewma_50"), alarms={"running_min_ewma": _pac}),
     Rule(fit=partial(_fit_paper, fit_share=0.5), alarms={"paper_pac": _pac}),
     Rule(fit=partial(_fit_ours, sees_last=False), alarms={"ours_pac": _pac, "ours_conformal": _conformal}),
     Rule(fit=partial(_fit_ours, sees_last=True), alarms={"ours_last_step": _pac}),

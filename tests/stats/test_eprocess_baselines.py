@@ -38,6 +38,21 @@ def test_the_running_minimum_is_eq_3_with_the_smallest_score_as_probability_of_s
     assert np.exp(log_m).tolist() == pytest.approx([0.25 * 3, 4 * 3, 4 * 3])
 
 
+@pytest.mark.parametrize(("of", "weight"), [("ewma_50", 0.5), ("ewma_20", 0.2), ("ewma_10", 0.1)])
+def test_the_running_minimum_of_an_ewma_is_its_smallest_value_so_far_in_log_odds(of: str, weight: float) -> None:
+    scores = [0.8, 0.2, math.nan, 0.6, 0.1]
+    scorer = running_minimum(bounded=(True,), neutral=(0.5,), of=of)
+    wanted, mean = [], None
+    for score in scores:
+        if not math.isnan(score):
+            odds = math.log(score / (1.0 - score))
+            mean = odds if mean is None else weight * odds + (1.0 - weight) * mean
+        wanted.append(-mean)  # type: ignore[operator]  # the first score is there
+    assert scorer.batch(step_blocks(scores, [5])).tolist() == pytest.approx(wanted)
+    with pytest.raises(ConfigurationError, match="ewma_50"):
+        running_minimum(bounded=(True,), neutral=(0.5,), of="mean")
+
+
 def test_the_running_minimum_of_a_stream_that_is_no_probability_is_its_negative() -> None:
     scorer = running_minimum(bounded=(True, False), neutral=(0.5, 0.0), stream=1, prior_log_odds=9.0)
     log_m = scorer.batch(step_blocks(np.array([[0.1, 40.0], [0.1, -70.0], [0.1, math.nan]]), [3]))
