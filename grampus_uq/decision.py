@@ -36,7 +36,7 @@ class Situation:
     anything of the session was. `rang` is True once the detector's alarm has rung in this run, answered or not;
     `acknowledged` the gravest level that a human answered for, while the belief is HIGH or worse; `worst_case` what
     would be believed had every reading that was due and did not come been 0; `fallback` why a fitted profile does not
-    apply.
+    apply; `by_counts` whether the release goes by counts alone, which are then the evidence that it needs.
     """
 
     policy: UncertaintyPolicy
@@ -55,6 +55,7 @@ class Situation:
     rang: bool = False
     worst_case: WorstCase | None = None
     fallback: str | None = None
+    by_counts: bool = False
 
 
 def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
@@ -167,9 +168,10 @@ def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
 
 def _missing(now: Situation) -> str | None:
     """Why there is no evidence on an irreversible call; None where there is."""
-    if not now.has_reading:
+    counted = now.by_counts and now.turn.p_success is not None
+    if not now.has_reading and not counted:
         return "irreversible call, and nothing read yet"
-    if not now.turn.read:
+    if not now.turn.read and not counted:
         return f"irreversible call without any reading of the turn that proposes it; {_numbers(now)}"
     if now.release is not None and now.turn.p_success is None:
         return f"irreversible call without a chance of success of the turn that proposes it; {_numbers(now)}"

@@ -100,6 +100,7 @@ def advance(
             rang=rang,
             worst_case=worst_case,
             fallback=profile.fallback,
+            by_counts=profile.released_by_counts,
         )
     )
     advisory = profile.advisory or (
@@ -272,6 +273,7 @@ def judge_call(
             rang=has_rung_in_run(profile, state),
             worst_case=state.worst_case,
             fallback=profile.fallback,
+            by_counts=profile.released_by_counts,
         )
     )
     guarantee = _promise(profile, state.alarm, rule, action)

@@ -30,6 +30,7 @@ from grampus_uq.sensing import SensingPlan
 from grampus_uq.session import Session, read_snapshot
 from grampus_uq.signals.driver import Budget
 from grampus_uq.signals.equivalence import Equivalence
+from grampus_uq.signals.structure import StructureState
 from grampus_uq.state import Profile, SessionState
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.telemetry.spans import SpanEmitter
@@ -122,6 +123,14 @@ def _watch(sensor: TrajectorySensor | None, snapshot: Mapping[str, Any] | None) 
     return TrajectoryWatch(sensor, TurnMemory() if turns is None else TurnMemory.from_json(turns))
 
 
+def _structure(plan: SensingPlan, state: SessionState, snapshot: Mapping[str, Any] | None) -> StructureState | None:
+    """The counts of a session; None where nobody wants them, or where they were not kept from the run's beginning."""
+    kept = None if snapshot is None else snapshot.get("structure")
+    if not plan.counts or (kept is None and state.n_steps):
+        return None
+    return StructureState() if kept is None else StructureState.from_json(kept)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Wiring:
     """What follows from one profile; swapped whole."""
@@ -167,7 +176,8 @@ class UncertaintyMonitor:
     `policy` (each with the guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, an object with
     such a `_tracer`, or a `SpanEmitter` with options of its own.
     `signals` adds signals of your own, `equivalence` says when two sampled answers agree, `repairs` asks again for a
-    stated confidence, `speculative` draws the slow path's first samples beside P(True). `budget` bounds every signal,
+    stated confidence, `counts` counts what the agent does (`signals.structure`; a profile that was fitted on counts
+    needs no word), `speculative` draws the slow path's first samples beside P(True). `budget` bounds every signal,
     `budgets` one by name; `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory`
     observes and stops nothing. `trajectory` adds TRACER's risk of the run so far to every step; its texts are
     compared by `embedder`: the hashing one, `MiniLM`, or any function from texts to a matrix, in a worker thread.
@@ -188,6 +198,7 @@ class UncertaintyMonitor:
         signals: Sequence[Signal | InstantSignal] = (),
         equivalence: Equivalence | None = None,
         repairs: int | None = None,
+        counts: bool = False,
         speculative: bool = False,
         budget: Budget | None = None,
         budgets: Mapping[str, Budget] | None = None,
@@ -231,6 +242,7 @@ class UncertaintyMonitor:
             extra=signals,
             equivalence=equivalence,
             repairs=repairs,
+            counts=counts,
             speculative=speculative,
             budget=budget,
             budgets=budgets,
@@ -377,6 +389,7 @@ class UncertaintyMonitor:
             recent=recent,
             escalations=escalations,
             watch=_watch(wiring.sensor, snapshot),
+            structure=_structure(wiring.plan, state, snapshot),
             trace=(lambda: kept) if spans is None else functools.partial(spans.carrier, session_id),
             fingerprint=lambda: wiring.fingerprint,
         )

@@ -37,6 +37,7 @@ from grampus_uq.signals.prefix_verifier import PrefixVerifier
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
 from grampus_uq.state import Profile
+from grampus_uq.stats.fusion import is_count
 from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
 __all__ = ["LONG_COMPLETION", "SensingPlan", "StepInput"]
@@ -83,6 +84,8 @@ class SensingPlan:
     """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
     brings_model: bool = False
     """Some signal asks a model of its own, so that it can be asked on a step that comes without one."""
+    counts: bool = False
+    """What the agent does is counted (`signals.structure`): a profile was fitted on it, or somebody asked."""
     speculative: bool = False
     budget: Budget = field(default_factory=Budget)
     budgets: Mapping[str, Budget] = field(default_factory=dict)
@@ -97,13 +100,15 @@ class SensingPlan:
         extra: Sequence[Signal | InstantSignal] = (),
         equivalence: Equivalence | None = None,
         repairs: int | None = None,
+        counts: bool = False,
         speculative: bool = False,
         budget: Budget | None = None,
         budgets: Mapping[str, Budget] | None = None,
     ) -> SensingPlan:
         """The guide's signals as far as policy and estimator both allow them, and the user's own.
 
-        `repairs` asks again for a stated confidence that is absent (see `ElicitedConfidence`). Raises
+        `repairs` asks again for a stated confidence that is absent (see `ElicitedConfidence`). With `counts`, or where
+        the profile was fitted on some, what the agent does is counted (`signals.structure`). Raises
         ConfigurationError when two signals share a name, a signal has neither `read` nor `sense`, or a budget or a
         weight is of no signal.
         """
@@ -154,6 +159,7 @@ class SensingPlan:
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
             brings_model=any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
+            counts=counts or any(map(is_count, profile.fitted_streams)),
             speculative=speculative,
             budget=budget or Budget(),
             budgets=_slow_budget(slow, judged=equivalence is not None, given=budget) | dict(budgets or {}),

@@ -38,6 +38,7 @@ from grampus_uq.records import (
 )
 from grampus_uq.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.signals.driver import cancel_requests, stop_if_cancelled
+from grampus_uq.signals.structure import StructureState, observe_structure, structure_step, with_structure
 from grampus_uq.state import (
     Profile,
     SessionState,
@@ -87,6 +88,7 @@ class Session:
         recent: Sequence[StepUncertainty] = (),
         escalations: Sequence[Mapping[str, JsonValue]] = (),
         watch: TrajectoryWatch | None = None,
+        structure: StructureState | None = None,
         trace: Callable[[], Mapping[str, str] | None] = lambda: None,
         fingerprint: Callable[[], str] | None = None,
     ) -> None:
@@ -103,6 +105,7 @@ class Session:
         self._superseded = False
         self._finished = False
         self._tools_declared = False
+        self._structure = structure
         self._lock = threading.RLock()  # a processor may ask the session for its belief while it takes an event
 
     @property
@@ -264,7 +267,7 @@ class Session:
         self._observe("user", text)
 
     def _observe(self, kind: str, told: Any, *, call_id: str | None = None, is_error: bool = False) -> None:
-        if self._watch is None and self._emit is None:
+        if self._watch is None and self._structure is None and self._emit is None:
             return  # nobody would see it
         text = told_text(told)
         call_id = None if call_id is None else read_name(call_id, "call_id", "observe_tool_result")[0]
@@ -280,6 +283,8 @@ class Session:
         with self._lock:
             if self._watch is not None:
                 self._watch.observe(event)
+            if self._structure is not None:
+                self._structure = observe_structure(self._structure, event)
             self._send(event)
 
     def commit(
@@ -300,6 +305,9 @@ class Session:
                 raise ConfigurationError.of("step", "Session.commit", rule, count)
         with self._lock:
             self._check_place()
+            if self._structure is not None:
+                self._structure = structure_step(self._structure, step)
+                readings = with_structure(readings, self._structure, step)
             self._state, assessment = advance(self._profile, self._state, step, readings, trajectory)
             self._recent.append(assessment)
             wanted = assessment.advisory_action or assessment.action
@@ -564,6 +572,7 @@ class Session:
         with self._lock:
             state, recent, escalations = self._state, list(self._recent), list(self._escalations)
             turns = None if self._watch is None else self._watch.memory
+            structure = self._structure
         if latest is not None:
             recent, escalations = (
                 recent[max(0, len(recent) - latest) :],
@@ -577,6 +586,7 @@ class Session:
             "state": state_to_values(state),
             "recent": [assessment.model_dump(mode="json") for assessment in recent],
             "escalations": [dict(escalation) for escalation in escalations],
+            **({} if structure is None else {"structure": structure.to_json()}),
         }
         return taken if turns is None else taken | {"turns": turns.to_json()}
 

@@ -22,7 +22,7 @@ from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
 from grampus_uq.release import ReleaseRule
 from grampus_uq.risk import RiskField, TracerSettings
-from grampus_uq.stats.fusion import LogisticFusion
+from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.turns import TurnEvidence, without_chances
 from grampus_uq.vocabulary import UncertaintyLevel
 
@@ -73,6 +73,19 @@ class Profile(Configuration):
             rule = "given together with a calibration, whose p_success it reads"
             raise ConfigurationError.of("release", "Profile", rule, self.release)
         return self
+
+    @property
+    def released_by_counts(self) -> bool:
+        """True where the chance that releases irreversible calls was fitted on counts and on nothing else."""
+        if self.release is None or self.calibration is None:
+            return False
+        return all(map(is_count, self.calibration.moved_by))
+
+    @property
+    def fitted_streams(self) -> frozenset[str]:
+        """The streams that calibration and detector were fitted on."""
+        used = set() if self.detector is None else set(self.detector.streams)
+        return frozenset(used) if self.calibration is None else frozenset(used | set(self.calibration.moved_by))
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

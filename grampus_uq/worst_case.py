@@ -62,7 +62,7 @@ def worst_case_step(
         if profile.calibration is not None:
             for name in profile.calibration.without_gaps:
                 if found.get(name) is None:
-                    found[name] = 0.0
+                    found[name] = profile.calibration.worst_of(name)
                     unread.append(f"{name}: not read")
             chance = profile.calibration(found)
         if profile.detector is not None:

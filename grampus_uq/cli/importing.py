@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import click
 
+from grampus_uq.cli.refused import naming_refused
 from grampus_uq.cli.spreading import spread_over, spreading, telling
 from grampus_uq.errors import DataError
 from grampus_uq.events import Event
@@ -25,6 +26,11 @@ from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.names import file_name
 from grampus_uq.recording.packing import pack
 from grampus_uq.replay import ReplayCounts, replay_all
+from grampus_uq.risk import TracerSettings
+from grampus_uq.signals.embedding import HashingEmbedder
+from grampus_uq.signals.minilm import MiniLM
+from grampus_uq.signals.structure import counted
+from grampus_uq.trajectory_watch import TrajectorySensor, filled_in
 
 __all__ = ["import_", "pack_", "replay_"]
 
@@ -42,6 +48,7 @@ class _Plan:
     key: bytes
     outcome: str | None
     agent_id: str
+    embedder: str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +75,7 @@ class _Imported:
 @click.option("--content", type=click.Choice(get_args(Content)), default="hashed", show_default=True, help="Of texts.")
 @click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that says success.")
 @click.option("--agent", "agent_id", default="", help="Name of the agent, where the files name none.")
+@click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also read what TRACER compares texts by.")
 @spreading
 @_as_json
 def import_(
@@ -77,6 +85,7 @@ def import_(
     content: Content,
     outcome: str | None,
     agent_id: str,
+    embedder: str | None,
     workers: int | None,
     backend: Literal["local", "ray"],
     as_json: bool,
@@ -84,7 +93,8 @@ def import_(
     """Import runs from elsewhere: tau-bench, tau2, OTLP, LangSmith, ChatGPT, logs of chat completions, failure logs.
 
     FILE is a file or a folder of files, plain or gzip. A record that is wrong is named and left out, and so is a run
-    that FOLDER holds already; exit status 1 when anything was.
+    that FOLDER holds already; exit status 1 when anything was. What the agent did is counted at every step: readings
+    (`count_calls`, ...) that `fit` and `evaluate` take like those of a live run, whatever --content keeps of the texts.
     """
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -95,6 +105,7 @@ def import_(
         key=folder_key(folder) if content != "none" else b"",
         outcome=outcome,
         agent_id=agent_id,
+        embedder=embedder,
     )
     files = list(_files(paths))
     chosen = workers or (min(cores(), len(files)) if sum(path.stat().st_size for path in files) > 2**25 else 1)
@@ -151,7 +162,9 @@ def _import_file(plan: _Plan, path: Path) -> _Imported:
 
 def _write(plan: _Plan, run: ImportedRun) -> None:
     """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or is there already."""
-    told = events(run, agent_id=run.agent_id or plan.agent_id)
+    told: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
+    if plan.embedder is not None:
+        told = filled_in(told, _sensor(plan.embedder))
     lines = [_line(event, plan.content, plan.key) for event in told]
     target = plan.folder / file_name(run.run_id)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -163,6 +176,11 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
         raise DataError(f"a run {run.run_id!r:.80} is there already.", field="run_id") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+@cache
+def _sensor(embedder: str) -> TrajectorySensor:
+    return TrajectorySensor.of(TracerSettings(), MiniLM() if embedder == "minilm" else HashingEmbedder())
 
 
 def _line(event: Event, content: Content, key: bytes) -> bytes:
@@ -194,15 +212,15 @@ def replay_(
     from grampus_uq.artifacts import load
 
     judge = load(profile).profile
-    with telling("Replaying runs") as advance:
-        found = replay_all(
-            paths, judge, on_part=lambda part: advance(part.runs), **spread_over(paths, workers, backend)
-        )
-    if as_json:
-        click.echo(json.dumps(asdict(found)))
-        return
-    for line in _shown(found):
-        click.echo(line)
+    with naming_refused() as refuse:
+        with telling("Replaying runs") as advance:
+            spread = spread_over(paths, workers, backend)
+            found = replay_all(paths, judge, on_part=lambda part: advance(part.runs), on_refused=refuse, **spread)
+        if as_json:
+            click.echo(json.dumps(asdict(found)))
+            return
+        for line in _shown(found):
+            click.echo(line)
 
 
 def _shown(found: ReplayCounts) -> Iterator[str]:

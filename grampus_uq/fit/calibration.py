@@ -16,7 +16,7 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.state import Profile
 from grampus_uq.stats.calibration import SD_FLOOR, split_halves
-from grampus_uq.stats.fusion import FusedReading, LogisticFusion
+from grampus_uq.stats.fusion import FusedReading, LogisticFusion, is_count
 from grampus_uq.stats.logistic_fit import LogisticProblem, logistic, maximise
 from grampus_uq.stats.scoring import EPSILON, LOG, ProperScore, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
@@ -117,11 +117,12 @@ def fit_fusion(
     epsilon: float = EPSILON,
     run_weights: npt.ArrayLike | None = None,
 ) -> LogisticFusion:
-    """Maximise `sum w s(p, y) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0.
+    """Maximise `sum w s(p, y) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
 
     A stream whose slope would be negative is refitted without it (slope 0): a signal that points the wrong way is not
-    turned around. A stream that is never missing, or always missing beside others, has offset 0: its presence says
-    nothing. Steps without any reading are not fitted on. With one stream that is never missing this is `fit_platt`.
+    turned around. Counts (`stats.fusion.is_count`) may have either sign. A stream that is never missing, or always
+    missing beside others, has offset 0: its presence says nothing. Steps without any reading are not fitted on. With
+    one stream that is never missing, and no count, this is `fit_platt`.
 
     Args, raises: as `fit_success`.
 
@@ -143,7 +144,8 @@ def fit_fusion(
     present, x = ~np.isnan(values[read]), log_odds(values[read], epsilon)
     mean, sd = _standard(x, present, w)
     z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)
-    beta = _constrained(z, present, targets, w, l2, score, epsilon)
+    either_sign = np.array([is_count(name) for name in streams])
+    beta = _constrained(z, present, targets, w, l2, score, epsilon, either_sign)
     k = len(streams)
     return LogisticFusion(
         readings={
@@ -209,8 +211,9 @@ def _constrained(
     l2: float,
     score: ProperScore,
     epsilon: float,
+    either_sign: npt.NDArray[np.bool_],
 ) -> FloatArray:
-    """Coefficients (intercept, slopes, offsets); free ones are fitted again until no slope is negative."""
+    """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be."""
     k = z.shape[1]
     rate = float(w @ y / w.sum())
     beta = np.zeros(1 + 2 * k)
@@ -231,7 +234,7 @@ def _constrained(
         start[0] = float(log_odds(rate, epsilon))
         beta = np.zeros(1 + 2 * k)
         beta[free] = maximise(problem, start)
-        slopes = beta[1 : 1 + k]
+        slopes = np.where(either_sign, 0.0, beta[1 : 1 + k])
         if (slopes >= 0.0).all():
             return beta
         free[1 + int(slopes.argmin())] = False

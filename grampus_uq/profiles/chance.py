@@ -13,7 +13,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
 from grampus_uq.profiles.labelled import DERIVED, LabelledRuns
 from grampus_uq.profiles.parts import Part
-from grampus_uq.stats.fusion import LogisticFusion
+from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
 
@@ -75,6 +75,7 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     no reading, or no outcome.
     """
     read = {name: int((~np.isnan(values)).sum()) for name, values in runs.streams.items() if name != "propagated"}
+    read = {name: steps for name, steps in read.items() if not is_count(name)}  # whose direction the outcomes teach
     read.pop("trajectory_risk", None)  # its parameters may have been fitted on these runs
     name = "fused" if read.get("fused") else max(sorted(read), key=lambda one: read[one], default="")
     if not read.get(name) or not len(runs):
@@ -123,7 +124,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
     figures = _figures(runs, held, values) | {
         "score": _number(found.score),
         "base_score": _number(found.base_score),
-        "streams": [name for name, one in found.fusion.readings.items() if one.slope > 0.0],
+        "streams": [name for name, one in found.fusion.readings.items() if one.slope != 0.0],
     }
     useless = found.fusion.flat or (
         found.score is not None and found.base_score is not None and found.score <= found.base_score

@@ -1,6 +1,7 @@
 """Several readings of one step as one calibrated probability of success, whichever of them are there.
 
-`p = sigma(intercept + sum over present i of (offset_i + slope_i (logit(v_i) - mean_i) / sd_i))`, slopes not negative.
+`p = sigma(intercept + sum over present i of (offset_i + slope_i (logit(v_i) - mean_i) / sd_i))`, slopes not negative,
+but those of counts: how often something happened is good or bad by what the runs taught, and by nothing else.
 A reading that is missing drops out with its offset: that a signal said nothing may itself say something, and the
 offset is where that is learned. Plain numbers and plain arithmetic: it is computed at every step of a live run. How
 it is fitted: `grampus_uq.fit.calibration`.
@@ -10,12 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["FusedReading", "LogisticFusion"]
+__all__ = ["COUNT", "FusedReading", "LogisticFusion", "is_count"]
+
+COUNT: Final = "count_"
+"""How the name of a stream begins that is a count, as 1/(2 + count), and no confidence."""
+
+
+def is_count(name: str) -> bool:
+    """True for a stream that points neither way by itself."""
+    return name.startswith(COUNT)
 
 
 class FusedReading(BaseModel):
@@ -25,7 +35,7 @@ class FusedReading(BaseModel):
 
     mean: float
     sd: float = Field(gt=0.0)
-    slope: float = Field(ge=0.0)
+    slope: float
     offset: float = 0.0
 
 
@@ -33,7 +43,7 @@ class LogisticFusion(BaseModel):
     """A fitted fusion: frozen, JSON-able, and impossible to build unfitted.
 
     With one reading and no offset it is the `PlattMap` of the same numbers. The result does not decrease in any
-    reading, and lies in [epsilon, 1 - epsilon].
+    reading but a count, and lies in [epsilon, 1 - epsilon].
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -44,6 +54,22 @@ class LogisticFusion(BaseModel):
     epsilon: float = Field(default=1e-6, gt=0.0, lt=0.5)
     """Readings are clipped to [epsilon, 1 - epsilon] before their log-odds, and the result before it goes out."""
 
+    @model_validator(mode="after")
+    def _confidences_are_not_turned_around(self) -> Self:
+        for name, reading in self.readings.items():
+            if reading.slope < 0.0 and not is_count(name):
+                raise ValueError(f"The slope of {name!r:.60} must be at least 0. Got {reading.slope!r}.")
+        return self
+
+    @property
+    def moved_by(self) -> tuple[str, ...]:
+        """The names of the readings that move the result."""
+        return tuple(name for name, reading in self.readings.items() if reading.slope != 0.0)
+
+    def worst_of(self, name: str) -> float:
+        """The value of a reading at which the result is least: 0, or 1 for a count whose absence is a bad sign."""
+        return 0.0 if self.readings[name].slope >= 0.0 else 1.0
+
     @property
     def flat(self) -> bool:
         """True when no reading moves the result: nothing usable was found."""
@@ -52,7 +78,7 @@ class LogisticFusion(BaseModel):
     @property
     def without_gaps(self) -> tuple[str, ...]:
         """The readings that count and that no step lacked when this was fitted: a gap in them has no learned offset."""
-        return tuple(name for name, one in self.readings.items() if one.slope > 0.0 and one.offset == 0.0)
+        return tuple(name for name, one in self.readings.items() if one.slope != 0.0 and one.offset == 0.0)
 
     def __call__(self, values: Mapping[str, float | None]) -> float | None:
         """Fuse the readings of one step.

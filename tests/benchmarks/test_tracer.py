@@ -10,13 +10,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.progress import Progress
 
+from grampus_uq.signals.embedding import HashingEmbedder
+from grampus_uq.stats.ranking import auroc
 from tests.benchmarks import tracer
 
 SCORES = [
     "tracer_default",
     "tracer_fitted",
+    "structure",
     "extended_sum",
     "n_steps",
     "n_chars",
@@ -55,6 +60,9 @@ def test_the_airline_figures_with_hashing_are_reached() -> None:
     assert_sound(rows)
     assert rows["extended_sum"]["auroc"] >= 0.63
     assert rows["extended_sum"]["early_detection"] >= 0.24
+    assert rows["structure"]["auroc"] >= 0.74  # 0.752 was measured elsewhere
+    assert rows["structure"]["gain"] == pytest.approx(rows["structure"]["auroc"] - rows["n_steps"]["auroc"])
+    assert rows["structure"]["gain_low"] > -0.02
 
 
 @pytest.mark.slow
@@ -81,7 +89,39 @@ def test_a_run_that_is_refused_is_named_and_the_others_are_measured(
     rows[7]["traj"] = None
     path = tmp_path / "runs.json"
     path.write_text(json.dumps(rows))
-    tracer.main([str(path), "--json", "--draws", "20"])
+    absent = tmp_path / "absent.json"
+    with pytest.raises(SystemExit) as ended:
+        tracer.main([str(absent), str(path), "--json", "--draws", "20"])
+    assert ended.value.code == 1
     printed = capsys.readouterr()
-    assert {row["runs"] for row in json.loads(printed.out)["rows"]} == {19}
+    told = json.loads(printed.out)["rows"]
+    assert {(row["dataset"], row["read"], row["skipped"]) for row in told} == {("absent", 0, 1), ("runs", 19, 1)}
+    assert [row["score"] for row in told] == ["", *SCORES]
     assert "traj" in printed.err
+    assert str(absent) in printed.err
+
+
+def test_what_an_agent_did_is_scored_by_regressions_that_never_saw_its_task(tmp_path: Path) -> None:
+    """Outcomes are drawn by task alone: whoever had seen a task would know them, and nobody else can."""
+    rng = np.random.default_rng(3)
+    rows = []
+    for task in range(30):
+        shape, fails = int(rng.integers(1, 60)), bool(rng.integers(2))
+        rows += [
+            {"task_id": task, "trial": trial, "reward": float(not fails), "traj": _talk(shape)} for trial in range(4)
+        ]
+    path = tmp_path / "runs.json"
+    path.write_text(json.dumps(rows))
+    with Progress(disable=True) as progress:
+        read = tracer.load(str(path), HashingEmbedder(), progress)
+    assert read.skipped == 0
+    ends = [path[-1] for path in tracer.structure_paths(read)]
+    found = auroc(ends, [run.failed for run in read.runs])
+    assert found is not None
+    assert found < 0.75
+    assert all(len(path) == len(run.steps) for path, run in zip(tracer.structure_paths(read), read.runs, strict=True))
+
+
+def _talk(words: int) -> list[dict[str, Any]]:
+    said = "no " * words
+    return [{"role": "user", "content": "help"}, {"role": "assistant", "content": said}]
