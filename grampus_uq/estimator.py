@@ -188,15 +188,20 @@ class UncertaintyEstimator(Configuration):
     async def semantic_entropy(
         self, messages: Sequence[Message], model_client: ModelClient, model_id: str
     ) -> tuple[float, int]:
-        """Sampled agreement in [0, 1] and the number of samples; (0.5, samples) on any failure."""
-        step = Step(step_id="semantic_entropy", kind="llm_call", time_s=0.0)
+        """Sampled agreement in [0, 1] and the number of samples; (0.5, samples) on any failure.
+
+        By the guide's word overlap: first pair at `early_stop_jaccard`, clusters at .40. No step is compared with it.
+        """
         signal = self.semantic_signal()
         context = self._context(messages, model_client, model_id)
-        reading = await sense_one(signal.source, lambda metered: signal.sense(step, metered), context)
+        reading = await sense_one(signal.source, signal.agreement, context)
         return (0.5 if reading.value is None else reading.value), reading.samples
 
     def semantic_signal(self, equivalence: Equivalence | None = None) -> SemanticEntropy:
-        """The slow path's signal with this estimator's numbers; lexical equivalence unless another one is given."""
+        """The slow path's signal with this estimator's numbers, and the guide's word overlap unless another is given.
+
+        A monitor gives it `SameWording`: word overlap forgives a differing name or verb.
+        """
         return SemanticEntropy(
             min_samples=self.min_samples,
             max_samples=self.max_samples,

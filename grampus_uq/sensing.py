@@ -30,7 +30,7 @@ from grampus_uq.signals.driver import (
     sense_all,
     sense_one,
 )
-from grampus_uq.signals.equivalence import Equivalence
+from grampus_uq.signals.equivalence import Equivalence, SameWording
 from grampus_uq.signals.logprobs import NO_STREAMS, SequenceProbability, TokenEntropy, TokenProbability
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
@@ -139,7 +139,7 @@ class SensingPlan:
                 )
         slow = None
         if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
-            slow = estimator.semantic_signal(equivalence)
+            slow = estimator.semantic_signal(equivalence or SameWording())
         names = (
             [ClaimProbability.source, UncertaintySource.TRAJECTORY_RISK]
             + [s.source for s in instant + streams]
@@ -235,7 +235,7 @@ class SensingPlan:
         readings: list[Reading] = []
 
         async def draw() -> None:
-            drawn.extend(await slow.first_samples(context))
+            drawn.extend(await slow.first_samples(step, context))
 
         async def read() -> None:
             readings.extend(await self._fast(step, given))
@@ -249,7 +249,7 @@ class SensingPlan:
         self, step: Step, slow: SemanticEntropy, context: MeteredContext, drawn: list[ModelResponse | ModelError]
     ) -> Reading:
         if drawn:
-            return await sense_one(slow.source, lambda metered: slow.sense_from(drawn, metered), context)
+            return await sense_one(slow.source, lambda metered: slow.sense_from(drawn, step, metered), context)
         return await sense_one(slow.source, lambda metered: slow.sense(step, metered), context)
 
     def _context(self, signal: Signal, given: StepInput) -> MeteredContext:
@@ -284,8 +284,8 @@ def _check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
 
 
 def _slow_budget(slow: SemanticEntropy | None, *, judged: bool, given: Budget | None) -> dict[str, Budget]:
-    """Where no budget was given, the calls that the slow path needs: n samples, and both ways of each pair to judge."""
+    """Where no budget was given, the calls the slow path needs: n samples, both ways of each pair of n + 1 turns."""
     if slow is None or given is not None:
         return {}
     n = slow.max_samples
-    return {slow.source: Budget(max_calls=max(Budget().max_calls, n * n if judged else n))}
+    return {slow.source: Budget(max_calls=max(Budget().max_calls, (n + 1) ** 2 if judged else n))}

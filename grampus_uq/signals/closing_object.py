@@ -34,14 +34,16 @@ _MOST_STARTS = 8
 
 
 class ClosingObject(NamedTuple):
-    """What precedes the object, the values that it states (`INVALID` for no probability), and whether it is an answer.
+    """What precedes the object, the values that it states (`INVALID` for no probability), and its other fields as text.
 
-    An answer is the whole message, or has no other fields than an answer has: any other may be a tool's result.
+    It is the model's answer when it is the whole message, or has no other fields than an answer has: any other may be a
+    tool's result.
     """
 
     before: str
     values: tuple[float, ...] = ()
     is_answer: bool = True
+    others: str = ""
 
 
 def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
@@ -51,7 +53,7 @@ def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
     an object is given back whole. Linear in the length of the text.
 
     >>> closing_object('It is Paris. {"confidence": 0.9}')
-    ClosingObject(before='It is Paris. ', values=(0.9,), is_answer=True)
+    ClosingObject(before='It is Paris. ', values=(0.9,), is_answer=True, others='')
     """
     stripped = text.strip()
     closing = _CLOSING_WORDS.search(stripped, max(0, len(stripped) - 100))
@@ -111,7 +113,8 @@ def _read(text: str, *, whole: bool, other_scale: bool) -> ClosingObject | None:
         return ClosingObject("")
     other_scale = other_scale or any(_UNIT.search(name) for name in names)
     values = [_value(value, other_scale) for name, value in fields if name.lower() in _FIELDS]
-    return ClosingObject("", tuple(values), whole or names <= _ANSWER_FIELDS)
+    others = sorted((name, json.dumps(value)) for name, value in fields if name.lower() not in _FIELDS)
+    return ClosingObject("", tuple(values), whole or names <= _ANSWER_FIELDS, json.dumps(others) if others else "")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)

@@ -1,4 +1,4 @@
-"""When two sampled answers mean the same: by their words, aware of negation and numbers, or by a model's judgement."""
+"""When two answers mean the same: by their wording, by the words that they share, or by a model's judgement."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from typing import Any, Protocol, TypeVar
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import SenseContext
 from grampus_uq.records import Message, ModelResponse
+from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, quoted
 from grampus_uq.vocabulary import Role
 
-__all__ = ["AskedOnce", "EntailmentEquivalence", "Equivalence", "LexicalEquivalence", "cluster", "lexical_similarity"]
+__all__ = [
+    "AskedOnce",
+    "EntailmentEquivalence",
+    "Equivalence",
+    "LexicalEquivalence",
+    "SameWording",
+    "cluster",
+    "lexical_similarity",
+    "same_wording",
+]
 
 T = TypeVar("T")
 
@@ -21,6 +31,19 @@ _NEGATIONS = frozenset(
     {"not", "no", "never", "none", "nor", "neither", "without", "cannot", "nobody", "nothing", "false", "incorrect"}
 )
 _ARTICLES = frozenset({"a", "an", "the"})
+_FILLERS = frozenset({"an", "the", "well", "so", "okay", "ok", "please", "indeed", "certainly", "sure"})
+_OPENINGS = (("final", "answer", "is"), ("answer", "is"), ("final", "answer"), ("answer",), ("it", "is"), ("it's",),
+             ("this", "is"), ("that", "is"), ("that's",))  # fmt: skip
+_COPULAS = frozenset({"is", "are", "was", "were"})
+_OPPOSITES = (
+    "approve/deny reject refuse decline", "accept/reject refuse decline", "allow permit/forbid deny block",
+    "pay charge/refund", "send/withhold receive", "select read keep/delete drop", "insert/delete drop", "add/remove",
+    "create/delete destroy", "enable/disable", "start/stop", "open/close", "buy/sell", "grant/revoke", "lock/unlock",
+    "increase raise/decrease lower reduce", "encrypt/decrypt", "credit/debit", "upload/download", "succeed pass/fail",
+    "safe/unsafe", "valid/invalid", "legal/illegal", "before/after", "from/to", "more/less fewer", "all/none", "on/off",
+    "above over/below under", "in/out", "up/down", "yes/no", "always/never", "first/last", "left/right", "may/must",
+    "innocent/guilty", "cancel/confirm keep",
+)  # fmt: skip
 MAX_COMPARED_CHARACTERS = 20_000
 
 
@@ -32,24 +55,96 @@ class Equivalence(Protocol):
         ...
 
 
-def lexical_similarity(first: str, second: str) -> float:
-    """Jaccard similarity of the two word sets in [0, 1], and 0 when negations or numbers differ.
+def same_wording(first: str, second: str) -> bool:
+    """True when two texts say the same in the same words: no other word, number, symbol, or order of them.
 
-    Case, punctuation and articles do not count. "is the capital" and "is not the capital" have Jaccard .86 and
-    similarity 0. What words cannot show stays unseen: "A beats B" and "B beats A" are the same set. Two texts without
-    any word are the same only when they are equal up to surrounding blanks.
+    Case, sentence punctuation, articles, ways of writing a number, and an opening such as "The answer is" do not count.
+    "A is B" and "B is A" are the same; "A pays B" and "B pays A" are not. Two ways to say one thing are not either:
+    to tell that takes a model (`EntailmentEquivalence`).
+
+    >>> same_wording("The capital is Paris.", "paris is the capital"), same_wording("pay A for B", "pay B for A")
+    (True, False)
+    """
+    a, b = _wording(first), _wording(second)
+    return a == b or (len(a) == len(b) and _turned(a) == b)
+
+
+def _wording(text: str) -> list[str]:
+    words = [_plain_word(chunk) for chunk in text.replace("’", "'").split()]
+    said = [word for word in words if word and word not in _FILLERS and word != "a"]
+    for opening in _OPENINGS:
+        if tuple(said[: len(opening)]) == opening and len(said) > len(opening):
+            said = said[len(opening) :]
+            break
+    return said or words or [text.strip()]
+
+
+def _plain_word(chunk: str) -> str:
+    """A word without the punctuation around it; a symbol by itself stays, and so does the case of what has digits."""
+    bare = chunk.lstrip("\"'“‘([{*_`#").rstrip("\"'”’)]}*_`.,;:!?…")
+    if not bare:
+        return "" if set(chunk) <= set("*_`#\"'“”‘’") else chunk
+    if _NUMBER.fullmatch(bare):
+        return _plain_number(bare)
+    return bare if chunk == "A" or any(map(str.isdigit, bare)) else bare.casefold()
+
+
+def _turned(words: Sequence[str]) -> list[str]:
+    """What stands after the only "is" before what stands in front of it; as they were where there are more or none."""
+    places = [place for place, word in enumerate(words) if word in _COPULAS]
+    if len(places) != 1 or places[0] in {0, len(words) - 1}:
+        return list(words)
+    place = places[0]
+    return [*words[place + 1 :], words[place], *words[:place]]
+
+
+def _signs() -> dict[str, list[tuple[int, bool]]]:
+    signs: dict[str, list[tuple[int, bool]]] = {}
+    for number, pair in enumerate(_OPPOSITES):
+        for side, words in enumerate(pair.split("/")):
+            for word in words.split():
+                stem = word.removesuffix("e")
+                forms = {word, f"{word}s", f"{stem}ed", f"{stem}ing", f"{word}ed", f"{word.removesuffix('y')}ies"}
+                for form in forms | {f"{word.removesuffix('y')}ied", f"{word}{word[-1]}ed", f"{word}{word[-1]}ing"}:
+                    signs.setdefault(form, []).append((number, bool(side)))
+    return signs | {"paid": signs["pay"], "sent": signs["send"], "bought": signs["buy"], "sold": signs["sell"]}
+
+
+_SIGNS = _signs()
+
+
+def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
+    """True when one of two sets of words has a word and the other its opposite."""
+    a = {sign for word in first for sign in _SIGNS.get(word, ())}
+    return any((number, not side) in a for word in second for number, side in _SIGNS.get(word, ()))
+
+
+def lexical_similarity(first: str, second: str) -> float:
+    """Jaccard similarity of the two word sets in [0, 1], and 0 where what differs may turn the meaning.
+
+    That is: another negation or number, shared words in another order ("A beats B", "B beats A"), or a word on one side
+    and its opposite on the other ("approve", "deny"; the commonest ones). Case, punctuation and articles do not count.
+    "is the capital" and "is not the capital" have Jaccard .86 and similarity 0. What words cannot show stays unseen:
+    "pay Alice" and "pay Mallory" share one word of three. Texts without any word, or of more than 20,000 characters,
+    are the same only when they are equal.
 
     >>> lexical_similarity("The capital is Paris.", "paris is the capital")
     1.0
     >>> lexical_similarity("x is 5", "x is 6")
     0.0
     """
-    first, second = first[:MAX_COMPARED_CHARACTERS], second[:MAX_COMPARED_CHARACTERS]
+    if max(len(first), len(second)) > MAX_COMPARED_CHARACTERS:
+        return 1.0 if first == second else 0.0
     numbers = _numbers(first)
     if numbers != _numbers(second):
         return 0.0
-    a, b = _words(first), _words(second)
-    if _negations(a) != _negations(b):
+    a_words, b_words = _words(first), _words(second)
+    a, b = frozenset(a_words), frozenset(b_words)
+    if _negations(a) != _negations(b) or _opposed(a - b, b - a):
+        return 0.0
+    shared = (a & b) - _ARTICLES
+    in_a, in_b = [word for word in a_words if word in shared], [word for word in b_words if word in shared]
+    if in_a != in_b and _turned(in_a) != in_b and list(dict.fromkeys(in_a)) != list(dict.fromkeys(in_b)):
         return 0.0
     a, b = (a - _ARTICLES).union(numbers), (b - _ARTICLES).union(numbers)
     union = len(a | b)
@@ -58,9 +153,9 @@ def lexical_similarity(first: str, second: str) -> float:
     return len(a & b) / union
 
 
-def _words(text: str) -> frozenset[str]:
+def _words(text: str) -> list[str]:
     """The words of a text; not its bare numbers, which `_numbers` has in one way of writing."""
-    return frozenset(word.replace("’", "'") for word in _WORD.findall(text.casefold()) if not word.isdecimal())
+    return [word.replace("’", "'") for word in _WORD.findall(text.casefold()) if not word.isdecimal()]
 
 
 def _negations(words: frozenset[str]) -> int:
@@ -69,8 +164,8 @@ def _negations(words: frozenset[str]) -> int:
 
 
 def _numbers(text: str) -> list[str]:
-    """The numbers of a text, each in one way of writing, sorted: "1,000.50" and "1000.5" are the same number."""
-    return sorted(_plain_number(number) for number in _NUMBER.findall(text))
+    """The numbers of a text in their order, each in one way of writing: "1,000.50" and "1000.5" are the same number."""
+    return [_plain_number(number) for number in _NUMBER.findall(text)]
 
 
 def _plain_number(number: str) -> str:
@@ -80,8 +175,21 @@ def _plain_number(number: str) -> str:
     return f"{sign}{whole.lstrip('0') or '0'}.{fraction.rstrip('0')}"
 
 
+class SameWording:
+    """Same when both texts say it in the same words (`same_wording`): what the monitor uses unless told otherwise."""
+
+    __slots__ = ()
+
+    async def same(self, first: str, second: str, context: SenseContext, *, strict: bool = False) -> bool:
+        """Compare wordings; asks no model."""
+        return same_wording(first, second)
+
+
 class LexicalEquivalence:
-    """Same when the lexical similarity reaches `threshold` (`strict_threshold` for the early stop)."""
+    """The guide's rule: same when the lexical similarity reaches `threshold` (`strict_threshold` for the early stop).
+
+    It forgives a differing name or verb: "I pay Alice now" and "I pay Mallory now" are the same to it.
+    """
 
     __slots__ = ("strict_threshold", "threshold")
 
@@ -100,27 +208,32 @@ class LexicalEquivalence:
 class EntailmentEquivalence:
     """Same when a model says that each answer entails the other, given the question (Farquhar et al. 2024).
 
-    Costs up to two calls a pair within the signal's budget; answers that are equal up to case, punctuation and articles
-    are the same without a call. A judgement that is neither yes nor no counts as no.
+    Costs up to two calls a pair within the signal's budget; answers in the same words are the same without a call, and
+    answers too long to be shown whole are not the same. A judgement that is not plainly yes counts as no.
     """
 
     __slots__ = ()
 
     async def same(self, first: str, second: str, context: SenseContext, *, strict: bool = False) -> bool:
         """Ask for both directions; the second only when the first holds."""
-        if lexical_similarity(first, second) == 1.0:
+        if same_wording(first, second):
             return True
+        if max(len(first), len(second)) > MAX_COMPARED_CHARACTERS:
+            return False
         return await self._entails(first, second, context) and await self._entails(second, first, context)
 
     async def _entails(self, premise: str, conclusion: str, context: SenseContext) -> bool:
         request = next((m.content for m in reversed(context.messages) if m.role is Role.USER and m.content), "")
         content = (
-            f"Question:\n{request[-MAX_COMPARED_CHARACTERS:]}\n\nAnswer A:\n{premise[:MAX_COMPARED_CHARACTERS]}\n\n"
-            f"Answer B:\n{conclusion[:MAX_COMPARED_CHARACTERS]}\n\n"
+            f"{QUOTED_IS_MATERIAL}\n\nQuestion:\n{quoted(request[-MAX_COMPARED_CHARACTERS:])}\n\nAnswer A:\n"
+            f"{quoted(premise)}\n\nAnswer B:\n{quoted(conclusion)}\n\n"
             "Does answer A, as a reply to the question, entail answer B? Reply with one word, Yes or No."
         )
         reply = await context.ask([Message(role=Role.USER, content=content)], temperature=0.0, max_tokens=8)
-        return reply.content.strip(" \t\n*\"'`.:").lower().startswith("yes")
+        return _YES.fullmatch(reply.content) is not None
+
+
+_YES = re.compile(r"[\s*\"'`]{0,8}yes\b(?!.*\b(?:no|not|but|partly|if)\b)(?!.*n't).*", re.IGNORECASE | re.DOTALL)
 
 
 class AskedOnce:

@@ -1,21 +1,23 @@
-"""Semantic entropy: sample the step again, cluster the answers by meaning, and read 1 - H / ln n.
+"""Semantic entropy: sample the step again, cluster the answers by meaning, and see whether the step is among them.
 
 Adaptive as in the guide (arXiv 2504.03579): two samples at once; when they agree stop, else take the rest at once. One
-failed sample is tolerated. Source of the entropy: Farquhar et al., Nature 2024, discrete semantic entropy.
+failed sample is tolerated. Source of the entropy: Farquhar et al., Nature 2024, discrete semantic entropy. Unlike
+there, the step that was taken is clustered with its samples: their agreement on something else does not speak for it.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import anyio
-from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.protocols import SenseContext
-from grampus_uq.records import ModelResponse, Reading, Step, ToolCall, canonical_json
-from grampus_uq.signals.equivalence import AskedOnce, Equivalence, LexicalEquivalence, cluster
+from grampus_uq.records import ModelResponse, Reading, Step, ToolCall
+from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, cluster
+from grampus_uq.signals.verbalized import without_confidence
 from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
 from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
@@ -24,22 +26,25 @@ __all__ = ["SemanticEntropy"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticEntropy:
-    """Samples `min_samples` answers, extends to `max_samples` when the first pair disagrees, and reads their agreement.
+    """Samples `min_samples` answers, extends to `max_samples` when the first disagree, and reads the agreement.
+
+    The reading is the smaller of 1 - H / ln n over the clusters of the n samples and the share of the replies that mean
+    the same as the step: 1 when all do, 0 when none does. A reply without text and calls (a refusal, a filter, a
+    length) agrees with nothing. The reading is missing when the step says nothing, when there is no prompt to answer
+    again, and when fewer than two samples came back with an answer within the deadline and budget.
 
     `likelihood_weighted` weights each answer by its length-normalised likelihood where every sample reports
-    log-probabilities, and falls back to counting where one does not. The reading is missing when there is no prompt to
-    answer again, and when fewer than two samples came back within the deadline and budget.
+    log-probabilities, and falls back to counting where one does not.
 
-    A tool call counts as its name and canonical arguments. Two answers that propose calls mean the same only if the
-    names, the keys and every argument that is not prose are equal; `equivalence` judges the rest. (By words alone, a
-    payment to Alice and the same payment to Mallory are nearly the same.)
+    Two answers that propose calls mean the same only if these are equal, name by name and argument by argument: no word
+    of an argument is forgiven. `equivalence` judges answers that are text, without the confidence that they state.
     """
 
     min_samples: int = 2
     max_samples: int = 5
     temperature: float = 0.8
     max_tokens: int | None = None
-    equivalence: Equivalence = field(default_factory=LexicalEquivalence)
+    equivalence: Equivalence = field(default_factory=SameWording)
     likelihood_weighted: bool = False
     source: str = UncertaintySource.SEMANTIC_ENTROPY
 
@@ -51,25 +56,35 @@ class SemanticEntropy:
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Sample, stop early on agreement, cluster, read."""
-        return await self.sense_from(await self.first_samples(context), context)
+        return await self.sense_from(await self.first_samples(step, context), step, context)
 
-    async def first_samples(self, context: SenseContext) -> list[ModelResponse | ModelError]:
-        """Draw the first samples only: what the speculative mode does beside P(True). None without a prompt."""
-        return await self._sample(self.min_samples, context) if context.messages else []
+    async def first_samples(self, step: Step, context: SenseContext) -> list[ModelResponse | ModelError]:
+        """Draw the first samples only: what the speculative mode does beside P(True). None where there is no use."""
+        if not context.messages or _Answer.of(step).is_empty:
+            return []
+        return await self._sample(self.min_samples, context)
 
-    async def sense_from(self, first: list[ModelResponse | ModelError], context: SenseContext) -> Reading:
+    async def sense_from(self, first: list[ModelResponse | ModelError], step: Step, context: SenseContext) -> Reading:
         """Go on from the first samples: stop when they agree, else extend."""
-        if not context.messages:
+        if not context.messages or _Answer.of(step).is_empty:
             return Reading(source=self.source, value=None, reason=MissingReason.NOTHING_TO_JUDGE)
-        answers = [reply for reply in first if isinstance(reply, ModelResponse)]
+        return await self._read(first, _Answer.of(step), context)
+
+    async def agreement(self, context: SenseContext) -> Reading:
+        """The agreement of the samples among themselves, where no step was taken: the guide's semantic entropy."""
+        return await self._read(await self._sample(self.min_samples, context), None, context)
+
+    async def _read(
+        self, first: list[ModelResponse | ModelError], taken: _Answer | None, context: SenseContext
+    ) -> Reading:
         judged = _AnswerEquivalence(self.equivalence, AskedOnce(context))
+        answers = _answers(first)
         early = len(answers) == len(first) and await judged.all_same(answers)
         if not early and self.max_samples > self.min_samples:
-            more = await self._sample(self.max_samples - self.min_samples, context)
-            first = [*first, *more]
-            answers += [reply for reply in more if isinstance(reply, ModelResponse)]
+            first = [*first, *await self._sample(self.max_samples - self.min_samples, context)]
+            answers = _answers(first)
         if len(answers) < 2:
-            failure = next((type(reply).__name__ for reply in first if isinstance(reply, ModelError)), None)
+            failure = next((type(reply).__name__ for reply in first if isinstance(reply, ModelError)), "no answer")
             return Reading(
                 source=self.source,
                 value=None,
@@ -77,8 +92,8 @@ class SemanticEntropy:
                 detail=failure,
                 samples=len(answers),
             )
-        clusters = [list(range(len(answers)))] if early else await cluster(answers, judged.same)
-        value = self._confidence(answers, clusters)
+        replies = sum(isinstance(reply, ModelResponse) for reply in first)
+        value = await self._confidence(answers, None if taken is None else (taken, replies), judged, early=early)
         return Reading(source=self.source, value=value, samples=len(answers), early_stopped=early)
 
     async def _sample(self, n: int, context: SenseContext) -> list[ModelResponse | ModelError]:
@@ -102,7 +117,26 @@ class SemanticEntropy:
                 group.start_soon(draw, index)
         return results
 
-    def _confidence(self, answers: list[ModelResponse], clusters: list[list[int]]) -> float:
+    async def _confidence(
+        self,
+        answers: list[ModelResponse],
+        taken: tuple[_Answer, int] | None,
+        judged: _AnswerEquivalence,
+        *,
+        early: bool,
+    ) -> float:
+        """The agreement of the answers; no more than the share of the replies that repeat the step that was taken."""
+        step = [] if taken is None else [taken[0]]
+        sampled = [_Answer.of(answer) for answer in answers]
+        clusters = await cluster([*step, *(sampled[:1] if early else sampled)], judged.same)
+        members = [[index - len(step) for index in group if index >= len(step)] for group in clusters]
+        agreement = 1.0 if early else self._agreement(answers, [group for group in members if group])
+        if taken is None:
+            return agreement
+        repeated = len(answers) if early and members[0] else len(members[0])
+        return min(agreement, repeated / taken[1])
+
+    def _agreement(self, answers: list[ModelResponse], clusters: list[list[int]]) -> float:
         if self.likelihood_weighted:
             likelihoods = [_mean_logprob(answer) for answer in answers]
             known = [value for value in likelihoods if value is not None]
@@ -111,47 +145,43 @@ class SemanticEntropy:
         return cluster_confidence([len(members) for members in clusters])
 
 
+class _Answer(NamedTuple):
+    """What a turn says and proposes: what two turns are compared by."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+
+    @classmethod
+    def of(cls, turn: Step | ModelResponse) -> _Answer:
+        return cls(without_confidence(turn.text if isinstance(turn, Step) else turn.content), turn.tool_calls)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.calls and not self.text.strip()
+
+
+def _answers(replies: list[ModelResponse | ModelError]) -> list[ModelResponse]:
+    """The replies that answer anything."""
+    return [reply for reply in replies if isinstance(reply, ModelResponse) and not _Answer.of(reply).is_empty]
+
+
 @dataclass(frozen=True, slots=True)
 class _AnswerEquivalence:
-    """When two sampled answers mean the same, within one sensing."""
+    """When two answers mean the same, within one sensing."""
 
     equivalence: Equivalence
     context: SenseContext
 
-    async def same(self, first: ModelResponse, second: ModelResponse, *, strict: bool = False) -> bool:
-        if [_fixed(call) for call in first.tool_calls] != [_fixed(call) for call in second.tool_calls]:
-            return False
-        return await self.equivalence.same(_meaning(first), _meaning(second), self.context, strict=strict)
+    async def same(self, first: _Answer, second: _Answer, *, strict: bool = False) -> bool:
+        if first.calls or second.calls:
+            return [call.canonical() for call in first.calls] == [call.canonical() for call in second.calls]
+        return await self.equivalence.same(first.text, second.text, self.context, strict=strict)
 
     async def all_same(self, answers: list[ModelResponse]) -> bool:
         for answer in answers[1:]:
-            if not await self.same(answers[0], answer, strict=True):
+            if not await self.same(_Answer.of(answers[0]), _Answer.of(answer), strict=True):
                 return False
         return True
-
-
-def _fixed(call: ToolCall) -> str:
-    """The call without its prose: two calls whose fixed parts differ do different things."""
-    return f"{call.name}({canonical_json(_without_prose(call.arguments))})"
-
-
-_PROSE_WORDS = 7  # a name or an address has fewer; a subject line that varies costs confidence, which is the safe side
-
-
-def _without_prose(value: JsonValue) -> JsonValue:
-    """The value with every text of seven words or more left empty."""
-    if isinstance(value, str):
-        return "" if len(value.split(maxsplit=_PROSE_WORDS)) >= _PROSE_WORDS else value
-    if isinstance(value, list):
-        return [_without_prose(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _without_prose(item) for key, item in value.items()}
-    return value
-
-
-def _meaning(response: ModelResponse) -> str:
-    calls = "\n".join(call.canonical() for call in response.tool_calls)
-    return f"{response.content}\n{calls}" if calls and response.content.strip() else calls or response.content
 
 
 def _mean_logprob(response: ModelResponse) -> float | None:

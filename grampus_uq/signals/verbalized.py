@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import SenseContext
 from grampus_uq.records import Message, Reading, Step, builder
-from grampus_uq.signals.closing_object import closing_object
+from grampus_uq.signals.closing_object import ClosingObject, closing_object
 from grampus_uq.signals.own_words import own_words
 from grampus_uq.signals.standing import is_doubtful, sentences_of
 from grampus_uq.signals.stated import INVALID, MAY_STATE, OTHER_SCALE, STATING_WORDS, parse_number, stated
@@ -29,6 +29,7 @@ __all__ = [
     "hedged_confidence",
     "parse_confidence",
     "parse_number",
+    "without_confidence",
 ]
 
 _ADMISSIONS = (
@@ -48,6 +49,7 @@ _OUTRIGHT = re.compile(
 _ADMITTED = 0.3  # what an outright admission reads, with or without a number beside it
 _UNDECIDED = 0.5  # up to here a statement that may be somebody else's counts: it can only make the reading more careful
 _LONGEST_SENTENCE = 320
+_LONGEST_ANSWER = 20_000
 _MOST_SENTENCES = 200
 _SPLIT_TAG = re.compile(r"<(confidence(?:_score)?)>\s{0,64}([^<]{0,60}?)\s{0,64}(?=</confidence|\Z)", re.IGNORECASE)
 _HEDGES = (
@@ -103,6 +105,21 @@ def _statements(text: str) -> list[float]:
     if values and _OUTRIGHT.search(own.text):
         values.append(_ADMITTED)
     return values
+
+
+def without_confidence(text: str) -> str:
+    """The text without what it states of its confidence: two answers that differ in nothing else say the same.
+
+    >>> without_confidence('It is Paris. I am 90% sure.'), without_confidence('It is Paris. {"confidence": 0.8}')
+    ('It is Paris.', 'It is Paris.')
+    """
+    if len(text) > _LONGEST_ANSWER or not MAY_STATE.search(text):
+        return text
+    rest = closing_object(text)
+    if not rest.values:
+        rest = ClosingObject(text)
+    lines = (" ".join(part for part in sentences_of(line) if stated(part) is None) for line in rest.before.split("\n"))
+    return "\n".join([*lines, rest.others]).strip() or text
 
 
 def _lines(text: str) -> list[str]:

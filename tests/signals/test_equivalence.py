@@ -14,9 +14,12 @@ from grampus_uq.signals.equivalence import (
     AskedOnce,
     EntailmentEquivalence,
     LexicalEquivalence,
+    SameWording,
     cluster,
     lexical_similarity,
+    same_wording,
 )
+from grampus_uq.signals.quoting import quoted
 from grampus_uq.testing import ScriptedModel
 from tests.signals.contexts import QUESTION, context
 
@@ -108,6 +111,110 @@ def test_a_threshold_outside_its_domain_is_refused(given):
         LexicalEquivalence(**given)
 
 
+# -- who does what --
+
+OTHER_ACTS = [
+    ("I pay Alice now", "I pay Mallory now"),
+    ("Alice pays Bob", "Bob pays Alice"),
+    ("Alice is paying Bob", "Bob is paying Alice"),
+    ("Transfer 5 from A to B", "Transfer 5 from B to A"),
+    ("I pay A for B", "I pay B for A"),
+    ("Pay 5 to account 7", "Pay 7 to account 5"),
+    ("I approve the refund of the order", "I deny the refund of the order"),
+    ("I approved it", "I rejected it"),
+    ("SELECT the rows of the customer", "DELETE the rows of the customer"),
+    ("Delete the old files", "Delete the new files"),
+    ("rm -rf /srv/old", "rm -rf /srv/new"),
+    ("rm -rf .", "rm -rf /"),
+    ("It is safe to send", "It is not safe to send"),
+    ("It is safe to send", "It is unsafe to send"),
+    ("You can send it", "You can't send it"),
+    ("Send it before noon", "Send it after noon"),
+    ("I must pay", "I must not pay"),
+    ("Pay $5", "Pay €5"),
+    ("Raise it by 5", "Raise it by 5%"),
+    ("x < y", "x > y"),
+    ("I send it to Bob", "I send it from Bob"),
+    ("Option A", "Option B"),
+    ("account aB3", "account Ab3"),
+    ("yes", "no"),
+    ("Paris", "Paris or Rome"),
+    ("Paris", "Paris, I guess"),
+    ("", "Paris"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), OTHER_ACTS)
+def test_another_word_number_symbol_or_order_is_another_wording(first, second):
+    assert not same_wording(first, second)
+    assert not same_wording(second, first)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("The capital is Paris.", "paris is the capital"),
+        ("Paris", "The answer is Paris."),
+        ("It's **Paris**!", "paris"),
+        ("It costs 1,000.50 dollars", "it costs 1000.5 dollars"),
+        ("STRASSE", "Straße"),
+        ("It doesn’t work", "It doesn't work"),
+        ("I refund\norder 7.", "I refund order 7"),
+        ("", "  "),
+    ],
+)
+def test_the_same_words_are_the_same_wording_however_they_are_dressed(first, second):
+    assert same_wording(first, second)
+    assert same_wording(second, first)
+
+
+@given(st.text())
+def test_every_text_has_its_own_wording(text):
+    assert same_wording(text, text)
+    assert not same_wording(text, f"{text} never")
+
+
+@given(words, words)
+def test_wordings_are_compared_alike_from_both_sides(first, second):
+    assert same_wording(first, second) == same_wording(second, first)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Alice pays Bob today", "Bob pays Alice today"),
+        ("transfer it from savings to checking", "transfer it to checking from savings to fees"),
+        ("approve the refund of the order", "deny the refund of the order"),
+        ("I approved the refund of the order", "I rejected the refund of the order"),
+        ("select all rows of the customer", "delete all rows of the customer"),
+        ("pay 5 to account 7", "pay 7 to account 5"),
+    ],
+)
+def test_word_overlap_is_none_where_order_numbers_or_opposites_differ(first, second):
+    assert lexical_similarity(first, second) == lexical_similarity(second, first) == 0.0
+
+
+def test_texts_that_differ_only_far_behind_are_not_the_same():
+    long = "word " * 10_000
+    assert lexical_similarity(f"{long} pay Alice", f"{long} pay Mallory") == 0.0
+    assert not same_wording(f"{long} pay Alice", f"{long} pay Mallory")
+
+
+@pytest.mark.anyio
+async def test_answers_too_long_to_be_shown_whole_are_not_judged_the_same():
+    model = ScriptedModel("Yes")
+    long = "word " * 10_000
+    assert not await EntailmentEquivalence().same(f"{long} pay Alice", f"{long} pay Mallory", context(model))
+    assert not model.calls
+
+
+@pytest.mark.anyio
+async def test_the_wording_decides_alike_for_the_early_stop():
+    for strict in (True, False):
+        assert await SameWording().same("It is Paris", "Paris.", context(None), strict=strict)
+        assert not await SameWording().same("Paris", "Rome", context(None), strict=strict)
+
+
 # -- clustering --
 
 
@@ -150,8 +257,7 @@ def entails(pairs):
 
     def judge(messages, _options):
         text = messages[-1].content
-        premise = text.split("Answer A:\n")[1].split("\n\n")[0]
-        conclusion = text.split("Answer B:\n")[1].split("\n\n")[0]
+        premise, conclusion = (text.split(f"Answer {name}:\n")[1].split("\n")[1] for name in "AB")
         return "Yes." if (premise, conclusion) in pairs else "No"
 
     return ScriptedModel(judge)
@@ -175,7 +281,8 @@ async def test_the_judge_is_shown_the_question():
     model = ScriptedModel("No")
     later = Message(role=Role.ASSISTANT, content="Let me think.")
     await EntailmentEquivalence().same("Paris", "Rome", context(model, messages=(*QUESTION, later)))
-    assert "Question:\nWhat is the capital of France?\n" in (model.calls[0].messages[0].content or "")
+    shown = model.calls[0].messages[0].content or ""
+    assert all(quoted(text) in shown for text in ("What is the capital of France?", "Paris", "Rome"))
 
 
 @pytest.mark.anyio
@@ -184,7 +291,10 @@ async def test_equal_answers_are_the_same_without_a_call():
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("reply", ["", "maybe", "Not really", "I would say yes", "true"])
+@pytest.mark.parametrize(
+    "reply",
+    ["", "maybe", "Not really", "I would say yes", "true", "yesterday", "Yes and no", "Yes, but not quite", "yes if"],
+)
 def test_a_judgement_that_is_neither_yes_nor_no_counts_as_no(reply, anyio_backend):
     async def ask():
         return await EntailmentEquivalence().same("Paris", "Rome", context(ScriptedModel(reply)))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from grampus_uq import Message, MissingReason, Role, TokenLogprob, ToolCall
+from grampus_uq import Message, MissingReason, ModelResponse, Role, TokenLogprob, ToolCall, UncertaintyEstimator
 from grampus_uq.errors import ConfigurationError, ModelError, RateLimitedError
 from grampus_uq.signals.driver import sense_one
 from grampus_uq.signals.equivalence import EntailmentEquivalence
@@ -17,11 +17,16 @@ from tests.signals.contexts import context, said
 pytestmark = pytest.mark.anyio
 
 
-async def sample(replies, signal=None, **budget):
-    signal = signal or SemanticEntropy()
+async def sample(replies, signal=None, step=None, **budget):
+    signal, step = signal or SemanticEntropy(), step or said("Paris")
     model = replies if isinstance(replies, ScriptedModel) else ScriptedModel(replies)
     given = context(model, **budget)
-    return await sense_one("semantic_entropy", lambda metered: signal.sense(said("Paris"), metered), given), model
+    return await sense_one("semantic_entropy", lambda metered: signal.sense(step, metered), given), model
+
+
+def proposed(reply):
+    """The step that a reply would be."""
+    return said(reply.content, *reply.tool_calls)
 
 
 async def test_an_agreeing_pair_stops_early_with_full_confidence():
@@ -114,15 +119,97 @@ OTHER = "Dear customer, your refund was approved and will arrive within the next
         (call(to="Alice", eur=5, sure=True), call(to="Alice", eur=5, sure=False), False),
         (call(items=[{"id": "a1"}]), call(items=[{"id": "a2"}]), False),
         (call(city="New York City"), call(city="New Orleans City"), False),
-        (call(to="Alice", text=LETTER), call(to="Alice", text=OTHER), True),
-        (call(text="one two three four five six seven"), call(text="one two three four five six ten"), True),
-        (call(text="one two three four five six"), call(text="one two three four five ten"), False),
+        (call(to="Alice", text=LETTER), call(to="Alice", text=LETTER), True),
+        (call(to="Alice", text=LETTER), call(to="Alice", text=OTHER), False),
+        (call(text="one two three four five six seven"), call(text="one two three four five six ten"), False),
+        (
+            call(sql="SELECT * FROM orders WHERE customer = 7 AND paid"),
+            call(sql="DELETE * FROM orders WHERE customer = 7 AND paid"),
+            False,
+        ),
+        (call(cmd="cd /srv && rm -rf old && ls -l"), call(cmd="cd /srv && rm -rf new && ls -l"), False),
+        (call(text="pay ten euros from A to B"), call(text="pay ten euros from B to A"), False),
+        (call(text="do pay it to them now"), call(text="do not pay it to them now"), False),
+        (call(n=1), call(n=True), False),
+        (call(n=1), call(n="1"), False),
+        (call(items=[1, 2]), call(items=[2, 1]), False),
+        (call(a={"b": [{"c": "x"}]}), call(a={"b": [{"c": "y"}]}), False),
         (call(to="Alice"), answer("I pay Alice"), False),
+        (answer("Paying.", tool_calls=call(to="Alice").tool_calls), call(to="Alice"), True),
     ],
 )
-async def test_proposed_calls_agree_only_when_all_but_their_prose_is_equal(first, second, same):
-    reading, _ = await sample([first, second], SemanticEntropy(max_samples=2))
+async def test_proposed_calls_agree_only_when_every_argument_is_equal(first, second, same):
+    reading, _ = await sample([first, second], SemanticEntropy(max_samples=2), proposed(first))
     assert reading.value == (1.0 if same else pytest.approx(0.0, abs=1e-12))
+
+
+# -- the step is among what is compared --
+
+PAYS = said("I pay.", ToolCall(name="pay", arguments={"to": "B"}))
+A, B = call(to="A"), call(to="B")
+NO = answer("I must not pay, it is fraud.")
+
+
+@pytest.mark.parametrize(
+    ("replies", "value"),
+    [
+        ([A, A, A, A, A], 0.0),
+        ([NO, NO, NO, NO, NO], 0.0),
+        ([B, B], 1.0),
+        ([A, A, B, B, B], 0.0),
+        ([A, B, A, A, A], 0.2),
+        ([B, A, B, B, B], 1.0 - (0.8 * math.log(1.25) + 0.2 * math.log(5.0)) / math.log(5)),
+        ([B, answer(""), B, answer(""), answer(" ")], 0.4),
+    ],
+)
+async def test_a_step_that_its_samples_do_not_repeat_reads_low_however_much_they_agree(replies, value):
+    reading, _ = await sample(replies, step=PAYS)
+    assert reading.value == pytest.approx(value, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("said_so", "replies"),
+    [
+        ("Paris. Confidence: 70%", ["Paris. Confidence: 90%", "Paris"]),
+        ('Paris.\n{"confidence": 0.7}', ['Paris.\n{"confidence": 0.9}', "Paris. I am 85% sure."]),
+        ('{"answer": "Paris", "confidence": 0.7}', ['{"confidence": 0.9, "answer": "Paris"}'] * 2),
+    ],
+)
+async def test_the_confidence_that_answers_state_is_no_part_of_what_they_say(said_so, replies):
+    assert (await sample(replies, SemanticEntropy(max_samples=2), said(said_so)))[0].value == 1.0
+    other = ['{"answer": "Rome", "confidence": 0.7}'] * 2
+    assert (await sample(other, SemanticEntropy(max_samples=2), said(said_so)))[0].value == 0.0
+
+
+async def test_one_more_sample_that_disagrees_with_the_step_never_raises_the_reading():
+    values = [(await sample([B] * (5 - n) + [A] * n, step=PAYS))[0].value for n in range(6)]
+    assert values[0] == 1.0
+    assert values == sorted(values, reverse=True) or max(values[3:]) <= 0.4
+    assert values[-1] == 0.0
+
+
+@pytest.mark.parametrize("stop_reason", ["refusal", "content_filter", "length", "max_tokens", None])
+@pytest.mark.parametrize("content", ["", " \n"])
+async def test_samples_that_say_nothing_are_no_agreement(stop_reason, content):
+    empty = ModelResponse(content=content, stop_reason=stop_reason)
+    reading, _ = await sample([empty] * 5)
+    assert (reading.value, reading.reason, reading.samples) == (None, MissingReason.TOO_FEW_SAMPLES, 0)
+    reading, _ = await sample([answer("Paris"), *[empty] * 4])
+    assert (reading.value, reading.reason) == (None, MissingReason.TOO_FEW_SAMPLES)
+
+
+@pytest.mark.parametrize("step", [said(""), said(" \n")])
+async def test_a_step_that_says_nothing_is_not_sampled(step):
+    reading, model = await sample(["Paris", "Paris"], step=step)
+    assert (reading.value, reading.reason, model.calls) == (None, MissingReason.NOTHING_TO_JUDGE, [])
+    assert await SemanticEntropy().first_samples(step, context(model)) == []
+
+
+async def test_without_a_step_the_samples_agree_among_themselves_and_an_empty_prompt_is_asked_too():
+    model = ScriptedModel(["Paris", "Rome", "Paris", "Paris", "Paris"])
+    assert await UncertaintyEstimator().semantic_entropy([], model, "m") == (pytest.approx(0.689, abs=1e-3), 5)
+    assert all(not asked.messages for asked in model.calls)
+    assert await UncertaintyEstimator().semantic_entropy([], ScriptedModel(answer("")), "m") == (0.5, 0)
 
 
 async def test_the_tools_are_offered_again_when_a_step_is_sampled():
@@ -142,7 +229,7 @@ def likely(text, logprob):
 
 async def test_likelihoods_weigh_the_answers_where_every_sample_reports_them():
     signal = SemanticEntropy(min_samples=2, max_samples=3, likelihood_weighted=True)
-    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), likely("Rome", -1.0)], signal)
+    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), likely("Rome", -1.0)], signal, said("Rome"))
     p = 1.0 / (1.0 + 2.0 * math.exp(-1.0))
     entropy = -(p * math.log(p) + (1 - p) * math.log(1 - p))
     assert reading.value == pytest.approx(1.0 - entropy / math.log(3))
@@ -151,7 +238,7 @@ async def test_likelihoods_weigh_the_answers_where_every_sample_reports_them():
 @pytest.mark.parametrize("blind", [answer("Rome"), likely("Rome", -math.inf), likely("Rome", math.nan)])
 async def test_one_sample_without_a_likelihood_falls_back_to_counting(blind):
     signal = SemanticEntropy(min_samples=2, max_samples=3, likelihood_weighted=True)
-    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), blind], signal)
+    reading, _ = await sample([likely("Paris", 0.0), likely("Rome", -1.0), blind], signal, said("Rome"))
     entropy = -(1 / 3 * math.log(1 / 3) + 2 / 3 * math.log(2 / 3))
     assert reading.value == pytest.approx(1.0 - entropy / math.log(3))
 
@@ -187,12 +274,6 @@ async def test_a_judge_that_fails_makes_the_reading_missing_with_its_reason_and_
 async def test_impossible_numbers_of_samples_are_refused(given):
     with pytest.raises(ConfigurationError, match="samples"):
         SemanticEntropy(**given)
-
-
-async def test_an_empty_answer_is_an_answer():
-    reading, _ = await sample([answer(""), answer("")])
-    assert reading.value == 1.0
-    assert (await sample([answer(""), answer("Paris")], SemanticEntropy(max_samples=2)))[0].value == pytest.approx(0.0)
 
 
 async def test_messages_with_unhashable_metadata_are_no_obstacle():
