@@ -15,7 +15,11 @@ _ANSWER_FIELDS = _FIELDS | {
     *("answer", "final_answer", "response", "reason", "reasoning", "explanation", "rationale", "thought", "thoughts"),
     *("decision", "action", "conclusion", "summary", "justification", "solution"),
 }
-_OTHERS_FIELDS = frozenset({"role", "tool", "tool_name", "tool_call_id", "tool_result", "tool_output", "observation"})
+_OTHERS_FIELDS = frozenset(
+    {"role", "tool", "tool_name", "tool_call_id", "tool_result", "tool_output", "observation"}
+    | {"type", "arguments", "args", "parameters"}
+)
+_DENYING = re.compile(r"wrong|fail|incorrect|false|error|uncertain|doubt")
 _UNIT = re.compile(r"scale|unit|range|(?:^|_)(?:max|min|out_of)")
 _FIELD = re.compile(r"""["']confidence(?:_score)?["']\s{0,64}:""", re.IGNORECASE)
 _FLAT = re.compile(
@@ -114,7 +118,12 @@ def _read(text: str, *, whole: bool, other_scale: bool) -> ClosingObject | None:
     other_scale = other_scale or any(_UNIT.search(name) for name in names)
     values = [_value(value, other_scale) for name, value in fields if name.lower() in _FIELDS]
     others = sorted((name, json.dumps(value)) for name, value in fields if name.lower() not in _FIELDS)
-    return ClosingObject("", tuple(values), whole or names <= _ANSWER_FIELDS, json.dumps(others) if others else "")
+    return ClosingObject(
+        "",
+        tuple(values),
+        (whole and not any(map(_DENYING.search, names))) or names <= _ANSWER_FIELDS,
+        json.dumps(others) if others else "",
+    )
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)

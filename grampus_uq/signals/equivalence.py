@@ -60,11 +60,13 @@ def same_wording(first: str, second: str) -> bool:
 
     Case, sentence punctuation, articles, ways of writing a number, and an opening such as "The answer is" do not count.
     "A is B" and "B is A" are the same; "A pays B" and "B pays A" are not. Two ways to say one thing are not either:
-    to tell that takes a model (`EntailmentEquivalence`).
+    to tell that takes a model (`EntailmentEquivalence`). Texts of more than 20,000 characters must be equal.
 
     >>> same_wording("The capital is Paris.", "paris is the capital"), same_wording("pay A for B", "pay B for A")
     (True, False)
     """
+    if max(len(first), len(second)) > MAX_COMPARED_CHARACTERS:
+        return first == second
     a, b = _wording(first), _wording(second)
     return a == b or (len(a) == len(b) and _turned(a) == b)
 

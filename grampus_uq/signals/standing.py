@@ -21,7 +21,7 @@ _ABBREVIATION = re.compile(
 _FRAME = re.compile(
     r"\b(?:below|follow(?:s|ing)|verbatim|quot\w{1,7}|word for word|own words|these words|this text|pasted?|copied"
     r"|suppose|imagine|pretend\w{0,3}|hypothetical\w{0,2}|role-?play\w{0,3}|example|template|fiction\w{0,2}|draft|joking"
-    r"|told to)\b",
+    r"|told to|repeat\w{0,3}|asked me to)\b|\b(?:this|these|with|then|not|never)[.,]?$",
     re.IGNORECASE,
 )
 _REPORT = re.compile(
@@ -31,12 +31,22 @@ _REPORT = re.compile(
     r"|model|classifier|detector)\b",
     re.IGNORECASE,
 )
+_SOURCE = re.compile(
+    r"\b(?:api|server|tool|response|results?|report|output|check|log|record|note|e-?mail|mail|page|document|file|database"
+    r"|customer|user|client|website|article|message|text|letter|search|query|function|attacker)\b|\w\(|[=>]$",
+    re.IGNORECASE,
+)
+_SIGNED = re.compile(r"[—–] ?\w|--? ?[A-Z]\w+\s*$")
+_RULE = re.compile(r"[*=#~+_-]{3,}")
+_ENDED = re.compile(r"[.!?\ufffc][*_)\]]{0,3}$|[:=] ")
+_SHORT = 6  # words of a line that is rather a heading than a sentence
 _FIRST_PERSON = re.compile(r"[\W_]*(?:i|we|i'm|i've|i'll)\b", re.IGNORECASE)
 _TAKES_BACK = re.compile(
     r"[\W_]*(?:no|not|nope|never|hardly|just kidding|kidding|joking|or (?:not|rather)|wait|scratch that|correction|if"
     r"|unless|provided|assuming|only if|but (?:only|not|if)|except|end(?: of)?|according"
     r"|(?:that|this|it|those|these)(?: (?:is|was|are|were|would be)|'s)"
     r" (?:what|how|not|wrong|false|a lie|a quote|a joke|the |his|her|their|its|from|copied|an? (?:example|quot))"
+    r"|\(?as (?:reported|stated|said|given|quoted)|sorry|best(?: regards)?,|regards|cheers|sincerely|yours|thanks,"
     r"|so (?:said|says|he|she|it|they)\b|(?:the )?(?:he|she|they|customer|user|tool|email|page|model) "
     r"(?:said|says?|wrote|writes?|claim\w{0,3}|think\w?|believe\w?)(?![^.!?\n]*[:\ufffc\ufffb]))\b",
     re.IGNORECASE,
@@ -55,7 +65,7 @@ _OWN_KEYS = (
     r"|note|assumptions?"
 )
 _KEYED = re.compile(
-    rf"[\W_]*(?!(?:{_OWN_KEYS})[*_'\" ]{{0,4}}[:=])[\w'-]{{1,24}}(?: [\w'-]{{1,24}})?[*_'\" ]{{0,4}}[:=]\s*\S",
+    rf"[\W_]*+(?!(?:{_OWN_KEYS})[*_'\" ]{{0,4}}[:=])[\w'-]{{1,24}}(?: [\w'-]{{1,24}})?[*_'\" ]{{0,4}}[:=]\s*\S",
     re.IGNORECASE,
 )
 
@@ -77,9 +87,11 @@ def is_doubtful(lines: Sequence[str], number: int, sentences: Sequence[str], ind
     `number` may be one past the last line, with no sentences: what is judged then stands after the text.
     """
     following = sentences[index + 1] if index + 1 < len(sentences) else _below(lines, number)
-    if _TAKES_BACK.match(following):
+    if _TAKES_BACK.match(following) or _SIGNED.match(following):
         return True
     if index > 0 and _frames(sentences[index - 1]):
+        return True
+    if index == 0 and sentences and _continues(lines, number, sentences[0]):
         return True
     return _announced(lines, number, starts_line=index == 0) or _in_table(lines, number)
 
@@ -96,6 +108,24 @@ def _frames(sentence: str) -> bool:
     return _REPORT.search(sentence) is not None
 
 
+def _continues(lines: Sequence[str], number: int, sentence: str) -> bool:
+    """True for a line between two rules, and for one in first person under a name or the beginning of a sentence."""
+    above = lines[number - 1].strip() if number > 0 else ""
+    below = lines[number + 1].strip() if number + 1 < len(lines) else ""
+    if _RULE.fullmatch(above):
+        return _RULE.fullmatch(below) is not None
+    return bool(_FIRST_PERSON.match(sentence) and _is_short(above) and not _ENDED.search(above))
+
+
+def _is_short(line: str) -> bool:
+    return 0 < len(line.split(maxsplit=_SHORT)) <= _SHORT
+
+
+def _heads(line: str) -> bool:
+    """True for a short line that names a source."""
+    return _is_short(line) and _SOURCE.search(line) is not None and not _FIRST_PERSON.match(line)
+
+
 def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
     """True when a line above announces somebody else's words, or is a block quotation that may go on here."""
     nearest, paragraph = starts_line, True
@@ -110,8 +140,10 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
             return paragraph
         if line.rstrip("*_ ").endswith(":"):
             return not _INTRODUCTION.fullmatch(line)
+        if nearest and (_heads(sentences_of(line)[-1]) or _FRAME.search(line)):
+            return True
         if not paragraph:
-            return nearest and _FRAME.search(line) is not None
+            return False
         if nearest and _frames(sentences_of(line)[-1]):
             return True
         nearest = False

@@ -49,7 +49,10 @@ _THING = (
 _IT = rf"(?:this|that|it|(?:this|that|my|the) {_THING})"
 _RIGHT = r"(?:right|correct|accurate|true)"
 _ABOUT_IT = rf" (?:in|of|about|on|with) {_IT}(?: being {_RIGHT})?"
-_NAME = r"(?-i:[0-9](?:[0-9.,:]{0,15}[0-9])?|[A-Z][\w'-]{0,20}(?: [A-Z][\w'-]{0,20}){0,3})"  # an answer, not a sentence
+_NAME = (  # an answer, not a sentence
+    r"(?!(?:no|not|none|nothing|nobody|wrong|false|fraud|fake|unsafe|a scam|a lie)\b)"
+    r"(?-i:[0-9](?:[0-9.,:]{0,15}[0-9])?|[A-Z][\w'-]{0,20}(?: [A-Z][\w'-]{0,20}){0,3})"
+)
 _CLAIM = (
     rf" (?:that )?(?:{_IT}(?: is|'s| was)(?: indeed)? {_RIGHT}|(?:i am|i'm) (?:right|correct)"
     rf"|i (?:have |got |have got )(?:this|it|that) {_RIGHT}|this is the {_RIGHT} {_THING}"

@@ -24,7 +24,7 @@ from rich.progress import track
 from grampus_uq import Step, ToolCall
 from grampus_uq.errors import ModelError
 from grampus_uq.model_call import parse_tool_call
-from grampus_uq.signals.equivalence import lexical_similarity
+from grampus_uq.signals.equivalence import lexical_similarity, same_wording
 from grampus_uq.signals.p_true import parse_p_true
 from grampus_uq.signals.verbalized import VerbalizedConfidence, hedged_confidence, parse_confidence, parse_number
 from tests.benchmarks._report import emit
@@ -147,7 +147,8 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "hedged_confidence": hedged_confidence,
     "parse_number": parse_number,
     "parse_p_true": parse_p_true,
-    "lexical_similarity": lambda text: lexical_similarity(text, text[1:]),
+    "lexical_similarity": lambda text: lexical_similarity(text[:19_000], text[1:19_000]),
+    "same_wording": lambda text: same_wording(text[:19_000], text[1:19_000]),
     "tool_call_arguments": arguments,
     "judged_call": judge,
 }
