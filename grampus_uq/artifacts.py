@@ -155,7 +155,7 @@ class ProfileArtifact(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Whether a profile may act here: `active`, `advisory` (it observes and stops nothing) or `refused`, and why."""
+    """Whether a profile may act here: `active`, `advisory` (not known to fit) or `refused` (another model), and why."""
 
     status: Literal["active", "advisory", "refused"]
     reasons: tuple[str, ...] = ()
@@ -191,16 +191,22 @@ def match(artifact: ProfileArtifact, *, model: str | None, prompt_hash: str | No
 def activate(
     artifact: ProfileArtifact, *, model: str | None, prompt_hash: str | None, tools_hash: str | None
 ) -> tuple[Profile, Match]:
-    """Return the profile to run with, and the match: advisory when the match is, unchanged when it is active.
+    """Return the profile to run with, and the match: unchanged when the match is active, else what stands in for it.
 
-    Raises ConfigurationError with the reasons when the match is refused.
+    What stands in are the profile's own tiers and rules for irreversible calls, without anything that was fitted
+    (`Profile.standing_in`): a session is never less guarded than without a profile. Raises ConfigurationError with the
+    reasons when the match is refused, and for a profile in which nothing was fitted.
     """
+    if not artifact.profile.fitted:
+        way_out = "Fit one (`grampus-uq fit`), or give UncertaintyMonitor the policy itself."
+        rule = "a profile in which something was fitted"
+        raise ConfigurationError.of("artifact", "activate", rule, "a policy and nothing more", way_out)
     found = match(artifact, model=model, prompt_hash=prompt_hash, tools_hash=tools_hash)
     if found.status == "refused":
         rule = f"what the profile was fitted for: {' '.join(found.reasons)}"
         raise ConfigurationError.of("model", "activate", rule, model, "Fit a profile on runs of this model.")
     if found.status == "advisory":
-        return artifact.profile.model_copy(update={"advisory": True}), found
+        return artifact.profile.standing_in(" ".join(found.reasons)), found
     return artifact.profile, found
 
 

@@ -115,13 +115,17 @@ class SessionStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileChanged:
-    """A running session goes on under another profile, from its next step on; `profile_fingerprint` says which."""
+    """A running session goes on under another profile, from its next step on; `profile_fingerprint` says which.
+
+    `fallback` is why that profile does not apply to the session, where its tiers stand in for it.
+    """
 
     session_id: str
     agent_id: str
     time_s: float
     profile_fingerprint: str
     advisory: bool = False
+    fallback: str | None = None
 
 
 Event = SessionStarted | StepEvent | ObservationEvent | DecisionEvent | OutcomeEvent | ProfileChanged

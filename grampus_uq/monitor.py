@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import JsonValue
 
-from grampus_uq.artifacts import ProfileArtifact, activate, load, profile_fingerprint
+from grampus_uq.artifacts import ProfileArtifact, load, match, profile_fingerprint
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import Event, SessionStarted
@@ -172,7 +172,7 @@ class UncertaintyMonitor:
     act on the session of the current context, so two tasks that share a monitor never see each other.
 
     Give either a fitted `profile` (or the artifact that holds it, or the path of one, which is checked against each
-    session's model, prompt and tools, and then acts, only advises, or is refused), or `estimator`, `propagator` and
+    session's model, prompt and tools, and acts where it fits: elsewhere its tiers do), or `estimator`, `propagator` and
     `policy` (each with the guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, an object with
     such a `_tracer`, or a `SpanEmitter` with options of its own.
     `signals` adds signals of your own, `equivalence` says when two sampled answers agree, `repairs` asks again for a
@@ -326,7 +326,9 @@ class UncertaintyMonitor:
             if self._wiring is not wiring:
                 break  # somebody reloaded again: the newer one sees to the rest
             try:
-                chosen, _ = self._profile_for(wiring, setting.model, setting.prompt_hash, setting.tools_hash)
+                chosen, told = self._profile_for(wiring, setting.model, setting.prompt_hash, setting.tools_hash)
+                if told.get("profile_status") == "refused":
+                    raise ConfigurationError(told["profile_reason"])
                 if setting.advisory and not chosen.advisory:
                     chosen = chosen.model_copy(update={"advisory": True})
                 session.migrate(chosen, wiring.plan, lambda: wiring.fingerprint)
@@ -434,15 +436,16 @@ class UncertaintyMonitor:
     def _profile_for(
         wiring: _Wiring, model: str, prompt_hash: str | None, tools_hash: str | None
     ) -> tuple[Profile, dict[str, str]]:
-        """The profile that a session runs with; an artifact that does not fit only advises, and the log says why."""
+        """The profile that a session runs with; where an artifact does not fit, its tiers, and the log says why."""
         if wiring.artifact is None:
             return wiring.profile, {}
-        profile, found = activate(wiring.artifact, model=model or None, prompt_hash=prompt_hash, tools_hash=tools_hash)
-        if found.status == "advisory":
-            log.warning("the profile only advises: %s", " ".join(found.reasons))
-        if wiring.profile.advisory and not profile.advisory:
-            profile = wiring.profile
-        return profile, {"profile_status": found.status}
+        found = match(wiring.artifact, model=model or None, prompt_hash=prompt_hash, tools_hash=tools_hash)
+        reasons = found.reasons if wiring.profile.fitted else ("nothing in it was fitted.", *found.reasons)
+        if not reasons:
+            return wiring.profile, {"profile_status": found.status}
+        why = " ".join(reasons)
+        log.warning("the fitted profile does not apply, and the tiers decide in its place: %s", why)
+        return wiring.profile.standing_in(why), {"profile_status": found.status, "profile_reason": why}
 
     @property
     def processors(self) -> tuple[Processor, ...]:

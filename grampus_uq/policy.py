@@ -81,7 +81,7 @@ class UncertaintyPolicy(Configuration):
             if refused is None:
                 continue
             error = ConfigurationError.of(str(info.field_name), "UncertaintyPolicy", refused[0], name, refused[1])
-            if info.mode != "json":
+            if info.mode != "json" or not isinstance(name, str) or not name.strip():
                 raise error
             warnings.warn(f"{error} It is kept, and matches by its letters.", UserWarning, stacklevel=2)
         return list(names)

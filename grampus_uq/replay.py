@@ -246,6 +246,8 @@ class _Runs:
         if profile is None:
             reason = f"session {event.session_id!r} goes on under profile {event.profile_fingerprint[:12]}, which is "
             raise DataError(f"{reason}not among `profiles`", field="profile_fingerprint")
+        if event.fallback is not None:
+            profile = profile.standing_in(event.fallback)
         if event.advisory and not profile.advisory:
             profile = profile.model_copy(update={"advisory": True})
         self._under[event.session_id] = profile

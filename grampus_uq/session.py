@@ -502,6 +502,7 @@ class Session:
                         time_s=time.time(),
                         profile_fingerprint=fingerprint(),
                         advisory=profile.advisory,
+                        fallback=profile.fallback,
                     )
                 )
 
@@ -558,6 +559,7 @@ class Session:
                 "tokens": state.monitor_tokens,
                 "cost_usd": state.monitor_cost_usd,
             },
+            **({} if self._profile.fallback is None else {"profile_does_not_apply": self._profile.fallback}),
             **({} if state.risk is None else {"trajectory_risk": state.risk.latest}),
         }
 

@@ -40,6 +40,7 @@ __all__ = [
     "state_to_values",
 ]
 
+_MAX_WHY = 300
 Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -86,6 +87,20 @@ class Profile(Configuration):
         """The streams that calibration and detector were fitted on."""
         used = set() if self.detector is None else set(self.detector.streams)
         return frozenset(used) if self.calibration is None else frozenset(used | set(self.calibration.moved_by))
+
+    @property
+    def fitted(self) -> bool:
+        """True when any part of it was learned from runs."""
+        return any(part is not None for part in (self.detector, self.calibration, self.release, self.tracer))
+
+    def standing_in(self, why: str) -> Profile:
+        """What guards a session that this profile does not fit: its policy's tiers and rules, without what was fitted.
+
+        Nothing learned elsewhere decides here, and nothing is less guarded than without a profile. `why` is said with
+        every pause.
+        """
+        nothing = {"detector": None, "calibration": None, "release": None}
+        return self.model_copy(update={**nothing, "fallback": why[:_MAX_WHY]})
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from grampus_uq.artifacts import (
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.risk import TracerSettings
 from grampus_uq.state import Profile
 
 PROMPT = prompt_hash("You book flights.")
@@ -292,12 +293,15 @@ def test_a_profile_acts_only_where_it_was_fitted_for(fitted: Any, here: Any, sta
     assert all(part in reason for part, reason in zip(says, found.reasons, strict=True))
 
 
-def test_activate_gives_the_profile_as_it_is_or_advisory_or_refuses() -> None:
+def test_activate_gives_the_profile_as_it_is_or_what_stands_in_for_it_or_refuses() -> None:
     made = artifact()
+    with pytest.raises(ConfigurationError, match=r"something was fitted.*UncertaintyMonitor the policy itself"):
+        activate(made, **HERE)
+    made = made.model_copy(update={"profile": made.profile.model_copy(update={"tracer": TracerSettings()})})
     assert activate(made, **HERE)[0] is made.profile
     profile, found = activate(made, **(HERE | {"tools_hash": None}))
-    assert profile.advisory
-    assert profile.model_copy(update={"advisory": False}) == made.profile
+    assert (profile.advisory, profile.policy) == (False, made.profile.policy)
+    assert profile.fallback == found.reasons[0]
     assert found.status == "advisory"
     with pytest.raises(ConfigurationError, match="fitted for 'm', not for 'n'"):
         activate(made, **(HERE | {"model": "n"}))

@@ -135,8 +135,8 @@ def test_a_session_that_the_new_profile_does_not_fit_keeps_its_own_and_the_log_s
     artifact = ProfileArtifact(profile=NEW, fitted_for=FittedFor(model="m"))
     done = monitor.reload(artifact, running="migrate")
     assert (done.migrated, done.kept) == (1, 1)
-    assert one.profile.release is not None
-    assert one.profile.advisory  # prompt and tools are not known to be the same
+    assert one.profile.policy == NEW.policy
+    assert one.profile.fallback is not None  # prompt and tools are not known to be the same
     assert other.profile == OLD
     assert "other keeps its profile" in caplog.text
     watched = monitor.session("watched", model="m")

@@ -133,7 +133,9 @@ def test_the_artifact_drives_a_monitor_which_releases_and_holds_with_the_stated_
         assert verdict.allowed is goes
         assert (verdict.guarantee is not None) is (goes or verdict.rule == "detector")
     other = monitor.session("other", model="m", prompt_hash=HASH)
-    assert other.would_allow("send_mail").allowed  # other tools: it only advises
+    held = other.would_allow("send_mail")  # other tools: the tiers stand in
+    assert not held.allowed
+    assert "the fitted profile does not apply here" in held.reason
 
 
 def test_the_forecast_says_how_often_it_will_pause_and_how_often_rightly(fitted: ProfileFit) -> None:
