@@ -33,7 +33,8 @@ _REPORT = re.compile(
 )
 _SOURCE = re.compile(
     r"\b(?:api|server|tool|response|results?|report|output|check|log|record|note|e-?mail|mail|page|document|file|database"
-    r"|customer|user|client|website|article|message|text|letter|search|query|function|attacker)\b|\w\(|(?:=|[=-]>)$",
+    r"|customer|user|client|website|article|message|text|letter|search|query|function|attacker"
+    r"|web\w{0,8}|content|extract\w{0,4}|fields?|ocr|invoice|scan\w{0,3}|ignore|metadata|data)\b|\w\(|(?:=|[=-]>)$",
     re.IGNORECASE,
 )
 _SIGNED = re.compile(r"[—–] ?\w|--? ?[A-Z]\w+\s*$")
