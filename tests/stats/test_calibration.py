@@ -103,9 +103,9 @@ def test_temperature_and_beta_equal_scikit_learns_unpenalised_regressions(seed):
         max_size=60,
     )
 )
-def test_isotonic_equals_scikit_learn_with_ties_and_weights(rows):
+def test_isotonic_without_a_prior_equals_scikit_learn_with_ties_and_weights(rows):
     p, y, w = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
-    fitted = fit_isotonic(p, y, weights=w)
+    fitted = fit_isotonic(p, y, weights=w, prior=0.0)
     model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p, y, sample_weight=w)
     assert fitted(DENSE) == pytest.approx(np.clip(model.predict(DENSE), EPSILON, 1 - EPSILON), abs=1e-9)
 
@@ -114,7 +114,30 @@ def test_isotonic_without_ties_equals_scikit_learn_on_a_large_sample():
     p, y, w = records(1, n=5000)
     model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(p, y, sample_weight=w)
     expected = np.clip(model.predict(DENSE), EPSILON, 1 - EPSILON)
-    assert fit_isotonic(p, y, weights=w)(DENSE) == pytest.approx(expected, abs=1e-9)
+    assert fit_isotonic(p, y, weights=w, prior=0.0)(DENSE) == pytest.approx(expected, abs=1e-9)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=40), st.floats(0.1, 5.0))
+def test_with_a_prior_isotonic_rises_and_is_never_surer_than_all_records_in_one_block(rows, prior):
+    p, y = np.array([r[0] / 10 for r in rows]), np.array([r[1] for r in rows], dtype=float)
+    said = fit_isotonic(p, y, prior=prior)(DENSE)
+    assert (np.diff(said) >= -1e-12).all()
+    n, more = len(p), prior * y.mean()
+    assert said.min() >= max(more / (n + prior), EPSILON) - 1e-12
+    assert said.max() <= min((n + more) / (n + prior), 1 - EPSILON) + 1e-12
+
+
+def test_on_few_records_isotonic_is_not_sure_of_what_it_cannot_know_and_without_a_prior_it_is():
+    rng, extreme = np.random.default_rng(0), {0.0: 0.0, 1.0: 0.0}
+    for _ in range(50):
+        p = rng.random(50)
+        y = (rng.random(50) < 0.1 + 0.8 * p).astype(float)
+        for prior in extreme:
+            said = fit_isotonic(p, y, prior=prior)(DENSE)
+            extreme[prior] += float(((said < 0.01) | (said > 0.99)).mean()) / 50
+    assert extreme[0.0] > 0.1
+    assert extreme[1.0] < 0.01
 
 
 # -- minus TPS as the loss --------------------------------------------------------------------------------------------
@@ -241,7 +264,7 @@ def test_sabotage_fitting_and_judging_on_the_same_runs_flatters_noise():
     traces = ForecastTraces(forecasts=rng.random(200), lengths=np.ones(200, dtype=np.int64))
     y, ids = (rng.random(200) < 0.5).astype(float), [f"{i:03d}" for i in range(200)]
     base = tps(traces.with_forecasts(np.full(200, y.mean())), y).mean()
-    in_sample = fit_isotonic(*step_records(traces, y)[:2])
+    in_sample = fit_isotonic(*step_records(traces, y)[:2], prior=0.0)
     assert tps(traces.with_forecasts(in_sample(traces.forecasts)), y).mean() > base + 0.01
     assert tps(cross_fit(traces, y, ids, fit_isotonic).traces, y).mean() < base
 
