@@ -21,6 +21,7 @@ from grampus_uq.artifacts import ProfileArtifact, load, match, profile_fingerpri
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.estimator import UncertaintyEstimator
 from grampus_uq.events import Event, SessionStarted
+from grampus_uq.expected_streams import ExpectedStreams
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.propagator import Propagator, UncertaintyPropagator
 from grampus_uq.protocols import Embedder, InstantSignal, ModelClient, Processor, Signal
@@ -139,6 +140,10 @@ class _Wiring:
     profile: Profile
     plan: SensingPlan
     sensor: TrajectorySensor | None
+
+    @functools.cached_property
+    def expected(self) -> ExpectedStreams:
+        return ExpectedStreams(self.profile)
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -394,6 +399,7 @@ class UncertaintyMonitor:
             structure=_structure(wiring.plan, state, snapshot),
             trace=(lambda: kept) if spans is None else functools.partial(spans.carrier, session_id),
             fingerprint=lambda: wiring.fingerprint,
+            expected=wiring.expected,
         )
         with self._lock:
             earlier = None if snapshot is not None else self._by_id.get(session_id)

@@ -25,6 +25,7 @@ from grampus_uq.events import (
     StepEvent,
     TrajectoryReading,
 )
+from grampus_uq.expected_streams import ExpectedStreams
 from grampus_uq.protocols import ModelClient
 from grampus_uq.records import (
     AgentBeliefState,
@@ -91,10 +92,12 @@ class Session:
         structure: StructureState | None = None,
         trace: Callable[[], Mapping[str, str] | None] = lambda: None,
         fingerprint: Callable[[], str] | None = None,
+        expected: ExpectedStreams | None = None,
     ) -> None:
         self._trace = trace
         self._profile = profile
         self._fingerprint = fingerprint
+        self._expected = expected
         self._plan = plan
         self._emit = emit
         self._state = state
@@ -309,6 +312,8 @@ class Session:
                 self._structure = structure_step(self._structure, step)
                 readings = with_structure(readings, self._structure, step)
             self._state, assessment = advance(self._profile, self._state, step, readings, trajectory)
+            if self._expected is not None and step.kind != "tool_call":
+                self._expected.saw(readings, assessment)
             self._recent.append(assessment)
             wanted = assessment.advisory_action or assessment.action
             if wanted in STOPPING:

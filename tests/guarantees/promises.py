@@ -30,7 +30,7 @@ from tests.guarantees.worlds import BASE, Runs, World, live, record
 
 Label = Callable[[np.random.Generator, Runs], Any]
 Fit = Callable[[Path, FitOptions, ProfileArtifact | None, int], ProfileArtifact | None]
-FRESH = 400
+FRESH = 600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +129,9 @@ def _seen(promise: Promise, artifact: ProfileArtifact | None, rng: np.random.Gen
     about_release = promise.about not in ("alarms", "paused")
     if (release is None or not release.guarantee) if about_release else detector is None:
         return False, math.nan, 0.0
-    fresh = promise.world.draw(rng, FRESH)
+    # What is promised of runs that call is measured on such runs alone, where calling says nothing else of a run.
+    alone = about_release and not promise.world.prone
+    fresh = (replace(promise.world, calls=1.0) if alone else promise.world).draw(rng, FRESH)
     told = live(artifact, fresh, name=f"f{rng.integers(2**40)}")
     good, calls = fresh.chance, fresh.calls
     if promise.about == "alarms":
