@@ -31,11 +31,14 @@ from grampus_uq.stats import json_reading as read
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 
-JUMP_RATES = (1e-3, 1e-2, 1e-1)
-"""Shares of the capital that are dealt out anew at every run: slow for small changes, fast for late and large ones."""
+JUMP_RATES = (0.0, 1e-3, 1e-2, 1e-1)
+"""Shares of the capital that are dealt out anew at every run: none for small changes, fast for late and large ones."""
 
 _EDGES = 31
-_LINEAR = (-1.0, 1.0)  # f(p) = 1 + e (2p - 1): e = -1 wins when runs look stranger than before, 1 when less strange
+# f(p) = 1 + e (2p - 1): below 0 it wins when runs look stranger than before, above when less strange. Small stakes that
+# are never dealt out anew are what grows under a small change: it moves few ranks far, and full stakes lose on the rest.
+_LINEAR = (-1.0, -0.6, -0.3, 0.3, 0.6, 1.0)
+_BEFORE = (3, (-1.0, 1.0))  # rows and stakes of watches that were stored before there were small ones
 _TAILS = (0.05, 0.2)  # f(p) = 2 for p <= a, less above: wins when the strangest ranks become twice as frequent
 
 
@@ -185,8 +188,23 @@ def watch_from_json(data: Any) -> WatchState:
     return WatchState(
         edges=read.items(fields["edges"], "edges", read.extended),
         counts=read.wholes(fields["counts"], "counts"),
-        shares=read.numbers(fields["shares"], "shares"),
+        shares=_all_accounts(read.numbers(fields["shares"], "shares")),
         log_capital=read.number(fields["log_capital"], "log_capital"),
         log_peak=read.number(fields["log_peak"], "log_peak"),
         runs=read.whole(fields["runs"], "runs"),
     )
+
+
+def _all_accounts(shares: tuple[float, ...]) -> tuple[float, ...]:
+    """Shares as they are now kept; those of an older watch stay on the accounts that it had.
+
+    How capital is spread before a bet is anybody's choice, so the guarantee is that of the older watch.
+    """
+    rows, stakes = _BEFORE
+    width = 1 + len(stakes) + len(_TAILS)
+    if len(shares) != rows * width:
+        return shares
+    found = np.zeros((len(JUMP_RATES), ACCOUNTS))
+    places = [0, *(1 + _LINEAR.index(stake) for stake in stakes), *range(1 + len(_LINEAR), ACCOUNTS)]
+    found[-rows:, places] = np.reshape(shares, (rows, width))
+    return tuple(found.ravel().tolist())

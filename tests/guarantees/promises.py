@@ -31,6 +31,7 @@ from tests.guarantees.worlds import BASE, Runs, World, live, record
 Label = Callable[[np.random.Generator, Runs], Any]
 Fit = Callable[[Path, FitOptions, ProfileArtifact | None, int], ProfileArtifact | None]
 FRESH = 600
+MODES = {"right": "certified", "wrong": "wrong_releases", "held": "share"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,9 @@ def _seen(promise: Promise, artifact: ProfileArtifact | None, rng: np.random.Gen
         return False, math.nan, 0.0
     detector, release = artifact.profile.detector, artifact.profile.release
     about_release = promise.about not in ("alarms", "paused")
-    if (release is None or not release.guarantee) if about_release else detector is None:
+    if about_release and (release is None or release.mode != MODES[promise.about]):
+        return False, math.nan, 0.0
+    if not about_release and detector is None:
         return False, math.nan, 0.0
     # What is promised of runs that call is measured on such runs alone, where calling says nothing else of a run.
     alone = about_release and not promise.world.prone
