@@ -200,7 +200,8 @@ def only_the_confident(rng: np.random.Generator, runs: Runs) -> Runs:
 
 
 PLAIN = World()
-FEW_CALL = World(skill=(0.2, 0.92), others=(0.9, 1.0), calls=0.2)
+SHARP = World(skill=(0.3, 0.99), cut=0.5)
+FEW_CALL = World(skill=(0.3, 0.98), others=(0.9, 1.0), calls=0.2, cut=0.6)
 SHY = World(calls=0.3, shy=2.5)
 TRIALS = World(trials=4, alike=0.9)
 PRONE = World(trials=4, prone=True)
@@ -275,12 +276,12 @@ def _budget(where: str, world: World, n: int, **given: Any) -> Promise:
 
 
 PROMISES = {
-    "certificate": _certificate("every run calls", PLAIN, 240),
+    "certificate": _certificate("every run calls", SHARP, 160),
     "certificate-few-call": _certificate("a fifth of the runs calls, and is worse", FEW_CALL, 800),
-    "certificate-trials": _certificate("four trials a task", TRIALS, 400),
-    "certificate-small": _certificate("60 labels, older p_success", PLAIN, 60, older=True),
-    "certificate-best": _certificate("the best quarter of 300 labelled", PLAIN, 300, older=True, label=best(0.25, 0.1)),
-    "certificate-round": _certificate("round numbers", ROUND, 240),
+    "certificate-trials": _certificate("four trials a task", replace(SHARP, trials=4, alike=0.9), 400),
+    "certificate-small": _certificate("60 labels, older p_success", SHARP, 60, older=True),
+    "certificate-best": _certificate("the best quarter of 300 labelled", SHARP, 300, older=True, label=best(0.25, 0.1)),
+    "certificate-round": _certificate("round numbers", replace(SHARP, digits=1), 160),
     "wrong": _wrong("every run calls", PLAIN, 60),
     "wrong-few": _wrong("twelve labels", PLAIN, 12),
     "wrong-few-call": _wrong("a fifth of the runs calls, and is worse", FEW_CALL, 300),
@@ -323,7 +324,7 @@ def sabotaged(name: str) -> Promise:
     """The promise in a world where what it assumes does not hold."""
     promise, recorded = PROMISES[name], SABOTAGES[name]
     told = (recorded.__doc__ or "").removeprefix("Sabotage: ").removesuffix(".")
-    world = replace(promise.world, trials=8, alike=1.0) if recorded is as_trials_of_many else promise.world
+    world = replace(promise.world, trials=16, alike=1.0) if recorded is as_trials_of_many else promise.world
     return replace(promise, recorded=recorded, world=world, where=told)
 
 

@@ -8,7 +8,13 @@ from tests.guarantees.promises import PROMISES, SABOTAGES, sabotaged, simulate
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
-LITTLE_POWER = {"wrong-few": 0.4, "wrong-prone": 0.3, "pac-few": 0.5, "certificate-small": 0.6}
+LITTLE_POWER = {
+    "wrong-few": 0.4,
+    "wrong-prone": 0.3,
+    "pac-few": 0.5,
+    "certificate-small": 0.4,
+    "certificate-few-call": 0.7,
+}
 FAST = {
     "certificate-few-call": 5,
     "certificate-best": 12,
@@ -25,7 +31,7 @@ def test_a_promise_is_kept_and_published(name: str) -> None:
     promise = PROMISES[name]
     found = simulate(promise, FAST[name])
     assert found.kept(promise), found.row(promise)
-    assert sum(found.there) >= 0.8 * FAST[name]
+    assert sum(found.there) >= 0.7 * FAST[name]
 
 
 def test_sabotage_runs_that_call_nothing_break_the_certificate_of_those_that_do() -> None:

@@ -57,7 +57,8 @@ class World:
     runs that call state u ** shy, u uniform, the others u. trials: runs a task. alike: with this chance a task decides
     for all its trials: statement, call and outcome. prone: every other task always calls, and mostly fails; the rest
     calls in one of four trials, and mostly succeeds. digits: to which it rounds what it states: models say round
-    numbers. steps: of the model, before the call; all but the last state s and a little noise.
+    numbers. cut: where the chance jumps at once, None: it rises. steps: of the model, before the call; all but the last
+    state s and a little noise. told: whether the recording names the task.
     """
 
     skill: tuple[float, float] = (0.35, 0.95)
@@ -69,6 +70,7 @@ class World:
     prone: bool = False
     steps: int = 1
     digits: int = 6
+    cut: float | None = None
     told: bool = True
 
     def draw(self, rng: np.random.Generator, n: int) -> Runs:
@@ -94,7 +96,7 @@ class World:
     def chance(self, s: FloatArray, sends: BoolArray) -> FloatArray:
         """The chance of success of runs that state s."""
         low, high = np.where(sends[:, None], self.skill, self.others or self.skill).T
-        return low + (high - low) * s
+        return low + (high - low) * (s if self.cut is None else s >= self.cut)
 
 
 class _Lines:
