@@ -35,8 +35,8 @@ JUMP_RATES = (0.0, 1e-3, 1e-2, 1e-1)
 """Shares of the capital that are dealt out anew at every run: none for small changes, fast for late and large ones."""
 
 _EDGES = 31
-# f(p) = 1 + e (2p - 1): below 0 it wins when runs look stranger than before, above when less strange. What grows under a
-# small change are small stakes that are never dealt out anew: it moves few ranks far, and full stakes lose on the rest.
+# f(p) = 1 + e (2p - 1): below 0 it wins when runs look stranger than before, above when less strange. Small stakes that
+# are never dealt out anew grow under a small change, which moves few ranks far: full stakes lose on the rest.
 _LINEAR = (-1.0, -0.6, -0.3, 0.3, 0.6, 1.0)
 _BEFORE = (3, (-1.0, 1.0))  # rows and stakes of watches that were stored before there were small ones
 _TAILS = (0.05, 0.2)  # f(p) = 2 for p <= a, less above: wins when the strangest ranks become twice as frequent

@@ -1,0 +1,187 @@
+"""What labels buy: labels spent against what a release rule publishes, lets out, and lets out wrongly.
+
+    python -m tests.benchmarks.labels [SCORES.csv.gz | TAU_BENCH.json.gz | RUNS.tar.gz ...] [--splits 20] [--json]
+
+Takes files of verifier scores (as `evaluator`), tau-bench results (scored by the number of turns: the shorter the
+likelier right, which is known before any label), and archives of recordings with `outcomes.jsonl` (scored by the last
+fused confidence). Two worlds are always there: `rising` and `sharp`. In every split, one run a task, half of the runs
+is labelled from, as the rule says, and the other half tests. The one release of a run is at its end, by a score that no
+label taught; thresholds are the product's own (`budget_of_wrong_releases`, `certified_by_count`).
+
+Rules: `certificate`: 90 % of the released are right (delta .1); `budget`: at most 5 % of all are released and wrong, on
+average; `budget sure`: the same with delta .1; `active`: `budget`, the labels given to the best by score, the others
+counted as wrong; `active certificate`: so, and certified.
+
+Rows: `data`, `rule`, `labels`; `published`: share of splits with a threshold; `share_out`: share of the test runs let
+out (0 where none is published); `share_right`: of those let out; `wrong_out`: share of all that is let out and wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import math
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.events import StepEvent
+from grampus_uq.recording.codec import decode
+from grampus_uq.stats.selective import Released, budget_of_wrong_releases, certified_by_count
+from tests.benchmarks._report import emit
+from tests.benchmarks.evaluator import load
+
+SPENT = (20, 50, 100, 200, 400)
+ACCURACY, BUDGET, DELTA = 0.9, 0.05, 0.1
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One score a run, higher: likelier right; whether it was; the task that it is a trial of."""
+
+    name: str
+    score: FloatArray
+    right: BoolArray
+    task: npt.NDArray[np.object_]
+
+
+def of_verifier(path: Path) -> Scored:
+    """The last score of every run."""
+    runs = load(path)
+    assert runs.success is not None
+    last = runs.values[np.cumsum(runs.lengths) - 1, 0]
+    return Scored(path.name.split(".")[0], np.nan_to_num(last, nan=0.0), runs.success, np.array(runs.ids, dtype=object))
+
+
+def of_tau_bench(path: Path) -> Scored:
+    """Minus the number of turns of every run, on a scale of 0 to 1."""
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
+        runs = json.load(stream)
+    turns = np.array([sum(message["role"] == "assistant" for message in run["traj"]) for run in runs], dtype=float)
+    right = np.array([run["reward"] >= 1.0 for run in runs])
+    tasks = np.array([str(run["task_id"]) for run in runs], dtype=object)
+    return Scored(path.name.split(".")[0], 1.0 / (1.0 + turns), right, tasks)
+
+
+def of_recordings(path: Path) -> Scored:
+    """The last fused confidence of every recorded run, and what `outcomes.jsonl` says of it."""
+    scores: dict[str, float] = {}
+    known: dict[str, bool] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            stream = archive.extractfile(member) if member.isfile() else None
+            if stream is None:
+                continue
+            lines = io.TextIOWrapper(stream, encoding="utf-8")
+            if member.name.endswith("outcomes.jsonl"):
+                for told in map(json.loads, lines):
+                    known[str(told["id"])] = bool(told["ok"])
+            elif "/recordings/" in f"/{member.name}" and member.name.endswith(".jsonl"):
+                for line in lines:
+                    event = decode(line.encode())
+                    if isinstance(event, StepEvent) and event.step.kind != "tool_call":
+                        scores[Path(member.name).stem] = event.assessment.fused_confidence
+    names = sorted(scores.keys() & known.keys())
+    chances, right = np.array([scores[n] for n in names]), np.array([known[n] for n in names], dtype=bool)
+    return Scored(path.name.partition(".tar")[0], chances, right, np.array(names, dtype=object))
+
+
+def worlds(n: int = 1600) -> Iterator[Scored]:
+    """Scores whose chance of being right rises, and scores that tell nearly all."""
+    rng = np.random.default_rng(7)
+    every = np.array([f"{i}" for i in range(n)], dtype=object)
+    s = rng.random(n)
+    yield Scored("world: rising", s, rng.random(n) < 0.35 + 0.62 * s, every)
+    yield Scored("world: sharp", s, rng.random(n) < np.where(s > 0.4, 0.985, 0.3), every)
+
+
+def read(path: Path) -> Scored:
+    """One file, by its name."""
+    if path.name.endswith((".tar.gz", ".tgz")):
+        return of_recordings(path)
+    return of_tau_bench(path) if ".json" in path.name else of_verifier(path)
+
+
+Rule = Callable[[FloatArray, BoolArray, FloatArray, BoolArray], Released]
+"""From the labelled cases, and from all of the half with those without a label counted as wrong, to a threshold."""
+
+RULES: dict[str, tuple[bool, Rule]] = {
+    "certificate": (False, lambda p, y, every, counted: certified_by_count(p, y, target=ACCURACY, delta=DELTA)),
+    "budget": (False, lambda p, y, every, counted: budget_of_wrong_releases(p, y, budget=BUDGET)),
+    "budget sure": (False, lambda p, y, every, counted: budget_of_wrong_releases(p, y, budget=BUDGET, delta=DELTA)),
+    "active": (True, lambda p, y, every, counted: budget_of_wrong_releases(every, counted, budget=BUDGET)),
+    "active certificate": (
+        True,
+        lambda p, y, every, counted: certified_by_count(every, counted, target=ACCURACY, delta=DELTA),
+    ),
+}
+
+
+def one_a_task(data: Scored, rng: np.random.Generator) -> npt.NDArray[np.intp]:
+    """One run of each task, in random order."""
+    order = rng.permutation(len(data.task))
+    _, first = np.unique(data.task[order], return_index=True)
+    return rng.permutation(order[first])
+
+
+def spent(data: Scored, rule: str, labels: int, splits: int) -> dict[str, Any]:
+    """One row."""
+    active, decide = RULES[rule]
+    published, out, wrong, right = [], [], [], []
+    for split in range(splits):
+        rng = np.random.default_rng([split, 11])
+        order = one_a_task(data, rng)
+        half, test = order[: len(order) // 2], order[len(order) // 2 :]
+        best = np.argsort(-data.score[half], kind="stable") if active else np.arange(len(half))
+        known = half[best[:labels]]
+        counted = data.right[half] & np.isin(half, known)
+        found = decide(data.score[known], data.right[known], data.score[half], counted)
+        go = np.zeros(len(test), dtype=bool) if found.threshold is None else data.score[test] >= found.threshold
+        published.append(found.threshold is not None)
+        out.append(go.mean())
+        wrong.append((go & ~data.right[test]).mean())
+        right.append((go & data.right[test]).mean())
+    share = float(np.mean(out))
+    return {
+        "data": data.name,
+        "rule": rule,
+        "labels": labels,
+        "published": float(np.mean(published)),
+        "share_out": share,
+        "share_right": None if share == 0.0 else float(np.mean(right)) / share,
+        "wrong_out": float(np.mean(wrong)),
+        "standard_error": float(np.std(wrong, ddof=1) / math.sqrt(splits)) if splits > 1 else None,
+        "runs": len(np.unique(data.task)),
+    }
+
+
+def measure(files: list[Path], splits: int) -> Iterator[dict[str, Any]]:
+    """Every row of every file and world; labels that half of the tasks does not have are left out."""
+    for data in (*map(read, files), *worlds()):
+        for rule in RULES:
+            for labels in SPENT:
+                if labels <= len(np.unique(data.task)) // 2:
+                    yield spent(data, rule, labels, splits)
+
+
+def main() -> None:
+    """Read the arguments, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    emit("labels", measure(given.files, given.splits), given.json)
+
+
+if __name__ == "__main__":
+    main()
