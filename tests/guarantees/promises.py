@@ -324,8 +324,10 @@ def sabotaged(name: str) -> Promise:
     """The promise in a world where what it assumes does not hold."""
     promise, recorded = PROMISES[name], SABOTAGES[name]
     told = (recorded.__doc__ or "").removeprefix("Sabotage: ").removesuffix(".")
-    world = replace(promise.world, trials=16, alike=1.0) if recorded is as_trials_of_many else promise.world
-    return replace(promise, recorded=recorded, world=world, where=told)
+    world, n = promise.world, promise.n
+    if recorded is as_trials_of_many:
+        world, n = replace(world, trials=16, alike=1.0), 2 * n
+    return replace(promise, recorded=recorded, world=world, n=n, where=told)
 
 
 def main() -> None:
