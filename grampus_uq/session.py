@@ -287,7 +287,7 @@ class Session:
             if self._watch is not None:
                 self._watch.observe(event)
             if self._structure is not None:
-                self._structure = observe_structure(self._structure, event)
+                observe_structure(self._structure, event)
             self._send(event)
 
     def commit(
@@ -309,7 +309,7 @@ class Session:
         with self._lock:
             self._check_place()
             if self._structure is not None:
-                self._structure = structure_step(self._structure, step)
+                structure_step(self._structure, step)
                 readings = with_structure(readings, self._structure, step)
             self._state, assessment = advance(self._profile, self._state, step, readings, trajectory)
             if self._expected is not None and step.kind != "tool_call":
@@ -579,7 +579,7 @@ class Session:
         with self._lock:
             state, recent, escalations = self._state, list(self._recent), list(self._escalations)
             turns = None if self._watch is None else self._watch.memory
-            structure = self._structure
+            structure = None if self._structure is None else self._structure.to_json()
         if latest is not None:
             recent, escalations = (
                 recent[max(0, len(recent) - latest) :],
@@ -593,7 +593,7 @@ class Session:
             "state": state_to_values(state),
             "recent": [assessment.model_dump(mode="json") for assessment in recent],
             "escalations": [dict(escalation) for escalation in escalations],
-            **({} if structure is None else {"structure": structure.to_json()}),
+            **({} if structure is None else {"structure": structure}),
         }
         return taken if turns is None else taken | {"turns": turns.to_json()}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Final
 
@@ -23,7 +23,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.events import Event, ObservationEvent, SessionStarted, StepEvent
 from grampus_uq.records import Reading, Step, ToolCall
 from grampus_uq.signals.text import READ_CHARACTERS, Observation, UserTurn, is_closing, turn_of_observation
-from grampus_uq.signals.tool_outcome import digest_of, failed, remembered
+from grampus_uq.signals.tool_outcome import REMEMBERED, digest_of, failed
 from grampus_uq.stats.fusion import COUNT
 from grampus_uq.wire.calls import is_unparsed
 
@@ -84,44 +84,58 @@ _READS: Final = frozenset(
 _NAME_WORD: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StructureState:
-    """What a session keeps of its counts: JSON-able, bounded however long the run is, and no text.
+    """What a session keeps of its counts: bounded however long the run is, and no text; its owner alone changes it.
 
-    `counts`: as `COUNTS`. `seen`: digests of earlier calls, and of calls with their ids. `open`: digests of the calls
-    of the latest turn. `last_tool`: digest of the name of the tool that was called last.
+    `counts`: as `COUNTS`. `seen`: digests of earlier calls, and of calls with their ids, the oldest first. `open`:
+    digests of the calls of the latest turn. `last_tool`: digest of the name of the tool that was called last.
     """
 
-    counts: tuple[int, ...] = (0,) * len(COUNTS)
-    seen: tuple[str, ...] = ()
-    open: tuple[str, ...] = ()
+    counts: list[int] = field(default_factory=lambda: [0] * len(COUNTS))
+    seen: dict[str, None] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
     last_tool: str = ""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     def to_json(self) -> dict[str, JsonValue]:
         """Give the state as JSON values."""
-        values: dict[str, JsonValue] = _states().dump_python(self, mode="json")
-        return values
+        lists: dict[str, JsonValue] = {
+            "counts": [*self.counts],
+            "seen": [*self.seen],
+            "open": [*sorted(self.open)],
+        }
+        return lists | {"last_tool": self.last_tool}
 
     @classmethod
     def from_json(cls, values: object) -> StructureState:
         """Read what `to_json` gave; raises DataError naming the field."""
         try:
-            state = _states().validate_python(values)
+            stored = _stored().validate_python(values)
         except ValueError as error:
             raise DataError(f"not a state of counts: {error!s:.200}", field="structure") from error
-        if len(state.counts) != len(COUNTS) or min(state.counts) < 0:
+        if len(stored.counts) != len(COUNTS) or min(stored.counts) < 0:
             raise DataError(f"must be {len(COUNTS)} counts, none negative", field="structure.counts")
-        return state
+        return cls(
+            counts=stored.counts, seen=dict.fromkeys(stored.seen), open=set(stored.open), last_tool=stored.last_tool
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stored:
+    counts: list[int]
+    seen: list[str]
+    open: list[str]
+    last_tool: str
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @cache
-def _states() -> TypeAdapter[StructureState]:
-    return TypeAdapter(StructureState)
+def _stored() -> TypeAdapter[_Stored]:
+    return TypeAdapter(_Stored)
 
 
-def structure_step(state: StructureState, step: Step) -> StructureState:
+def structure_step(state: StructureState, step: Step) -> None:
     """Count a step: a message of the model with its calls, or a call that is about to run.
 
     A call that its turn proposed already, or that is known by its id and arguments, is counted once.
@@ -133,30 +147,27 @@ def structure_step(state: StructureState, step: Step) -> StructureState:
                 continue
             if not call.arguments and state.open and _digest(call.name) == state.last_tool:
                 continue  # told by its name alone
-            state = _with_call(state, call, digest)
-        return state
-    counts = list(state.counts)
+            _take_call(state, call, digest)
+        return
+    counts = state.counts
     counts[_AT["turns"]] += 1
     counts[_AT["agent_characters"]] += len(step.text)
     for place, count in _words(step.text[:READ_CHARACTERS]):
         counts[place] += count
-    state = replace(state, counts=tuple(counts), open=())
+    state.open.clear()
     for call in step.tool_calls:
-        state = _with_call(state, call, _digest(call.canonical()))
-    return state
+        _take_call(state, call, _digest(call.canonical()))
 
 
-def observe_structure(state: StructureState, event: ObservationEvent) -> StructureState:
+def observe_structure(state: StructureState, event: ObservationEvent) -> None:
     """Count what a tool answered or the user said; a message that merely closes the run is none."""
-    turn = turn_of_observation(event)
-    counts = list(state.counts)
+    turn, counts = turn_of_observation(event), state.counts
     if isinstance(turn, Observation):
         counts[_AT["tool_characters"]] += len(turn.text)
         counts[_AT["tool_errors"]] += failed(turn)
     elif isinstance(turn, UserTurn) and not is_closing(turn.text):
         counts[_AT["user_turns"]] += 1
         counts[_AT["user_characters"]] += len(turn.text)
-    return replace(state, counts=tuple(counts))
 
 
 def structure_readings(state: StructureState) -> tuple[Reading, ...]:
@@ -165,9 +176,12 @@ def structure_readings(state: StructureState) -> tuple[Reading, ...]:
     >>> [reading.value for reading in structure_readings(StructureState())][:2]
     [0.5, 0.5]
     """
-    return tuple(
-        Reading(source=source, value=1.0 / (2.0 + count)) for source, count in zip(_SOURCES, state.counts, strict=True)
-    )
+    return tuple(map(_reading, _SOURCES, state.counts))
+
+
+@lru_cache(maxsize=4096)
+def _reading(source: str, count: int) -> Reading:
+    return Reading(source=source, value=1.0 / (2.0 + count))
 
 
 def counted(events: Iterable[Event]) -> Iterator[Event]:
@@ -178,13 +192,13 @@ def counted(events: Iterable[Event]) -> Iterator[Event]:
     """
     states: dict[str, StructureState] = {}
     for event in events:
-        state = states.get(event.session_id, StructureState())
+        state = states.setdefault(event.session_id, StructureState())
         if isinstance(event, SessionStarted) and not event.resumed:
-            states.pop(event.session_id, None)
+            del states[event.session_id]
         elif isinstance(event, ObservationEvent):
-            states[event.session_id] = observe_structure(state, event)
+            observe_structure(state, event)
         elif isinstance(event, StepEvent):
-            state = states[event.session_id] = structure_step(state, event.step)
+            structure_step(state, event.step)
             yield replace(event, readings=with_structure(event.readings, state, event.step))
             continue
         yield event
@@ -198,21 +212,20 @@ def with_structure(readings: Sequence[Reading], state: StructureState, step: Ste
     return (*readings, *(reading for reading in structure_readings(state) if reading.source not in known))
 
 
-def _with_call(state: StructureState, call: ToolCall, digest: str) -> StructureState:
-    counts = list(state.counts)
-    tool = _digest(call.name)
+def _take_call(state: StructureState, call: ToolCall, digest: str) -> None:
+    counts, tool = state.counts, _digest(call.name)
     counts[_AT["calls"]] += 1
     counts[_AT["writes"]] += _writes(call.name[:200])
     counts[_AT["repeated_calls"]] += digest in state.seen
     counts[_AT["unreadable_calls"]] += is_unparsed(call)
     counts[_AT["plan_changes"]] += state.last_tool not in ("", tool)
-    seen = remembered(state.seen, digest)
-    return StructureState(
-        counts=tuple(counts),
-        seen=remembered(seen, _with_id(call, digest)) if call.id else seen,
-        open=(*state.open, digest)[-_OPEN_CALLS:],
-        last_tool=tool,
-    )
+    state.last_tool = tool
+    for known in (digest, _with_id(call, digest)) if call.id else (digest,):
+        state.seen.setdefault(known)
+        if len(state.seen) > REMEMBERED:
+            del state.seen[next(iter(state.seen))]
+    if len(state.open) < _OPEN_CALLS:
+        state.open.add(digest)
 
 
 def _with_id(call: ToolCall, digest: str) -> str:

@@ -121,16 +121,17 @@ def load(path: str, embedder: Embedder, progress: Progress) -> Read:
 
 def counts_by_step(run: ImportedRun) -> FloatArray:
     """Count what the agent did up to each step, its own and those of the user, shape (steps, counts)."""
-    state, rows = StructureState(), []
+    state = StructureState()
+    rows: list[list[int]] = []
     for turn in turns(run):
         if isinstance(turn, ObservationEvent):
-            state = observe_structure(state, turn)
+            observe_structure(state, turn)
             if turn.kind != "user" or is_closing(turn.text):
-                rows[-1:] = [state.counts] * bool(rows)  # it belongs to the step that asked for it
+                rows[-1:] = [[*state.counts]] * bool(rows)  # it belongs to the step that asked for it
                 continue
         else:
-            state = structure_step(state, turn)
-        rows.append(state.counts)
+            structure_step(state, turn)
+        rows.append([*state.counts])
     return np.array(rows, dtype=np.float64)
 
 
