@@ -15,58 +15,21 @@ from typing import Any
 from urllib.parse import quote
 
 import anyio
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
-from grampus_uq.records import Message, TokenUsage
+from grampus_uq.records import Message
 from grampus_uq.runtime.beside import watched
+from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler, human_node, uncertainty_guard_node
+from grampus_uq.runtime.graph_state import GraphCheckpoint, added, merged
 from grampus_uq.runtime.state import AgentState
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.vocabulary import AgentStatus, Role, UncertaintyAction
+from grampus_uq.vocabulary import AgentStatus, Role
 
 __all__ = ["Graph", "human_node", "uncertainty_guard_node"]
 
-NodeHandler = Callable[[AgentState], Awaitable[AgentState]]
 Route = Callable[[AgentState], Awaitable[str] | str]
 MAX_VISITS = 1_000
-_PASSED = "__grampus_passed_by_an_answer__"
-
-
-class _Checkpoint(BaseModel):
-    """Where an execution stands: the nodes to run next, those that wait for a human, joins and how often each ran.
-
-    `answer` is what a human said last, under `answer_id`; a graph in a node takes it once (`answered`), and `base` is
-    how much of its state the graph around it knows since.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    v: int = 1
-    state: AgentState
-    ready: list[str] = Field(default_factory=list)
-    waiting: list[str] = Field(default_factory=list)
-    arrived: dict[str, list[str]] = Field(default_factory=dict)
-    finished: list[str] = Field(default_factory=list)
-    done: dict[str, AgentState] = Field(default_factory=dict)
-    run: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    visits: dict[str, int] = Field(default_factory=dict)
-    answer: str | None = None
-    answer_id: str | None = None
-    answered: str | None = None
-    base: AgentState | None = None
-    holder: str | None = None
-    lease_s: float = 0.0
-    _store: SessionStore = PrivateAttr()
-    _key: str = PrivateAttr("")
-    _version: int = PrivateAttr(0)  # of this execution, not of the graph: one graph may serve several at once
-    _lock: anyio.Lock = PrivateAttr(default_factory=anyio.Lock)
-
-    async def save(self) -> None:
-        async with self._lock:
-            self._version = await self._store.put(
-                "graph", self._key, self.model_dump_json(), expected=self._version, label=self.state.status.value
-            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -176,7 +139,7 @@ class Graph:
     async def _begin(self, state: AgentState, store: SessionStore, key: str) -> AgentState:
         entry = self._check()
         stored = await store.get("graph", key)
-        checkpoint = _Checkpoint(state=state.model_copy(deep=True), base=state.model_copy(deep=True), ready=[entry])
+        checkpoint = GraphCheckpoint(state=state.model_copy(deep=True), base=state.model_copy(deep=True), ready=[entry])
         checkpoint._store, checkpoint._key = store, key
         checkpoint._version = 0 if stored is None else stored.version
         return await self._advance(checkpoint)
@@ -194,12 +157,12 @@ class Graph:
             raise SessionError(f"There is no checkpoint of graph {graph_id or self.graph_id!r:.80}.")
         return await self._go_on(checkpoint, human_response, uuid.uuid4().hex)
 
-    async def _taken(self, store: SessionStore, key: str) -> _Checkpoint | None:
+    async def _taken(self, store: SessionStore, key: str) -> GraphCheckpoint | None:
         """The stored checkpoint, unless somebody is executing it."""
         stored = await store.get("graph", key)
         if stored is None:
             return None
-        checkpoint = _Checkpoint.model_validate_json(stored.body)
+        checkpoint = GraphCheckpoint.model_validate_json(stored.body)
         left = checkpoint.lease_s - stored.age_s
         if checkpoint.holder is not None and left > 0.0:
             raise SessionConflictError(
@@ -208,19 +171,19 @@ class Graph:
         checkpoint._store, checkpoint._key, checkpoint._version = store, stored.key, stored.version
         return checkpoint
 
-    async def _go_on(self, checkpoint: _Checkpoint, response: str | None, answer_id: str | None) -> AgentState:
+    async def _go_on(self, checkpoint: GraphCheckpoint, response: str | None, answer_id: str | None) -> AgentState:
         if checkpoint.waiting and response is not None and answer_id != checkpoint.answered:
             self._tell(checkpoint, response, answer_id)
             waiting, checkpoint.waiting = checkpoint.waiting, []
             for name in waiting:
-                if getattr(self._nodes[name].handler, _PASSED, False):
+                if getattr(self._nodes[name].handler, PASSED, False):
                     await self._follow(name, checkpoint, [])
                 else:
                     checkpoint.ready.append(name)
             self._release_joins(checkpoint)
         return await self._advance(checkpoint)
 
-    def _tell(self, checkpoint: _Checkpoint, response: str, answer_id: str | None) -> None:
+    def _tell(self, checkpoint: GraphCheckpoint, response: str, answer_id: str | None) -> None:
         checkpoint.answer, checkpoint.answer_id, checkpoint.answered = response, answer_id, answer_id
         if response:
             checkpoint.state.messages.append(Message(role=Role.USER, content=response))
@@ -228,7 +191,7 @@ class Graph:
         checkpoint.state.metadata.pop("uncertainty_escalate", None)
         checkpoint.base = checkpoint.state.model_copy(deep=True)
 
-    async def _advance(self, checkpoint: _Checkpoint) -> AgentState:
+    async def _advance(self, checkpoint: GraphCheckpoint) -> AgentState:
         """Run what is ready under a lease that is renewed meanwhile, and given back whatever happens."""
         checkpoint.holder, checkpoint.lease_s = uuid.uuid4().hex, self._lease_s
         if checkpoint.ready:
@@ -256,7 +219,7 @@ class Graph:
         await checkpoint.save()
         return checkpoint.state.model_copy(deep=True)
 
-    async def _release(self, checkpoint: _Checkpoint) -> None:
+    async def _release(self, checkpoint: GraphCheckpoint) -> None:
         checkpoint.holder = None
         with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
             try:
@@ -264,7 +227,7 @@ class Graph:
             except (StoreError, SessionConflictError):
                 return  # the lease runs out by itself, or another execution has the checkpoint
 
-    async def _run_ready(self, checkpoint: _Checkpoint) -> None:
+    async def _run_ready(self, checkpoint: GraphCheckpoint) -> None:
         while checkpoint.ready:
             if len(checkpoint.finished) >= self._max_visits:
                 raise SessionError(
@@ -273,7 +236,7 @@ class Graph:
                 )
             await self._round(checkpoint)
 
-    async def _round(self, checkpoint: _Checkpoint) -> None:
+    async def _round(self, checkpoint: GraphCheckpoint) -> None:
         """Run every ready node, side by side, each on a copy; then merge what they return, in order."""
         names = list(checkpoint.ready)
         before = checkpoint.state
@@ -291,7 +254,7 @@ class Graph:
         else:
             await _side_by_side(run, names)
         results, checkpoint.done, checkpoint.ready = checkpoint.done, {}, []
-        checkpoint.state = _merge(before, [results[name] for name in names])
+        checkpoint.state = merged(before, [results[name] for name in names])
         remaining = list(names)
         for name in names:
             remaining.remove(name)
@@ -310,7 +273,7 @@ class Graph:
         checkpoint.answer = checkpoint.answer_id = None
         await checkpoint.save()
 
-    async def _run(self, name: str, checkpoint: _Checkpoint, state: AgentState) -> AgentState:
+    async def _run(self, name: str, checkpoint: GraphCheckpoint, state: AgentState) -> AgentState:
         """One node; a graph in it goes on where it stood, also when this visit to it was cut off by a death."""
         nested = self._nodes[name].nested
         if nested is None:
@@ -322,13 +285,13 @@ class Graph:
             return await nested._begin(state, checkpoint._store, key)
         after = await nested._go_on(inner, checkpoint.answer, checkpoint.answer_id)
         known = inner.base if inner.base is not None else state
-        return _added(state, known, after).model_copy(update={"status": after.status})
+        return added(state, known, after).model_copy(update={"status": after.status})
 
     def _escalates(self, name: str, state: AgentState) -> bool:
         """A guard that routes to a node of its own does not wait itself: the node it routes to does."""
         return self._nodes[name].route is not None and state.metadata.get("uncertainty_escalate") is True
 
-    async def _follow(self, name: str, checkpoint: _Checkpoint, running: list[str]) -> None:
+    async def _follow(self, name: str, checkpoint: GraphCheckpoint, running: list[str]) -> None:
         node = self._nodes[name]
         targets: list[str] = list(node.edges)
         if node.route is not None:
@@ -346,7 +309,7 @@ class Graph:
                 checkpoint.ready.append(target)
                 checkpoint.arrived[target] = []
 
-    def _release_joins(self, checkpoint: _Checkpoint) -> None:
+    def _release_joins(self, checkpoint: GraphCheckpoint) -> None:
         """Run the joins whose missing branches have turned elsewhere or ended: nobody is left to wait for."""
         for target, arrived in checkpoint.arrived.items():
             if (
@@ -357,7 +320,7 @@ class Graph:
                 checkpoint.ready.append(target)
                 checkpoint.arrived[target] = []
 
-    def _live_sources(self, target: str, checkpoint: _Checkpoint, running: list[str]) -> set[str]:
+    def _live_sources(self, target: str, checkpoint: GraphCheckpoint, running: list[str]) -> set[str]:
         """The nodes that will still lead to `target` by a plain edge in this execution: a join waits for them."""
         sources = {name for name, node in self._nodes.items() if target in node.edges}
         live = set(running) | set(checkpoint.ready) | set(checkpoint.waiting)
@@ -388,83 +351,3 @@ async def _side_by_side(run: Callable[[str], Awaitable[None]], names: list[str])
             group.start_soon(guarded, name, group.cancel_scope)
     if failures:
         raise failures[0]
-
-
-def _merge(before: AgentState, results: list[AgentState]) -> AgentState:
-    """One state from the branches: what each added, in the order of the branches; a single branch is taken as it is."""
-    if len(results) == 1:
-        return results[0]
-    merged = before.model_copy(deep=True)
-    for result in results:
-        merged = _added(merged, before, result)
-    return merged
-
-
-def _added(onto: AgentState, before: AgentState, after: AgentState) -> AgentState:
-    """A state with all that was added between two others: messages, metadata, output, steps, tokens and calls."""
-    onto.messages += after.messages[len(before.messages) :]
-    changed = {k: v for k, v in after.metadata.items() if k not in before.metadata or before.metadata[k] != v}
-    onto.metadata.update(changed)
-    onto.current_step = max(onto.current_step, after.current_step)
-    if after.output and after.output != before.output:
-        onto.output = after.output
-    onto.tool_calls_made += after.tool_calls_made - before.tool_calls_made
-    onto.active_s += after.active_s - before.active_s
-    used = _used(before.total_token_usage or TokenUsage(), after.total_token_usage)
-    if used is not None:
-        onto.total_token_usage = used if onto.total_token_usage is None else onto.total_token_usage + used
-    return onto
-
-
-def _used(before: TokenUsage, after: TokenUsage | None) -> TokenUsage | None:
-    """What was used between two counts; None when nothing was counted."""
-    if after is None or after == before:
-        return None
-    cost = None if after.cost_usd is None else after.cost_usd - (before.cost_usd or 0.0)
-    return TokenUsage(
-        input_tokens=max(0, after.input_tokens - before.input_tokens),
-        output_tokens=max(0, after.output_tokens - before.output_tokens),
-        total_tokens=max(0, after.total_tokens - before.total_tokens),
-        cost_usd=cost,
-        model=after.model,
-    )
-
-
-def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
-    """A node that waits: the graph stops there, and goes on behind it when it is restored with an answer."""
-
-    async def handler(state: AgentState) -> AgentState:
-        waiting = state.model_copy(deep=True)
-        waiting.messages.append(Message(role=Role.SYSTEM, content=prompt))
-        waiting.status = AgentStatus.WAITING_FOR_HUMAN
-        return waiting
-
-    setattr(handler, _PASSED, True)
-    return handler
-
-
-def uncertainty_guard_node(
-    monitor: Any, *, step_type: str = "decision", escalate_node: str | None = None
-) -> NodeHandler:
-    """A node that judges the last answer of the model: `metadata["uncertainty"]` says what it found.
-
-    On a pause or an abort it waits; with `escalate_node` it sets `metadata["uncertainty_escalate"]`, for a conditional
-    edge to route to that node, which waits instead. Asks of its monitor only `observe_llm_response` and
-    `summary_metadata`.
-    """
-
-    async def handler(state: AgentState) -> AgentState:
-        answers = [m for m in state.messages if m.role is Role.ASSISTANT]
-        text = (answers[-1].content or "") if answers else ""
-        _, action = await monitor.observe_llm_response(text, f"guard_{state.current_step}", step_type=step_type)
-        judged = state.model_copy(deep=True)
-        judged.metadata["uncertainty"] = monitor.summary_metadata()
-        judged.metadata.pop("uncertainty_escalate", None)
-        if action in (UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT):
-            judged.status = AgentStatus.WAITING_FOR_HUMAN
-            if escalate_node is not None:
-                judged.metadata["uncertainty_escalate"] = True
-        return judged
-
-    setattr(handler, _PASSED, True)
-    return handler

@@ -63,7 +63,8 @@ class StopOrders:
         except StoreError:
             return False, looked_at
         seen_all, seen_own = state.stops_seen or (0, 0)
-        return to_all > seen_all or _version(own) > seen_own, number
+        stopped = to_all > seen_all or _version(own) > seen_own
+        return stopped, looked_at if stopped else number  # who was stopped stays stopped, however often it asks
 
 
 async def stops_now(ledger: Ledger, state: AgentState) -> tuple[int, int]:

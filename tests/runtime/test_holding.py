@@ -335,8 +335,9 @@ async def test_a_thousand_old_orders_cost_one_read_and_stop_nobody() -> None:
     assert asked == ["stop *"]
     await order_stop(Ledger(store), "a", "s")
     orders._read_at = float("-inf")
-    with pytest.raises(StoppedError):
-        await hold.check_stop()
+    for _ in range(2):
+        with pytest.raises(StoppedError):
+            await hold.check_stop()
 
 
 async def test_an_order_to_all_also_stops_a_session_whose_worker_died_and_is_replaced_later() -> None:

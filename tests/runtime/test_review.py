@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -702,16 +703,20 @@ WRITERS = """
 import sys, anyio
 from grampus_uq import open_store
 from grampus_uq.errors import SessionConflictError
+from grampus_uq.runtime.store import Append, Put
 
-async def main(url, name):
+async def main(url, kind, name):
     store = open_store(url)
     for number in range(25):
-        await store.put("own", f"{name}/{number}", "{}", expected=0)
+        await store.put(kind, f"{name}/{number}", "{}", expected=0)
         while True:
-            found = await store.get("shared", "counter")
+            found = await store.get(kind, "counter")
             version, count = (0, 0) if found is None else (found.version, int(found.body))
             try:
-                await store.put("shared", "counter", str(count + 1), expected=version)
+                await store.write(
+                    Put(kind=kind, key="counter", body=str(count + 1), expected=version),
+                    Append(log=kind, bodies=(f'{{"by":"{name}"}}',), expected=None),
+                )
                 break
             except SessionConflictError:
                 continue
@@ -721,25 +726,30 @@ anyio.run(main, *sys.argv[1:])
 """
 
 
-def test_four_processes_on_one_new_sqlite_file_lose_no_update_and_meet_no_lock(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 's.db'}"
+@pytest.mark.parametrize("backend", ["sqlite", "postgres", "redis"])
+def test_four_processes_on_one_store_lose_no_update_and_meet_no_lock(
+    backend: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    new = f"sqlite:///{tmp_path / 's.db'}"
+    url, kind = new if backend == "sqlite" else str(request.getfixturevalue(f"{backend}_url")), uuid.uuid4().hex
     workers = [
-        subprocess.Popen([sys.executable, "-c", WRITERS, url, str(n)], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, "-c", WRITERS, url, kind, str(n)], stderr=subprocess.PIPE, text=True)
         for n in range(4)
     ]
     for worker in workers:
-        _, said = worker.communicate(timeout=120)
+        _, said = worker.communicate(timeout=200)
         assert worker.returncode == 0, said
 
-    async def read() -> tuple[str, int]:
+    async def read() -> tuple[str, int, int]:
         store = open_store(url)
-        found = await store.get("shared", "counter")
-        own = await store.scan("own")
+        found = await store.get(kind, "counter")
+        documents, entries = await store.scan(kind), [json.loads(entry) for entry in await store.read(kind)]
         await store.aclose()
         assert found is not None
-        return found.body, len(own)
+        assert [entry["seq"] for entry in entries] == list(range(len(entries)))
+        return found.body, len(documents), len(entries)
 
-    assert anyio.run(read) == ("100", 100)
+    assert anyio.run(read) == ("100", 101, 100)
 
 
 # -- command line -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""The nodes that this package brings: one that waits for a human, and one that judges the model's last answer."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from grampus_uq.records import Message
+from grampus_uq.runtime.state import AgentState
+from grampus_uq.vocabulary import AgentStatus, Role, UncertaintyAction
+
+__all__ = ["PASSED", "NodeHandler", "human_node", "uncertainty_guard_node"]
+
+NodeHandler = Callable[[AgentState], Awaitable[AgentState]]
+PASSED = "__grampus_passed_by_an_answer__"
+"""Marks a node that an answer passes; any other that waits runs again when it is answered."""
+
+
+def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
+    """A node that waits: the graph stops there, and goes on behind it when it is restored with an answer."""
+
+    async def handler(state: AgentState) -> AgentState:
+        waiting = state.model_copy(deep=True)
+        waiting.messages.append(Message(role=Role.SYSTEM, content=prompt))
+        waiting.status = AgentStatus.WAITING_FOR_HUMAN
+        return waiting
+
+    setattr(handler, PASSED, True)
+    return handler
+
+
+def uncertainty_guard_node(
+    monitor: Any, *, step_type: str = "decision", escalate_node: str | None = None
+) -> NodeHandler:
+    """A node that judges the last answer of the model: `metadata["uncertainty"]` says what it found.
+
+    On a pause or an abort it waits; with `escalate_node` it sets `metadata["uncertainty_escalate"]`, for a conditional
+    edge to route to that node, which waits instead. Asks of its monitor only `observe_llm_response` and
+    `summary_metadata`.
+    """
+
+    async def handler(state: AgentState) -> AgentState:
+        answers = [m for m in state.messages if m.role is Role.ASSISTANT]
+        text = (answers[-1].content or "") if answers else ""
+        _, action = await monitor.observe_llm_response(text, f"guard_{state.current_step}", step_type=step_type)
+        judged = state.model_copy(deep=True)
+        judged.metadata["uncertainty"] = monitor.summary_metadata()
+        judged.metadata.pop("uncertainty_escalate", None)
+        if action in (UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT):
+            judged.status = AgentStatus.WAITING_FOR_HUMAN
+            if escalate_node is not None:
+                judged.metadata["uncertainty_escalate"] = True
+        return judged
+
+    setattr(handler, PASSED, True)
+    return handler
