@@ -75,6 +75,7 @@ class Gate:
         self.effects = effects or ToolEffects()
         self.precondition = precondition
         self._schema_of = schema_of
+        self._rules: tuple[UncertaintyPolicy | None, str] | None = None
         self._spent: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -88,8 +89,11 @@ class Gate:
         vouched: bool = True,
     ) -> Terms:
         """Whose calls these are, and the rules that they are asked under now."""
-        rules = rules_digest(self.approvals, None if policy is None else policy.model_dump(mode="json"))
-        return Terms(agent_id=agent_id, session_id=session_id, run_id=run_id, rules=rules, vouched=vouched)
+        known = self._rules
+        if known is None or known[0] is not policy:  # frozen: the very same policy has the very same digest
+            digest = rules_digest(self.approvals, None if policy is None else policy.model_dump(mode="json"))
+            self._rules = known = policy, digest
+        return Terms(agent_id=agent_id, session_id=session_id, run_id=run_id, rules=known[1], vouched=vouched)
 
     def effect(self, call: ToolCall, declared: Effect | None, policy: UncertaintyPolicy | None) -> Effect:
         """What a call does to the world, from the tools' declarations and the policy as they are now."""
@@ -149,7 +153,8 @@ class Gate:
                 return record, action
             if action is UncertaintyAction.PAUSE_FOR_HUMAN:
                 why = doubt_of(step)
-        effect = self.effect(record.proposed, declared, policy)
+        if policy is not None and policy.is_irreversible(record.proposed.name):
+            effect = Effect.IRREVERSIBLE
         record = record.change(effect=effect)
         acts = session is None or not session.profile.advisory
         if why is None or why is FRAMEWORK_ASKS:

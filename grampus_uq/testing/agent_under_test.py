@@ -19,6 +19,9 @@ from grampus_uq.testing.agent_script import AgentSetup
 
 __all__ = ["AgentFactory", "AgentUnderTest", "Decision", "Ended", "Failed", "Paused", "Pending"]
 
+NOT_OFFERED = "not offered by this harness"
+"""Why a question is not asked that a harness could offer and does not."""
+
 Said = Literal["approve", "edit", "reject", "respond"]
 
 

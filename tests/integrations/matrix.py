@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grampus_uq.testing import SENTENCES, AgentLaboratory, Finding, check_agent
+from grampus_uq.testing.agent_under_test import NOT_OFFERED
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
 BEGIN, END = "<!-- matrix: python -m tests.integrations.matrix --write -->", "<!-- end of matrix -->"
@@ -54,8 +55,11 @@ def table(found: Findings) -> str:
         lines.append(f"| {sentence.text} | " + " | ".join(cells) + " |")
     notes = []
     for name, column in found.items():
-        why = sorted({finding.detail for finding in column if finding.holds is None})
-        notes += [f"- {name} lacks {'; '.join(why)}."] if why else []
+        why = sorted({part for finding in column if finding.holds is None for part in finding.detail.split("; ")})
+        unasked = [part.removesuffix(f": {NOT_OFFERED}") for part in why if part.endswith(NOT_OFFERED)]
+        lacking = [part for part in why if not part.endswith(NOT_OFFERED)]
+        notes += [f"- {name} lacks {'; '.join(lacking)}."] if lacking else []
+        notes += [f"- {name} is not asked here about {', '.join(unasked)}."] if unasked else []
     return "\n".join(lines + (["", *notes] if notes else []))
 
 

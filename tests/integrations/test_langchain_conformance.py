@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from grampus_uq.testing import SENTENCES, AgentLaboratory, Sentence, check_agent
-from tests.integrations.sentences import PARAMETERS
+from tests.integrations.sentences import parameters
 
 pytest.importorskip("langchain.agents", reason="the extra langchain is not installed")
 
@@ -20,7 +20,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", PARAMETERS)
+@pytest.mark.parametrize("sentence", parameters("LangChain"))
 def test_the_middleware_keeps_the_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds, finding.detail
@@ -30,4 +30,4 @@ def test_the_middleware_keeps_the_sentence(laboratory: AgentLaboratory, sentence
 def test_so_do_its_blocking_twins(tmp_path: Path) -> None:
     with AgentLaboratory("tests.integrations.langchain_agent:build_sync", tmp_path) as laboratory:
         findings = [check_agent(laboratory, sentence) for sentence in SENTENCES]
-    assert [(f.sentence.name, f.detail) for f in findings if not f.holds] == []
+    assert [(f.sentence.name, f.detail) for f in findings if f.holds is False] == []

@@ -40,7 +40,7 @@ from grampus_uq.integrations.openai_agents_model import read_messages, read_outp
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
 from tests.integrations.agents_sdk import FakeModel, clerk, tools
-from tests.integrations.sentences import PARAMETERS
+from tests.integrations.sentences import parameters
 
 PAY = ToolCall(id="pay-1", name="pay", arguments={"to": "bob", "amount": 10})
 OTHER = ToolCall(id="pay-2", name="pay", arguments={"to": "ann", "amount": 3})
@@ -60,7 +60,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", PARAMETERS)
+@pytest.mark.parametrize("sentence", parameters("OpenAI Agents SDK"))
 def test_the_guard_keeps_every_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds is True, finding.detail
@@ -73,8 +73,11 @@ def test_the_sdk_alone_keeps_what_the_page_says_of_it(tmp_path: Path) -> None:
     assert {name for name, holds in found.items() if holds} == {
         "approved_elsewhere",
         "decision_given_twice",
+        "five_at_once",
+        "nested_same_call",
         "parallel_calls",
         "rejected_elsewhere",
+        "same_arguments",
         "streaming",
         "sub_agent",
         "ten_sessions",

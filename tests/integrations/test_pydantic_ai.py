@@ -27,7 +27,7 @@ from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedT
 from grampus_uq.testing.agent_script import read_ledger
 from grampus_uq.wire.responses import read_response
 from tests.integrations.pydantic_ai_agent import clerk
-from tests.integrations.sentences import PARAMETERS
+from tests.integrations.sentences import parameters
 
 PAY = ToolCall(id="pay-1", name="pay", arguments={"to": "bob", "amount": 10})
 OTHER = ToolCall(id="pay-2", name="pay", arguments={"to": "ann", "amount": 3})
@@ -41,7 +41,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", PARAMETERS)
+@pytest.mark.parametrize("sentence", parameters("pydantic-ai"))
 def test_the_capability_keeps_every_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds is True, finding.detail
@@ -55,8 +55,11 @@ def test_the_framework_alone_keeps_what_the_page_says_of_it(tmp_path: Path) -> N
         "approved_elsewhere",
         "decision_given_twice",
         "edited_elsewhere",
+        "five_at_once",
+        "nested_same_call",
         "parallel_calls",
         "rejected_elsewhere",
+        "same_arguments",
         "streaming",
         "sub_agent",
         "ten_sessions",

@@ -22,7 +22,7 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys
 from grampus_uq.records import ToolCall
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Delete, Drop, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.testing import answer
@@ -147,12 +147,12 @@ async def scene(policy: str) -> Scene:
     return Scene(policy=policy, stored=stored, approved=frozenset(till.keys))
 
 
-async def attack(scene: Scene, forged: Stored, *, p_true: float = 0.99, open_store: Any = MemoryStore) -> list[str]:
+async def attack(scene: Scene, forged: Stored, *, p_true: float = 0.99, store: SessionStore | None = None) -> list[str]:
     """Put the forged documents into a store, let another process go on with the session, and say what it paid.
 
     Returns the keys of the payments that ann did not approve. Nothing but this package's own errors may be raised.
     """
-    store, till = open_store(), Till()
+    store, till = store or MemoryStore(), Till()
     await write(forged, store)
     one = runner(till, store, scene.policy, p_true)
     for _ in range(RESUMES):
@@ -164,7 +164,12 @@ async def attack(scene: Scene, forged: Stored, *, p_true: float = 0.99, open_sto
 
 
 async def write(forged: Stored, store: SessionStore) -> None:
-    """The forged documents, in a store."""
+    """The forged documents, in place of all that a store holds."""
+    for kind in ("session", "decision", "grant"):
+        for found in await store.scan(kind):
+            await store.write(Delete(kind=kind, key=found.key, expected=found.version))
+    for log in (forged.session["transcript"]["log"], f"audit/{VICTIM}"):
+        await store.write(Drop(log=log))
     body = dict(forged.session) if forged.seal is None else {"seal": forged.seal, **forged.session}
     await store.put(
         "session", VICTIM, json.dumps(body, separators=(",", ":")), expected=0, label=str(body.get("status"))

@@ -16,8 +16,8 @@ from grampus_uq.errors import GrampusError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import ToolCall
+from grampus_uq.runtime.store import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from tests.runtime.agents import AGENT
 from tests.runtime.forging import (
     EVE,
@@ -294,13 +294,12 @@ def test_there_are_thirty_of_them_and_the_scene_is_worth_attacking() -> None:
     assert [anyio.run(run, policy) for policy in POLICIES] == [1, 1, 1]
 
 
-async def _at_random(policy: str, seeds: range, open_store: Any = None) -> list[int]:
+async def _at_random(policy: str, seeds: range, store: Any = None) -> list[int]:
     """The seeds whose manipulation paid something that ann had not approved."""
     found, paid = await _scene(policy), []
     for seed in seeds:
         rng = random.Random(f"{policy}/{seed}")
-        given = {} if open_store is None else {"open_store": open_store}
-        if await attack(found, forge(found.stored, rng), p_true=rng.choice([0.62, 0.99]), **given):
+        if await attack(found, forge(found.stored, rng), p_true=rng.choice([0.62, 0.99]), store=store):
             paid.append(seed)
     return paid
 
@@ -317,13 +316,30 @@ def test_ten_thousand_random_manipulations_pay_nothing_that_nobody_approved(poli
     assert anyio.run(_at_random, policy, range(1_000, 4_400)) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("server", ["postgres", "redis"])
+def test_on_a_server_as_well(server: str, request: pytest.FixtureRequest) -> None:
+    url = str(request.getfixturevalue(f"{server}_url"))
+
+    async def run() -> list[int]:
+        store = open_store(url)
+        try:
+            return await _at_random("public keys", range(50), store)
+        finally:
+            await store.aclose()
+
+    assert anyio.run(run) == []
+
+
 def test_on_sqlite_as_well(tmp_path: Path) -> None:
-    numbers = iter(range(10**6))
+    async def run() -> list[int]:
+        store = open_store(f"sqlite:///{tmp_path / 'sessions.db'}")
+        try:
+            return await _at_random("public keys", range(20), store)
+        finally:
+            await store.aclose()
 
-    def fresh() -> SQLiteStore:
-        return SQLiteStore(str(tmp_path / f"{next(numbers)}.db"))
-
-    assert anyio.run(_at_random, "public keys", range(20), fresh) == []
+    assert anyio.run(run) == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)
