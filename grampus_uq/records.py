@@ -304,6 +304,15 @@ class StepUncertainty(BaseModel):
     advisory_action: UncertaintyAction | None = None
     timestamp: datetime
 
+    @property
+    def believed(self) -> float | None:
+        """The propagated confidence; None while nothing of the session was read, where it stands at its start of 1.
+
+        A belief of 1 that rests on readings is LOW, since no threshold is higher; without any it never is.
+        """
+        unread = self.propagated_confidence == 1.0 and self.level is not UncertaintyLevel.LOW
+        return None if unread else self.propagated_confidence
+
     @classmethod
     def trusted(cls, values: dict[str, Any]) -> StepUncertainty:
         """Build from values that the engine computed: every field given, of the right type, finite; nothing is checked.

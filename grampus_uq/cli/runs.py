@@ -86,8 +86,7 @@ def _list_row(summary: dict[str, Any]) -> list[Any]:
         None if started is None else utc(started).isoformat(sep=" ", timespec="seconds"),
         summary["steps"],
         summary["pauses"],
-        summary["least_confidence"],
-        summary["last_confidence"],
+        *("-" if summary[name] is None else summary[name] for name in ("least_confidence", "last_confidence")),
         _ending(summary["success"], summary["stop_reason"], summary["labelled_by"]),
         summary["path"],
     ]
@@ -135,7 +134,15 @@ def _event_row(event: Event) -> list[Any]:
             action += f" (advised: {seen.advisory_action.value})"
         kind = event.step.kind + (f" {calls}" if calls else "")
         why = "; ".join(part for part in (seen.reasoning, seen.missing_reason) if part)
-        return [seen.index, kind, seen.propagated_confidence, seen.level.value, action, why, event.step.judged_text()]
+        return [
+            seen.index,
+            kind,
+            "-" if seen.believed is None else seen.believed,
+            seen.level.value,
+            action,
+            why,
+            event.step.judged_text(),
+        ]
     if isinstance(event, ObservationEvent):
         what = event.kind + (" (error)" if event.is_error else "")
         return ["", what, None, "", "", event.call_id or "", event.text]

@@ -195,7 +195,7 @@ def doubt_of(judged: StepUncertainty | Verdict) -> Doubt:
         rule=judged.rule,
         reason=judged.reasoning,
         guarantee=judged.guarantee,
-        confidence=judged.propagated_confidence,
+        confidence=judged.believed,
     )
 
 

@@ -179,7 +179,7 @@ class HeldCalls:
                 rule=step.rule if asked else FRAMEWORK,
                 reason=step.reasoning if asked else "the framework's own rule asks for approval",
                 guarantee=step.guarantee if asked else None,
-                confidence=step.propagated_confidence,
+                confidence=step.believed,
             )
         return held
 

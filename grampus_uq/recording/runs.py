@@ -261,7 +261,7 @@ def summarise(run: Run) -> RunSummary:
     times = [start.time_s] if start else []
     times += [steps[0].step.time_s, steps[-1].step.time_s] if steps else []
     wanted = [step.assessment.advisory_action or step.assessment.action for step in steps]
-    confidences = [step.assessment.propagated_confidence for step in steps]
+    confidences = [believed for step in steps if (believed := step.assessment.believed) is not None]
     return RunSummary(
         session_id=run.session_id,
         agent_id=run.events[0].agent_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from grampus_uq.errors import UncertaintyError
@@ -10,7 +11,7 @@ from grampus_uq.gate.call import CallRecord, cleared
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.records import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.runtime.state import AgentState, ExecutionResult
-from grampus_uq.vocabulary import AgentStatus
+from grampus_uq.vocabulary import AgentStatus, UncertaintyLevel
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.runner import AgentRunner
@@ -71,7 +72,7 @@ class SubAgent:
             else:
                 result = await self.runner.resume(self.agent.name, child_id, record.guidance, agent_def=self.agent)
         except UncertaintyError as aborted:
-            self._believe(parent, record, aborted.details.get("cumulative_confidence"))
+            self._believe(parent, record, aborted.details, "cumulative_confidence", "overall_level")
             return ToolResult(
                 tool_call_id=record.call.id, output=f"The sub-agent was stopped: {aborted}", is_error=True
             )
@@ -86,7 +87,7 @@ class SubAgent:
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})
-        self._believe(parent, record, belief.get("cumulative_confidence"))
+        self._believe(parent, record, belief, "cumulative_confidence", "overall_level")
         failed = result.status is AgentStatus.FAILED
         return ToolResult(tool_call_id=record.call.id, output=result.output, is_error=failed)
 
@@ -94,13 +95,18 @@ class SubAgent:
         self, record: CallRecord, parent: Session | None, status: AgentStatus, output: str, belief: Any
     ) -> ToolResult:
         state = belief.get("state", {}) if isinstance(belief, dict) else {}
-        self._believe(parent, record, state.get("cumulative"))
+        self._believe(parent, record, state, "cumulative", "level")
         return ToolResult(tool_call_id=record.call.id, output=output, is_error=status is AgentStatus.FAILED)
 
     @staticmethod
-    def _believe(parent: Session | None, record: CallRecord, confidence: Any) -> None:
-        """Take the child's belief into the parent's, as a step of its own."""
+    def _believe(
+        parent: Session | None, record: CallRecord, belief: Mapping[str, Any], confidence_at: str, level_at: str
+    ) -> None:
+        """Take the child's belief into the parent's, as a step of its own; none of a child that was not read."""
+        confidence, level = belief.get(confidence_at), belief.get(level_at)
         if parent is None or not isinstance(confidence, int | float):
+            return
+        if confidence == 1.0 and level != UncertaintyLevel.LOW:
             return
         step = Step(step_id=f"{record.step_id}/{record.call.id}", kind=SUB_AGENT, time_s=time.time())
         parent.commit(step, [Reading(source=SUB_AGENT, value=float(confidence))])
