@@ -26,7 +26,7 @@ from grampus_uq.cli import _group
 from grampus_uq.profiles import FitOptions, fit_profile
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.benchmarks._report import emit
-from tests.guarantees.worlds import BASE, Runs, World, live, record
+from tests.guarantees.worlds import BASE, Runs, World, act, live, record
 
 Label = Callable[[np.random.Generator, Runs], Any]
 Fit = Callable[[Path, FitOptions, ProfileArtifact | None, int], ProfileArtifact | None]
@@ -154,6 +154,18 @@ def _fitted(path: Path, options: FitOptions, base: ProfileArtifact | None, seed:
     return fit_profile(path, base=base or BASE, options=replace(options, seed=seed)).artifact
 
 
+def _refitted(let_through: float) -> Fit:
+    """Fit, act on as many new runs, and fit again on what these left alone."""
+
+    def fit(path: Path, options: FitOptions, base: ProfileArtifact | None, seed: int) -> ProfileArtifact:
+        first = _fitted(path, options, base, seed)
+        runs = PLAIN.draw(np.random.default_rng([seed, 77]), 200)
+        acted = act(first, path.with_suffix(".acted.jsonl"), runs, let_through=let_through, seed=seed)
+        return _fitted(acted, options, base, seed)
+
+    return fit
+
+
 def _budgeted(path: Path, options: FitOptions, base: ProfileArtifact | None, seed: int) -> ProfileArtifact | None:
     """By the command: an interruption budget needs no labels."""
     target = path.with_suffix(".profile")
@@ -197,6 +209,11 @@ def only_the_confident(rng: np.random.Generator, runs: Runs) -> Runs:
     """Sabotage: only runs that looked good are there, as after a monitor that stopped the rest."""
     said = runs.stated[:, -1]
     return runs.take(np.flatnonzero(said >= np.quantile(said, 0.3)))
+
+
+def naively(rng: np.random.Generator, runs: Runs) -> Runs:
+    """Sabotage: nothing is let through, and what was not stopped is taken for all there is."""
+    return runs
 
 
 PLAIN = World()
@@ -301,6 +318,7 @@ PROMISES = {
     "conformal": _alarm("every run calls", PLAIN, 60, delta=None),
     "conformal-round": _alarm("round numbers", ROUND, 60, delta=None),
     "conformal-trials": _alarm("four trials a task", TRIALS, 240, delta=None),
+    "refit": replace(_alarm("refitted, half let through", PLAIN, 200, delta=None), name="refit", fit=_refitted(0.5)),
     "budget": _budget("no label", PLAIN, 40),
     "budget-trials": _budget("no label, four trials a task", TRIALS, 80),
 }
@@ -316,6 +334,7 @@ SABOTAGES = {
     "pac-trials": as_trials_of_many,
     "conformal": only_the_confident,
     "budget": only_the_confident,
+    "refit": naively,
 }
 """What breaks a promise: each has to be seen, or the simulation could not fail."""
 
@@ -324,6 +343,8 @@ def sabotaged(name: str) -> Promise:
     """The promise in a world where what it assumes does not hold."""
     promise, recorded = PROMISES[name], SABOTAGES[name]
     told = (recorded.__doc__ or "").removeprefix("Sabotage: ").removesuffix(".")
+    if recorded is naively:
+        return replace(promise, fit=_refitted(0.0), where=told)
     world, n = promise.world, promise.n
     if recorded is as_trials_of_many:
         world, n = replace(world, trials=16, alike=1.0), 2 * n

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq import Outcome, Reading, Step, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.artifacts import ProfileArtifact
 from grampus_uq.events import Event
 from grampus_uq.recording.codec import encode
@@ -133,6 +133,19 @@ def record(path: Path, runs: Runs, labelled: npt.ArrayLike | None = None, name: 
         session.finish(Outcome(success=bool(runs.success[i]) if known[i] else None))
     text = b"\n".join(line.encode() if isinstance(line, str) else line for line in kept.lines)
     path.write_bytes(text + b"\n")
+    return path
+
+
+def act(profile: ProfileArtifact, path: Path, runs: Runs, *, let_through: float, seed: int) -> Path:
+    """Record runs under a profile that acts: what it stops has no outcome, what is let through at random has one."""
+    kept = _Lines()
+    monitor = UncertaintyMonitor(profile=profile, processors=[kept], let_through=let_through, seed=seed)
+    for i in range(len(runs)):
+        session = monitor.session(f"acted-{seed}-{i}", "a", **FITTING)
+        stopped, _ = _commit(session, runs.stated[i], False)
+        reason = StopReason.MONITOR_STOP if stopped else StopReason.CLEAN
+        session.finish(Outcome(success=None if stopped else bool(runs.success[i]), stop_reason=reason))
+    path.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in kept.lines))
     return path
 
 
