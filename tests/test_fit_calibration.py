@@ -187,7 +187,8 @@ def test_a_calibrated_profile_sets_p_success_and_changes_nothing_else(source: st
     assert plain.p_success is None
     assert seen.p_success == fusion({source: value})
     assert seen.model_dump(exclude={"p_success"}) == plain.model_dump(exclude={"p_success"})
-    assert state == dataclasses.replace(plain_state, p_success=seen.p_success)
+    turns = tuple(dataclasses.replace(turn, p_success=seen.p_success) for turn in plain_state.turns)
+    assert state == dataclasses.replace(plain_state, p_success=seen.p_success, turns=turns)
     assert type(seen).model_validate(seen.model_dump()) == seen
 
 
