@@ -56,7 +56,6 @@ class Hold:
         self._orders_seen = -1
         self._lock = anyio.Lock()
         self._since = time.monotonic()
-        self._unsure = False
 
     @classmethod
     async def take(
@@ -96,35 +95,27 @@ class Hold:
             await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
 
     async def _put(self, notes: list[Note]) -> None:
-        """Compare and set. A write whose answer was lost (connection cut, task cancelled) may have been made: what the
-        store holds says so, and it is then not made again."""
-        for attempt in range(1, _WRITES + 1):
-            if self._unsure and await self._was_made():
-                return
+        """Compare and set, once more after an error. A write whose answer was lost (connection cut, task cancelled) may
+        have been made: then the next one conflicts with this worker's own, which is found in the store and taken up."""
+        for attempt in range(_WRITES):
             try:
-                self._unsure = True
                 self._version = await self._ledger.save(self.state, self._version, notes)
+                return
             except SessionConflictError:
-                if not await self._was_made(taken_over=True):
-                    continue
+                if await self._was_made():
+                    return
             except StoreError:
-                if attempt == _WRITES:
+                if attempt > 0:
                     raise
-                continue
-            self._unsure = False
-            return
         raise StoreError("The session could not be written: earlier writes of its own came in between again and again.")
 
-    async def _was_made(self, *, taken_over: bool = False) -> bool:
+    async def _was_made(self) -> bool:
         """True when the store holds this very save; SessionConflictError when it holds what another worker wrote."""
         found = await self._ledger.adopt(self.state)
-        state, version = (None, 0) if found is None else found
-        own = state is not None and state.worker == self._worker
-        if not own and (taken_over or version != self._version):
-            self._unsure = False
+        if found is None or found[0].worker != self._worker:
             raise SessionConflictError(f"Session {self.state.session_id!r:.80} was taken over by another worker.")
-        self._version = version
-        return own and state is not None and state.saves == self.state.saves
+        self._version = found[1]
+        return found[0].saves == self.state.saves
 
     async def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
         """Add to the audit."""
