@@ -38,7 +38,7 @@ _MOST_STARTS = 8
 
 
 class ClosingObject(NamedTuple):
-    """What precedes the object, the values that it states (`INVALID` for no probability), and its other fields as text.
+    """What precedes the object, the values that it states (`INVALID` for no probability), and its other fields.
 
     It is the model's answer when it is the whole message, or has no other fields than an answer has: any other may be a
     tool's result.
@@ -47,7 +47,7 @@ class ClosingObject(NamedTuple):
     before: str
     values: tuple[float, ...] = ()
     is_answer: bool = True
-    others: str = ""
+    others: tuple[tuple[str, Any], ...] = ()
 
 
 def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
@@ -57,24 +57,24 @@ def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
     an object is given back whole. Linear in the length of the text.
 
     >>> closing_object('It is Paris. {"confidence": 0.9}')
-    ClosingObject(before='It is Paris. ', values=(0.9,), is_answer=True, others='')
+    ClosingObject(before='It is Paris. ', values=(0.9,), is_answer=True, others=())
     """
     stripped = text.strip()
     closing = _CLOSING_WORDS.search(stripped, max(0, len(stripped) - 100))
     stripped = stripped if closing is None else stripped[: closing.start()]
     before, inner = _fenced(stripped)
     if inner is not None:
-        found = _read(inner, whole=not before.strip(), other_scale=other_scale)
-        return ClosingObject(text) if found is None else found._replace(before=before)
+        found = _read(inner, before, whole=not before.strip(), other_scale=other_scale)
+        return ClosingObject(text) if found is None else found
     if stripped.startswith("{"):
-        found = _read(stripped, whole=True, other_scale=other_scale)
+        found = _read(stripped, "", whole=True, other_scale=other_scale)
         if found is not None:
             return found
     if stripped.endswith("}"):
         for start in _starts(stripped):
-            found = _read(stripped[start:], whole=False, other_scale=other_scale)
+            found = _read(stripped[start:], stripped[:start], whole=False, other_scale=other_scale)
             if found is not None:
-                return found._replace(before=stripped[:start])
+                return found
     return ClosingObject(text)
 
 
@@ -104,26 +104,28 @@ def _starts(text: str) -> list[int]:
     return starts
 
 
-def _read(text: str, *, whole: bool, other_scale: bool) -> ClosingObject | None:
-    """What an object states that ends where the text ends; None when the text is no such object."""
+def _read(text: str, before: str, *, whole: bool, other_scale: bool) -> ClosingObject | None:
+    """What an object states that is all of the text, after another one; None when the text is no such object."""
     try:
         fields = _DECODER.decode(text)
     except (ValueError, RecursionError):
-        return _malformed(text)
+        return _malformed(text, before)
     if not isinstance(fields, tuple):
         return None
     names = {name.lower().replace(" ", "_") for name, _ in fields}
-    if names & _OTHERS_FIELDS:
-        return ClosingObject("")
-    other_scale = other_scale or any(_UNIT.search(name) for name in names)
-    values = [_value(value, other_scale) for name, value in fields if name.lower() in _FIELDS]
-    others = sorted((name, json.dumps(value)) for name, value in fields if name.lower() not in _FIELDS)
-    return ClosingObject(
-        "",
-        tuple(values),
-        (whole and not any(map(_DENYING.search, names))) or names <= _ANSWER_FIELDS,
-        json.dumps(others) if others else "",
-    )
+    is_answer = names <= _ANSWER_FIELDS
+    if not is_answer:
+        if names & _OTHERS_FIELDS:
+            return ClosingObject(before)
+        is_answer = whole and not any(map(_DENYING.search, names))
+        other_scale = other_scale or any(map(_UNIT.search, names))
+    values, others = [], []
+    for name, value in fields:
+        if name.lower() in _FIELDS:
+            values.append(_value(value, other_scale))
+        else:
+            others.append((name, value))
+    return ClosingObject(before, tuple(values), is_answer, tuple(others))
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)
@@ -139,11 +141,11 @@ def _value(value: Any, other_scale: bool) -> float:
     return INVALID if number is None or (other_scale and number > 0.0) else number
 
 
-def _malformed(text: str) -> ClosingObject | None:
+def _malformed(text: str, before: str) -> ClosingObject | None:
     """What is written like the object asked for and is not quite JSON: `.5`, `85 %`, single quotation marks."""
     flat = _FLAT.fullmatch(text)
     if flat is not None:
         value = parse_number(flat[3])
-        return ClosingObject("", (INVALID if value is None else value,))
+        return ClosingObject(before, (INVALID if value is None else value,))
     closed = text.endswith("}") or "}" not in text
-    return ClosingObject("", (INVALID,)) if closed and _FIELD.search(text) else None
+    return ClosingObject(before, (INVALID,)) if closed and _FIELD.search(text) else None

@@ -61,6 +61,10 @@ _SPEAKER = re.compile(
 )
 
 
+_MARK = re.compile(rf"[<>`~{_MARKS}{_SINGLE_MARKS}]")
+"""In every text that shows something."""
+
+
 class OwnWords(NamedTuple):
     """The model's own text, a `GAP` or `LAZY` where something was, and `rest`, from where a dialogue or letter begins.
 
@@ -79,12 +83,13 @@ def own_words(text: str) -> OwnWords:
     'The page says .... It may be wrong.'
     """
     text = "\n".join(text.splitlines())
-    text, opened = _shown(text)
+    text, opened = _shown(text) if _MARK.search(text) else (text, False)
     text = _INLINE_TAG.sub("", _BREAKING_TAG.sub("\n", text)) if "<" in text else text
     rest = ""
     if len(text) > 2 * _WINDOW:
         text, rest = _ends(text)
-    text = _CODE_LINE.sub(GAP, text)
+    if "    " in text or "\t" in text:
+        text = _CODE_LINE.sub(GAP, text)
     speaker = _SPEAKER.search(text)
     if speaker is not None:
         text, rest = text[: speaker.start()], f"{text[speaker.start() :]}\n\n{rest}"

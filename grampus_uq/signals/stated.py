@@ -9,20 +9,21 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from grampus_uq.signals.word_search import WordSearch
+
 __all__ = ["INVALID", "MAY_STATE", "OTHER_SCALE", "STATING_WORDS", "parse_number", "stated"]
 
 INVALID: Final = -1.0
 """Stands for a statement whose number is no probability."""
 
 STATING_WORDS: Final = ("confiden", "certain", "sure", "probability", "chance", "likelihood")
-MAY_STATE: Final = re.compile("|".join(STATING_WORDS), re.IGNORECASE)
+MAY_STATE: Final = WordSearch("|".join(STATING_WORDS))
 """A sentence without one of these words states nothing."""
 
-OTHER_SCALE: Final = re.compile(
+OTHER_SCALE: Final = WordSearch(
     r"\bscale(?: is|:)? ?(?:of |from )?[0-9.]+ ?(?:-|–|to|and|through) ?(?!1(?:\.0)?\b)[0-9]|\bout of (?:5|7|10|100)\b"
     r"|\b[01] ?(?:-|–|to) ?(?:5|7|10|20|100)\b|\b(?:5|7|10|five|seven|ten)[- ]point\b|\bin percent\b|\bpercentages?\b"
     r"|\b(?:one|zero) to (?:five|seven|ten|a hundred|one hundred)\b",
-    re.IGNORECASE,
 )
 """Words that give a bare number another meaning than a probability."""
 
