@@ -4,8 +4,8 @@
 
 A URL is that of an empty store (`sqlite:///FILE`, `postgresql://…`, `redis://…`), or `servers` for a file, a PostgreSQL
 and a Valkey of its own. Rows: `list` (also with what was decided on each, as the command shows it), `show`, `approve`
-in milliseconds (median of 20), `peak_mb` the Python memory of a listing, `write` the characters of one step early and late in a long run,
-`concurrent` the seconds in which so many scripted sessions end side by side.
+in milliseconds (median of 20); `peak_mb`, the Python memory of a listing; `write`, the characters of one step early and
+late in a long run; `concurrent`, the seconds in which so many scripted sessions end side by side.
 """
 
 from __future__ import annotations
