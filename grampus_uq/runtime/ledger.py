@@ -108,6 +108,8 @@ class Ledger:
         self._heard(found.read_s)
         body, holds = self.opened(found.key, found.body)
         state = read_state(body)
+        if session_key(state.agent_id, state.session_id) != found.key:
+            raise StoreError(f"What is stored as session {found.key!r:.100} is the state of another one.")
         state._sealed = holds
         state._leased_until = time.monotonic() + _left(state, found)
         return state

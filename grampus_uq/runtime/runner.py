@@ -347,6 +347,8 @@ class AgentRunner:
             metadata["uncertainty"] = hold.session.summary()
         if state.store_failures:
             metadata["store_failures"] = state.store_failures
+        if not state.vouched:
+            metadata["unvouched"] = True
         if state.answer_approved_by is not None:
             metadata["answer_approved_by"] = state.answer_approved_by
         unclassified = self.effects.unclassified()

@@ -68,7 +68,7 @@ class SubAgent:
             if loaded is None:
                 result = await self.runner.run(self.agent, task, session_id=child_id)
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
-                return self._finished(record, parent, loaded[0].status, loaded[0].output, loaded[0].belief)
+                return self._finished(record, parent, loaded[0])
             else:
                 result = await self.runner.resume(self.agent.name, child_id, record.guidance, agent_def=self.agent)
         except UncertaintyError as aborted:
@@ -87,16 +87,18 @@ class SubAgent:
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})
-        self._believe(parent, record, belief, "cumulative_confidence", "overall_level")
+        if not result.metadata.get("unvouched"):
+            self._believe(parent, record, belief, "cumulative_confidence", "overall_level")
         failed = result.status is AgentStatus.FAILED
         return ToolResult(tool_call_id=record.call.id, output=result.output, is_error=failed)
 
-    def _finished(
-        self, record: CallRecord, parent: Session | None, status: AgentStatus, output: str, belief: Any
-    ) -> ToolResult:
-        state = belief.get("state", {}) if isinstance(belief, dict) else {}
-        self._believe(parent, record, state, "cumulative", "level")
-        return ToolResult(tool_call_id=record.call.id, output=output, is_error=status is AgentStatus.FAILED)
+    def _finished(self, record: CallRecord, parent: Session | None, child: AgentState) -> ToolResult:
+        """What a child came to that ended before its parent heard of it; stored confidence counts only under a seal."""
+        belief: Any = (child.belief or {}).get("state")
+        if child.vouched and self.runner.gate.believes(child.sealed) and isinstance(belief, dict):
+            self._believe(parent, record, belief, "cumulative", "level")
+        failed = child.status is AgentStatus.FAILED
+        return ToolResult(tool_call_id=record.call.id, output=child.output, is_error=failed)
 
     @staticmethod
     def _believe(
@@ -104,7 +106,7 @@ class SubAgent:
     ) -> None:
         """Take the child's belief into the parent's, as a step of its own; none of a child that was not read."""
         confidence, level = belief.get(confidence_at), belief.get(level_at)
-        if parent is None or not isinstance(confidence, int | float):
+        if parent is None or not isinstance(confidence, int | float) or not 0.0 <= confidence <= 1.0:
             return
         if confidence == 1.0 and level != UncertaintyLevel.LOW:
             return

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import anyio
 import pytest
 
-from grampus_uq.errors import GrampusError
+from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, SubAgent, UncertaintyMonitor
+from grampus_uq.errors import GrampusError, StoreError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import ToolCall
-from grampus_uq.runtime.store import open_store
+from grampus_uq.runtime.store import Document, open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
-from tests.runtime.agents import AGENT
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, scripted
 from tests.runtime.forging import (
     EVE,
     EVIL,
@@ -425,3 +429,58 @@ def test_another_process_asks_for_each_irreversible_call_unless_a_shared_seal_vo
         return [request.rule for request in result.pending], len(till.keys)
 
     assert anyio.run(run) == ((["unvouched_state"], 1) if asks else ([], 2))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_another_sessions_whole_document_is_no_state_of_this_one(policy: str) -> None:
+    """Else what was approved there would run once more under every key that it is copied to."""
+
+    async def run() -> None:
+        found, till, store = await _scene(policy), Till(), MemoryStore()
+        forged = found.stored.copy()
+        forged.session["session_id"] = "other"
+        await write(forged, store)
+        with pytest.raises(StoreError, match="the state of another one"):
+            await runner(till, store, policy).resume("mailer", "v")
+
+    anyio.run(run)
+
+
+@pytest.mark.parametrize("policy", ["public keys", "a shared key"])
+def test_a_sub_agents_stored_certainty_counts_for_nothing_without_a_seal(policy: str) -> None:
+    """A child's session that somebody wrote before its parent came to call it."""
+
+    async def confidence(forged: bool) -> list[float]:
+        till, store = Till(), MemoryStore()
+        task = ToolCall(id="d", name="mailer", arguments={"task": "look"})
+        boss = AgentRunner(
+            scripted([answer("Delegate.", tool_calls=[task]), answer("Done.")], 0.7),
+            FunctionTools(),
+            uncertainty_monitor=UncertaintyMonitor(),
+            store=store,
+            approvals=POLICIES[policy](),
+            sub_agents=[SubAgent(runner(till, store, policy, 0.3), AGENT)],
+        )
+        lead = AgentDefinition(name="boss", model="scripted", system_prompt="You lead.")
+        if forged:
+            done = (await _scene(policy)).stored.others["mailer/sure"]
+            done.pop("seal", None)
+            belief = {**done["belief"], "state": {**done["belief"]["state"], "cumulative": 1.0}}
+
+            class Written(MemoryStore):
+                async def get(self, kind: str, key: str) -> Any:
+                    if kind == "session" and key.startswith("mailer/"):
+                        body = {**done, "session_id": unquote(key.partition("/")[2]), "belief": belief}
+                        body["transcript"] = None
+                        return Document(kind=kind, key=key, version=1, body=json.dumps(body), label="completed")
+                    return await super().get(kind, key)
+
+            boss.sub_agents["mailer"].runner.ledger.store = Written()
+        await boss.run(lead, "have it looked at", session_id="p")
+        loaded = await boss.ledger.load("boss", "p")
+        assert loaded is not None
+        steps = (loaded[0].belief or {}).get("recent")
+        assert isinstance(steps, list)
+        return [float(s["propagated_confidence"]) for s in steps if s["step_type"] == "sub_agent"]
+
+    assert anyio.run(confidence, True) == []
