@@ -1,141 +1,139 @@
-"""The tool calls of one watched session: judged once each, held until a human decides, let through once.
+"""The tool calls of one watched session, kept in memory: judged once each, held until humans decide, run once.
 
-What an adapter for any framework needs, out of public names only. A call is known by its id, its name and its canonical
-arguments together: the same id with other arguments is another call, and no decision carries over to it.
+The host of `grampus_uq.gate` for frameworks that hand over one call at a time. A call is known by its id, its name and
+its canonical arguments together, and by the answer of the model that proposed it: the same call of a later answer, or
+of a sub-agent, is another one.
 
-    framework proposes a call -> `judge` -> it may run, or waits with an `ApprovalRequest`
-    a human decides           -> `decide` (refused when it is on another call, expired, unsigned or not permitted)
-    just before it would run  -> `release` -> run it (perhaps with edited arguments), answer for it, or go on waiting
+    the model answers         -> `propose` its calls under one step id
+    the framework brings one  -> `judge` -> it may run, or waits with an `ApprovalRequest`
+    humans decide             -> `decide` (refused when it is on another call, expired, unsigned or not permitted)
+    just before it would run  -> `release` -> run it, answer for it, or go on waiting -> `settle`
+
+What leaves the process (`snapshot`) carries a seal where decisions are signed. A state whose seal does not hold says
+nothing: its calls wait, and its belief releases nothing that may be irreversible for the rest of the run.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import JsonValue
 
 from grampus_uq import (
     ApprovalDecision,
     ApprovalError,
     ApprovalKind,
-    ApprovalPolicy,
     ApprovalRequest,
+    ConfigurationError,
     DataError,
     Effect,
     Session,
     ToolCall,
-    ToolEffects,
     UncertaintyAction,
     UncertaintyError,
+    UncertaintyMonitor,
 )
-from grampus_uq.gate.preconditions import Precondition, refusal_of
+from grampus_uq.gate.call import (
+    MAX_REJECTED,
+    RAN_BEFORE,
+    CallPhase,
+    CallRecord,
+    asked,
+    asked_again,
+    bound,
+    edit_note,
+    recovered,
+    restored,
+    settled,
+    told,
+)
+from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
+from grampus_uq.gate.preconditions import Precondition
+from grampus_uq.gate.requests import Arrived
 
-__all__ = ["Edit", "HeldCall", "HeldCalls", "Precondition", "Release", "aborted", "waiting_in"]
+__all__ = ["HeldCalls", "Precondition", "Release", "aborted", "note_schema", "take_up", "waiting_in"]
 
-VERSION = 1
-FRAMEWORK = "framework"
+VERSION = 2
+_READABLE = (1, 2)
 _MAX_SETTLED = 256
-REJECTED = "Not executed: a human rejected this call.{said} Do not propose it again."
-REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
-RAN_BEFORE = "Not executed again: this approved call was already let through once."
+_MAX_ARRIVED = 64
+_MAX_UNSEEN = 1_024
+_OF_VERSION_1 = {
+    "cleared": CallPhase.CLEARED,
+    "waiting": CallPhase.WAITING,
+    "decided": CallPhase.WAITING,
+    "released": CallPhase.SETTLED,
+}
 
-
-class _Phase(StrEnum):
-    CLEARED = "cleared"
-    WAITING = "waiting"
-    DECIDED = "decided"
-    RELEASED = "released"
-
-
-class HeldCall(BaseModel):
-    """One call, and where it stands; JSON-able."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    call: ToolCall
-    digest: str
-    """Of the call's name and canonical arguments: with its id it says which call this is."""
-    effect: Effect
-    step_id: str
-    phase: _Phase
-    request: ApprovalRequest | None = None
-    decision: ApprovalDecision | None = None
-
-    @property
-    def waiting(self) -> bool:
-        """True while nobody decided."""
-        return self.phase is _Phase.WAITING
-
-    def key(self) -> tuple[str, str]:
-        """What identifies the call."""
-        return self.call.id, self.digest
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
-    """The arguments that a human put in place of the model's."""
-
-    arguments: dict[str, JsonValue]
-
-    def to_json(self) -> str:
-        """The arguments as JSON."""
-        return json.dumps(self.arguments)
-
-    def told(self, output: str) -> str:
-        """The result as the model reads it, which has to know that it is not of the call that it proposed."""
-        return f"(A human changed the arguments to {json.dumps(self.arguments, sort_keys=True)}.)\n{output}"
+Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """What to do with a call that is about to run.
 
-    `run`: execute it, with the arguments of `edit` where a human changed them. `answer`: give this text to the model in
-    its place. Neither: it waits, under `request`.
+    `run`: execute `record.call`, which a human may have edited, and `settle` the slot. `answer`: give this text to the
+    model in its place. Neither: it waits, under `request`.
     """
 
+    slot: int
+    record: CallRecord
     run: bool = False
-    edit: Edit | None = None
     answer: str | None = None
-    request: ApprovalRequest | None = None
+
+    @property
+    def request(self) -> ApprovalRequest | None:
+        """What it waits for."""
+        return next(iter(self.record.requests), None) if self.record.waiting else None
 
 
 class HeldCalls:
     """The calls of one session. Not shared between sessions; safe for concurrent tasks of one event loop.
 
-    `effects` says what the tools do, `approvals` who may decide and how, `precondition` is asked before an approved
-    call runs: when it fails, the approval is void and the call is asked again.
+    `place` is what the seal of a snapshot is bound to; `vouched` is False for a session that goes on from a state whose
+    seal did not hold.
     """
 
     def __init__(
-        self,
-        session: Session,
-        *,
-        effects: ToolEffects | None = None,
-        approvals: ApprovalPolicy | None = None,
-        precondition: Precondition | None = None,
+        self, session: Session, gate: Gate | None = None, *, place: str | None = None, vouched: bool = True
     ) -> None:
         self.session = session
-        self.approvals = approvals or ApprovalPolicy()
-        self._effects = effects or ToolEffects()
-        self._precondition = precondition
-        self._held: dict[tuple[str, str], HeldCall] = {}
-        self._of_id: dict[str, list[tuple[str, str]]] = {}
+        self.gate = gate or Gate()
+        self.place = place or f"{session.agent_id}/{session.session_id}"
+        policy = session.profile.policy
+        self.terms = self.gate.terms(session.agent_id, session.session_id, policy, vouched=vouched)
+        self._records: dict[int, CallRecord] = {}
+        self._slots: dict[Key, list[int]] = {}
+        self._unseen: dict[Key, list[str]] = {}
+        self._from_outside: set[int] = set()
+        self._arrived: dict[str, list[Arrived]] = {}
         self._rejected: list[str] = []
         self._digests: dict[str, tuple[ToolCall, str]] = {}
-        self._steps = session.state.n_steps
+        self._next_slot = 0
+        self._turns = 0
+        self._edits = False
 
-    def next_step_id(self, kind: str) -> str:
-        """A step id that no other step of this session has."""
-        self._steps += 1
-        return f"{kind}-{self._steps}"
+    @property
+    def acts(self) -> bool:
+        """True unless it only advises."""
+        return not self.session.profile.advisory
 
-    def _key(self, call: ToolCall) -> tuple[str, str]:
+    def next_step_id(self) -> str:
+        """The step id of the model's next answer, and of the calls in it."""
+        self._turns += 1
+        return f"llm_{self._turns - 1}"
+
+    def propose(self, calls: Iterable[ToolCall], step_id: str) -> None:
+        """Take the calls of one answer of the model: each will be brought here once, also of equal ones."""
+        for call in calls:
+            self._unseen.setdefault(self._key(call), []).append(step_id)
+        while len(self._unseen) > _MAX_UNSEEN:
+            del self._unseen[next(iter(self._unseen))]
+
+    def _key(self, call: ToolCall) -> Key:
         """What identifies a call; of one and the same object it is worked out once."""
         known = self._digests.get(call.id)
         if known is None or known[0] is not call:
@@ -146,240 +144,382 @@ class HeldCalls:
 
     # -- judging --------------------------------------------------------------------------------------------------
 
-    async def judge(self, call: ToolCall, declared: Effect | None = None, *, framework_asks: bool = False) -> HeldCall:
+    async def judge(
+        self,
+        call: ToolCall,
+        declared: Effect | None = None,
+        *,
+        framework_asks: bool = False,
+        from_model: bool = False,
+    ) -> CallRecord:
         """Commit that this call is proposed, the first time it is seen; raises UncertaintyError when the run aborts.
 
-        With `framework_asks` it waits even where the monitor would let it through.
+        With `framework_asks` it waits even where the monitor would let it through. A call that no answer of the model
+        held (nor the adapter knows to be `from_model`) is vouched for by nobody.
         """
+        return self._records[await self._judged(call, declared, framework_asks, from_model)]
+
+    async def _judged(self, call: ToolCall, declared: Effect | None, framework_asks: bool, from_model: bool) -> int:
         key = self._key(call)
-        known = self._held.get(key)
+        steps = self._unseen.pop(key, [])
+        if len(steps) > 1:
+            self._unseen[key] = steps[1:]
+        known = None if steps else self._find(key)
         if known is not None:
+            if framework_asks and self._records[known].phase is CallPhase.CLEARED:
+                self._ask(known, framework=True)
             return known
-        held = HeldCall(
-            call=call,
-            digest=key[1],
-            effect=self._effects.resolve(call, declared),
-            step_id=self.next_step_id("tool"),
-            phase=_Phase.WAITING,
+        if not steps:
+            self._forget_waiting(call.id)
+        slot = self._new(
+            CallRecord(proposed=call, call=call, step_id=steps[0] if steps else f"llm_{max(0, self._turns - 1)}"), key
         )
-        self._keep(held)
-        if held.digest in self._rejected:
-            held.phase = _Phase.CLEARED  # `release` answers for it
-            return held
-        step, action = await self.session.observe_tool_call(call, held.step_id, effect=held.effect)
+        terms = self.terms
+        if not steps and not from_model and self.gate.approvals.signer is not None:
+            terms = replace(terms, vouched=False)
+        record, action = await self.gate.judge(
+            self._records[slot],
+            self.session,
+            terms,
+            declared,
+            rejected=self._rejected if self.acts else (),
+            framework_asks=framework_asks,
+        )
+        self._keep(slot, record)
         if action is UncertaintyAction.ABORT:
-            raise aborted(self.session, held.step_id)
-        asked = action is UncertaintyAction.PAUSE_FOR_HUMAN
-        if not asked and not framework_asks:
-            held.phase = _Phase.CLEARED
-        else:
-            held.request = self._request(
-                held,
-                level=step.level,
-                rule=step.rule if asked else FRAMEWORK,
-                reason=step.reasoning if asked else "the framework's own rule asks for approval",
-                guarantee=step.guarantee if asked else None,
-                confidence=step.believed,
-            )
-        return held
+            raise aborted(self.session, record.step_id)
+        return slot
 
-    def _keep(self, held: HeldCall) -> None:
-        """Take a call up; the same id with other arguments goes: what was said of those holds no more."""
-        same_id = self._of_id.setdefault(held.call.id, [])
-        stale = [key for key in same_id if self._held[key].phase is not _Phase.RELEASED]
-        self._held[held.key()] = held
-        same_id.append(held.key())
-        if len(self._held) > 2 * _MAX_SETTLED:
-            stale += [key for key, other in self._held.items() if other.phase is _Phase.RELEASED][:-_MAX_SETTLED]
-        for key in stale:
-            del self._held[key]
-            self._of_id[key[0]].remove(key)
-            if not self._of_id[key[0]]:
-                del self._of_id[key[0]]
+    def _find(self, key: Key) -> int | None:
+        """The record of a call that was seen before: one that has not run yet, else the latest."""
+        slots = self._slots.get(key, [])
+        over = (CallPhase.STARTED, CallPhase.SETTLED)
+        still = (s for s in slots if self._records[s].phase not in over or self._records[s].child_session is not None)
+        return next(still, slots[-1] if slots else None)
 
-    def _request(self, held: HeldCall, **why: Any) -> ApprovalRequest:
-        now = time.time()
-        expires = self.approvals.expires_s
-        return ApprovalRequest(
-            agent_id=self.session.agent_id,
-            session_id=self.session.session_id,
-            step_id=held.step_id,
-            call=held.call,
-            created_s=now,
-            expires_s=None if expires is None else now + expires,
-            **why,
-        )
+    def _new(self, record: CallRecord, key: Key) -> int:
+        slot, self._next_slot = self._next_slot, self._next_slot + 1
+        self._records[slot] = record
+        self._slots.setdefault(key, []).append(slot)
+        if len(self._records) > 2 * _MAX_SETTLED:
+            over = [s for s, r in self._records.items() if r.phase is CallPhase.SETTLED]
+            for old in over[:-_MAX_SETTLED]:
+                self._drop(old)
+        return slot
 
-    def _ask_again(self, held: HeldCall, old: ApprovalRequest, reason: str) -> None:
-        """A new request on the same call: what was said to the old one holds for nothing."""
-        held.phase, held.decision = _Phase.WAITING, None
-        held.request = self._request(
-            held, level=old.level, rule=old.rule, reason=reason, guarantee=old.guarantee, confidence=old.confidence
-        )
+    def _keep(self, slot: int, record: CallRecord) -> CallRecord:
+        self._records[slot] = record
+        return record
+
+    def _drop(self, slot: int) -> None:
+        record = self._records.pop(slot)
+        self._from_outside.discard(slot)
+        key = record.proposed.id, record.proposed.digest()
+        self._slots[key].remove(slot)
+        if not self._slots[key]:
+            del self._slots[key]
+
+    def _forget_waiting(self, call_id: str) -> None:
+        """Arguments that no answer held take the place of those under the same id: what waited there is not asked."""
+        for slot in [s for s, r in self._records.items() if r.proposed.id == call_id and r.waiting]:
+            self._drop(slot)
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
+    def _ask(self, slot: int, why: str | None = None, *, framework: bool = False) -> CallRecord:
+        record, now_s = self._records[slot], time.time()
+        if framework:
+            return self._keep(slot, asked(record, self.terms, self.gate.approvals, FRAMEWORK_ASKS, now_s))
+        return self._keep(slot, asked_again(record, self.terms, self.gate.approvals, now_s, why))
+
+    def _renew(self, slot: int) -> CallRecord:
+        """The record, asked about anew where its request can never be answered any more."""
+        record = self._records[slot]
+        if not record.waiting:
+            return record
+        if not all(bound(request, record, self.terms) for request in record.requests):
+            return self._ask(slot, "it was asked under other rules")
+        if any(request.expired() for request in record.requests):
+            return self._ask(slot, "the request before it expired")
+        return record
+
     def requests(self) -> tuple[ApprovalRequest, ...]:
         """What waits, in order; a request that expired is replaced by a new one."""
-        for held in self._held.values():
-            if held.waiting and held.request is not None and held.request.expired():
-                self._ask_again(
-                    held, held.request, f"the request before this one expired. {held.request.reason}".strip()
-                )
-        return tuple(held.request for held in self._held.values() if held.waiting and held.request is not None)
+        records = [self._renew(slot) for slot in self._records]
+        return tuple(request for record in records if record.waiting for request in record.requests)
 
-    def decide(self, decision: ApprovalDecision) -> HeldCall:
-        """Take a decision on a waiting call; raises ApprovalError when it is refused, and the call waits on."""
-        for held in self._held.values():
-            if held.waiting and held.request is not None and held.request.id == decision.request_id:
-                self.approvals.check(held.request, decision)
-                self._accept(held, decision)
-                return held
+    def decide(self, decision: ApprovalDecision) -> CallRecord:
+        """Take a decision on a waiting call; raises ApprovalError when it is refused, and the call waits on.
+
+        Where several must approve, those that came are remembered, in snapshots too.
+        """
+        for slot, record in self._records.items():
+            if record.waiting and any(request.id == decision.request_id for request in record.requests):
+                return self._decide(slot, decision)
         raise ApprovalError(f"Nothing waits under request {decision.request_id!r:.40}: stale or already decided.")
 
-    def _accept(self, held: HeldCall, decision: ApprovalDecision) -> None:
-        held.phase, held.decision = _Phase.DECIDED, decision
-        self.session.record_decision(
-            decision.kind.value,
-            principal=decision.principal,
-            step_id=held.step_id,
-            call=held.call,
-            message=decision.message,
-        )
-        if decision.kind is ApprovalKind.REJECT:
-            self._rejected = [*self._rejected, held.digest][-_MAX_SETTLED:]
+    def _decide(self, slot: int, decision: ApprovalDecision) -> CallRecord:
+        before = self._arrived.get(decision.request_id, [])
+        arrived = [*before, (decision, time.time())][-_MAX_ARRIVED:]
+        after, refused = self.gate.decide(self._records[slot], self.terms, arrived)
+        self._keep(slot, after)
+        why = next((why for one, why in refused if one is decision), None)
+        if why is not None:
+            self._renew(slot)
+            raise ApprovalError(why)
+        if after.waiting:
+            self._arrived[decision.request_id] = arrived
+            return after
+        self._arrived.pop(decision.request_id, None)
+        self._edits |= after.edited
+        for one in after.decisions:
+            self.session.record_decision(
+                one.kind.value,
+                principal=one.principal,
+                step_id=after.step_id,
+                call=after.proposed,
+                message=one.message,
+            )
+        if after.decisions[0].kind is ApprovalKind.REJECT:
+            self._rejected = [*self._rejected, after.proposed.digest()][-MAX_REJECTED:]
+        return after
 
     def accept_foreign(self, call: ToolCall, *, principal: str, arguments: dict[str, JsonValue] | None = None) -> bool:
         """Take the framework's own approval of a waiting call, if this policy takes decisions unsigned from anybody.
 
         `arguments` are those that a human put in place of the call's own, None for a call that was not edited.
         """
-        held = self._held.get(self._key(call))
-        if held is None or not held.waiting or held.request is None:
+        slot = self._find(self._key(call))
+        request = None if slot is None else next(iter(self._records[slot].requests), None)
+        if slot is None or request is None or not self._records[slot].waiting:
             return False
         kind = ApprovalKind.APPROVE if arguments is None else ApprovalKind.EDIT
         try:
-            self.decide(held.request.decide(kind, principal=principal, arguments=arguments))
+            return not self.decide(request.decide(kind, principal=principal, arguments=arguments)).waiting
         except ApprovalError:
             return False
-        return True
 
-    # -- executing ------------------------------------------------------------------------------------------------
-
-    async def release(self, call: ToolCall, declared: Effect | None = None, *, principal: str | None = None) -> Release:
-        """Say what becomes of a call that is about to run; an approved one is let through once, and never again.
-
-        `principal` is for a framework that comes here only with calls that it holds for approved: one that still waits
-        is first taken as approved by it, if this policy takes such decisions. A request that is renewed here waits on.
-        """
-        held = await self.judge(call, declared)
-        if principal is not None and held.waiting:
-            self.accept_foreign(call, principal=principal)
-        if held.digest in self._rejected and held.decision is None:
-            held.phase = _Phase.RELEASED
-            return Release(answer=REJECTED_BEFORE)
-        if held.waiting:
-            return Release(request=held.request)
-        if held.decision is None:  # the monitor let it through
-            held.phase = _Phase.RELEASED
-            return Release(run=True)
-        if held.phase is _Phase.RELEASED:
-            return Release(answer=RAN_BEFORE)
-        if held.decision.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
-            held.phase = _Phase.RELEASED
-            return Release(answer=self.told(held.decision))
-        return await self._let_through(held, held.decision)
-
-    async def _let_through(self, held: HeldCall, decision: ApprovalDecision) -> Release:
-        held.phase = _Phase.RELEASED  # before anything is awaited: two tasks cannot both let it through
-        call = self._decided(held, decision)
-        refusal = await refusal_of(self._precondition, call)
-        if refusal is not None and held.request is not None:
-            self._ask_again(held, held.request, f"the approval is void: {refusal}")
-            return Release(request=held.request)
-        return Release(run=True, edit=None if decision.arguments is None else Edit(arguments=decision.arguments))
-
-    async def void(self, held: HeldCall) -> bool:
+    async def void(self, record: CallRecord) -> bool:
         """Ask the precondition of a call that was just approved: when it fails the call waits again, and True returns.
 
         For frameworks that cannot make a call wait any more once it is on its way: `release` asks once more.
         """
-        decision = held.decision
-        if decision is None or decision.kind not in (ApprovalKind.APPROVE, ApprovalKind.EDIT) or held.request is None:
+        slot = next((s for s, r in self._records.items() if r is record), None)
+        why = None if slot is None else await self.gate.hindrance(record)
+        if slot is None or why is None or record.phase is not CallPhase.CLEARED:
             return False
-        refusal = await refusal_of(self._precondition, self._decided(held, decision))
-        if refusal is not None:
-            self._ask_again(held, held.request, f"the approval is void: {refusal}")
-        return refusal is not None
+        self._keep(slot, self.gate.void(record, self.terms, why))
+        return True
 
-    @staticmethod
-    def _decided(held: HeldCall, decision: ApprovalDecision) -> ToolCall:
-        return (
-            held.call if decision.arguments is None else held.call.model_copy(update={"arguments": decision.arguments})
-        )
+    # -- executing ------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def told(decision: ApprovalDecision) -> str:
-        """What the model is told in place of a result when a human rejected the call, or answered for it."""
-        if decision.kind is ApprovalKind.RESPOND:
-            return decision.message or ""
-        return REJECTED.format(said=f" They said: {decision.message}" if decision.message else "")
+    async def release(
+        self,
+        call: ToolCall,
+        declared: Effect | None = None,
+        *,
+        running: ToolCall | None = None,
+        principal: str | None = None,
+    ) -> Release:
+        """Say what becomes of a call that is about to run; an approved one is let through once, and never again.
+
+        `running` is what the framework would execute, where that is not what the record says. `principal` is for a
+        framework that comes here only with calls that it holds for approved: one that still waits is first taken as
+        approved by it, if this policy takes such decisions. A request that is renewed here waits on.
+        """
+        slot = await self._judged(call, declared, False, False)
+        record = self._renew(slot)
+        policy = self.session.profile.policy
+        if principal is not None and record.waiting:
+            self.accept_foreign(call, principal=principal)
+            record = self._records[slot]
+        again = record.child_session is not None or slot in self._from_outside
+        if record.phase is CallPhase.STARTED and again:
+            effect = self.gate.effect(record.proposed, declared, policy)
+            record = recovered(record, self.terms, self.gate.approvals, effect, time.time())
+            self._keep(slot, record.change(child_session=None))
+        if record.phase is CallPhase.CLEARED:
+            record = await self.gate.start(
+                self._records[slot],
+                record.call if running is None else running,
+                self.terms,
+                declared,
+                policy,
+                lambda new: self._keep(slot, new),
+            )
+            if record.phase is CallPhase.STARTED:
+                return Release(slot=slot, record=record, run=True)
+        answer = record.text if record.decisions or self.acts else None
+        if answer is None and not self.acts:
+            return Release(slot=slot, record=record, run=True)
+        over = record.phase in (CallPhase.STARTED, CallPhase.SETTLED)
+        return Release(slot=slot, record=record, answer=RAN_BEFORE if over and answer is None else answer)
+
+    def settle(self, release: Release, output: Any, *, is_error: bool = False) -> None:
+        """Tell the session what came of a call that ran: its result, as text."""
+        record = self._records.get(release.slot)
+        if record is not None and record.phase is CallPhase.STARTED:
+            self._keep(release.slot, settled(record, None, is_error=is_error))
+        text = output if isinstance(output, str) else str(output)
+        self.session.observe_tool_result(release.record.proposed.id, text, is_error=is_error)
+
+    def suspend(self, release: Release) -> None:
+        """A sub-agent's call that ran until the sub-agent's own calls waited: it is brought here again."""
+        record = self._records.get(release.slot)
+        if record is not None and record.phase is CallPhase.STARTED:
+            self._keep(release.slot, record.change(child_session=self.session.session_id))
+
+    # -- asking ---------------------------------------------------------------------------------------------------
 
     def decision(self, call_id: str) -> ApprovalDecision | None:
         """What was decided on the latest call of this id."""
-        return next((held.decision for held in reversed(self._held.values()) if held.call.id == call_id), None)
+        latest = next((r for r in reversed(self._records.values()) if r.proposed.id == call_id), None)
+        return latest.decisions[0] if latest is not None and latest.decisions else None
 
-    def edit_of(self, call: ToolCall) -> Edit | None:
-        """What a human put in place of this call's arguments, None for a call that was not edited."""
-        held = self._held.get(self._key(call))
-        decision = None if held is None else held.decision
-        return None if decision is None or decision.arguments is None else Edit(arguments=decision.arguments)
+    @property
+    def edits(self) -> bool:
+        """True once a human edited a call."""
+        return self._edits
+
+    def notes(self, call_ids: Iterable[str]) -> list[str]:
+        """What the model is told beside the results of these calls: which arguments a human changed."""
+        ids = set(call_ids)
+        records = (r for r in self._records.values() if r.edited and r.proposed.id in ids)
+        return [note for record in records if (note := edit_note(record)) is not None]
 
     def would_allow(self, call: ToolCall, declared: Effect | None = None) -> bool:
         """What would be said of this call now. Changes nothing."""
-        return self.session.would_allow(call, effect=self._effects.resolve(call, declared)).allowed
+        return self.session.would_allow(call, effect=self.gate.effects.resolve(call, declared)).allowed
 
     # -- in another process ---------------------------------------------------------------------------------------
 
-    def snapshot(self) -> dict[str, JsonValue]:
-        """The belief and the calls, as JSON values: what travels with the framework's own state."""
-        return {
+    def snapshot(self, **more: JsonValue) -> dict[str, Any]:
+        """The belief, the calls and what else the adapter carries, as JSON values, sealed where decisions are signed.
+
+        What travels with the framework's own state.
+        """
+        values: dict[str, Any] = {
             "v": VERSION,
             "belief": self.session.snapshot(),
-            "calls": [held.model_dump(mode="json") for held in self._held.values()],
+            "calls": [record.model_dump(mode="json") for record in self._records.values()],
+            "unseen": [[key[0], key[1], step] for key, steps in self._unseen.items() for step in steps],
+            "arrived": [
+                [decision.model_dump(mode="json"), arrived_s]
+                for arrived in self._arrived.values()
+                for decision, arrived_s in arrived
+            ],
             "rejected": list(self._rejected),
-            "steps": self._steps,
+            "turns": self._turns,
+            "vouched": self.terms.vouched,
+            **more,
         }
+        seal = self.gate.approvals.seal
+        return values if seal is None else seal.sealed(self.place, values)
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
+    def restore(self, snapshot: Mapping[str, Any], *, believed: bool) -> None:
         """Take up what `snapshot` gave (the session was started with its belief already); raises DataError."""
-        held = _read_calls(snapshot)
+        records, now_s = _read_calls(snapshot), time.time()
         try:
-            self._rejected = [str(digest) for digest in snapshot["rejected"]]
-            self._steps = max(self._steps, int(snapshot["steps"]))
-        except (KeyError, TypeError, ValueError) as error:
+            self._rejected = [str(digest) for digest in snapshot["rejected"]][-MAX_REJECTED:]
+            self._turns = max(self._turns, int(snapshot.get("turns", snapshot.get("steps", 0))))
+            arrived = [(ApprovalDecision.model_validate(d), float(s)) for d, s in snapshot.get("arrived", ())]
+            unseen = [(str(i), str(digest), str(step)) for i, digest, step in snapshot.get("unseen", ())]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"not the calls of a session: {error}", field="rejected") from error
-        self._held = {call.key(): call for call in held}
-        self._of_id = {}
-        for call_id, digest in self._held:
-            self._of_id.setdefault(call_id, []).append((call_id, digest))
+        for decision, arrived_s in arrived:  # an arrival that nobody vouches for is now: nothing expired is made good
+            entry = decision, arrived_s if believed else now_s
+            self._arrived.setdefault(decision.request_id, []).append(entry)
+        for call_id, digest, step_id in unseen if believed else ():
+            self._unseen.setdefault((call_id, digest), []).append(step_id)
+        for record in records:
+            new = restored(record, self.terms, self.gate.approvals, now_s, believed=believed)
+            slot = self._new(new, (new.proposed.id, new.proposed.digest()))
+            self._from_outside.add(slot)
+            self._edits |= new.edited
+            self._renew(slot)
+
+
+def take_up(
+    monitor: UncertaintyMonitor,
+    gate: Gate,
+    session_id: str,
+    agent_id: str,
+    snapshot: Mapping[str, Any] | None = None,
+    *,
+    model: str = "",
+    advisory: bool,
+    vouched: bool = True,
+) -> HeldCalls:
+    """A session and its calls: new, or taken up from what `snapshot` gave, as far as that is believed.
+
+    `session_id` and `agent_id` are what the host knows the session as, and its seal is bound to; `vouched` False is for
+    a state that came with something else that does not hold. Raises DataError on state that is none; in advisory mode
+    it begins anew.
+    """
+    place = f"{agent_id}/{session_id}"
+    try:
+        if snapshot is not None and snapshot.get("v") not in _READABLE:
+            raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
+        seal = gate.approvals.seal
+        believed = snapshot is None or gate.believes(vouched and seal is not None and seal.authentic(place, snapshot))
+        session = monitor.session(
+            session_id,
+            agent_id,
+            model=model,
+            snapshot=None if snapshot is None else snapshot.get("belief"),
+            advisory=advisory,
+        )
+        stays = snapshot is None or snapshot.get("vouched", True) is True
+        held = HeldCalls(session, gate, place=place, vouched=believed and vouched and stays)
+        if snapshot is not None:
+            held.restore(snapshot, believed=believed)
+        return held
+    except (AttributeError, ConfigurationError, DataError, KeyError, TypeError, ValueError) as error:
+        if not (advisory or monitor.profile.advisory):
+            raise error if isinstance(error, DataError) else DataError(f"not a session's state: {error}") from error
+        session = monitor.session(session_id, agent_id, model=model, advisory=advisory)
+        return HeldCalls(session, gate, place=place, vouched=False)
+
+
+def note_schema(schemas: dict[str, Any], name: str, schema: Any) -> None:
+    """Keep the JSON schema of a tool; where two tools of one name differ there is none to hold an edit against."""
+    known = schemas.setdefault(name, schema)
+    if known is not schema and known is not None and known != schema:
+        schemas[name] = None
 
 
 def waiting_in(snapshot: Mapping[str, Any]) -> tuple[ApprovalRequest, ...]:
     """What waits in a snapshot, for those who show it to a human; raises DataError."""
-    return tuple(call.request for call in _read_calls(snapshot) if call.waiting and call.request is not None)
+    return tuple(request for record in _read_calls(snapshot) if record.waiting for request in record.requests)
 
 
-def _read_calls(snapshot: Mapping[str, Any]) -> list[HeldCall]:
-    if snapshot.get("v") != VERSION:
+def _read_calls(snapshot: Mapping[str, Any]) -> list[CallRecord]:
+    if snapshot.get("v") not in _READABLE:
         raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
+    calls = snapshot.get("calls")
     try:
-        calls = [HeldCall.model_validate_json(json.dumps(call)) for call in snapshot["calls"]]
-    except (KeyError, TypeError, ValueError) as error:
+        return [_read_record(entry) for entry in (calls if isinstance(calls, Sequence) else ())]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"not the calls of a session: {error}", field="calls") from error
-    if any(call.digest != call.call.digest() for call in calls):
-        raise DataError("a call's digest is not that of its name and arguments", field="calls")
-    return calls
+
+
+def _read_record(entry: Any) -> CallRecord:
+    """A record out of carried JSON values; one of the first version is read as far as it goes, and asked about anew."""
+    if "proposed" in entry:
+        return CallRecord.model_validate(entry)
+    call = ToolCall.model_validate(entry["call"])
+    request, decision = entry.get("request"), entry.get("decision")
+    record = CallRecord(
+        proposed=call,
+        call=call,
+        step_id=str(entry["step_id"]),
+        phase=_OF_VERSION_1[entry["phase"]],
+        requests=() if request is None else (ApprovalRequest.model_validate(request),),
+    )
+    said = None if decision is None else ApprovalDecision.model_validate(decision)
+    if said is not None and said.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
+        return settled(record, told(said), is_error=said.kind is ApprovalKind.REJECT)
+    return settled(record, None) if record.phase is CallPhase.SETTLED else record
 
 
 def aborted(session: Session, step_id: str) -> UncertaintyError:

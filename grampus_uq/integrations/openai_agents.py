@@ -19,17 +19,19 @@ from typing import Any, TypeVar
 
 from grampus_uq import (
     ApprovalDecision,
-    ApprovalKind,
     ApprovalPolicy,
     ApprovalRequest,
     ConfigurationError,
+    DataError,
     MissingDependencyError,
     SessionError,
     ToolEffects,
     UncertaintyAction,
     UncertaintyMonitor,
 )
-from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted, waiting_in
+from grampus_uq.gate.call import CallPhase
+from grampus_uq.gate.gate import Gate
+from grampus_uq.integrations.held_calls import Precondition, aborted, take_up, waiting_in
 
 try:
     from agents import (
@@ -45,7 +47,13 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
-from grampus_uq.integrations.openai_agents_model import Answer, WatchedModel, WatchedProvider, read_messages
+from grampus_uq.integrations.openai_agents_model import (
+    Answer,
+    WatchedModel,
+    WatchedProvider,
+    answered_ids,
+    read_messages,
+)
 from grampus_uq.integrations.openai_agents_paused import VERSION, PausedRun, interrupted_call, read_paused
 from grampus_uq.integrations.openai_agents_reach import AgentWatch
 from grampus_uq.integrations.openai_agents_run import AbortedRunError, WatchedRun
@@ -87,11 +95,14 @@ class UncertaintyGuard:
     ) -> None:
         self.monitor = monitor
         self.advisory = advisory
-        self.mcp_approval = mcp_policy(self.current)
+        self.mcp_approval = mcp_policy(self._here)
         """Give this to an MCP server as its `require_approval`."""
         self._client, self._model_id = model_client, model_id
-        self._effects, self._approvals, self._precondition = effects, approvals, precondition
-        self._reach = AgentWatch(model=self._watched, current=self.current, allow_ungated=frozenset(allow_ungated))
+        self._reach = AgentWatch(model=self._watched, current=self._here, allow_ungated=frozenset(allow_ungated))
+        self._gate = Gate(
+            approvals=approvals, effects=effects, precondition=precondition, schema_of=self._reach.schemas.get
+        )
+        self._only_in_sessions = self._gate.approvals.signer is not None
         self._running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("watched_run", default=None)
         self._of_result: dict[int, tuple[weakref.ref[Any], WatchedRun]] = {}
 
@@ -101,18 +112,24 @@ class UncertaintyGuard:
         """Put this guard into the agent and all that it reaches (handoffs, agents as tools), in place; returns it.
 
         In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
-        when one can act on the world and the SDK has no way to stop it.
+        when one can act on the world and the SDK has no way to stop it. From now on what this guard watches runs in its
+        sessions only; agents that only `run` watched go on running anywhere, unless decisions must be signed.
         """
+        self._only_in_sessions = True
         return self._reach.put_into(agent)
+
+    def unwatch(self, agent: Agent[Any]) -> Agent[Any]:
+        """Take this guard out of the agent and all that it reaches, in place; returns it."""
+        return self._reach.take_from(agent)
 
     @property
     def ungated(self) -> set[str]:
         """Names of the watched agents' tools whose calls nothing can stop: the provider runs them."""
         return self._reach.ungated
 
-    def _watched(self, model: Model) -> Model:
+    def _watched(self, model: Model) -> WatchedModel:
         if not isinstance(model, WatchedModel):
-            return WatchedModel(model, self._observe, self._before, self)
+            return WatchedModel(model, self._observe, self._before, self, self._reach.has)
         if model.owner is not self:
             raise ConfigurationError.of(
                 "agent", "UncertaintyGuard.watch", "watched by one guard", "another guard's agent"
@@ -133,18 +150,30 @@ class UncertaintyGuard:
         finally:
             self._running.reset(token)
 
-    def _start(self, session_id: str, agent_id: str, model: str, snapshot: Mapping[str, Any] | None) -> WatchedRun:
-        session = self.monitor.session(
+    def _start(
+        self,
+        session_id: str,
+        agent_id: str,
+        model: str,
+        snapshot: Mapping[str, Any] | None,
+        *,
+        vouched: bool = True,
+    ) -> WatchedRun:
+        calls = take_up(
+            self.monitor,
+            self._gate,
             session_id,
             agent_id,
+            snapshot,
             model=model,
-            snapshot=None if snapshot is None else snapshot.get("belief"),
             advisory=self.advisory,
+            vouched=vouched,
         )
-        calls = HeldCalls(session, effects=self._effects, approvals=self._approvals, precondition=self._precondition)
-        if snapshot is not None:
-            calls.restore(snapshot)
         return WatchedRun(calls, model=model)
+
+    def _here(self) -> WatchedRun | None:
+        """The run of the current context; None where agents may run outside of one."""
+        return self.current() if self._only_in_sessions else self._running.get()
 
     def current(self) -> WatchedRun:
         """The run of the current context; raises SessionError when a watched agent runs outside of one."""
@@ -156,15 +185,22 @@ class UncertaintyGuard:
             )
         return run
 
-    def _before(self) -> None:
-        run = self.current()
+    def _before(self, system: str | None, items: Any) -> str | None:
+        """The system instructions, and beside them what humans changed in calls whose results the model now reads."""
+        run = self._here()
+        if run is None:
+            return system
         if run.aborted is not None:  # an agent as a tool was aborted, and the SDK made a tool error of it
             raise run.aborted
+        notes = run.calls.notes(answered_ids(items)) if run.calls.edits else []
+        return "\n\n".join([*([system] if system else []), *notes]) if notes else system
 
     async def _observe(self, answer: Answer, system: str | None, items: Any, tools: Sequence[Any]) -> None:
-        run = self.current()
-        run.propose(answer.written)
-        step_id = run.calls.next_step_id("llm")
+        run = self._here()
+        if run is None:
+            return
+        step_id = run.calls.next_step_id()
+        run.propose(answer, step_id)
         _, action = await run.calls.session.observe_llm_response(
             answer.text,
             step_id,
@@ -191,7 +227,7 @@ class UncertaintyGuard:
         **given: Any,
     ) -> RunResult:
         """`Runner.run`, watched; takes whatever that takes. Raises AbortedRunError when the policy aborts the run."""
-        self.watch(agent)
+        self._reach.put_into(agent)
         with self.session(session_id, agent.name, model=_name(agent)) as run:
             return self._remember(await Runner.run(agent, input, **self._configured(given)), run)
 
@@ -204,7 +240,7 @@ class UncertaintyGuard:
         **given: Any,
     ) -> RunResultStreaming:
         """`Runner.run_streamed`, watched."""
-        self.watch(agent)
+        self._reach.put_into(agent)
         with self.session(session_id, agent.name, model=_name(agent)) as run:
             return self._remember(Runner.run_streamed(agent, input, **self._configured(given)), run)
 
@@ -257,6 +293,8 @@ class UncertaintyGuard:
             "calls": run.calls.snapshot(),
             "run_state": result.to_state().to_json(**serializing),
         }
+        if self._gate.approvals.seal is not None:
+            envelope = self._gate.approvals.seal.sealed(run.calls.place, envelope)
         return PausedRun(
             session_id=run.calls.session.session_id, requests=run.calls.requests(), text=json.dumps(envelope)
         )
@@ -267,14 +305,21 @@ class UncertaintyGuard:
         return waiting_in(read_paused(text)["calls"])
 
     async def resume(
-        self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision] = (), **given: Any
+        self,
+        agent: Agent[Any],
+        text: str,
+        decisions: Sequence[ApprovalDecision] = (),
+        *,
+        session_id: str | None = None,
+        **given: Any,
     ) -> RunResult:
         """Take decisions on what waits, and run on; what is undecided waits on. Each text is for one resumption.
 
-        `given` goes to `Runner.run`; `context_deserializer`, if there, to `RunState.from_json`. Raises ApprovalError
-        when a decision is refused, before anything ran: the text is good for another attempt.
+        With `session_id` a text of another session raises DataError. `given` goes to `Runner.run`;
+        `context_deserializer`, if there, to `RunState.from_json`. Raises ApprovalError when a decision is refused,
+        before anything ran: the text is good for another attempt.
         """
-        state, run = await self._load(agent, text, decisions, given)
+        state, run = await self._load(agent, text, decisions, session_id, given)
         token = self._running.set(run)
         try:
             return self._remember(await Runner.run(agent, state, **self._configured(given)), run)
@@ -282,10 +327,16 @@ class UncertaintyGuard:
             self._running.reset(token)
 
     async def resume_streamed(
-        self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision] = (), **given: Any
+        self,
+        agent: Agent[Any],
+        text: str,
+        decisions: Sequence[ApprovalDecision] = (),
+        *,
+        session_id: str | None = None,
+        **given: Any,
     ) -> RunResultStreaming:
         """`resume`, streamed."""
-        state, run = await self._load(agent, text, decisions, given)
+        state, run = await self._load(agent, text, decisions, session_id, given)
         token = self._running.set(run)
         try:
             return self._remember(Runner.run_streamed(agent, state, **self._configured(given)), run)
@@ -293,33 +344,53 @@ class UncertaintyGuard:
             self._running.reset(token)
 
     async def _load(
-        self, agent: Agent[Any], text: str, decisions: Sequence[ApprovalDecision], given: dict[str, Any]
+        self,
+        agent: Agent[Any],
+        text: str,
+        decisions: Sequence[ApprovalDecision],
+        session_id: str | None,
+        given: dict[str, Any],
     ) -> tuple[RunState[Any, Any], WatchedRun]:
-        self.watch(agent)
+        self._reach.put_into(agent)
         envelope = read_paused(text)
+        if session_id is not None and session_id != envelope["session_id"]:
+            raise DataError(f"of session {envelope['session_id']!r:.80}, not {session_id!r:.80}", field="session_id")
+        seal, place = self._gate.approvals.seal, f"{envelope['agent_id']}/{envelope['session_id']}"
+        vouched = self._gate.believes(seal is not None and seal.authentic(place, envelope))
+        run = self._start(
+            envelope["session_id"], envelope["agent_id"], envelope["model"], envelope["calls"], vouched=vouched
+        )
         restoring: dict[str, Any] = {
             name: given.pop(name) for name in ("context_deserializer", "strict_context") if name in given
         }
         if "context" in given:
             restoring["context_override"] = given.pop("context")
-        state = await RunState.from_json(agent, envelope["run_state"], **restoring)
-        run = self._start(envelope["session_id"], envelope["agent_id"], envelope["model"], envelope["calls"])
-        waiting = []
-        for item in state.get_interruptions():
-            if isinstance(item.agent, Agent):
-                self.watch(item.agent)
-            # A call whose arguments are no longer those that were shown is another call: it is asked anew.
-            waiting.append((item, await run.calls.judge(interrupted_call(item), framework_asks=True)))
-        decided = [run.calls.decide(decision).key() for decision in decisions]
-        for item, held in waiting:
-            if held.key() not in decided or held.decision is None or await run.calls.void(held):
-                continue
-            if held.decision.kind in (ApprovalKind.APPROVE, ApprovalKind.EDIT):
-                state.approve(item)
-            else:
-                answer = await run.calls.release(held.call)
-                state.reject(item, rejection_message=answer.answer)
+        token = self._running.set(run)
+        try:
+            state = await RunState.from_json(agent, envelope["run_state"], **restoring)
+            await self._decide(state, run, decisions)
+        finally:
+            self._running.reset(token)
         return state, run
+
+    async def _decide(self, state: RunState[Any, Any], run: WatchedRun, decisions: Sequence[ApprovalDecision]) -> None:
+        """Take decisions, and tell the SDK of each call that it holds what became of it."""
+        if self._gate.approvals.signer is not None and state._context is not None:
+            state._context._approvals.clear()  # the SDK's own approvals are signed by nobody
+        waiting = [(item, interrupted_call(item)) for item in state.get_interruptions()]
+        for item, call in waiting:
+            if isinstance(item.agent, Agent):
+                self._reach.put_into(item.agent)
+            # A call whose arguments are no longer those that were shown is another call: it is asked anew.
+            await run.calls.judge(call, framework_asks=True)
+        for decision in decisions:
+            run.calls.decide(decision)
+        for item, call in waiting:
+            held = await run.calls.judge(call)
+            if held.phase is CallPhase.CLEARED and held.decisions and not await run.calls.void(held):
+                state.approve(item)
+            elif held.phase is CallPhase.SETTLED and held.text is not None:
+                state.reject(item, rejection_message=held.text)
 
 
 def _name(agent: Agent[Any]) -> str:

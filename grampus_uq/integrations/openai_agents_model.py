@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ __all__ = [
     "Answer",
     "WatchedModel",
     "WatchedProvider",
+    "answered_ids",
     "item_call",
     "plain",
     "read_messages",
@@ -51,6 +53,7 @@ class Answer:
     """The calls of function tools, each with its arguments as the model wrote them."""
 
 
+Before = Callable[["str | None", Any], "str | None"]
 Observe = Callable[[Answer, str | None, Any, Sequence[Any]], Awaitable[None]]
 """Takes an answer, the system instructions, the input and the tools."""
 
@@ -58,14 +61,26 @@ Observe = Callable[[Answer, str | None, Any, Sequence[Any]], Awaitable[None]]
 class WatchedModel(Model):
     """A model whose answers are observed; what it asks for is asked of the model inside, unchanged.
 
-    `before` is called before the model is asked (it may raise: a run that was aborted asks no more).
+    `before` is called with the system instructions and the input before the model is asked, and gives the instructions
+    (it may raise: a run that was aborted asks no more). `owner` is the guard; `has` says whether an agent is its own.
     """
 
-    def __init__(self, inner: Model, observe: Observe, before: Callable[[], None], owner: object) -> None:
+    def __init__(
+        self, inner: Model, observe: Observe, before: Before, owner: object, has: Callable[[Any], bool]
+    ) -> None:
         self.inner = inner
         self.owner = owner
         self._observe = observe
         self._before = before
+        self._has = has
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WatchedModel:
+        """The model inside is copied; the watch is the same guard's."""
+        return WatchedModel(copy.deepcopy(self.inner, memo), self._observe, self._before, self.owner, self._has)
+
+    def is_copied_to(self, agent: Any) -> bool:
+        """True for an agent that never was the guard's own: it is a copy of one that is."""
+        return not self._has(agent)
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the SDK or the user reads of the model inside."""
@@ -96,7 +111,7 @@ class WatchedModel(Model):
         **given: Any,
     ) -> ModelResponse:
         """Ask the model inside, and observe its answer."""
-        self._before()
+        system_instructions = self._before(system_instructions, input)
         response = await self.inner.get_response(
             system_instructions, input, model_settings, tools, output_schema, handoffs, tracing, **given
         )
@@ -115,7 +130,7 @@ class WatchedModel(Model):
         **given: Any,
     ) -> AsyncIterator[Any]:
         """Stream from the model inside; the whole answer is observed before its last event is passed on."""
-        self._before()
+        system_instructions = self._before(system_instructions, input)
         async for event in self.inner.stream_response(
             system_instructions, input, model_settings, tools, output_schema, handoffs, tracing, **given
         ):
@@ -159,6 +174,14 @@ def tool_call(call_id: str, name: str, arguments: Any) -> ToolCall:
 def item_call(item: Any) -> ToolCall | None:
     """The call in an item of the model's output, None for an item that is no call."""
     return read_call(item).call if text_field(item, "type") in _CALLS else None
+
+
+def answered_ids(items: Any) -> list[str]:
+    """Ids of the calls whose results are in the input of a model."""
+    if isinstance(items, str):
+        return []
+    results = (item for item in items if text_field(item, "type").endswith("_output"))
+    return [text_field(item, "call_id") for item in results]
 
 
 def read_output(output: Iterable[Any], usage: Any) -> Answer:

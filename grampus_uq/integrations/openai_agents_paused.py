@@ -12,7 +12,8 @@ from grampus_uq.integrations.openai_agents_model import item_call, plain
 
 __all__ = ["VERSION", "PausedRun", "interrupted_call", "read_paused"]
 
-VERSION = 1
+VERSION = 2
+_READABLE = (1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ def read_paused(text: str) -> dict[str, Any]:
         envelope = json.loads(text)
     except ValueError as failure:
         raise DataError(f"not a paused run: {failure}") from failure
-    if not isinstance(envelope, dict) or envelope.get("v") != VERSION:
+    if not isinstance(envelope, dict) or envelope.get("v") not in _READABLE:
         raise DataError(f"not a paused run of version {VERSION}", field="v")
     for name, holds in _FIELDS.items():
         if not holds(envelope.get(name)):

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+import types
+import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from grampus_uq import ConfigurationError, MissingDependencyError
-from grampus_uq.integrations.openai_agents_tools import GUARDRAIL, Gate, gate_tools
+from grampus_uq.integrations.held_calls import note_schema
+from grampus_uq.integrations.openai_agents_model import WatchedModel
+from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
 
 try:
-    from agents import Agent, Handoff, Model
+    from agents import Agent, FunctionTool, Handoff, Model
 except ImportError as error:
     raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
 __all__ = ["AgentWatch"]
+
+log = logging.getLogger("grampus_uq.integrations.openai_agents")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentWatch:
     """What is put into agents: a model around each model, and gates that ask the run of the current context."""
 
-    model: Callable[[Model], Model]
+    model: Callable[[Model], WatchedModel]
     current: Gate
     allow_ungated: Collection[str] = ()
     ungated: set[str] = field(default_factory=set)
     """Names of the tools and servers, among those reached so far, whose calls nothing can stop."""
+    schemas: dict[str, Any] = field(default_factory=dict)
+    """The JSON schemas of the tools reached so far: a human's edit is held against them."""
+    watched: weakref.WeakValueDictionary[int, Agent[Any]] = field(default_factory=weakref.WeakValueDictionary)
+
+    def has(self, agent: Agent[Any]) -> bool:
+        """True for an agent that this watch is in."""
+        return self.watched.get(id(agent)) is agent
 
     def put_into(self, agent: Agent[Any]) -> Agent[Any]:
         """Watch the agent and all that it reaches (handoffs, agents as tools), in place; returns it.
@@ -33,46 +47,81 @@ class AgentWatch:
         In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
         when one can act on the world and the SDK has no way to stop it.
         """
+        for one in self._reached(agent):
+            if isinstance(one.model, Model):
+                one.model = self.model(_of_no_copy(one, one.model))
+            self._check_mcp(one)
+            tools = self._gated(one.tools)
+            if any(gated is not tool for gated, tool in zip(tools, one.tools, strict=True)):
+                one.tools = tools  # and never again: the SDK refuses an agent whose tools change during a run
+            for handoff in one.handoffs:
+                self._watch_handoff(handoff)
+            self.watched[id(one)] = one
+        return agent
+
+    def take_from(self, agent: Agent[Any]) -> Agent[Any]:
+        """Undo `put_into`, in the agent and all that it reaches; what another guard put there stays."""
+        for one in self._reached(agent):
+            if not self.has(one):
+                continue
+            if isinstance(one.model, WatchedModel):
+                one.model = one.model.inner
+            if any(gated_by(tool, self.current) for tool in one.tools):
+                one.tools = [without_gate(tool) if gated_by(tool, self.current) else tool for tool in one.tools]
+            if getattr(vars(one).get("get_mcp_tools"), GATE, False):
+                del one.get_mcp_tools  # the instance's own: the class's shows again
+            for handoff in one.handoffs:
+                undone = getattr(getattr(handoff, "on_invoke_handoff", None), GATE, None)
+                if isinstance(handoff, Handoff) and undone is not None:
+                    handoff.on_invoke_handoff = undone
+            self.watched.pop(id(one), None)
+        return agent
+
+    def _reached(self, agent: Agent[Any]) -> Iterator[Agent[Any]]:
         todo, seen = [agent], set()
         while todo:
             one = todo.pop()
             if id(one) in seen:
                 continue
             seen.add(id(one))
-            if isinstance(one.model, Model):
-                one.model = self.model(one.model)
-            self._check_mcp(one)
             todo += [inner for tool in one.tools if (inner := getattr(tool, "_agent_instance", None)) is not None]
-            tools, without = gate_tools(one.tools, self.current, allow_ungated=self.allow_ungated)
-            if any(gated is not tool for gated, tool in zip(tools, one.tools, strict=True)):
-                one.tools = tools  # and never again: the SDK refuses an agent whose tools change during a run
-            self.ungated.update(without)
             for handoff in one.handoffs:
-                todo += self._targets(handoff)
-        return agent
+                target = handoff if not isinstance(handoff, Handoff) else _target(handoff)
+                todo += [] if target is None else [target]
+            yield one
 
-    def _targets(self, handoff: Any) -> Iterator[Agent[Any]]:
-        """The agent that a handoff leads to, as far as it is known; one that it makes is watched when it is made."""
-        if not isinstance(handoff, Handoff):
-            yield handoff
+    def _gated(self, tools: Collection[Any]) -> list[Any]:
+        """The tools with gates; names those that have none, once."""
+        gated, without = gate_tools(tools, self.current, allow_ungated=self.allow_ungated)
+        for tool in gated:
+            if isinstance(tool, FunctionTool):
+                note_schema(self.schemas, tool.name, tool.params_json_schema)
+        self._report(without)
+        return gated
+
+    def _report(self, names: Collection[str]) -> None:
+        new = set(names) - self.ungated
+        if new:
+            self.ungated.update(new)
+            log.warning("nothing here can stop these tools' calls: %s", ", ".join(sorted(new)))
+
+    def _watch_handoff(self, handoff: Any) -> None:
+        """An agent that a handoff makes is watched when it is made."""
+        if not isinstance(handoff, Handoff) or getattr(handoff.on_invoke_handoff, GATE, None) is not None:
             return
-        target = getattr(handoff, "_agent_ref", None)
-        if target is not None and target() is not None:
-            yield target()
         invoke = handoff.on_invoke_handoff
-        if getattr(invoke, "gate", None) == GUARDRAIL:
-            return
 
         async def invoke_and_watch(context: Any, arguments: str) -> Any:
             return self.put_into(await invoke(context, arguments))
 
-        invoke_and_watch.gate = GUARDRAIL  # type: ignore[attr-defined]  # how a gate knows itself again
+        setattr(invoke_and_watch, GATE, invoke)
         handoff.on_invoke_handoff = invoke_and_watch
 
     def _check_mcp(self, agent: Agent[Any]) -> None:
+        """Gate the tools of MCP servers, which the SDK makes anew for each turn; a server says that it may pause."""
         for server in agent.mcp_servers:
             policy = getattr(server, "_needs_approval_policy", None)
-            if policy is True or getattr(policy, "gate", None) == GUARDRAIL:
+            if policy is True or getattr(policy, GATE, False):
                 continue
             if server.name not in self.allow_ungated:
                 way_out = (
@@ -81,4 +130,34 @@ class AgentWatch:
                 raise ConfigurationError.of(
                     "mcp_servers", "UncertaintyGuard.watch", "servers whose calls can pause", server.name, way_out
                 )
-            self.ungated.add(server.name)
+            self._report([server.name])
+        if not agent.mcp_servers or self.has(agent):
+            return
+        watch = self
+
+        async def get_mcp_tools(agent: Agent[Any], context: Any) -> list[Any]:
+            tools = await type(agent).get_mcp_tools(agent, context)
+            held = [tool for tool in tools if _server(tool) not in watch.allow_ungated]
+            gates = dict(zip(map(id, held), watch._gated(held), strict=True))
+            return [gates.get(id(tool), tool) for tool in tools]
+
+        setattr(get_mcp_tools, GATE, True)
+        agent.get_mcp_tools = types.MethodType(get_mcp_tools, agent)  # type: ignore[method-assign]  # of a deep copy too
+
+
+def _server(tool: Any) -> str | None:
+    """The name of the MCP server that a tool is of."""
+    return getattr(getattr(tool, "_tool_origin", None), "mcp_server_name", None)
+
+
+def _target(handoff: Handoff[Any, Any]) -> Agent[Any] | None:
+    """The agent that a handoff leads to, as far as it is known."""
+    target = getattr(handoff, "_agent_ref", None)
+    return None if target is None else target()
+
+
+def _of_no_copy(agent: Agent[Any], model: Model) -> Model:
+    """The agent's model; without another guard's watch where that came with a copy of that guard's agent."""
+    while isinstance(model, WatchedModel) and model.is_copied_to(agent):
+        model = model.inner
+    return model

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from grampus_uq import AgentBeliefState, MissingDependencyError, ToolCall, UncertaintyError
 from grampus_uq.integrations.held_calls import HeldCalls
-from grampus_uq.integrations.openai_agents_model import tool_call
+from grampus_uq.integrations.openai_agents_model import Answer, tool_call
 
 try:
     from agents import AgentsException
@@ -33,20 +32,26 @@ class WatchedRun:
         self.calls = calls
         self.model = model
         self.aborted: AbortedRunError | None = None
-        self._proposed: dict[str, tuple[ToolCall, str]] = {}
+        self._proposed: dict[tuple[str, str, str], ToolCall] = {}
+        self._ids: set[str] = set()
 
-    def propose(self, calls: Sequence[tuple[ToolCall, str]]) -> None:
-        """Take the calls of the model's latest answer, each with its arguments as they were written."""
+    def propose(self, answer: Answer, step_id: str) -> None:
+        """Take the calls of the model's latest answer, those of function tools with their arguments as written."""
         if len(self._proposed) > _MAX_PROPOSED:
             self._proposed.clear()
-        self._proposed.update((call.id, (call, written)) for call, written in calls)
+            self._ids.clear()
+        self._proposed.update(((call.id, call.name, written), call) for call, written in answer.written)
+        self._ids.update(call.id for call in answer.calls)
+        self.calls.propose(answer.calls, step_id)
 
     def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
-        """The call of this id as the model's answer had it; another one where the name or the arguments differ."""
-        call, written = self._proposed.get(call_id, (None, ""))
-        if call is not None and call.name == name and arguments in (written, call.arguments):
-            return call
-        return tool_call(call_id, name, arguments)
+        """The call with this id, name and arguments: the model's own object where its answer held just this text."""
+        known = self._proposed.get((call_id, name, arguments)) if isinstance(arguments, str) else None
+        return tool_call(call_id, name, arguments) if known is None else known
+
+    def proposes(self, call_id: str) -> bool:
+        """True for the id of a call in an answer of the model in this process."""
+        return call_id in self._ids
 
     @property
     def belief(self) -> AgentBeliefState:

@@ -1,8 +1,8 @@
 """Puts a gate before the tools of an OpenAI Agents SDK agent where the SDK has a place for one, and names the others.
 
-Function tools (agents as tools too): `needs_approval` pauses, a tool input guardrail looks once more at the end. Shell,
-apply-patch and custom tools: `needs_approval`. MCP servers: their `require_approval` callable. Hosted MCP tools: every
-call pauses, since a callback there could only say yes or no. Other hosted tools run on the provider's side before
+Function tools (agents as tools and those of MCP servers too): `needs_approval` pauses, and the invocation itself is the
+last look, at the arguments that it was given. Shell, apply-patch and custom tools: `needs_approval`. Hosted MCP tools:
+every call pauses, since a callback there could only say yes or no. Other hosted tools run on the provider's side before
 anybody here hears of them: those that act on the world are refused by name.
 """
 
@@ -11,11 +11,13 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, MissingDependencyError, ToolCall
-from grampus_uq.integrations.held_calls import HeldCalls
+from grampus_uq.integrations.held_calls import HeldCalls, Release
 from grampus_uq.integrations.openai_agents_model import plain, tool_call
 
 try:
@@ -25,16 +27,15 @@ try:
         FunctionTool,
         HostedMCPTool,
         ShellTool,
-        ToolGuardrailFunctionOutput,
-        ToolInputGuardrail,
     )
     from agents.tool_context import ToolContext
 except ImportError as error:
     raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
-__all__ = ["Gate", "WatchedRun", "gate_tools", "mcp_policy"]
+__all__ = ["GATE", "Gate", "WatchedRun", "gate_tools", "gated_by", "mcp_policy", "without_gate"]
 
-GUARDRAIL = "grampus_uq"
+GATE = "grampus_uq_gate"
+"""The attribute by which a gate knows itself again."""
 HELD = "Not executed: this call waits for a human. {reason}"
 _HARMLESS_HOSTED = frozenset(
     {"code_interpreter", "file_search", "image_generation", "programmatic_tool_calling", "tool_search", "web_search"}
@@ -50,15 +51,49 @@ class WatchedRun(Protocol):
         """The call of this id as the model's answer had it; another one where the name or the arguments differ."""
         ...
 
+    def proposes(self, call_id: str) -> bool:
+        """True for the id of a call in an answer of the model in this process."""
+        ...
 
-Gate = Callable[[], WatchedRun]
-"""Gives the watched run of the current context; raises when there is none."""
+
+Gate = Callable[[], "WatchedRun | None"]
+"""Gives the watched run of the current context; None where the agent runs unwatched, and may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mark:
+    """Whose gate it is, and the tool as it was without."""
+
+    current: Gate
+    tool: Any
+
+
+def _mark_of(tool: Any) -> _Mark | None:
+    gate = tool.on_invoke_tool if isinstance(tool, FunctionTool) else getattr(tool, "needs_approval", None)
+    return getattr(gate, GATE, None)
+
+
+def gated_by(tool: Any, current: Gate) -> bool:
+    """True for a tool that has this gate before it."""
+    mark = _mark_of(tool)
+    return mark is not None and mark.current == current
+
+
+def without_gate(tool: Any) -> Any:
+    """The tool as it was before any guard put a gate there."""
+    while (mark := _mark_of(tool)) is not None:
+        tool = mark.tool
+    return tool
 
 
 def gate_tools(tools: Collection[Any], current: Gate, *, allow_ungated: Collection[str]) -> tuple[list[Any], list[str]]:
     """The tools with a gate before each, and the names of those that have none; raises ConfigurationError for some."""
     gated, without = [], []
-    for tool in tools:
+    for given in tools:
+        if gated_by(given, current):
+            gated.append(given)
+            continue
+        tool = without_gate(given)  # one that is shared with another guard's agent
         if isinstance(tool, FunctionTool):
             gated.append(_gate_function(tool, current))
         elif isinstance(tool, ApplyPatchTool | CustomTool) or (
@@ -111,27 +146,37 @@ async def _own_rule(rule: Any, *given: Any) -> bool:
 
 
 def _gate_function(tool: FunctionTool, current: Gate) -> FunctionTool:
-    guardrails = tool.tool_input_guardrails or []
-    if any(guardrail.get_name() == GUARDRAIL for guardrail in guardrails):
-        return tool  # gated already
     gated = copy.copy(tool)
     own, invoke = gated.needs_approval, gated.on_invoke_tool
-    given = _context_for(invoke)
+    given, delegates = _context_for(invoke), getattr(tool, "_agent_instance", None) is not None
 
     async def needs_approval(context: Any, arguments: dict[str, Any], call_id: str) -> bool:
         asks = own is not False and await _own_rule(own, context, arguments, call_id)
         run = current()
+        if run is None:
+            return asks
         return (await run.calls.judge(run.proposed(call_id, tool.name, arguments), framework_asks=asks)).waiting
 
     @_marked_like(invoke)
     async def on_invoke_tool(context: Any, text: str) -> Any:
+        """Let an approved call through once, as it was approved; what still waits is not executed."""
         run = current()
+        if run is None:
+            return await invoke(given(context), text)
         call = run.proposed(context.tool_call_id, tool.name, text)
-        return await _invoke(run, invoke, given(context), call, text)
+        release = await run.calls.release(call, principal="openai-agents")  # by the SDK's own `state.approve`
+        if release.answer is not None:
+            return release.answer
+        if not release.run:
+            return HELD.format(reason="" if release.request is None else release.request.reason)
+        if release.record.edited:
+            text = json.dumps(release.record.call.arguments)
+            context.tool_arguments = text
+        return await _invoke(run, invoke, given(context), release, text, delegates=delegates)
 
+    setattr(on_invoke_tool, GATE, _Mark(current=current, tool=tool))
     gated.needs_approval = needs_approval
     gated.on_invoke_tool = on_invoke_tool
-    gated.tool_input_guardrails = [*guardrails, ToolInputGuardrail(_last_look(current), name=GUARDRAIL)]
     return gated
 
 
@@ -181,36 +226,17 @@ def _declared_context(invoke: Any) -> str:
     return first.annotation if isinstance(first.annotation, str) else inspect.formatannotation(first.annotation)
 
 
-def _last_look(current: Gate) -> Callable[[Any], Awaitable[ToolGuardrailFunctionOutput]]:
-    """Just before the tool runs: an approved call is let through once, anything that still waits is not executed."""
-
-    async def look(data: Any) -> ToolGuardrailFunctionOutput:
-        run, context = current(), data.context
-        calls = run.calls
-        call = run.proposed(context.tool_call_id, context.tool_name, context.tool_arguments)
-        release = await calls.release(call, principal="openai-agents")  # by the SDK's own `state.approve`, or nobody
-        if release.run or (release.answer is None and calls.session.profile.advisory):
-            return ToolGuardrailFunctionOutput.allow()
-        reason = release.request.reason if release.request is not None else ""
-        return ToolGuardrailFunctionOutput.reject_content(
-            HELD.format(reason=reason) if release.answer is None else release.answer
-        )
-
-    return look
-
-
-async def _invoke(run: WatchedRun, invoke: Any, context: Any, call: ToolCall, text: str) -> Any:
-    """Run the tool, with a human's arguments where there are some, and tell the session what came of it."""
-    edit = run.calls.edit_of(call)
+async def _invoke(run: WatchedRun, invoke: Any, context: Any, release: Release, text: str, *, delegates: bool) -> Any:
+    """Run the tool, and tell the session what came of it; the result is as the tool gave it."""
     try:
-        result = await invoke(context, text if edit is None else edit.to_json())
+        result = await invoke(context, text)
     except Exception as failure:
-        run.calls.session.observe_tool_result(call.id, f"{type(failure).__name__}: {failure}", is_error=True)
+        run.calls.settle(release, f"{type(failure).__name__}: {failure}", is_error=True)
         raise
-    if edit is not None and (result is None or isinstance(result, str | int | float | bool)):
-        result = edit.told(str(result))
-    if result is not None:  # an agent as a tool gives None while its own calls wait
-        run.calls.session.observe_tool_result(call.id, result if isinstance(result, str) else str(plain(result)))
+    if result is None and delegates:  # an agent as a tool gives None while its own calls wait
+        run.calls.suspend(release)
+    else:
+        run.calls.settle(release, result if isinstance(result, str) else str(plain(result)))
     return result
 
 
@@ -218,32 +244,33 @@ async def _invoke(run: WatchedRun, invoke: Any, context: Any, call: ToolCall, te
 
 
 def _gate_other(tool: Any, current: Gate) -> Any:
-    if getattr(tool.needs_approval, "gate", None) == GUARDRAIL:
-        return tool
     gated = copy.copy(tool)
     own = tool.needs_approval
 
     async def needs_approval(context: Any, given: Any, call_id: str) -> bool:
         """Ask what would be decided; what waits is committed with its raw call when the run pauses."""
-        if await _own_rule(own, context, given, call_id):
-            return True
-        calls = current().calls
+        asks = await _own_rule(own, context, given, call_id)
+        run = current()
+        if asks or run is None:
+            return asks
         call = tool_call(call_id, tool.name, plain(given))
-        if not calls.would_allow(call):
+        if not run.calls.would_allow(call):
             return True
-        await calls.judge(call)
-        return False
+        return (await run.calls.judge(call, from_model=run.proposes(call_id))).waiting
 
-    needs_approval.gate = GUARDRAIL  # type: ignore[attr-defined]  # how a gate knows itself again
+    setattr(needs_approval, GATE, _Mark(current=current, tool=tool))
     gated.needs_approval = needs_approval
     return gated
 
 
 def mcp_policy(current: Gate) -> Callable[[Any, Any, Any], bool]:
-    """A `require_approval` for MCP servers: asks by the tool's name, which is all that the SDK shows it."""
+    """A `require_approval` for MCP servers: the gate before each tool asks; without one, by the tool's name."""
 
     def require_approval(context: Any, agent: Any, tool: Any) -> bool:
-        return not current().calls.would_allow(ToolCall(name=tool.name))
+        if getattr(getattr(agent, "get_mcp_tools", None), GATE, False):
+            return False
+        run = current()
+        return run is None or not run.calls.would_allow(ToolCall(name=tool.name))
 
-    require_approval.gate = GUARDRAIL  # type: ignore[attr-defined]  # how a gate knows itself again
+    setattr(require_approval, GATE, True)
     return require_approval

@@ -10,30 +10,46 @@
         result = await agent.run(**resumption(history, [request.decide("approve", principal="ann")]))
 
 The belief, and which calls wait for what, travel in the metadata of the last answer of the model in the history, which
-is not sent to the model. A conversation is one session of the monitor.
+is not sent to the model. With a signer they carry a seal: a history comes back from browsers. A conversation is one
+session of the monitor.
 """
 
 from __future__ import annotations
 
 import contextvars
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grampus_uq import (
     ApprovalDecision,
+    ApprovalError,
     ApprovalKind,
     ApprovalPolicy,
     ApprovalRequest,
     ConfigurationError,
+    DataError,
     MissingDependencyError,
     ToolCall,
     ToolEffects,
     UncertaintyAction,
+    UncertaintyError,
     UncertaintyMonitor,
 )
-from grampus_uq.integrations.held_calls import HeldCalls, Precondition, aborted, waiting_in
+from grampus_uq.gate.call import told
+from grampus_uq.gate.clearance import HARMLESS
+from grampus_uq.gate.gate import Gate
+from grampus_uq.integrations.held_calls import (
+    HeldCalls,
+    Precondition,
+    Release,
+    aborted,
+    note_schema,
+    take_up,
+    waiting_in,
+)
 from grampus_uq.integrations.pydantic_ai_messages import (
     KEY,
     as_messages,
@@ -44,6 +60,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     open_calls,
     proposed_call,
     tool_schema,
+    with_arguments,
     written_arguments,
 )
 from grampus_uq.protocols import ModelClient
@@ -52,7 +69,7 @@ from grampus_uq.wire import read_messages
 try:
     from pydantic_ai import Agent, RunContext
     from pydantic_ai.capabilities import AbstractCapability
-    from pydantic_ai.exceptions import ApprovalRequired
+    from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
     from pydantic_ai.messages import (
         ModelMessage,
         ModelMessagesTypeAdapter,
@@ -63,9 +80,10 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
-__all__ = ["UncertaintyCapability", "WatchedRun", "pending", "resumption", "run_sub_agent", "waiting"]
+__all__ = ["UncertaintyCapability", "WatchedRun", "pending", "resume", "resumption", "run_sub_agent", "waiting"]
 
 _MAX_PROPOSED = 256
+log = logging.getLogger("grampus_uq.integrations.pydantic_ai")
 
 _running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("grampus_uq_pydantic_ai", default=None)
 
@@ -73,9 +91,10 @@ _running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("gr
 class WatchedRun:
     """One run: its belief, its calls, and the histories of sub-agents that wait, by the call that started them."""
 
-    def __init__(self, calls: HeldCalls, children: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, calls: HeldCalls, schemas: dict[str, Any], children: Mapping[str, Any] | None = None) -> None:
         self.calls = calls
         self.children: dict[str, Any] = dict(children or {})
+        self._schemas = schemas
         self._proposed: dict[str, tuple[Any, ToolCall]] = {}
 
     def proposed(self, part: ToolCallPart) -> ToolCall:
@@ -90,7 +109,9 @@ class WatchedRun:
 
     def snapshot(self) -> dict[str, Any]:
         """What travels in the history."""
-        return {**self.calls.snapshot(), "children": self.children}
+        waiting = {request.call.name for request in self.calls.requests() if request.call is not None}
+        schemas = {name: schema for name, schema in self._schemas.items() if name in waiting}
+        return self.calls.snapshot(children=self.children, schemas=schemas)
 
 
 @dataclass
@@ -123,34 +144,72 @@ class UncertaintyCapability(AbstractCapability[Any]):
     watched: WatchedRun | None = None
     """The run that this instance belongs to; None on the one that the agent was built with."""
 
+    schemas: dict[str, Any] = field(default_factory=dict, repr=False)
+    """The JSON schemas of the tools that models were given: a human's edit is held against them."""
+    gates: list[Gate] = field(default_factory=list, repr=False)
+    """The one that all runs share; made of `effects`, `approvals` and `precondition`."""
+
+    def __post_init__(self) -> None:
+        if not self.gates:
+            gate = Gate(
+                approvals=self.approvals,
+                effects=self.effects,
+                precondition=self.precondition,
+                schema_of=self.schemas.get,
+            )
+            self.gates.append(gate)
+
     async def for_run(self, ctx: RunContext[Any]) -> UncertaintyCapability:
         """One instance a run: it continues what the history carries, or the run of the agent that started this one."""
         parent = _running.get()
         if parent is not None:
             return replace(self, watched=parent)
-        carried = carried_in(ctx.messages)
-        belief = None if carried is None else carried.get("belief")
-        session = self.monitor.session(
-            self._named(ctx, belief),
+        (gate,) = self.gates
+        carried, decisions, vouched = self._carried(ctx, gate)
+        calls = take_up(
+            self.monitor,
+            gate,
+            self._named(ctx, carried),
             getattr(ctx.agent, "name", None) or "",
+            carried,
             model=str(getattr(ctx.model, "model_name", "")),
-            snapshot=belief,
             advisory=self.advisory,
+            vouched=vouched,
         )
-        calls = HeldCalls(session, effects=self.effects, approvals=self.approvals, precondition=self.precondition)
-        if carried is None:
-            return replace(self, watched=WatchedRun(calls))
-        calls.restore(carried)
-        for decision in carried.get("decisions", ()):
-            calls.decide(ApprovalDecision.model_validate(decision))
-        return replace(self, watched=WatchedRun(calls, carried.get("children")))
+        # Histories of sub-agents count only in a state that does: what runs in them was let through there.
+        run = WatchedRun(calls, self.schemas, _mapping(carried, "children") if calls.terms.vouched else None)
+        if calls.terms.vouched:
+            for name, schema in _mapping(carried, "schemas").items():
+                self.schemas.setdefault(name, schema)
+        for decision in decisions:
+            try:
+                calls.decide(ApprovalDecision.model_validate(decision))
+            except (ApprovalError, ValueError) as error:
+                if calls.acts:
+                    raise error if isinstance(error, ApprovalError) else ApprovalError("no decision") from error
+        return replace(self, watched=run)
 
-    def _named(self, ctx: RunContext[Any], belief: Mapping[str, Any] | None) -> str:
-        if belief is not None:
-            return str(belief["state"]["session_id"])
+    def _carried(self, ctx: RunContext[Any], gate: Gate) -> tuple[dict[str, Any] | None, Sequence[Any], bool]:
+        """What the history carries, the decisions beside it, and False where answers of a model carry nothing."""
+        try:
+            found = carried_in(ctx.messages)
+        except DataError:
+            if not (self.advisory or self.monitor.profile.advisory):
+                raise
+            found = None
+        if found is None:
+            answered = any(isinstance(message, ModelResponse) for message in ctx.messages)
+            return None, (), gate.approvals.signer is None or not answered
+        decisions = found.get("decisions")
+        carried = {name: value for name, value in found.items() if name != "decisions"}
+        return carried, decisions if isinstance(decisions, list) else (), True
+
+    def _named(self, ctx: RunContext[Any], carried: Mapping[str, Any] | None) -> str:
         if self.session_id is not None:
             return self.session_id(ctx)
-        return str(getattr(ctx, "conversation_id", None) or ctx.run_id)
+        state = _mapping(_mapping(carried, "belief"), "state")
+        known = state.get("session_id") if carried is not None else None
+        return str(known or getattr(ctx, "conversation_id", None) or ctx.run_id)
 
     def _run(self) -> WatchedRun:
         if self.watched is None:
@@ -172,10 +231,15 @@ class UncertaintyCapability(AbstractCapability[Any]):
         """Score the answer; raises UncertaintyError when the policy aborts the run."""
         parameters = request_context.model_request_parameters
         native = getattr(parameters, "native_tools", None) or getattr(parameters, "builtin_tools", None) or ()
-        self.ungated.update(str(getattr(tool, "kind", type(tool).__name__)) for tool in native)
+        self._report(native)
         response: ModelResponse = await handler(request_context)
-        calls = self._run().calls
-        step_id = calls.next_step_id("llm")
+        run = self._run()
+        calls = run.calls
+        for tool in (*parameters.function_tools, *parameters.output_tools):
+            note_schema(self.schemas, tool.name, tool.parameters_json_schema)
+        step_id = calls.next_step_id()
+        proposed = [run.proposed(part) for part in response.parts if isinstance(part, ToolCallPart)]
+        calls.propose(proposed, step_id)
         asks = self.model_client is not None
         _, action = await calls.session.observe_llm_response(
             response,
@@ -183,7 +247,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             prompt_messages=read_messages(request_context.messages).messages if asks else (),
             model_client=self.model_client,
             model_id=self.model_id,
-            tool_calls=[self._run().proposed(part) for part in response.parts if isinstance(part, ToolCallPart)],
+            tool_calls=proposed,
             tools=[tool_schema(tool) for tool in parameters.function_tools] or None if asks else None,
         )
         if action is UncertaintyAction.ABORT:
@@ -195,35 +259,73 @@ class UncertaintyCapability(AbstractCapability[Any]):
     ) -> Any:
         """Run the call, answer for it, or defer it: raises ApprovalRequired with its request in the metadata."""
         run = self._run()
-        proposed = run.proposed(find_part(ctx.messages, call))
-        if call.tool_call_id in run.children:  # its sub-agent waited: the call itself was let through before
-            return await self._execute(ctx, proposed, args, handler)
+        part = find_part(ctx.messages, call)
+        proposed, given = run.proposed(part), written_arguments(call)
         held = await run.calls.judge(proposed)
         if held.waiting and ctx.tool_call_approved and KEY not in (ctx.tool_call_metadata or {}):
-            given = written_arguments(call)
             changed = None if given == proposed.arguments else given
             run.calls.accept_foreign(proposed, principal="pydantic-ai", arguments=changed)
-        release = await run.calls.release(proposed)
-        if release.run or (release.answer is None and run.calls.session.profile.advisory):
-            output = await self._execute(ctx, proposed, args, handler)
-            return output if release.edit is None else release.edit.told(str(output))
+        release = await run.calls.release(proposed, running=proposed.model_copy(update={"arguments": given}))
         if release.answer is not None:
             return release.answer
-        carry(ctx.messages, run.snapshot())
-        raise ApprovalRequired(metadata={KEY: [] if release.request is None else [_dump(release.request)]})
+        if not release.run:
+            carry(ctx.messages, run.snapshot())
+            raise ApprovalRequired(metadata={KEY: [] if release.request is None else [_dump(release.request)]})
+        result = await self._execute(ctx, release, args, handler)
+        if release.record.edited:  # the call in the transcript is the one that ran: its result belongs to it
+            with_arguments(ctx.messages, part, release.record.call.arguments)
+        return result
 
-    async def _execute(self, ctx: RunContext[Any], call: ToolCall, args: dict[str, Any], handler: Any) -> Any:
+    async def _execute(self, ctx: RunContext[Any], release: Release, args: Any, handler: Any) -> Any:
         run = self._run()
         try:
             result = await handler(args)
         except ApprovalRequired:
+            run.calls.suspend(release)
             carry(ctx.messages, run.snapshot())
             raise
         except Exception as failure:
-            run.calls.session.observe_tool_result(call.id, f"{type(failure).__name__}: {failure}", is_error=True)
+            run.calls.settle(release, f"{type(failure).__name__}: {failure}", is_error=True)
             raise
-        run.calls.session.observe_tool_result(call.id, result if isinstance(result, str) else str(result))
+        run.calls.settle(release, result)
         return result
+
+    async def wrap_output_process(self, ctx: RunContext[Any], *, output_context: Any, output: Any, handler: Any) -> Any:
+        """Gate an output function as a tool: what would wait raises UncertaintyError, since an output cannot wait.
+
+        On parts of an answer that is still streaming, only what may be undone runs.
+        """
+        if not output_context.has_function:
+            return await handler(output)
+        run = self._run()
+        part = output_context.tool_call
+        if part is None:
+            name = output_context.function_name or "output"
+            call = ToolCall(id="", name=name, arguments={"output": str(output)})
+        else:
+            call = run.proposed(find_part(ctx.messages, part))
+        if getattr(ctx, "partial_output", False):
+            effect = run.calls.gate.effect(call, None, run.calls.session.profile.policy)
+            if run.calls.acts and effect not in HARMLESS:
+                raise ModelRetry("Not executed: the answer is not complete yet.")
+            return await handler(output)
+        await run.calls.judge(call, from_model=True)
+        release = await run.calls.release(call)
+        if release.run:
+            return await self._execute(ctx, release, output, handler)
+        request = None if release.request is None else _dump(release.request)
+        raise UncertaintyError(
+            f"The output function {call.name!r:.80} was not executed: a human has to see its call first, and an output "
+            f"cannot wait. Make it a tool of the agent. {release.answer or ''}".strip(),
+            details={"session_id": run.calls.session.session_id, "request": request},
+        )
+
+    def _report(self, native: Sequence[Any]) -> None:
+        """Say once of each native tool that nothing here can stop it."""
+        names = {str(getattr(tool, "kind", type(tool).__name__)) for tool in native} - self.ungated
+        if names:
+            self.ungated.update(names)
+            log.warning("the provider runs these tools, and nothing here can stop them: %s", ", ".join(sorted(names)))
 
 
 # -- pausing and going on ---------------------------------------------------------------------------------------------
@@ -237,8 +339,10 @@ def pending(output: Any) -> tuple[ApprovalRequest, ...]:
     return tuple(ApprovalRequest.model_validate(data) for data in found)
 
 
-def waiting(history: bytes | str | Sequence[ModelMessage]) -> tuple[ApprovalRequest, ...]:
-    """What a run waits for, read from its history alone; raises DataError when no watched run is in it."""
+def waiting(history: bytes | str | Sequence[ModelMessage] | DeferredToolRequests) -> tuple[ApprovalRequest, ...]:
+    """What a run waits for, read from its history or its output; DataError when no watched run is in the history."""
+    if isinstance(history, DeferredToolRequests):
+        return pending(history)
     return waiting_in(carried_by(as_messages(history)))
 
 
@@ -259,11 +363,24 @@ def resumption(
     carried = carried_by(messages)
     carry(messages, {**carried, "decisions": [_dump(decision) for decision in decisions]})
     said = {decision.request_id: decision for decision in decisions}
-    judged = {held["call"]["id"]: (held.get("request") or {}).get("id", "") for held in carried["calls"]}
-    results = _results({i: said.get(judged[i]) for i in open_calls(messages) if i in judged})
+    results = _results(_said_of(carried, open_calls(messages), said))
     if also is not None:
         results.update(also)
     return {"message_history": messages, "deferred_tool_results": results}
+
+
+resume = resumption
+"""The name that the other adapters have for going on; what it gives goes to `agent.run`."""
+
+
+def _said_of(
+    carried: Mapping[str, Any], call_ids: set[str], said: Mapping[str, ApprovalDecision]
+) -> dict[str, ApprovalDecision | None]:
+    """What was said of each open call that was judged; None for one that waits on, also for a second approval."""
+    asked = {request.id: request.call.id for request in waiting_in(carried) if request.call is not None}
+    decided = {asked[i]: decision for i, decision in said.items() if i in asked}
+    judged = {_mapping(entry, "call").get("id") for entry in carried.get("calls") or ()}
+    return {call_id: decided.get(call_id) for call_id in call_ids if call_id in judged}
 
 
 def _results(decided: Mapping[str, ApprovalDecision | None]) -> DeferredToolResults:
@@ -279,7 +396,7 @@ def _result(decision: ApprovalDecision | None) -> ToolApproved | ToolDenied:
         return ToolApproved()
     if decision.kind is ApprovalKind.EDIT:
         return ToolApproved(override_args=decision.arguments)
-    return ToolDenied(HeldCalls.told(decision))
+    return ToolDenied(told(decision))
 
 
 async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: str, **given: Any) -> Any:
@@ -302,6 +419,12 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
         return result.output
     run.children[call_id] = json.loads(result.all_messages_json())
     raise ApprovalRequired(metadata={KEY: [_dump(request) for request in pending(result.output)]})
+
+
+def _mapping(values: Any, name: str) -> dict[str, Any]:
+    """An object in carried values; an empty one where there is none."""
+    found = values.get(name) if isinstance(values, Mapping) else None
+    return dict(found) if isinstance(found, Mapping) else {}
 
 
 def _dump(value: ApprovalRequest | ApprovalDecision) -> dict[str, Any]:

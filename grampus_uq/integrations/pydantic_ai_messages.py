@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,6 +32,7 @@ __all__ = [
     "open_calls",
     "proposed_call",
     "tool_schema",
+    "with_arguments",
     "written_arguments",
 ]
 
@@ -100,10 +102,19 @@ def proposed_call(part: ToolCallPart) -> ToolCall:
 def find_part(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCallPart:
     """The call as the model proposed it: what the framework hands over may already hold a human's arguments."""
     for message in reversed(messages):
-        for part in message.parts if isinstance(message, ModelResponse) else ():
-            if isinstance(part, ToolCallPart) and part.tool_call_id == call.tool_call_id:
-                return part
+        parts = message.parts if isinstance(message, ModelResponse) else ()
+        same_id = [p for p in parts if isinstance(p, ToolCallPart) and p.tool_call_id == call.tool_call_id]
+        if same_id:  # more than one where the model repeats its ids
+            return next((p for p in same_id if p.tool_name == call.tool_name and p.args == call.args), same_id[0])
     return call
+
+
+def with_arguments(messages: list[ModelMessage], part: ToolCallPart, arguments: dict[str, Any]) -> None:
+    """Write a human's arguments into the call in the transcript; messages are not changed."""
+    for place, message in enumerate(messages):
+        if isinstance(message, ModelResponse) and any(p is part for p in message.parts):
+            changed = [replace(p, args=json.dumps(arguments)) if p is part else p for p in message.parts]
+            messages[place] = replace(message, parts=changed)
 
 
 def tool_schema(tool: ToolDefinition) -> dict[str, Any]:

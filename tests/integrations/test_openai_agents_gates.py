@@ -13,7 +13,8 @@ from agents import Agent, FunctionTool, RunConfig, RunContextWrapper, Runner
 from agents.tool_context import ToolContext
 
 from grampus_uq import ApprovalKind, Effect, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.held_calls import HeldCalls
+from grampus_uq.gate.gate import Gate
+from grampus_uq.integrations.held_calls import HeldCalls, take_up
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from tests.benchmarks.integrations_openai_agents import Canned
 
@@ -67,9 +68,9 @@ async def test_a_gated_tool_is_given_the_context_that_it_declares(invoke: Any) -
     assert (given[0][0] is RunContextWrapper) == (invoke is takes_the_runs_context)
 
 
-def held(**rules: Any) -> HeldCalls:
-    policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
-    return HeldCalls(UncertaintyMonitor(policy=policy).session("s", advisory=False), **rules)
+def held(snapshot: Any = None, **rules: Any) -> HeldCalls:
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+    return take_up(monitor, Gate(**rules), "s", "a", snapshot, advisory=False)
 
 
 async def test_the_frameworks_own_approval_lets_a_waiting_call_through_once() -> None:
@@ -81,8 +82,7 @@ async def test_the_frameworks_own_approval_lets_a_waiting_call_through_once() ->
 
 async def test_a_request_that_a_failed_precondition_renewed_is_not_answered_by_the_same_approval() -> None:
     calls = held(precondition=lambda _: "the invoice was paid already")
-    first = (await calls.judge(CALL)).request
-    assert first is not None
+    (first,) = (await calls.judge(CALL)).requests
     calls.decide(first.decide(ApprovalKind.APPROVE, principal="ann"))
     released = await calls.release(CALL, principal="framework")
     assert not released.run
@@ -96,8 +96,9 @@ async def test_other_arguments_under_an_id_take_the_waiting_ones_place_and_leave
     for to in ("eve", "mallory"):
         await calls.judge(ToolCall(id="c", name="pay", arguments={"to": to}), Effect.IRREVERSIBLE)
     assert [request.call.arguments["to"] for request in calls.requests() if request.call] == ["mallory"]
-    again = held()
-    again.restore(calls.snapshot())
+    again = held(calls.snapshot())
     await again.judge(ToolCall(id="c", name="pay", arguments={"to": "carol"}))
     assert [request.call.arguments["to"] for request in again.requests() if request.call] == ["carol"]
-    assert (await again.release(CALL, principal="framework")).answer is not None  # it ran before
+    request = (await again.release(CALL, principal="framework")).request
+    assert request is not None
+    assert request.unknown_outcome  # it had started when its process ended
