@@ -68,6 +68,8 @@ def _check_decisions(record: CallRecord, call: ToolCall, terms: Terms, approvals
 
 def _same(one: ToolCall, other: ToolCall) -> bool:
     """Equal as it is signed: 1, 1.0 and True are three different arguments."""
+    if one is other:
+        return True
     if (one.id, one.name) != (other.id, other.name):
         return False
     return canonical_json(one.arguments) == canonical_json(other.arguments)

@@ -216,7 +216,10 @@ class Gate:
             effect=Effect.READ if delegates else effect,
             now_s=time.time() if now_s is None else now_s,
         )
-        return record.change(effect=effect, cleared_by=by_whom(record))
+        by = by_whom(record)
+        if effect is record.effect and by == record.cleared_by:
+            return record
+        return record.change(effect=effect, cleared_by=by)
 
     def started(self, record: CallRecord) -> CallRecord:
         """Mark that a checked call is on its way: before anything is awaited, so that no other task lets it through."""

@@ -42,7 +42,7 @@ class Verifier(Protocol):
 
 
 class PublicKey(Protocol):
-    """One key of a principal, of any kind: Ed25519 here; a WebAuthn credential checks an assertion over the text."""
+    """One key of a principal, of any kind: Ed25519 here, a WebAuthn credential in `gate.webauthn`."""
 
     def holds(self, text: bytes, signature: str) -> bool:
         """True when the signature on the text was made with the key's private half; False for anything malformed."""

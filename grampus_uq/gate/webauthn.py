@@ -1,0 +1,98 @@
+"""A WebAuthn credential as an approver's key: a passkey or security key signs the text of a decision.
+
+The challenge of the assertion is the SHA-256 of the decision's signed text, so an assertion answers one decision. The
+signature travels as "webauthn:" and base64url of the JSON that a browser's `AuthenticatorAssertionResponse` holds.
+Source: W3C Web Authentication Level 3, section 7.2, steps on type, challenge, origin, rpIdHash, flags and signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Collection
+from typing import Any
+
+from grampus_uq.errors import ConfigurationError, MissingDependencyError
+
+__all__ = ["WebAuthnKey"]
+
+_KIND = "webauthn:"
+_PRESENT, _VERIFIED = 0x01, 0x04
+
+
+class WebAuthnKey:
+    """The public key of one credential, for `PublicKeys`.
+
+    Args:
+        public_key: SubjectPublicKeyInfo in DER, as `AuthenticatorAttestationResponse.getPublicKey()` gives it: ECDSA on
+            P-256 or Ed25519.
+        rp_id: the relying party's id, as "approvals.example.org".
+        origins: where the page may be served from, as "https://approvals.example.org".
+        user_verification: ask that the authenticator verified the user (a PIN, a fingerprint), not only a touch.
+    """
+
+    def __init__(
+        self, public_key: bytes, *, rp_id: str, origins: Collection[str], user_verification: bool = True
+    ) -> None:
+        try:
+            from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+            from cryptography.hazmat.primitives.serialization import load_der_public_key
+        except ImportError as error:
+            raise MissingDependencyError.of("cryptography", "signing", "Signing with a key of one's own") from error
+        try:
+            key: Any = load_der_public_key(public_key)
+        except (ValueError, TypeError) as error:
+            rule = "a public key in DER (SubjectPublicKeyInfo)"
+            raise ConfigurationError.of("public_key", "WebAuthnKey", rule, f"{len(public_key)} bytes") from error
+        on_p256 = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
+        if not on_p256 and not isinstance(key, ed25519.Ed25519PublicKey):
+            rule = "an ECDSA key on P-256 or an Ed25519 key"
+            raise ConfigurationError.of("public_key", "WebAuthnKey", rule, type(key).__name__)
+        self._key = key
+        self._on_p256 = on_p256
+        self._rp = hashlib.sha256(rp_id.encode()).digest()
+        self._origins = frozenset(origins)
+        self._flags = _PRESENT | (_VERIFIED if user_verification else 0)
+
+    def holds(self, text: bytes, signature: str) -> bool:
+        """True for an assertion over this text by this credential; False for anything malformed."""
+        try:
+            given = json.loads(_decoded(signature.removeprefix(_KIND))) if signature.startswith(_KIND) else {}
+            data, client = _decoded(given["authenticatorData"]), _decoded(given["clientDataJSON"])
+            said, raw = json.loads(client), _decoded(given["signature"])
+            challenge = _decoded(said["challenge"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return False
+        return (
+            said.get("type") == "webauthn.get"
+            and hmac.compare_digest(challenge, hashlib.sha256(text).digest())
+            and said.get("origin") in self._origins
+            and len(data) >= 37
+            and hmac.compare_digest(data[:32], self._rp)
+            and data[32] & self._flags == self._flags
+            and self._signed(raw, data + hashlib.sha256(client).digest())
+        )
+
+    def _signed(self, signature: bytes, text: bytes) -> bool:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        try:
+            if self._on_p256:
+                self._key.verify(signature, text, ECDSA(SHA256()))
+            else:
+                self._key.verify(signature, text)
+        except InvalidSignature:
+            return False
+        return True
+
+
+def _decoded(text: Any) -> bytes:
+    """Base64url without padding, strictly; raises ValueError."""
+    if not isinstance(text, str) or not text.isascii():
+        raise ValueError("not base64url")
+    padded = text + "=" * (-len(text) % 4)
+    return base64.b64decode(padded, altchars=b"-_", validate=True)
