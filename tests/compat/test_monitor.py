@@ -156,7 +156,8 @@ async def test_the_guides_three_spans_under_the_guides_conditions():
     exporter = InMemorySpanExporter()
     tracer = GrampusTracer(service_name="my-agent", span_processor=SimpleSpanProcessor(exporter))
     sampling = UncertaintyPolicy(enable_semantic_sampling=True, irreversible_tool_names=["send"])
-    await observed('{"confidence": 0.7}', judgement="0.7", policy=sampling, tracer=tracer)
+    same = '{"confidence": 0.7}'  # what the model says again when it is sampled, and its judgement of it
+    await observed(same, judgement=same, policy=sampling, tracer=tracer)
     names = [span.name for span in exporter.get_finished_spans()]
     assert names == ["uncertainty.semantic", "uncertainty.estimate"]
     exporter.clear()

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Message, Role, UncertaintyMonitor
+from grampus_uq import ConfigurationError, Message, Role, UncertaintyMonitor
 from grampus_uq.protocols import Processor
 from grampus_uq.records import Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.signals.claim import MAX_TOKENS, ClaimProbability, least_new_word_probability, requested_words
-from grampus_uq.vocabulary import MissingReason
 
 FRANCE = frozenset({"the", "capital", "of", "france", "is"})
 
@@ -117,12 +116,13 @@ async def test_a_session_reads_it_where_there_are_log_probabilities_and_leaves_t
 
 
 @pytest.mark.anyio
-async def test_messages_that_are_no_messages_cost_the_reading_and_not_the_step() -> None:
+async def test_messages_that_are_no_messages_are_refused_and_in_advisory_mode_left_out() -> None:
+    hostile: list[Message] = [object()]  # type: ignore[list-item]  # what a framework might pass
+    with pytest.raises(ConfigurationError, match="prompt_messages"):
+        await UncertaintyMonitor().session("s").observe_llm_response("x", "1", prompt_messages=hostile)
     readings = Readings()
-    session = UncertaintyMonitor(processors=[readings]).session("s")
-    hostile: list[Message] = [{"role": "user"}]  # type: ignore[list-item]  # what a framework might pass
+    session = UncertaintyMonitor(processors=[readings], advisory=True).session("s")
     await session.observe_llm_response("x", "1", prompt_messages=hostile, logprobs=tokens(("x", 0.5)))
-    assert readings.seen["claim_probability"].reason is MissingReason.SIGNAL_ERROR
     assert readings.seen["token_probability"].value == pytest.approx(0.5)
 
 
