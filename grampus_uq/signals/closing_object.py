@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from grampus_uq.signals.stated import INVALID, parse_number
 
-__all__ = ["ClosingObject", "closing_object"]
+__all__ = ["ANSWER_FIELDS", "FIELDS", "ClosingObject", "closing_object"]
 
-_FIELDS = frozenset({"confidence", "confidence_score"})
-_ANSWER_FIELDS = _FIELDS | {
+FIELDS = frozenset({"confidence", "confidence_score"})
+ANSWER_FIELDS = FIELDS | {
     *("answer", "final_answer", "response", "reason", "reasoning", "explanation", "rationale", "thought", "thoughts"),
     *("decision", "action", "conclusion", "summary", "justification", "solution"),
 }
@@ -113,7 +113,7 @@ def _read(text: str, before: str, *, whole: bool, other_scale: bool) -> ClosingO
     if not isinstance(fields, tuple):
         return None
     names = {name.lower().replace(" ", "_") for name, _ in fields}
-    is_answer = names <= _ANSWER_FIELDS
+    is_answer = names <= ANSWER_FIELDS
     if not is_answer:
         if names & _OTHERS_FIELDS:
             return ClosingObject(before)
@@ -121,7 +121,7 @@ def _read(text: str, before: str, *, whole: bool, other_scale: bool) -> ClosingO
         other_scale = other_scale or any(map(_UNIT.search, names))
     values, others = [], []
     for name, value in fields:
-        if name.lower() in _FIELDS:
+        if name.lower() in FIELDS:
             values.append(_value(value, other_scale))
         else:
             others.append((name, value))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["GAP", "LAZY", "OwnWords", "own_words"]
+__all__ = ["GAP", "LAZY", "SPEAKER", "OwnWords", "own_words"]
 
 GAP: Final = "\ufffc"
 """Stands where something was taken out."""
@@ -51,7 +51,7 @@ _STILL_OPENS = re.compile(
 _SINGLE_MARKS = "'‘‚"
 _SINGLE_OPENS = re.compile(r"(?:(?<=[\s(\[{:;,=>—–\"“\ufffc])|\A)['‘‚]")
 _LAST_SINGLE_CLOSE = re.compile(r".*['’](?!\w)", re.DOTALL)
-_SPEAKER = re.compile(
+SPEAKER = re.compile(
     r"^[^\w\n]{0,12}+(?:(?:user|customer|client|human|system|developer|assistant|agent|bot|tool|function|observation"
     r"|environment|stdout|stderr|email|transcript|search results?)s?(?:['’]s)?"
     r"(?:[ _-](?:output|results?|response|reply|messages?|input|turn|log|text|says|said|wrote|[0-9]{1,4}))?"
@@ -90,7 +90,7 @@ def own_words(text: str) -> OwnWords:
         text, rest = _ends(text)
     if "    " in text or "\t" in text:
         text = _CODE_LINE.sub(GAP, text)
-    speaker = _SPEAKER.search(text)
+    speaker = SPEAKER.search(text)
     if speaker is not None:
         text, rest = text[: speaker.start()], f"{text[speaker.start() :]}\n\n{rest}"
     return OwnWords(text, rest, opened or bool(rest))
@@ -100,7 +100,7 @@ def _ends(text: str) -> tuple[str, str]:
     """Head and tail of a long text; apart when a dialogue begins between them, or there are too many lines to tell."""
     head, tail = text[:_WINDOW], text[-_WINDOW:]
     between = len(text) - _WINDOW
-    if text.count("\n", _WINDOW, between) > _MOST_LINES or _SPEAKER.search(text, _WINDOW, between):
+    if text.count("\n", _WINDOW, between) > _MOST_LINES or SPEAKER.search(text, _WINDOW, between):
         return f"{head}{GAP}", f"{GAP}{tail}"
     return f"{head}{GAP}\n\n{GAP}{tail}", ""
 

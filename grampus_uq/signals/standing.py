@@ -12,25 +12,25 @@ from collections.abc import Sequence
 from grampus_uq.signals.own_words import GAP, LAZY
 from grampus_uq.signals.word_search import WordSearch
 
-__all__ = ["is_doubtful", "sentences_of"]
+__all__ = ["FRAME", "REPORT", "SOURCE", "is_doubtful", "sentences_of"]
 
 _LINES_ABOVE = 40
 _SENTENCE_END = re.compile(r"(?<=[.!?])([*_)\]]{0,3})\s+")
 _ABBREVIATION = re.compile(
     r"(?:\b[a-z]\.[a-z]?|\b(?:cf|vs|mr|mrs|ms|dr|st|no|nr|eg|ie|resp|approx|al|pp|fig|eq))\.$", re.IGNORECASE
 )
-_FRAME = WordSearch(
+FRAME = WordSearch(
     r"\b(?:below|follow(?:s|ing)|verbatim|quot\w{1,7}|word for word|own words|these words|this text|pasted?|copied"
     r"|suppose|imagine|pretend\w{0,3}|hypothetical\w{0,2}|role-?play\w{0,3}|example|template|fiction\w{0,2}|draft|joking"
     r"|told to|repeat\w{0,3}|asked me to)\b|\b(?:this|these|with|then|not|never)[.,]?$",
 )
-_REPORT = WordSearch(
+REPORT = WordSearch(
     r"\b(?:says?|said|wrote|writes?|reads|report(?:s|ed)|return(?:s|ed)|repl(?:y|ies|ied)|answer(?:s|ed)|respond(?:s|ed)"
     r"|stat(?:es|ed)|claim(?:s|ed)|predict(?:s|ed)|classif(?:ies|ied)|labell?ed|labels|detect(?:s|ed)|scor(?:es|ed)"
     r"|told|tells|according|outputs?|insist(?:s|ed)|assur(?:es|ed)|shows|showed|gave|gives|sent|sends|thinks|believes"
     r"|model|classifier|detector)\b",
 )
-_SOURCE = WordSearch(
+SOURCE = WordSearch(
     r"\b(?:api|server|tool|response|results?|report|output|check|log|record|note|e-?mail|mail|page|document|file|database"
     r"|customer|user|client|website|article|message|text|letter|search|query|function|attacker"
     r"|web\w{0,8}|content|extract\w{0,4}|fields?|ocr|invoice|scan\w{0,3}|ignore|metadata|data)\b|\w\(|(?:=|[=-]>)$",
@@ -103,11 +103,11 @@ def _below(lines: Sequence[str], number: int) -> str:
 
 
 def _frames(sentence: str) -> bool:
-    if _FRAME(sentence):
+    if FRAME(sentence):
         return True
     if _FIRST_PERSON.match(sentence) or sentence.rstrip(".,!?;)]} ").endswith(GAP):  # what was reported stands there
         return False
-    return _REPORT(sentence)
+    return REPORT(sentence)
 
 
 def _continues(lines: Sequence[str], number: int, sentence: str) -> bool:
@@ -125,7 +125,7 @@ def _is_short(line: str) -> bool:
 
 def _heads(line: str) -> bool:
     """True for a short line that names a source."""
-    return _is_short(line) and _SOURCE(line) and not _FIRST_PERSON.match(line)
+    return _is_short(line) and SOURCE(line) and not _FIRST_PERSON.match(line)
 
 
 def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
@@ -143,7 +143,7 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
         if line.rstrip("*_ ").endswith(":"):
             return not _INTRODUCTION.fullmatch(line)
         last = sentences_of(line)[-1] if nearest else ""
-        if nearest and (_heads(last) or _FRAME(line)):
+        if nearest and (_heads(last) or FRAME(line)):
             return True
         if not paragraph:
             return False

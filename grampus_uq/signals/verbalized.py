@@ -18,6 +18,7 @@ from grampus_uq.protocols import SenseContext
 from grampus_uq.records import Message, Reading, Step, builder
 from grampus_uq.signals.closing_object import ClosingObject, closing_object
 from grampus_uq.signals.own_words import own_words
+from grampus_uq.signals.plain_answer import plain_answer
 from grampus_uq.signals.standing import is_doubtful, sentences_of
 from grampus_uq.signals.stated import INVALID, MAY_STATE, OTHER_SCALE, STATING_WORDS, parse_number, stated
 from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
@@ -83,6 +84,14 @@ def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
     """
     if not _has_any(text.lower(), STATING_WORDS):
         return None, _NOT_STATED
+    plain = plain_answer(text.strip())
+    if plain is not None:
+        return plain, None
+    return _parsed(text)
+
+
+def _parsed(text: str) -> tuple[float | None, MissingReason | None]:
+    """The same of any text, by all the rules."""
     values = _statements(text)
     valid = [value for value in values if value != INVALID]
     if valid and (len(valid) == len(values) or min(valid) <= _UNDECIDED):

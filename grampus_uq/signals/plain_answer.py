@@ -1,0 +1,66 @@
+"""The answer in the form that was asked for, read at a glance: one plain sentence or none, then one flat JSON object.
+
+It is what most steps write. Nothing here is a rule of its own: a text with any mark or word that the rules look at is
+left to them, and a law holds that what is read here is what they read.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+from grampus_uq.signals.closing_object import ANSWER_FIELDS, FIELDS
+from grampus_uq.signals.own_words import SPEAKER
+from grampus_uq.signals.standing import FRAME, REPORT, SOURCE
+from grampus_uq.signals.stated import MAY_STATE, OTHER_SCALE
+
+__all__ = ["plain_answer"]
+
+_OTHER_FIELD = rf'"(?:{"|".join(sorted(ANSWER_FIELDS - FIELDS))})": ?"[^"\\{{\x00-\x1f]{{0,2000}}"'
+_PLAIN: Final = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9 ,.!?%$]{0,240}(?:[.!?] |\n\n?))?+"
+    rf'\{{ ?(?:{_OTHER_FIELD}, ?){{0,8}}"(?:{"|".join(sorted(FIELDS))})": ?'
+    rf"(0(?:\.[0-9]{{1,20}})?|1(?:\.0{{1,20}})?)(?:, ?{_OTHER_FIELD}){{0,8}} ?\}}"
+)
+_WORDS: Final = re.compile(r"[a-z]+")
+_DIGIT: Final = re.compile(r"[0-9]")
+_OF_PHRASES: Final = frozenset(
+    "word words text told asked idea know guess guessing made point percent five seven ten hundred".split()
+)
+"""Words of phrases that no other word of the phrase gives away."""
+
+
+def plain_answer(stripped: str) -> float | None:
+    """The confidence that such a text states, without blanks around it; None for any other text.
+
+    >>> plain_answer('It is Paris. {"confidence": 0.9}'), plain_answer('It says: {"confidence": 0.9}')
+    (0.9, None)
+    """
+    match = _PLAIN.fullmatch(stripped)
+    if match is None or "know" in stripped[-100:].lower():  # "Let me know if ...}" would be a closing word
+        return None
+    before = match[1]
+    if before:
+        words = _WORDS.findall(before.lower())
+        for word in words:
+            if _matters(word):
+                return None
+        if _frames_at_the_end(words[-1] if words else "") or (_DIGIT.search(before) and OTHER_SCALE(before)):
+            return None
+    return float(match[2])
+
+
+_frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)
+
+
+@functools.lru_cache(maxsize=4_096)  # words of up to 240 letters
+def _matters(word: str) -> bool:
+    """True for a word that one of the rules looks for, wherever it stands."""
+    within = f"{word} x"
+    return (
+        word in _OF_PHRASES
+        or SPEAKER.search(word) is not None
+        or SPEAKER.search(within) is not None
+        or any(search(within) for search in (FRAME, REPORT, SOURCE, MAY_STATE, OTHER_SCALE))
+    )
