@@ -484,3 +484,37 @@ def test_a_sub_agents_stored_certainty_counts_for_nothing_without_a_seal(policy:
         return [float(s["propagated_confidence"]) for s in steps if s["step_type"] == "sub_agent"]
 
     assert anyio.run(confidence, True) == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_signed_approval_given_to_the_parent_reaches_a_sub_agent_in_another_process(policy: str) -> None:
+    """The other half of the threat: what keeps an attacker out must let an approver through."""
+    till, store = Till(), MemoryStore()
+    task = ToolCall(id="d", name="mailer", arguments={"task": "pay"})
+    lead = AgentDefinition(name="boss", model="scripted", system_prompt="You lead.")
+
+    def boss() -> AgentRunner:
+        return AgentRunner(
+            scripted([answer("Delegate.", tool_calls=[task]), answer("Done.")], 0.95),
+            FunctionTools(),
+            uncertainty_monitor=UncertaintyMonitor(),
+            store=store,
+            approvals=POLICIES[policy](),
+            sub_agents=[SubAgent(runner(till, store, policy), AGENT)],
+        )
+
+    async def run() -> list[str]:
+        result = await boss().run(lead, "have it paid", session_id="p")
+        seen = []
+        for _ in range(4):
+            if not result.pending:
+                break
+            (request,) = result.pending
+            seen.append("the answer" if request.call is None else request.call.name)
+            signed = ann(policy).sign(request.decide("approve", principal="ann"))
+            result = await boss().resume("boss", "p", signed)
+        assert result.status == "completed"
+        return seen
+
+    assert [what for what in anyio.run(run) if what != "the answer"] == ["pay", "pay"]
+    assert len(till.keys) == len(set(till.keys)) == 2
