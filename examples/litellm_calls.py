@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm looks prices up on the network otherwise
@@ -36,12 +35,11 @@ def main(model: str | None, api_base: str | None) -> None:
         messages = [{"role": "system", "content": ASK}, {"role": "user", "content": question}]
         said = litellm.completion(messages=messages, metadata={"session_id": "order-A-17"}, **given)
         print(said.choices[0].message.content)
+        callback.wait_for(said)  # litellm reports a call a moment after it returned
     belief = callback.belief("order-A-17")
-    while belief is None or belief.total_steps < len(QUESTIONS):  # litellm reports a call a moment after it returned
-        time.sleep(0.01)
-        belief = callback.belief("order-A-17")
     verdict = callback.would_allow("order-A-17", "refund")
-    print(f"{belief.total_steps} steps, confidence {belief.cumulative_confidence:.2f}, {belief.overall_level}")
+    if belief is not None:
+        print(f"{belief.total_steps} steps, confidence {belief.cumulative_confidence:.2f}, {belief.overall_level}")
     if verdict is None or not verdict.allowed:
         print(f"no refund without a human: {verdict.reason if verdict else 'nothing is known of this session'}")
     else:

@@ -4,13 +4,12 @@
     callback = UncertaintyCallback(UncertaintyMonitor(processors=[...]))
     litellm.callbacks.append(callback)
 
-    litellm.completion(model=..., messages=..., metadata={"session_id": "order-7"})     # or acompletion, or stream=True
-    callback.flush()
-    callback.belief("order-7"), callback.would_allow("order-7", "pay")
+    answer = litellm.completion(model=..., messages=..., metadata={"session_id": "order-7"})     # or responses(...)
+    if callback.wait_for(answer) and callback.would_allow("order-7", "pay").allowed: ...
 
 A callback sees a call when it is over, and cannot stop anything: ask `would_allow` before you run a tool. litellm's own
 logging hands each answer over a moment after the call has returned; a thread of this callback's own then judges them in
-that order, so that no call ever waits for it or fails because of it.
+that order, so that no call ever waits for it or fails because of it. `wait_for` waits until one answer is judged.
 """
 
 from __future__ import annotations
@@ -23,6 +22,8 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
+
+import anyio.to_thread
 
 from grampus_uq import (
     AgentBeliefState,
@@ -46,12 +47,14 @@ __all__ = ["UncertaintyCallback"]
 log = logging.getLogger("grampus_uq.integrations.litellm")
 
 _MAX_SEEN = 4096
+_MAX_KINDS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
     """One finished call, as litellm hands it over."""
 
+    call_id: Any
     session_id: str
     model: str
     messages: Any
@@ -109,8 +112,11 @@ class UncertaintyCallback(CustomLogger):
         self._max_sessions, self._expires_s = max_sessions, expires_s
         self._sessions: OrderedDict[str, _Watched] = OrderedDict()
         self._seen: OrderedDict[str, None] = OrderedDict()
+        self._judged: OrderedDict[str, bool] = OrderedDict()
+        self._unread: set[str] = set()
         self._waiting: queue.Queue[_Call | None] = queue.Queue(max_waiting)
         self._lock = threading.Lock()
+        self._over = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
 
     # -- what litellm calls ---------------------------------------------------------------------------------------
@@ -127,12 +133,18 @@ class UncertaintyCallback(CustomLogger):
         """Put an answer into the queue, once; whatever goes wrong here is counted and goes no further."""
         try:
             named = ((given.get("litellm_params") or {}).get("metadata") or {}).get(self.key)
-            if named is None or not getattr(response, "choices", None):
+            if named is None:
+                return
+            if getattr(response, "output", None) is None:
+                response = getattr(response, "response", response)  # the last event of a streamed `responses`
+            if not (getattr(response, "choices", None) or getattr(response, "output", None)):
+                self._not_read(type(response).__name__)
                 return
             if not self._first(given.get("litellm_call_id")):
                 return
             tools = (given.get("optional_params") or {}).get("tools")
             call = _Call(
+                call_id=given.get("litellm_call_id"),
                 session_id=str(named),
                 model=str(given.get("model") or ""),
                 messages=given.get("messages"),
@@ -144,8 +156,26 @@ class UncertaintyCallback(CustomLogger):
         except queue.Full:
             with self._lock:
                 self.dropped += 1
+            self._done(given.get("litellm_call_id"), False)
         except Exception as error:  # noqa: BLE001 (a callback must never take the call down)
             self._failed(error)
+
+    def _not_read(self, kind: str) -> None:
+        """Say once of each kind of answer that names a session that it is not watched."""
+        with self._lock:
+            if kind in self._unread or len(self._unread) >= _MAX_KINDS:
+                return
+            self._unread.add(kind)
+        log.warning("answers of the kind %s are not watched, although they name a session", kind)
+
+    def _done(self, call_id: Any, judged: bool) -> None:
+        if call_id is None:
+            return
+        with self._over:
+            self._judged[call_id] = judged
+            while len(self._judged) > _MAX_SEEN:
+                self._judged.popitem(last=False)
+            self._over.notify_all()
 
     def _first(self, call_id: Any) -> bool:
         """True the first time that a call is seen; litellm may report one to both kinds of callback."""
@@ -182,12 +212,15 @@ class UncertaintyCallback(CustomLogger):
                 if call is None:
                     self._waiting.task_done()
                     return
+                judged = False
                 try:
                     runner.run(self._judge(call))
+                    judged = True
                 except Exception as error:  # noqa: BLE001 (one answer that cannot be read must not end the thread)
                     self._failed(error)
                 finally:
                     self._waiting.task_done()
+                    self._done(call.call_id, judged)
 
     async def _judge(self, call: _Call) -> None:
         watched = self._session(call.session_id, call.model)
@@ -218,10 +251,31 @@ class UncertaintyCallback(CustomLogger):
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
+    def wait_for(self, response: Any, timeout_s: float = 10.0) -> bool:
+        """Wait until what litellm returned is judged, so that `would_allow` answers from it.
+
+        `response` is an answer, or a stream that was read to its end, of a call that names a session. False when the
+        time is up first, or when the answer was dropped or could not be judged: then it counts for nothing, which is no
+        leave. Inside an event loop use `wait_for_async`. Raises ConfigurationError for what litellm did not return.
+        """
+        call_id = (getattr(response, "_hidden_params", None) or {}).get("litellm_call_id")
+        if call_id is None:
+            raise ConfigurationError.of(
+                "response", "UncertaintyCallback.wait_for", "what a call of litellm returned", type(response)
+            )
+        with self._over:
+            self._over.wait_for(lambda: call_id in self._judged, timeout_s)
+            return self._judged.get(call_id, False)
+
+    async def wait_for_async(self, response: Any, timeout_s: float = 10.0) -> bool:
+        """`wait_for`, without standing in the event loop's way."""
+        return await anyio.to_thread.run_sync(self.wait_for, response, timeout_s, abandon_on_cancel=True)
+
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until every answer that litellm has handed over is judged; False when the time is up first.
 
-        litellm hands an answer over a moment after its call returned: one that it still holds is not waited for.
+        litellm hands an answer over a moment after its call returned: one that it still holds is not waited for. To ask
+        about an answer that you have, use `wait_for`.
         """
         deadline_s = time.monotonic() + timeout_s
         while self._waiting.unfinished_tasks and time.monotonic() < deadline_s:

@@ -20,7 +20,7 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-up of prices on t
 
 import litellm
 
-from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import ConfigurationError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.events import Event, StepEvent
 from grampus_uq.integrations.litellm import UncertaintyCallback
 from grampus_uq.testing import HANG, ScriptedModel
@@ -163,6 +163,49 @@ class Scene:
             found.append(None if verdict is None else verdict.allowed)
         return {"allowed": found}
 
+    def waiting_for_an_answer(self) -> Any:
+        """After each call, whether the callback already knows of it, without any look at the clock."""
+        callback, _ = self.watch()
+
+        def count() -> int:
+            belief = callback.belief("order-7")
+            return 0 if belief is None else belief.total_steps
+
+        known = [[callback.wait_for(litellm.completion(**self.given("order-7"))), count()] for _ in range(20)]
+        stream = litellm.completion(**self.given("order-7", stream=True))
+        list(stream)
+        known.append([callback.wait_for(stream), count()])
+
+        async def asynchronously() -> None:
+            for _ in range(5):
+                answer = await litellm.acompletion(**self.given("order-7"))
+                known.append([await callback.wait_for_async(answer), count()])
+
+        asyncio.run(asynchronously())
+        try:
+            callback.wait_for("an answer")
+        except ConfigurationError:
+            refused = True
+        callback.monitor = QuotingMonitor()  # type: ignore[assignment]  # fails
+        unjudged = callback.wait_for(litellm.completion(**self.given("another")))
+        return {"known": known, "refused": refused, "unjudged": unjudged}
+
+    def other_kinds(self) -> Any:
+        callback, seen = self.watch()
+        logged = io.StringIO()
+        listener = logging.StreamHandler(logged)
+        package = logging.getLogger("grampus_uq")
+        package.addHandler(listener)
+        where = {"model": "openai/tiny", "api_base": self.server.api_base, "api_key": "x"}
+        answer = litellm.responses(
+            input="Capital of France?", metadata={"session_id": "r"}, mock_response="Paris", **where
+        )
+        judged = callback.wait_for(answer)
+        for _ in range(2):
+            callback.log_success_event({"litellm_params": {"metadata": {"session_id": "r"}}}, object(), 0, 0)
+        package.removeHandler(listener)
+        return {"judged": judged, "texts": [event.step.text for event in seen.steps], "logged": logged.getvalue()}
+
     def ten_at_once(self) -> Any:
         callback, seen = self.watch()
 
@@ -196,6 +239,8 @@ def main() -> None:
         Scene.bounds,
         Scene.verdicts,
         Scene.ten_at_once,
+        Scene.waiting_for_an_answer,
+        Scene.other_kinds,
     )
     with serving(behave) as server:
         found = {scene.__name__: scene(Scene(server)) for scene in scenes}

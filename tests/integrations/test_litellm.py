@@ -69,3 +69,20 @@ def test_the_verdict_only_advises_unless_told_otherwise(found: dict[str, Any]) -
 
 def test_sessions_that_run_at_once_do_not_mix(found: dict[str, Any]) -> None:
     assert found["ten_at_once"] == {"steps": [3] * 10, "flushed": True}
+
+
+def test_waiting_for_an_answer_returns_once_its_step_is_committed(found: dict[str, Any]) -> None:
+    """Twenty answers, a stream and five asynchronous ones: each is the latest step when its wait is over."""
+    seen = found["waiting_for_an_answer"]
+    assert seen["known"] == [[True, number] for number in range(1, 27)]
+
+
+def test_waiting_for_what_was_not_judged_says_no(found: dict[str, Any]) -> None:
+    seen = found["waiting_for_an_answer"]
+    assert (seen["unjudged"], seen["refused"]) == (False, True)
+
+
+def test_an_answer_of_the_responses_interface_is_a_step_and_other_kinds_are_named_once(found: dict[str, Any]) -> None:
+    seen = found["other_kinds"]
+    assert (seen["judged"], seen["texts"]) == (True, ["Paris"])
+    assert seen["logged"] == "answers of the kind object are not watched, although they name a session\n"
