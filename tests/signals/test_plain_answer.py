@@ -47,15 +47,11 @@ def test_no_word_of_any_rule_is_overlooked(shape):
     assert 100 < sum(read) < len(read)
 
 
-WORD = st.sampled_from(
-    [*STEMS, *PHRASES, "the", "12", "0 to 5", "out of 10", "scale of 1 to 5", "e.g.", "no."]
-)
+WORD = st.sampled_from([*STEMS, *PHRASES, "the", "12", "0 to 5", "out of 10", "scale of 1 to 5", "e.g.", "no."])
 MARK = st.sampled_from([" ", " ", ". ", "! ", ", ", "\n", ": ", "  ", ' "', "> ", "(", "_", "-", "’", "\t"])
 
 
-@given(
-    parts=st.lists(st.tuples(WORD, MARK), max_size=8), end=st.sampled_from(["", ". ", "\n\n"]), data=st.data()
-)
+@given(parts=st.lists(st.tuples(WORD, MARK), max_size=8), end=st.sampled_from(["", ". ", "\n\n"]), data=st.data())
 @example(parts=[], end="", data=None)
 def test_whatever_precedes_the_object_a_glance_reads_what_the_rules_read(parts, end, data):
     written = OBJECTS[0] if data is None else data.draw(st.sampled_from(OBJECTS))
