@@ -207,6 +207,8 @@ class _Tally:
     @property
     def lowest(self) -> tuple[str, float]:
         """The lowest reading, as source and value; there is one."""
+        if len(self.values) == 1 and self.semantic is None:
+            return next(iter(self.values.items()))
         values = self.values if self.semantic is None else {**self.values, "semantic_entropy": self.semantic}
         return min(values.items(), key=_value)
 

@@ -213,7 +213,7 @@ class Session:
             await stop_if_cancelled(requests)  # a client may have made another exception of it
         readings += own
         if self._watch is None:
-            assessment = self.commit(step, readings, started_ns=started_ns)
+            assessment = self._commit(step, readings, started_ns)
         else:
             assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
         return assessment, assessment.action
@@ -240,7 +240,7 @@ class Session:
         step_id = self._name(step_id, "step_id", "observe_tool_call")
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
         if self._watch is None:
-            assessment = self.commit(step, (), started_ns=started_ns)
+            assessment = self._commit(step, (), started_ns)
         else:
             assessment = await self._read_and_commit(self._watch, step, (), started_ns)
         return assessment, assessment.action
@@ -306,8 +306,18 @@ class Session:
             if type(count) is not int or not 0 <= count < MOST_TOKENS:
                 rule = f"a Step with numbers of tokens, at least 0 and below {MOST_TOKENS}"
                 raise ConfigurationError.of("step", "Session.commit", rule, count)
+        return self._commit(step, readings, started_ns, trajectory)
+
+    def _commit(
+        self,
+        step: Step,
+        readings: Sequence[Reading],
+        started_ns: int | None,
+        trajectory: TrajectoryReading | None = None,
+    ) -> StepUncertainty:
         with self._lock:
-            self._check_place()
+            if self._superseded:
+                self._check_place()
             if self._structure is not None:
                 structure_step(self._structure, step)
                 readings = with_structure(readings, self._structure, step)
@@ -354,6 +364,8 @@ class Session:
         _log_rejected(str(error))
 
     def _name(self, value: Any, parameter: str, owner: str = "observe_llm_response") -> str:
+        if type(value) is str and value.isascii():
+            return value
         name, error = read_name(value, parameter, owner)
         if error is not None:
             self._reject(error)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records import TokenUsage, ToolCall
+from grampus_uq.records import TokenUsage, ToolCall, builder
 from grampus_uq.wire.calls import read_call
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
@@ -36,11 +36,17 @@ class Turn:
     errors: tuple[ConfigurationError, ...] = ()
 
 
+_new_turn = builder(Turn)
+
+
 def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usage: Any = None) -> Turn:
     """Read a turn: its text, or a whole answer as a client returned it, of which each given keyword replaces its part.
 
     Never raises.
     """
+    given = logprobs is not None or usage is not None or type(tool_calls) is not tuple or tool_calls
+    if type(response) is str and not given:  # what most steps are
+        return _new_turn(text=whole_text(response), calls=(), logprobs=NO_TOKENS, usage=None)
     errors: list[ConfigurationError] = []
     calls: tuple[ToolCall, ...] = ()
     stream, spent = NO_TOKENS, None
