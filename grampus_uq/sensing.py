@@ -42,8 +42,8 @@ from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
 __all__ = ["LONG_COMPLETION", "SensingPlan", "StepInput"]
 
-LONG_COMPLETION: Final = 1_500
-"""Tokens with log-probabilities above which a step is read in a worker thread: about as many take five milliseconds."""
+LONG_COMPLETION: Final = 500
+"""Tokens with log-probabilities above which a step is read in a worker thread: as many take about a millisecond."""
 
 _SENSED = frozenset(
     {
