@@ -171,7 +171,7 @@ def test_a_step_without_logprobs_has_no_surprisal_and_says_why() -> None:
     anyio.run(partial(session.observe_llm_response, "hello", "b", logprobs=broken))
     read = [event.trajectory for event in captured.events if isinstance(event, StepEvent)]
     why = [(one.pending.surprisal, one.no_surprisal) for one in read if one is not None and one.pending is not None]
-    assert why == [(None, "no_logprobs"), (None, "invalid_value")]
+    assert why == [(None, "no_logprobs"), (None, "no_logprobs")]
     assert "surprisal: no_logprobs" in (session.belief().step_uncertainties[0].missing_reason or "")
 
 

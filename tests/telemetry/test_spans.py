@@ -219,7 +219,7 @@ async def test_no_text_of_the_model_the_user_or_a_tool_becomes_an_attribute():
     await traced.session.observe_tool_call(secret, "t")
     traced.session.observe_tool_result("c", "hunter2")
     traced.session.observe_user("hunter2")
-    assert len(traced.spans()) == 4
+    assert len(traced.spans()) == 5  # a fusion this low is sampled too
     assert "hunter2" not in "".join(span.to_json() for span in traced.spans())
     assert traced.spans()[-1].attributes["gen_ai.tool.name"] == "send_email"
 

@@ -27,7 +27,7 @@ def run(**given):
 
     async def steps():
         await session.observe_llm_response(
-            "Confidence: 70%",
+            "Paris. Confidence: 70%",
             "llm_1",
             prompt_messages=PROMPT,
             model_client=ScriptedModel(

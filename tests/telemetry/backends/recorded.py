@@ -14,12 +14,13 @@ from grampus_uq.recording import Content, RecordingProcessor
 from grampus_uq.testing import ScriptedModel
 
 SECRET = "hunter2-5f1c"  # planted in every text that a run has
+SAID = f"I look it up: {SECRET}"
 POLICY = UncertaintyPolicy(enable_semantic_sampling=True, irreversible_tool_names=["send_money"])
 PROMPT = (Message(role=Role.USER, content=f"Pay the rent. The code is {SECRET}."),)
 
 
 def _model() -> ScriptedModel:
-    drawn = iter(["one", "one", "one", "two", "one"] * 10)
+    drawn = iter([f"{SAID}."] * 3 + ["Something else.", f"{SAID}."] * 10)
     return ScriptedModel(lambda _, options: next(drawn) if options["temperature"] == 0.8 else "0.7")
 
 
@@ -30,7 +31,7 @@ async def watch_first_half(folder: Path, tracer: Any, *, session_id: str = "run-
         session = monitor.session(session_id, "desk", model="some-model", metadata={"team": "a"})
         session.observe_user(f"Pay the rent with {SECRET}.")
         await session.observe_llm_response(
-            f"I look it up: {SECRET}. Confidence: 70%",
+            f"{SAID}. Confidence: 70%",
             "think",
             prompt_messages=PROMPT,
             model_client=_model(),
