@@ -6,6 +6,7 @@ end the waiting. A write that fails because another worker took over ends this o
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +20,7 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.beside import watched
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.state import AgentState
-from grampus_uq.runtime.stopping import POLL_S, StopOrders, StoppedError, stops_to_heed
+from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
 from grampus_uq.session import Session
 from grampus_uq.vocabulary import AgentStatus
 
@@ -141,14 +142,12 @@ class Hold:
         async def watch() -> None:
             renew_at = time.monotonic() + self._lease_s / 3
             while True:
-                await anyio.sleep(POLL_S)
-                try:
-                    await self.check_stop()
-                    if time.monotonic() >= renew_at:
-                        renew_at = time.monotonic() + self._lease_s / 3
-                        await self.save()
-                except StoreError:
-                    continue  # try again at the next renewal; what may not run without the store asks it first
+                await self._stops.news(self._orders_seen, renew_at - time.monotonic())
+                await self.check_stop()
+                if time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + self._lease_s / 3
+                    with contextlib.suppress(StoreError):  # tried again at the next renewal; what may not run without
+                        await self.save()  # the store asks it first
 
         return await watched(work, watch)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.runtime.ledger import Ledger, session_key
@@ -39,13 +41,23 @@ class StopReport:
     acknowledged: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class _Watchers:
+    """Those of one event loop that wait for orders: one of them asks the store, for all."""
+
+    asking: bool = False
+    told: int = 0
+    waiting: dict[anyio.Event, None] = field(default_factory=dict)
+
+
 class StopOrders:
-    """The stop orders of one store, asked for at most once every `POLL_S` however many sessions ask."""
+    """The stop orders of one store, asked for once every `POLL_S` however many sessions wait for them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._orders: tuple[int, int] = (0, 0)
         self._read_at = float("-inf")
+        self._watchers: RunVar[_Watchers | None] = RunVar(f"grampus_stops_{uuid.uuid4().hex}", None)
 
     async def reached(self, state: AgentState, looked_at: int) -> tuple[bool, int]:
         """Whether this session was ordered to stop, and the number of the newest order that this takes into account.
@@ -54,8 +66,7 @@ class StopOrders:
         """
         try:
             if time.monotonic() - self._read_at >= POLL_S:
-                self._read_at = time.monotonic()
-                self._orders = _orders(await self._ledger.store.get("stop", _ALL))
+                await self._ask()
             number, to_all = self._orders
             if number == looked_at:
                 return False, looked_at
@@ -65,6 +76,48 @@ class StopOrders:
         seen_all, seen_own = state.stops_seen or (0, 0)
         stopped = to_all > seen_all or _version(own) > seen_own
         return stopped, looked_at if stopped else number  # who was stopped stays stopped, however often it asks
+
+    async def _ask(self) -> None:
+        self._read_at = time.monotonic()
+        self._orders = _orders(await self._ledger.store.get("stop", _ALL))
+
+    async def news(self, looked_at: int, at_most_s: float) -> None:
+        """Return when there are orders that `looked_at` does not take into account, or after so many seconds."""
+        if self._orders[0] != looked_at:  # they could not be read just now
+            await anyio.sleep(POLL_S)
+            return
+        watchers = self._watchers.get()
+        if watchers is None:
+            watchers = _Watchers()
+            self._watchers.set(watchers)
+        with anyio.move_on_after(at_most_s):
+            while self._orders[0] == looked_at:
+                await (_told(watchers) if watchers.asking else self._ask_for_all(watchers))
+
+    async def _ask_for_all(self, watchers: _Watchers) -> None:
+        """Wait a moment, ask, tell the others if there is news; one of them goes on, should this one end."""
+        watchers.asking = True
+        try:
+            await anyio.sleep(POLL_S)
+            await self._ask()
+        except StoreError:
+            return
+        finally:
+            watchers.asking = False
+            fresh, watchers.told = self._orders[0] != watchers.told, self._orders[0]
+            for event in list(watchers.waiting)[: None if fresh else 1]:
+                event.set()
+
+
+async def _told(watchers: _Watchers) -> None:
+    event = anyio.Event()
+    watchers.waiting[event] = None
+    try:
+        await event.wait()
+    finally:
+        del watchers.waiting[event]
+        if event.is_set() and not watchers.asking and watchers.waiting:
+            next(iter(watchers.waiting)).set()  # should this one have been cancelled, another asks in its place
 
 
 async def stops_now(ledger: Ledger, state: AgentState) -> tuple[int, int]:

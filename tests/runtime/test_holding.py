@@ -505,3 +505,51 @@ async def test_a_transcript_that_somebody_changed_is_not_taken_for_the_sessions_
     with pytest.raises(StoreError, match="does not fit"):
         await Ledger(store).load("mailer", "s")
     await store.aclose()
+
+
+async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_as_one_and_all_hear_of_an_order() -> (
+    None
+):
+    asked: list[str] = []
+
+    class Counting(Elsewhere):
+        async def get(self, kind: str, key: str) -> Document | None:
+            asked.append(key)
+            return await super().get(kind, key)
+
+    store = MemoryStore()
+    ledger = Ledger(Counting(store))
+    orders, stopped = StopOrders(ledger), list[int]()
+    started = anyio.Event()
+
+    async def hang() -> None:
+        hung.append(1)
+        if len(hung) == 1_000:
+            started.set()
+        await anyio.sleep_forever()
+
+    hung: list[int] = []
+
+    async def run(number: int, scope: anyio.CancelScope) -> None:
+        state = AgentState(agent_id="a", session_id=f"{number}")
+        hold = await Hold.take(ledger, state, 0, worker="w", lease_s=60.0, stops=orders)
+        try:
+            with scope:
+                await hold.watched(hang)
+        except StoppedError:
+            stopped.append(number)
+
+    scopes = [anyio.CancelScope() for _ in range(1_000)]
+    async with anyio.create_task_group() as group:
+        for number, scope in enumerate(scopes):
+            group.start_soon(run, number, scope)
+        await started.wait()
+        await anyio.sleep(0.6)  # each has looked once at what concerns it
+        for scope in scopes[:300]:
+            scope.cancel()  # whoever asks for all is among them: another one goes on
+        await anyio.sleep(0.6)
+        asked.clear()
+        await anyio.sleep(1.0)
+        assert len(asked) < 20  # one of the seven hundred asks for all
+        await order_stop(Ledger(store))
+    assert sorted(stopped) == list(range(300, 1_000))
