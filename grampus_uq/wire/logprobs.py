@@ -120,8 +120,16 @@ def _token(entry: Any, place: int) -> TokenLogprob:
     if not isinstance(alternatives, list | tuple):
         raise _BrokenError(f"token {place}: its top_logprobs are no list: {kind_of(alternatives)}")
     top: list[tuple[str, float]] = []
+    plain: Any = None  # a type whose objects keep their fields in a dict, as the one before did: five times of six
     for alternative in alternatives:
-        known = alternative if type(alternative) is dict else fields_of(alternative) or {}
+        kind = type(alternative)
+        if kind is dict:
+            known = alternative
+        elif kind is plain:
+            known = alternative.__dict__
+        else:
+            known = fields_of(alternative) or {}
+            plain = kind if known is getattr(alternative, "__dict__", None) else None
         other, value = known.get("token"), known.get("logprob")
         if type(value) is not float or not -math.inf < value <= 0.0:
             number = _log_probability(value)
