@@ -100,7 +100,7 @@ def advance(
             rang=rang,
             worst_case=worst_case,
             fallback=profile.fallback,
-            by_counts=profile.released_by_counts,
+            by_counts=profile.release is not None and profile.released_by_counts,
         )
     )
     advisory = profile.advisory or (
@@ -353,7 +353,8 @@ def _assess(
         fields["reflection_injected"] = profile.policy.inject_reflection_on_high and not advisory
     if profile.detector is not None:
         _describe_alarm(fields, profile.detector, log_m)
-    fields["guarantee"] = _promise(profile, alarm, rule, action)
+    if rule != "tier":
+        fields["guarantee"] = _promise(profile, alarm, rule, action)
     if advisory:
         fields["advisory_action"] = action
         if action.stops:

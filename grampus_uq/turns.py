@@ -100,7 +100,8 @@ def with_proposals(
     )
     if not turns:
         return (turn,)
-    if not calls and not turns[0].calls and not turns[0].called and not turns[0].more:
+    first = turns[0]
+    if not calls and not first.calls and not first.called and not first.more:
         return (*turns[1 - _MAX_UNLISTED :], turn)
     turns = tuple([t for t in turns if t.calls or t.called or t.more])  # a turn without any proposed none
     if len(turns) < MAX_TURNS:

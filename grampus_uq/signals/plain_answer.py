@@ -44,9 +44,8 @@ def plain_answer(stripped: str) -> float | None:
     before = match[1]
     if before:
         words = _WORDS.findall(before.lower())
-        for word in words:
-            if _matters(word):
-                return None
+        if not _HARMLESS.issuperset(words) and any(map(_matters, words)):
+            return None
         if _frames_at_the_end(words[-1] if words else "") or (_DIGIT.search(before) and OTHER_SCALE(before)):
             return None
     return float(match[2])
@@ -55,13 +54,22 @@ def plain_answer(stripped: str) -> float | None:
 _frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)
 
 
-@functools.lru_cache(maxsize=4_096)  # words of up to 240 letters
 def _matters(word: str) -> bool:
-    """True for a word that one of the rules looks for, wherever it stands."""
+    """True for a word that one of the rules looks for, wherever it stands; the others are remembered."""
     within = f"{word} x"
-    return (
+    matters = (
         word in _OF_PHRASES
         or SPEAKER.search(word) is not None
         or SPEAKER.search(within) is not None
         or any(search(within) for search in (FRAME, REPORT, SOURCE, MAY_STATE, OTHER_SCALE))
     )
+    if not matters and len(word) <= _LONGEST_WORD:
+        if len(_HARMLESS) >= _MOST_HARMLESS:
+            _HARMLESS.clear()
+        _HARMLESS.add(word)
+    return matters
+
+
+_HARMLESS: Final[set[str]] = set()
+_MOST_HARMLESS: Final = 4_096
+_LONGEST_WORD: Final = 40
