@@ -77,6 +77,8 @@ def decide(now: Situation) -> Decision:
     tools that are always asked for. Of all these only a detector's alarm and a fitted release carry a guarantee. What a
     human answered silences reversible steps, never an irreversible call.
     """
+    if now.irreversible and now.turn.belief is not None and now.turn.belief < now.confidence:
+        now = replace(now, level=level_of(now.policy, now.turn.belief, now.has_reading), confidence=now.turn.belief)
     decision = _tier(now) if now.detector is None and now.release is None else _fitted(now)
     if now.irreversible:
         decision = _guarded(now, decision)
@@ -155,7 +157,8 @@ def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
     policy = now.policy
     if decision[0].stops or not policy.on_missing_evidence.stops:
         return decision
-    level, turn = policy.classify(case.cumulative), replace(now.turn, p_success=now.turn.at_worst)
+    level = policy.classify(case.cumulative)
+    turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
     then = replace(
         now, level=level, confidence=case.cumulative, turn=turn, worst=case.worst, alarm=case.alarm, worst_case=None
     )

@@ -80,7 +80,7 @@ def advance(
     worst_case, risk_due = state.worst_case, no_risk in _UNREADABLE
     if worst_case is not None or seen.due or risk_due or profile.calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
-    turns, turn = _turns_after(state, step, seen, fused, chance, worst_case)
+    turns, turn = _turns_after(state, step, seen, fused, chance, propagated, worst_case)
     rang = state.rang or (profile.detector is not None and has_rung(profile.detector, alarm))
     decision = decide(
         _new_situation(
@@ -147,6 +147,7 @@ def _turns_after(
     seen: _Tally,
     fused: float | None,
     chance: float | None,
+    propagated: float,
     worst_case: WorstCase | None,
 ) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
     """The turns of the model after a step, and what was read of its own; for a call of the turn that proposed it."""
@@ -160,12 +161,15 @@ def _turns_after(
             stated="verbalized" in seen.values,
             p_success=chance,
             worst_chance=None if worst_case is None else worst_case.p_success,
+            belief=propagated,
+            worst_belief=None if worst_case is None else worst_case.cumulative,
         )
         return turns, turns[-1]
     call = step.tool_calls[0] if step.tool_calls else None
     turns, turn = _placed(state, call, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
-        turn = replace(turn, read=True, lowest=min(turn.lowest or lowest, lowest, key=_value))
+        lowest = min(turn.lowest or lowest, lowest, key=_value)
+        turn = replace(turn, read=True, lowest=lowest, belief=None, worst_belief=None)  # the belief has it already
     return turns, turn
 
 

@@ -2,7 +2,8 @@
 
 Turns may run side by side. A call belongs to the turn that proposed it, found by its id and name, by the id of the
 turn's step, or by its name alone; where several turns could have proposed it, the least of their evidence counts. A
-call that nothing is known of gets the least of the latest turn and of those with calls still open. Callers who never
+call that nothing is known of gets the least of the latest turn and of those with calls still open. A turn also keeps
+what was believed after it: what later turns make the belief recover speaks for their own calls. Callers who never
 list the calls of a turn are taken at their order: the latest turn proposes, unless the step's id says otherwise. A
 session keeps 16 turns that listed calls; two that have to go with calls still open become one that keeps the least of
 both. Arguments take no part: a recording may have left them out, and a replay decides alike.
@@ -18,6 +19,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from grampus_uq.records import Step, ToolCall, builder
+from grampus_uq.tool_names import same_tool_keys
 
 __all__ = ["TurnEvidence", "least", "placed", "with_proposals", "without_chances"]
 
@@ -34,7 +36,8 @@ class TurnEvidence:
 
     `read`: whether anything was; `p_success`: the calibrated chance after it, `worst_chance`: the same in the worst
     case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
-    the model stated a confidence. `calls` are the keys of the calls it proposed that were
+    the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
+    case. `calls` are the keys of the calls it proposed that were
     not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept.
     """
 
@@ -44,6 +47,8 @@ class TurnEvidence:
     worst_chance: Unit | None = None
     lowest: tuple[str, Unit] | None = None
     stated: bool = False
+    belief: Unit | None = None
+    worst_belief: Unit | None = None
     calls: tuple[str, ...] = ()
     called: tuple[str, ...] = ()
     more: bool = False
@@ -60,6 +65,11 @@ class TurnEvidence:
         """The chance of success in the worst case."""
         return self.p_success if self.worst_chance is None else self.worst_chance
 
+    @property
+    def belief_at_worst(self) -> float | None:
+        """The propagated confidence after the turn in the worst case."""
+        return self.belief if self.worst_belief is None else self.worst_belief
+
 
 Turns = tuple[TurnEvidence, ...]
 _new_turn = builder(TurnEvidence)
@@ -72,8 +82,14 @@ def _key(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+def _name_key(name: str) -> str:
+    """One key for every spelling of a tool's name: who asks for a call in another one asks for the same call."""
+    seen = same_tool_keys(name)[1]
+    return _key(seen if len(seen) > 1 else name)
+
+
 def _call_key(call: ToolCall) -> str:
-    return f"{_key(call.id)} {_key(call.name)}"
+    return f"{_key(call.id)} {_name_key(call.name)}"
 
 
 def with_proposals(
@@ -85,6 +101,8 @@ def with_proposals(
     stated: bool,
     p_success: float | None,
     worst_chance: float | None,
+    belief: float,
+    worst_belief: float | None,
 ) -> Turns:
     """The turns after a step of the model; its own is the last."""
     calls = tuple([_call_key(call) for call in step.tool_calls[:MAX_CALLS]]) if step.tool_calls else ()
@@ -95,6 +113,8 @@ def with_proposals(
         worst_chance=worst_chance,
         lowest=lowest,
         stated=stated,
+        belief=belief,
+        worst_belief=worst_belief,
         calls=calls,
         more=len(step.tool_calls) > MAX_CALLS,
     )
@@ -140,6 +160,8 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
         worst_chance=turn.worst_chance,
         lowest=turn.lowest,
         stated=turn.stated,
+        belief=turn.belief,
+        worst_belief=turn.worst_belief,
         calls=tuple([known for known in turn.calls if known not in mine]),
         called=(*turn.called, *mine),
         more=turn.more,
@@ -151,7 +173,7 @@ def _matching(calls: tuple[str, ...], call: ToolCall, *, by_name: bool = False) 
     if call.id and not by_name:
         key = _call_key(call)
         return [known for known in calls if known == key]
-    name = f" {_key(call.name)}"
+    name = f" {_name_key(call.name)}"
     return [known for known in calls if known.endswith(name)]
 
 
@@ -165,8 +187,10 @@ def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[Tur
         if found:
             return [turn for turn in found if turn.step == step] or found
     if of_step:
-        return [turn for turn in of_step if turn.open] or of_step[-1:]
-    return (_having(listed, call, by_name=True) or None) if call is not None and listed else None
+        named = [] if call is None or len(of_step) == 1 else _having(of_step, call, by_name=True)
+        return named or [turn for turn in of_step if turn.open] or of_step[-1:]
+    named = [] if call is None else _having(listed, call, by_name=True)
+    return [*named, *(turn for turn in turns if turn.more and turn not in named)] if named else None
 
 
 def _having(turns: list[TurnEvidence], call: ToolCall, *, by_name: bool = False) -> list[TurnEvidence]:
@@ -176,7 +200,7 @@ def _having(turns: list[TurnEvidence], call: ToolCall, *, by_name: bool = False)
 
 
 def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
-    """The least of what was read of several turns, part by part."""
+    """The least of what was read of several turns, part by part; the belief is the session's, which recovers."""
     at_worst = [turn.at_worst for turn in turns if turn.at_worst is not None]
     chances = [turn.p_success for turn in turns]
     lows = [turn.lowest for turn in turns if turn.lowest is not None]

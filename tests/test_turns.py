@@ -119,6 +119,41 @@ def test_a_flood_of_read_turns_never_frees_the_call_of_a_silent_one(given_turns)
     assert judged(state, pay("held")).action.stops
 
 
+@given(st.floats(0.0, 1.0), turns)
+def test_what_later_turns_make_the_belief_recover_frees_no_call_that_an_uncertain_turn_proposed(stated, given_turns):
+    state = turn(START, "own", stated, pay("held"))
+    at_once = judged(state, pay("held"))
+    for number, (value, n_calls) in enumerate(given_turns):
+        state = turn(state, f"m{number}", value, *[pay(f"{number}-{k}") for k in range(n_calls)])
+    if at_once.action.stops and any(key.startswith("held ") for t in state.turns for key in t.calls):
+        assert judged(state, pay("held")).action.stops
+        assert called(state, pay("held"))[1].action.stops
+
+
+SPELLINGS = ["send_email", "sendEmail", "SEND-EMAIL", "send.email", "ｓｅｎｄ_email", "send\u200b_email", "ѕend_email"]
+
+
+@pytest.mark.parametrize("proposed", SPELLINGS)
+@pytest.mark.parametrize("asked", SPELLINGS)
+def test_a_call_is_its_turns_in_whatever_spelling_it_is_asked_for_again(proposed, asked):
+    state, _ = called(turn(START, "silent", None, pay("c", proposed)), pay("c", proposed))
+    state = turn(state, "read", 1.0, pay("r", "look"))
+    assert judged(state, pay("c", asked)).rule == judged(state, pay("", asked)).rule == "missing_evidence"
+
+
+def test_a_call_of_an_unknown_id_may_be_one_of_those_that_were_not_kept_though_another_turn_has_its_name():
+    state = turn(START, "silent", None, *[pay(str(k), "look") for k in range(MAX_CALLS)], pay("late"))
+    state = turn(state, "read", 1.0, pay("r"))
+    assert judged(state, pay("late")).rule == "missing_evidence"
+    assert judged(state, pay("r")).action is Action.PROCEED
+
+
+def test_of_two_turns_under_one_step_id_the_one_that_listed_the_call_is_asked():
+    state, _ = called(turn(START, "same", None, pay("c")), pay("c"))
+    state = turn(state, "same", 1.0, pay("r", "look"))
+    assert judged(state, pay(), "same").rule == "missing_evidence"
+
+
 def test_the_state_stays_small_whatever_the_model_proposes():
     state = START
     for number in range(200):
