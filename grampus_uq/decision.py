@@ -84,8 +84,9 @@ def decide(now: Situation) -> Decision:
         decision = _guarded(now, decision)
         if now.worst_case is not None:
             decision = _in_doubt(now, now.worst_case, decision)
-    if now.tool_name is not None and not decision[0].stops and now.policy.asks_always(now.tool_name):
-        decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {_numbers(now)}"
+    milder = decision[0] is not _ABORT and decision[1] != "detector"  # another pause may be lifted by standing leave
+    if milder and now.tool_name is not None and now.policy.asks_always(now.tool_name):
+        decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {decision[2] or _numbers(now)}"
     if now.fallback is not None and decision[0].stops:
         return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {now.fallback}"
     return decision

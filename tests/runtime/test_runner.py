@@ -242,6 +242,16 @@ async def test_an_expired_request_is_told_as_expiry_and_a_late_decision_is_refus
     assert result.status is AgentStatus.COMPLETED
 
 
+@pytest.mark.parametrize("p_true", [0.1, 0.5, 0.62, 0.8, 0.95, 1.0])
+async def test_no_grant_lifts_the_pause_of_a_tool_that_is_always_asked_for(p_true: float) -> None:
+    world, store = World(), MemoryStore()
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(always_ask_tool_names=["send"]))
+    one = runner(world, store=store, monitor=monitor, p_true=p_true)
+    await one.ledger.grant(Grant(tool="send_email", principal="ann", expires_s=time.time() + 60))
+    result = await one.run(AGENT, "mail bob", session_id="s1")
+    assert (world.sent, result.status) == ([], AgentStatus.WAITING_FOR_HUMAN)
+
+
 async def test_a_grant_lets_its_tool_run_within_its_limits_and_its_time() -> None:
     signer = HmacSigner("a key of thirty-two bytes, really")
     policy = ApprovalPolicy(signer=signer, approvers={"ann"})
