@@ -51,9 +51,11 @@ from grampus_uq.state import (
     state_to_values,
 )
 from grampus_uq.vocabulary import STOPPING, Effect, MissingReason, UncertaintyAction, UncertaintyLevel, parse_effect
+from grampus_uq.wire.fields import field, kind_of, text_field
 from grampus_uq.wire.messages import read_messages, told_text
 from grampus_uq.wire.turns import read_name, read_proposed, read_turn
 from grampus_uq.wire.usage import MOST_TOKENS
+from grampus_uq.wire.whole_text import whole_text
 
 if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER
     from grampus_uq.trajectory_watch import TrajectoryWatch
@@ -171,7 +173,7 @@ class Session:
             prompt_messages = prompt.messages
             if prompt.problem is not None:
                 self._reject(_wrong("prompt_messages", "a list of messages", prompt.problem, "Pass what was sent."))
-        if model_client is not None and not callable(getattr(model_client, "complete", None)):
+        if model_client is not None and not callable(field(model_client, "complete")):
             way_out = "OpenAICompatibleModel and LiteLLMModel are such clients."
             self._reject(_wrong("model_client", "a client with `async complete(...)`", model_client, way_out))
             model_client = None
@@ -221,7 +223,12 @@ class Session:
     def declare_tools(self, tools: Iterable[Mapping[str, Any] | str]) -> None:
         """Say which tools the agent has, by name or schema: a pattern of the policy that matches none is logged."""
         self._tools_declared = True
-        names = frozenset(_tool_name(tool) for tool in tools)
+        try:
+            names = frozenset(_tool_name(tool) for tool in tools)
+        except Exception:  # noqa: BLE001 (somebody else's list)
+            rule, way_out = "a list of names or schemas", "Pass what the model is given."
+            self._reject(ConfigurationError.of("tools", "declare_tools", rule, kind_of(tools), way_out))
+            return
         _log_unmatched(tuple(self._profile.policy.unmatched(names)), names)
 
     async def observe_tool_call(
@@ -389,7 +396,12 @@ class Session:
             self._reject(_wrong("external", "confidences in [0, 1] by name", external, "Pass {name: confidence}."))
             return []
         found = []
-        for name, value in external.items():
+        try:
+            given = list(external.items())
+        except Exception:  # noqa: BLE001 (somebody else's mapping)
+            self._reject(_wrong("external", "confidences in [0, 1] by name", kind_of(external), "Pass a dict."))
+            return []
+        for name, value in given:
             source = self._name(name, "external")
             if source in self._plan.names:
                 self._reject(
@@ -420,6 +432,7 @@ class Session:
         """
         effect = self._effect(effect, "would_allow")
         proposed = self._proposed(call, "would_allow")
+        step_id = None if step_id is None else self._name(step_id, "step_id", "would_allow")
         return judge_call(self._profile, self._state, proposed, effect, step_id=step_id)
 
     def record_decision(
@@ -439,6 +452,7 @@ class Session:
         be undone. Each irreversible call is asked for by itself, whatever was answered. Any other answer (a rejection,
         guidance) acknowledges nothing.
         """
+        decision = self._name(decision, "decision", "record_decision")
         acknowledges = acknowledges and decision in APPROVALS
         with self._lock:
             self._check_place()
@@ -634,10 +648,10 @@ def read_snapshot(
 
 def _tool_name(tool: Mapping[str, Any] | str) -> str:
     """The name in a schema, OpenAI's form or a flat one; the empty text where none is found."""
-    if not isinstance(tool, Mapping):
-        return tool if isinstance(tool, str) else ""
-    function = tool.get("function")
-    return str((function if isinstance(function, Mapping) else tool).get("name", ""))
+    if isinstance(tool, str):
+        return whole_text(tool)
+    inner = field(tool, "function")
+    return text_field(tool if inner is None else inner, "name")
 
 
 @functools.lru_cache(maxsize=256)

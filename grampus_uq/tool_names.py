@@ -17,7 +17,7 @@ __all__ = ["NamePatterns", "glob_keys", "looks_like", "normal_form", "patterns_o
 _MAX_CACHED_LENGTH = 256
 _MAX_CACHED_NAMES = 1_024
 _FILLERS = frozenset("\u115f\u1160\u3164\uffa0")  # letters by category, invisible all the same
-_MARKS = re.compile(r"[*?\[\]^$\\()+{}|]")
+_MARKS = re.compile(r"[*?\[\]^$\\()+{}|,;\n]")
 _NAMESPACES = re.compile(r"__|[./:]+")
 _LETTER = re.compile(r"(?:LATIN .*LETTER|SYMBOL LETTER) (?:(?!TURNED|REVERSED)[A-Z]+ )*?([A-Z])(?: WITH .*)?$")
 
@@ -174,10 +174,10 @@ def refusal_of(pattern: object) -> tuple[str, str] | None:
     """Why a pattern protects nothing, as the rule that it breaks and the way out; None for one that can match."""
     if not isinstance(pattern, str) or not normal_form(pattern):
         return "a list of names with a letter or digit in each", "An empty pattern would match every tool, or none."
-    marks = _MARKS.findall(pattern)
-    if marks:
-        plain = _MARKS.sub("", pattern).strip("_-. ")
-        rule = "a list of plain parts of names, without the marks of globs and regular expressions"
+    seen = unicodedata.normalize("NFKC", pattern)
+    if _MARKS.search(seen):
+        plain = max(_MARKS.split(seen), key=len).strip("_-. ")
+        rule = "a list of plain parts of names, without the marks of globs, regular expressions and lists"
         return rule, f"A tool is meant whose name contains the text: write {plain!r:.80}."
     return None
 

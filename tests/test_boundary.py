@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections import UserDict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -111,6 +112,70 @@ async def test_advisory_a_wrong_argument_is_logged_and_the_step_goes_on(paramete
     assert not action.stops
     assert session.state.n_steps == 1
     json.dumps(session.snapshot()).encode()
+
+
+class HostileMap(dict[str, Any]):
+    """A mapping whose every reading fails."""
+
+    def get(self, *_: Any) -> Any:
+        raise RuntimeError
+
+    def items(self) -> Any:
+        raise RuntimeError
+
+
+STRANGE: list[Any] = [
+    None,
+    5,
+    2.5,
+    b"x",
+    object(),
+    [],
+    {},
+    Hostile(),
+    HostileMap(a=1),
+    [HostileMap(a=1)],
+    True,
+    "\ud800",
+]
+GIVEN = [
+    "response_text",
+    "step_id",
+    "prompt_messages",
+    "model_client",
+    "model_id",
+    "step_type",
+    "tool_calls",
+    "logprobs",
+]
+GIVEN += ["usage", "tools", "external"]
+
+
+@pytest.mark.parametrize("advisory", [True, False])
+@pytest.mark.parametrize("value", STRANGE, ids=range(len(STRANGE)))
+async def test_whatever_stands_in_any_place_of_any_method_is_read_or_refused_and_advisory_is_no_error(
+    advisory: bool, value: Any
+) -> None:
+    session = UncertaintyMonitor(advisory=advisory).session("s")
+    refusing = contextlib.nullcontext() if advisory else contextlib.suppress(ConfigurationError)
+    for parameter in GIVEN:
+        with refusing:
+            await session.observe_llm_response(**({"response_text": "I pay.", "step_id": "s1"} | {parameter: value}))
+    asked: list[Callable[[], Any]] = [
+        lambda: session.would_allow(value),
+        lambda: session.would_allow("pay", step_id=value),
+        lambda: session.would_allow("pay", effect=value),
+        lambda: session.declare_tools(value),
+        lambda: session.record_decision(value, principal="ann"),
+        lambda: session.observe_tool_result(value, value),
+        lambda: session.observe_user(value),
+    ]
+    for ask in asked:
+        with refusing:
+            ask()
+    for call in ({"tool_name": value}, {"tool_name": "pay", "effect": value}):
+        with refusing:
+            await session.observe_tool_call(**{"step_id": "t", **call})
 
 
 WRONG_CALLS = [5, None, object(), {}, {"name": ""}, {"name": 5}, [], b"pay", Hostile(), {"arguments": {}}]

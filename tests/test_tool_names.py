@@ -99,7 +99,25 @@ def test_the_guides_substring_rule_holds_in_the_normal_form(pattern, name, match
 
 
 @pytest.mark.parametrize(
-    "pattern", ["", " ", "_", "--", "\u200b", "delete_*", "^delete", "delete$", "a|b", "del[ae]te", "d.te?", r"\w+"]
+    "pattern",
+    [
+        "",
+        " ",
+        "_",
+        "--",
+        "\u200b",
+        "delete_*",
+        "^delete",
+        "delete$",
+        "a|b",
+        "a,b",
+        "a; b",
+        "a\nb",
+        "a｜b",
+        "del[ae]te",
+        "d.te?",
+        r"\w+",
+    ],
 )
 def test_a_pattern_that_protects_nothing_is_refused_with_a_way_out(pattern):
     with pytest.raises((ConfigurationError, ValidationError), match=r"must be .* Got .* \("):

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-−])?\d[\d,]{0,30}(?:\.\d{1,30})?")
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}(?:,\d{3})+")
 _NEGATIONS = frozenset(
     {"not", "no", "never", "none", "nor", "neither", "without", "cannot", "nobody", "nothing", "false", "incorrect"}
 )
@@ -171,10 +172,11 @@ def _numbers(text: str) -> list[str]:
 
 
 def _plain_number(number: str) -> str:
-    plain = number.replace(",", "").replace("−", "-")
+    plain = number.replace("−", "-")
     sign, digits = ("-", plain[1:]) if plain.startswith("-") else ("", plain)
     whole, _, fraction = digits.partition(".")
-    return f"{sign}{whole.lstrip('0') or '0'}.{fraction.rstrip('0')}"
+    grouped = whole.replace(",", "") if _THOUSANDS.fullmatch(whole) else whole  # "1,5" and "0049" are as they stand
+    return f"{sign}{grouped}.{fraction.rstrip('0')}"
 
 
 class SameWording:

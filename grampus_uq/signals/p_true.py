@@ -104,7 +104,7 @@ class PTrue:
             top_logprobs=self.top_logprobs,
         )
         value = true_false_mass(reply)
-        if value is None:
+        if value is None and not reply.logprobs:
             value = parse_p_true(reply.content)
         if value is None and not reply.logprobs:
             reply = await context.ask(

@@ -32,7 +32,7 @@ UNPARSED: Final = "unparsed_arguments"
 """The one argument of a call whose arguments are no JSON object: their text, as the model wrote it."""
 
 MAX_ARGUMENT_CHARACTERS: Final = 1_000_000
-_MAX_SHOWN: Final = 10_000
+_MAX_SHOWN: Final = 16_000  # more than a judge is shown: what was cut off is too long to be judged
 _MAX_DEPTH: Final = 100  # a stored session holds a call some ten levels deep, and what reads it takes 200
 _MAX_BITS: Final = 13_000  # Python writes no whole number of more than 4300 digits
 _ARGUMENTS: Final = ("arguments", "args", "input", "action", "operation", "operations")

@@ -16,16 +16,11 @@ def field(value: Any, *names: str) -> Any:
     >>> field({"args": {"a": 1}}, "arguments", "args")
     {'a': 1}
     """
-    if isinstance(value, Mapping):
-        for name in names:
-            found = value.get(name)
-            if found is not None:
-                return found
-        return None
+    keyed = isinstance(value, Mapping)
     for name in names:
         try:
-            found = getattr(value, name, None)
-        except Exception:  # noqa: BLE001, S112 (a property of somebody else's object)
+            found = value.get(name) if keyed else getattr(value, name, None)
+        except Exception:  # noqa: BLE001, S112 (a property or a mapping of somebody else's)
             continue
         if found is not None:
             return found

@@ -119,12 +119,25 @@ def test_a_whole_completion_with_a_malformed_token_or_none_at_all_has_no_probabi
     assert sequence_probability([TokenLogprob(token="x", logprob=-800.0)] * 9) == 0.0
 
 
-MARKS = ["<|im_end|>", "</s>", "<eos>", "<|eot_id|>", "<end_of_turn>", "<｜end▁of▁sentence｜>", "[EOS]", "<|im_end|>\n"]
+MARKS = [
+    "<|im_end|>",
+    "</s>",
+    "<eos>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<｜end▁of▁sentence｜>",
+    "[EOS]",
+    "<|im_end|>\n",
+    "[end of text]",
+]
+UNSEEN = ["\u200d", "\u2060", "\u00ad", "\u3000", "\u2028", "\u202e", "\ufe0f", "\x00", "\u2800", "\u3164", "\u200e"]
 PAY = ToolCall(name="pay", arguments={"to": "Mallory"})
 
 
 @pytest.mark.parametrize("calls", [(), (PAY,)], ids=["answer", "call"])
-@pytest.mark.parametrize("silent", [[""], [" ", "\n"], ["▁", "Ġ"], *([mark] for mark in MARKS), ["", "\n", "</s>"], []])
+@pytest.mark.parametrize(
+    "silent", [[""], [" ", "\n"], ["▁", "Ġ"], *([mark] for mark in [*MARKS, *UNSEEN]), ["", "\n", "</s>"], []]
+)
 def test_tokens_that_say_nothing_are_a_missing_reading_and_not_certainty(silent, calls):
     tokens = tuple(top_logprobs({token: 0.999, "other": 0.001}) for token in silent)
     step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=calls, logprobs=tokens)

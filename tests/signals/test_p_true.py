@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Message, MissingReason, Role, TokenLogprob, ToolCall
+from grampus_uq import Message, MissingReason, Role, Step, TokenLogprob, ToolCall
 from grampus_uq.errors import RateLimitedError
 from grampus_uq.signals.driver import sense_one
 from grampus_uq.signals.judged_view import MAX_CALL_CHARACTERS, judged_view, neutralised
 from grampus_uq.signals.p_true import MIN_TRUE_FALSE_MASS, PTrue, parse_p_true, true_false_mass
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
+from grampus_uq.wire.calls import read_call
 from tests.signals.contexts import QUESTION, context, said
 
 
@@ -59,6 +60,21 @@ def test_a_chosen_token_that_its_alternatives_leave_out_counts_too():
 def test_too_little_mass_on_the_two_words_is_no_reading(true):
     assert true_false_mass(judged(top_logprobs({"Paris": 0.7, "True": true, "False": 0.02}))) is None
     assert true_false_mass(judged(top_logprobs({"Paris": 0.7, "True": true}))) is None
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("said_instead", ["0.99", "1", "100%", '{"p_true": 0.99}', 'Hm. {"probability": 0.99}'])
+async def test_a_number_from_a_model_that_put_its_mass_on_neither_word_is_no_reading(said_instead):
+    token = top_logprobs({"Hm": 0.6, "True": 0.1, "False": 0.1})
+    reading = await read(ScriptedModel(judged(token, text=said_instead)), said("Paris."))
+    assert (reading.value, reading.reason) == (None, MissingReason.PARSE_ERROR)
+
+
+@pytest.mark.parametrize("characters", [MAX_CALL_CHARACTERS, 50_000, 900_000])
+def test_a_call_whose_unreadable_arguments_were_cut_off_is_not_shown_to_the_judge(characters):
+    proposed = read_call({"id": "c", "function": {"name": "pay", "arguments": '{"to": "ann' + "x" * characters}}).call
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(proposed,))
+    assert judged_view(step, QUESTION, random.Random(1)) is None
 
 
 @given(st.floats(MIN_TRUE_FALSE_MASS, 0.9), st.floats(0.01, 0.7))

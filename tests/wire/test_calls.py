@@ -93,7 +93,7 @@ def test_arguments_that_are_no_json_object_are_kept_as_text_and_marked(value: An
     assert is_unparsed(read.call)
     text = read.call.arguments[UNPARSED]
     assert isinstance(text, str)
-    assert len(text) < 11_000
+    assert len(text) < 17_000
     if isinstance(value, str) and len(value) < 10_000:
         assert text == value
     read.call.digest()
