@@ -1,9 +1,9 @@
-"""What an adapter costs: a framework's own step with the monitor, against the same with hooks that do nothing.
+"""What an adapter costs: a framework's own step with the monitor, against hooks that do nothing, and against no hook.
 
 A run is an agent's turns with one tool call each, and an answer; no model is called and the tool does nothing, so the
-framework's own work is all that the adapter's is compared with: a real run spends seconds in models beside it. The two
+framework's own work is all that the adapter's is compared with: a real run spends seconds in models beside it. The
 kinds of run take turns in random order; printed are the medians over the rounds of the processor's time (all threads),
-per turn of the model, and of the ratio within each round. Each framework has a module of its own beside this one,
+per turn of the model, and of the ratios within each round. Each framework has a module of its own beside this one,
 `integrations_NAME`, with a function `pair`.
 
     python -m tests.benchmarks.integrations [--rounds 200] [--turns 6] [--only NAME] [--json]
@@ -36,26 +36,27 @@ Run = Callable[[int], Awaitable[None]]
 class Pair:
     """A framework's run with the monitor, and the same run with hooks that do nothing in the adapter's places.
 
-    Both take a number that no other run has, and `forget` drops what was kept of it, outside the measured time. `hooks`
-    says what stands in the adapter's places.
+    All take a number that no other run has, and `forget` drops what was kept of it, outside the measured time. `hooks`
+    says what stands in the adapter's places; `plain` is the run of the agent as it is without any.
     """
 
     watched: Run
     bare: Run
     hooks: str
+    plain: Run | None = None
     forget: Callable[[int], None] = lambda _: None
 
 
 async def measure(name: str, pair: Pair, rounds: int, turns: int, rng: Random) -> dict[str, Any]:
-    """Interleave the two, and compare them within each round."""
-    took: dict[str, list[float]] = {"watched": [], "bare": []}
-    kinds = {"watched": pair.watched, "bare": pair.bare}
+    """Interleave the kinds of run, and compare them within each round."""
+    kinds = {"watched": pair.watched, "bare": pair.bare} | ({} if pair.plain is None else {"plain": pair.plain})
+    took: dict[str, list[float]] = {kind: [] for kind in kinds}
     gc.collect()
     for number in track(range(-5, rounds), description=name, disable=not sys.stderr.isatty()):
         order = list(kinds)
         rng.shuffle(order)
         for kind in order:
-            run = 2 * (number + 5) + (kind == "watched")
+            run = 3 * (number + 5) + list(kinds).index(kind)
             started = time.process_time()
             await kinds[kind](run)
             if number >= 0:  # the first rounds warm up
@@ -63,6 +64,7 @@ async def measure(name: str, pair: Pair, rounds: int, turns: int, rng: Random) -
             pair.forget(run)
     ratios = [watched / bare for watched, bare in zip(took["watched"], took["bare"], strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
+    to_plain = [watched / plain for watched, plain in zip(took["watched"], took.get("plain", []), strict=False)]
     return {
         "framework": name,
         "hooks": pair.hooks,
@@ -74,6 +76,7 @@ async def measure(name: str, pair: Pair, rounds: int, turns: int, rng: Random) -
         "ratio_upper_quartile": high,
         "limit": LIMIT,
         "holds": statistics.median(ratios) <= LIMIT,
+        "ratio_to_plain": statistics.median(to_plain) if to_plain else None,
     }
 
 

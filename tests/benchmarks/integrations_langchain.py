@@ -54,9 +54,13 @@ class Canned(BaseChatModel):
 def pair(turns: int) -> Pair:
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
     checkpointer = InMemorySaver()
-    guards = {"watched": UncertaintyMiddleware(monitor, advisory=False), "bare": NothingMiddleware()}
+    guards: dict[str, list[AgentMiddleware[Any, Any, Any]]] = {
+        "watched": [UncertaintyMiddleware(monitor, advisory=False)],
+        "bare": [NothingMiddleware()],
+        "plain": [],
+    }
     apps = {
-        name: create_agent(Canned(turns=turns), [look_up], middleware=[guard], checkpointer=checkpointer)
+        name: create_agent(Canned(turns=turns), [look_up], middleware=guard, checkpointer=checkpointer)
         for name, guard in guards.items()
     }
 
@@ -68,6 +72,7 @@ def pair(turns: int) -> Pair:
     return Pair(
         watched=lambda n: run(apps["watched"], n),
         bare=lambda n: run(apps["bare"], n),
+        plain=lambda n: run(apps["plain"], n),
         hooks="a middleware whose hooks do nothing",
         forget=lambda n: checkpointer.delete_thread(str(n)),
     )

@@ -1,4 +1,4 @@
-"""LangGraph's run for the benchmark of adapters: the guard against two nodes that do nothing."""
+"""LangGraph's run for the benchmark of adapters: the guard against two nodes that do nothing, and against none."""
 
 from __future__ import annotations
 
@@ -27,16 +27,20 @@ def turn(number: int, turns: int) -> AIMessage:
     return AIMessage(TEXT, tool_calls=calls)
 
 
-def graph(turns: int, watched: bool, checkpointer: InMemorySaver) -> Any:
+def graph(turns: int, kind: str, checkpointer: InMemorySaver) -> Any:
     async def agent(state: MessagesState) -> dict[str, Any]:
         return {"messages": [turn(sum(m.type == "ai" for m in state["messages"]), turns)]}
 
     builder = StateGraph(MessagesState)
     builder.add_node("agent", agent)
     builder.add_edge(START, "agent")
-    if watched:
+    if kind == "watched":
         monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
         uncertainty_guard(monitor, advisory=False).attach(builder, tools=[look_up])
+    elif kind == "plain":
+        builder.add_node("tools", ToolNode([look_up]))
+        builder.add_conditional_edges("agent", tools_condition)
+        builder.add_edge("tools", "agent")
     else:
 
         async def nothing(state: MessagesState) -> dict[str, Any]:
@@ -59,10 +63,11 @@ def pair(turns: int) -> Pair:
         assert len(result["messages"]) == 2 * turns
 
     checkpointer = InMemorySaver()
-    watched, bare = graph(turns, True, checkpointer), graph(turns, False, checkpointer)
+    watched, bare, plain = (graph(turns, kind, checkpointer) for kind in ("watched", "bare", "plain"))
     return Pair(
         watched=lambda n: run(watched, n),
         bare=lambda n: run(bare, n),
+        plain=lambda n: run(plain, n),
         hooks="two nodes that do nothing",
         forget=lambda n: checkpointer.delete_thread(str(n)),
     )
