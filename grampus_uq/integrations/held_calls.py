@@ -371,6 +371,10 @@ class HeldCalls:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
+    def waiting_tools(self) -> set[str]:
+        """Names of the tools whose calls wait."""
+        return {record.proposed.name for record in self._records.values() if record.waiting}
+
     def decision(self, call_id: str) -> ApprovalDecision | None:
         """What was decided on the latest call of this id."""
         latest = next((r for r in reversed(self._records.values()) if r.proposed.id == call_id), None)
@@ -436,7 +440,8 @@ class HeldCalls:
             slot = self._new(new, (new.proposed.id, new.proposed.digest()))
             self._from_outside.add(slot)
             self._edits |= new.edited
-            self._renew(slot)
+            if new.waiting and not all(bound(request, new, self.terms) for request in new.requests):
+                self._ask(slot, "it was asked under other rules")
 
 
 def take_up(

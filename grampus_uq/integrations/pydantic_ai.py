@@ -109,7 +109,7 @@ class WatchedRun:
 
     def snapshot(self) -> dict[str, Any]:
         """What travels in the history."""
-        waiting = {request.call.name for request in self.calls.requests() if request.call is not None}
+        waiting = self.calls.waiting_tools()
         schemas = {name: schema for name, schema in self._schemas.items() if name in waiting}
         return self.calls.snapshot(children=self.children, schemas=schemas)
 
@@ -293,7 +293,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def wrap_output_process(self, ctx: RunContext[Any], *, output_context: Any, output: Any, handler: Any) -> Any:
         """Gate an output function as a tool: what would wait raises UncertaintyError, since an output cannot wait.
 
-        On parts of an answer that is still streaming, only what may be undone runs.
+        On parts of an answer that is still streaming, only what may be undone runs. An answer that `run_stream` streams
+        is judged once it is over, and its output function before that.
         """
         if not output_context.has_function:
             return await handler(output)

@@ -102,3 +102,28 @@ async def test_other_arguments_under_an_id_take_the_waiting_ones_place_and_leave
     request = (await again.release(CALL, principal="framework")).request
     assert request is not None
     assert request.unknown_outcome  # it had started when its process ended
+
+
+async def test_calls_with_empty_and_repeated_ids_are_told_apart() -> None:
+    """Both frameworks refuse such answers themselves, today; two calls that are wholly equal are two as well."""
+    calls = held()
+    bob, eve = (ToolCall(id="", name="pay", arguments={"to": to}) for to in ("bob", "eve"))
+    calls.propose([bob, eve, bob.model_copy()], calls.next_step_id())
+    for call in (bob, eve, bob.model_copy()):
+        assert (await calls.judge(call)).waiting
+    requests = calls.requests()
+    assert [request.call.arguments["to"] for request in requests if request.call] == ["bob", "eve", "bob"]
+    calls.decide(requests[0].decide("approve", principal="ann"))
+    calls.decide(requests[2].decide("reject", principal="ann"))
+    assert [(await calls.release(bob)).run, (await calls.release(bob)).run] == [True, False]
+    assert (await calls.release(eve)).request == requests[1]
+
+
+async def test_a_call_of_a_later_answer_is_another_one() -> None:
+    calls = held()
+    for _ in range(2):
+        calls.propose([CALL], calls.next_step_id())
+        assert (await calls.judge(CALL)).waiting
+        calls.decide(calls.requests()[0].decide("approve", principal="ann"))
+        assert (await calls.release(CALL)).run
+        assert (await calls.release(CALL)).answer is not None

@@ -1,0 +1,383 @@
+"""OpenAI Agents SDK: paused runs that others may write or that are old, two people's approvals, shared agents."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("agents", reason="the OpenAI Agents SDK is not installed")
+
+from agents import (
+    Agent,
+    Model,
+    ModelBehaviorError,
+    ModelResponse,
+    Runner,
+    Usage,
+    WebSearchTool,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+from grampus_uq import ApprovalError, ApprovalPolicy, DataError, SessionError, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
+from grampus_uq.integrations.openai_agents import PausedRun, UncertaintyGuard
+from tests.integrations.test_openai_agents import MailServer
+
+set_tracing_disabled(True)
+pytestmark = pytest.mark.anyio
+ANN, BEN, EVE = Ed25519Signer.generate(), Ed25519Signer.generate(), Ed25519Signer.generate()
+KEYS = PublicKeys({"ann": ANN.public_key, "ben": BEN.public_key})
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The SDK runs on asyncio only."""
+    return "asyncio"
+
+
+def pay(to: str = "bob", amount: int = 5, call_id: str = "c1") -> tuple[str, str, dict[str, Any]]:
+    return call_id, "pay", {"to": to, "amount": amount}
+
+
+class Scripted(Model):
+    """Plays its turns: the one after those in the transcript."""
+
+    def __init__(self, *turns: tuple[float, list[Any]]) -> None:
+        self.turns, self.told = turns, list[Any]()
+
+    async def get_response(self, system_instructions: Any, input: Any, *_: Any, **__: Any) -> ModelResponse:  # noqa: A002 (the SDK's name)
+        self.told.append(system_instructions)
+        done = 0 if isinstance(input, str) else sum(item.get("role") == "assistant" for item in input)
+        sure, calls = self.turns[done]
+        part = ResponseOutputText(
+            text=f'I go on. {{"confidence": {sure}}}', type="output_text", annotations=[], logprobs=[]
+        )
+        said = ResponseOutputMessage(id="m", content=[part], role="assistant", status="completed", type="message")
+        made = [
+            ResponseFunctionToolCall(call_id=i, name=name, arguments=json.dumps(given), type="function_call")
+            for i, name, given in calls
+        ]
+        return ModelResponse(output=[said, *made], usage=Usage(), response_id=None)
+
+    def stream_response(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise NotImplementedError
+
+
+class Bank:
+    """A guard, an agent whose model plays a script, and what it paid."""
+
+    def __init__(self, *turns: tuple[float, list[Any]], signed: bool = True, **given: Any) -> None:
+        self.paid: list[Any] = []
+        self.model = Scripted(*(turns or ((0.7, [pay()]), (0.9, []))))
+        policy = given.pop("policy", UncertaintyPolicy(irreversible_tool_names=["pay"]))
+        approvals = ApprovalPolicy(signer=KEYS, seal=Seal(b"s" * 16)) if signed else ApprovalPolicy()
+        self.guard = UncertaintyGuard(
+            UncertaintyMonitor(policy=policy), **{"advisory": False, "approvals": approvals} | given
+        )
+        self.agent: Agent[Any] = Agent(name="clerk", model=self.model, tools=[self.tool()])
+
+    def tool(self) -> Any:
+        @function_tool
+        def pay(to: str, amount: int) -> dict[str, Any]:
+            """Pay."""
+            self.paid.append([to, amount])
+            return {"paid": amount}
+
+        return pay
+
+    async def go(self, session: str = "s") -> PausedRun:
+        paused = await self.guard.pause(await self.guard.run(self.agent, "Pay.", session_id=session))
+        assert paused is not None
+        return paused
+
+    async def resume(self, text: Any, decisions: Any = (), **given: Any) -> Any:
+        text = text if isinstance(text, str) else json.dumps(text)
+        return await self.guard.resume(self.agent, text, decisions, **given)
+
+
+def sign(request: Any, kind: str = "approve", by: str = "ann", key: Ed25519Signer = ANN, **more: Any) -> Any:
+    return key.sign(request.decide(kind, principal=by, **more))
+
+
+EVIL = {"to": "eve", "amount": 9}
+
+
+def forgeries(text: str) -> Iterator[tuple[str, Any]]:
+    """Manipulations of a paused run by somebody who may write all of it."""
+
+    def forged(change: Any) -> Any:
+        values = json.loads(text)
+        change(values)
+        return values
+
+    def record(values: Any, **fields: Any) -> None:
+        values["calls"]["calls"][0].update(fields)
+
+    def evil_record(values: Any) -> None:
+        for name in ("proposed", "call"):
+            values["calls"]["calls"][0][name]["arguments"] = EVIL
+
+    def in_state(values: Any) -> None:
+        values["run_state"] = json.loads(
+            json.dumps(values["run_state"]).replace(
+                json.dumps(json.dumps({"to": "bob", "amount": 5})), json.dumps(json.dumps(EVIL))
+            )
+        )
+
+    def sdk_approves(values: Any) -> None:
+        values["run_state"]["context"]["approvals"] = {"pay": {"approved": True, "rejected": []}}
+
+    for phase in ("cleared", "started", "settled", "new"):
+        yield f"phase {phase}", forged(lambda v, p=phase: record(v, phase=p, requests=[], cleared_by="monitor"))
+    yield "no calls", forged(lambda v: v["calls"].update(calls=[]))
+    yield "a child", forged(lambda v: record(v, phase="started", child_session="s"))
+    yield "arguments in the record", forged(evil_record)
+    yield "arguments in the run", forged(in_state)
+    yield "arguments in both", forged(lambda v: (evil_record(v), in_state(v)))
+    yield "the SDK's approvals", forged(sdk_approves)
+    yield "the SDK's approvals of other arguments", forged(lambda v: (sdk_approves(v), in_state(v)))
+    yield (
+        "the SDK's approvals and a phase",
+        forged(lambda v: (sdk_approves(v), record(v, phase="cleared", requests=[], effect="read"))),
+    )
+    yield "belief", forged(lambda v: v["calls"]["belief"]["state"].update(n_steps=9))
+    yield "no seals", forged(lambda v: (v.pop("seal"), v["calls"].pop("seal")))
+    yield "unseen", forged(lambda v: v["calls"].update(calls=[], unseen=[["c1", "0" * 64, "llm_0"]]))
+
+
+async def test_no_forged_run_runs_what_nobody_decided() -> None:
+    bank = Bank()
+    paused = await bank.go()
+    for name, forged in forgeries(paused.text):
+        with contextlib.suppress(ApprovalError, DataError, ModelBehaviorError):
+            await bank.resume(forged)
+        assert bank.paid == [], name
+
+
+async def test_no_forged_run_makes_a_signed_approval_run_anything_else() -> None:
+    for number in range(sum(1 for _ in forgeries((await Bank().go()).text))):
+        bank = Bank()
+        paused = await bank.go()
+        name, forged = list(forgeries(paused.text))[number]
+        with contextlib.suppress(ApprovalError, DataError, ModelBehaviorError):
+            await bank.resume(forged, [sign(paused.requests[0])])
+        assert bank.paid in ([], [["bob", 5]]), name
+
+
+async def test_a_run_as_it_was_written_goes_on_and_its_approval_runs_once() -> None:
+    bank = Bank()
+    paused = await bank.go()
+    yes = sign(paused.requests[0])
+    for _ in range(3):
+        await bank.resume(paused.text, [yes])
+    assert bank.paid == [["bob", 5]]
+
+
+async def test_another_sessions_run_and_decisions_do_not_count() -> None:
+    bank = Bank()
+    one, two = await bank.go("one"), await bank.go("two")
+    with pytest.raises(ApprovalError, match="Nothing waits"):
+        await bank.resume(two.text, [sign(one.requests[0])])
+    mixed = json.loads(two.text) | {"calls": json.loads(one.text)["calls"]}
+    with pytest.raises((ApprovalError, DataError)):
+        await bank.resume(mixed, [sign(one.requests[0])])
+    with pytest.raises(DataError, match="session"):
+        await bank.resume(one.text, [sign(one.requests[0])], session_id="two")
+    assert bank.paid == []
+
+
+@pytest.mark.parametrize("forged", ["unsigned", "wrong key", "not an approver"])
+async def test_a_decision_of_nobody_who_may_decide_runs_nothing(forged: str) -> None:
+    bank = Bank()
+    paused = await bank.go()
+    (request,) = paused.requests
+    decision = {
+        "unsigned": request.decide("approve", principal="ann"),
+        "wrong key": sign(request, key=EVE),
+        "not an approver": sign(request, by="eve", key=EVE),
+    }[forged]
+    with pytest.raises(ApprovalError):
+        await bank.resume(paused.text, [decision])
+    assert bank.paid == []
+
+
+async def test_two_people_approve_over_two_resumptions_and_one_alone_does_not() -> None:
+    bank = Bank(approvals=ApprovalPolicy(signer=KEYS, required=2, seal=Seal(b"s" * 16)))
+    paused = await bank.go()
+    (request,) = paused.requests
+    for _ in range(2):
+        again = await bank.guard.pause(await bank.resume(paused.text, [sign(request)]))
+        assert again is not None
+        assert (bank.paid, again.requests) == ([], (request,))
+        paused = again
+    await bank.resume(paused.text, [sign(request, by="ben", key=BEN)])
+    assert bank.paid == [["bob", 5]]
+
+
+async def test_an_edit_is_held_against_the_tools_schema_and_its_result_keeps_its_type() -> None:
+    bank = Bank()
+    paused = await bank.go()
+    (request,) = paused.requests
+    with pytest.raises(ApprovalError, match="cannot run"):
+        await bank.resume(paused.text, [sign(request, "edit", arguments={"to": "bob", "amount": "much"})])
+    result = await bank.resume(paused.text, [sign(request, "edit", arguments={"to": "bob", "amount": 1})])
+    outputs = [item.output for item in result.new_items if item.type == "tool_call_output_item"]
+    assert (bank.paid, outputs) == ([["bob", 1]], [{"paid": 1}])
+    assert bank.model.told[-1] == 'A human changed the arguments of pay to {"amount":1,"to":"bob"}.'
+
+
+async def test_an_expired_request_is_asked_anew() -> None:
+    bank = Bank(approvals=ApprovalPolicy(signer=KEYS, expires_s=1e-6))
+    paused = await bank.go()
+    with pytest.raises(ApprovalError):
+        await bank.resume(paused.text, [sign(paused.requests[0])])
+    again = await bank.guard.pause(await bank.resume(paused.text))
+    assert again is not None
+    assert (again.requests[0].id != paused.requests[0].id, bank.paid) == (True, [])
+
+
+@pytest.mark.parametrize("signed", [False, True])
+async def test_a_run_of_the_first_version_is_read_and_its_call_asked_anew(signed: bool) -> None:
+    bank = Bank(signed=signed)
+    paused = await bank.go()
+    values = json.loads(paused.text)
+    held = [
+        {
+            "call": record["call"],
+            "digest": "0" * 64,
+            "effect": record["effect"],
+            "step_id": "tool-2",
+            "phase": "waiting",
+            "request": {k: v for k, v in record["requests"][0].items() if k not in ("run_id", "rules")},
+            "decision": None,
+        }
+        for record in values["calls"]["calls"]
+    ]
+    calls = {"v": 1, "belief": values["calls"]["belief"], "calls": held, "rejected": [], "steps": 2}
+    values = {**values, "v": 1, "calls": calls}
+    values.pop("seal", None)
+    again = await bank.guard.pause(await bank.resume(values))
+    assert again is not None
+    assert (again.requests[0].call, bank.paid) == (paused.requests[0].call, [])
+    assert again.requests[0].id != paused.requests[0].id
+    await bank.resume(again.text, [sign(again.requests[0])])
+    assert bank.paid == [["bob", 5]]
+
+
+# -- agents -----------------------------------------------------------------------------------------------------------
+
+
+async def test_after_a_watched_run_the_agent_its_clone_and_its_deep_copy_run_plainly_and_watched() -> None:
+    bank = Bank((0.99, [pay()]), (0.9, []), policy=UncertaintyPolicy(), signed=False)
+    await bank.guard.run(bank.agent, "Pay.", session_id="s")
+    copies = [bank.agent, bank.agent.clone(name="clone"), copy.deepcopy(bank.agent)]
+    for number, agent in enumerate(copies, 2):
+        await Runner.run(agent, "Pay.")
+        assert len(bank.paid) == 2 * number - 2
+        await bank.guard.run(agent, "Pay.", session_id=f"s{number}")
+        assert len(bank.paid) == 2 * number - 1
+
+
+async def test_another_guard_watches_a_clone_and_an_agent_that_shares_tools() -> None:
+    first, second = Bank(signed=False), Bank(signed=False)
+    await first.go()
+    for agent in (
+        first.agent.clone(),
+        Agent(name="other", model=Scripted(*first.model.turns), tools=first.agent.tools),
+    ):
+        paused = await second.guard.pause(await second.guard.run(agent, "Pay.", session_id=f"of {id(agent)}"))
+        assert paused is not None
+    assert first.paid == []
+
+
+async def test_an_agent_that_is_no_longer_watched_is_as_it_was() -> None:
+    bank = Bank()
+    tools = list(bank.agent.tools)
+    bank.guard.watch(bank.agent)
+    with pytest.raises(SessionError):
+        await Runner.run(bank.agent, "Pay.")
+    bank.guard.unwatch(bank.agent)
+    assert (bank.agent.model, bank.agent.tools) == (bank.model, tools)
+    await Runner.run(bank.agent, "Pay.")
+    assert bank.paid == [["bob", 5]]
+
+
+async def test_with_a_signer_a_watched_agent_runs_in_sessions_only() -> None:
+    bank = Bank()
+    await bank.go()
+    with pytest.raises(SessionError):
+        await Runner.run(bank.agent, "Pay.")
+    assert bank.paid == []
+
+
+async def test_a_sub_agents_call_with_an_approved_ones_id_and_arguments_is_asked_for() -> None:
+    bank = Bank((0.7, [pay()]), (0.9, [("d", "delegate", {"input": "Pay."})]), (0.9, []))
+    inner: Agent[Any] = Agent(name="inner", model=Scripted((0.7, [pay()]), (0.9, [])), tools=[bank.tool()])
+    outer = Agent(name="outer", model=bank.model, tools=[bank.tool(), inner.as_tool("delegate", "Delegate.")])
+    paused = await bank.guard.pause(await bank.guard.run(outer, "Pay.", session_id="s"))
+    assert paused is not None
+    asked = 0
+    while paused is not None:
+        asked += 1
+        yes = [sign(request) for request in paused.requests]
+        paused = await bank.guard.pause(await bank.guard.resume(outer, paused.text, yes))
+        assert asked < 5
+    assert bank.paid == [["bob", 5]] * 2
+
+
+async def test_no_guardrail_of_ours_is_in_the_users_results() -> None:
+    bank = Bank((0.99, [pay()]), (0.9, []), policy=UncertaintyPolicy(), signed=False)
+    result = await bank.guard.run(bank.agent, "Pay.", session_id="s")
+    assert (result.tool_input_guardrail_results, bank.paid) == ([], [["bob", 5]])
+
+
+async def test_an_allowed_mcp_call_is_a_step_with_its_arguments_and_its_result() -> None:
+    bank = Bank((0.99, [pay()]), (0.9, []), policy=UncertaintyPolicy(), signed=False)
+    sent: list[Any] = []
+    server = MailServer(sent, require_approval=bank.guard.mcp_approval)
+    agent: Agent[Any] = Agent(name="clerk", model=bank.model, mcp_servers=[server])
+    result = await bank.guard.run(agent, "Pay.", session_id="s")
+    run = bank.guard.watched(result)
+    assert (sent, run.belief.total_steps) == (["bob"], 3)
+    (record,) = run.calls.snapshot()["calls"]
+    assert (record["call"]["arguments"], record["phase"]) == ({"to": "bob", "amount": 5}, "settled")
+
+
+async def test_a_forged_approval_of_the_sdk_runs_no_mcp_call() -> None:
+    bank = Bank()
+    sent: list[Any] = []
+    server = MailServer(sent, require_approval=bank.guard.mcp_approval)
+    bank.agent = Agent(name="clerk", model=bank.model, mcp_servers=[server])
+    paused = await bank.go()
+    for name, forged in forgeries(paused.text):
+        with contextlib.suppress(ApprovalError, DataError, ModelBehaviorError):
+            await bank.resume(forged)
+        assert sent == [], name
+    await bank.resume(paused.text, [sign(paused.requests[0])])
+    assert sent == ["bob"]
+
+
+def test_hosted_tools_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    bank = Bank()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            bank.guard.watch(Agent(name="a", model=bank.model, tools=[WebSearchTool()]))
+    assert [r.getMessage() for r in caplog.records] == ["nothing here can stop these tools' calls: web_search"]
+
+
+async def test_advisory_mode_never_raises_and_never_changes_a_run() -> None:
+    bank = Bank((0.4, [pay()]), (0.4, [pay(call_id="c2")]), (0.4, []), advisory=True)
+    result = await bank.guard.run(bank.agent, "Pay.", session_id="s")
+    assert (result.interruptions, bank.paid) == ([], [["bob", 5]] * 2)
+    for junk in ({"v": 9}, {"v": 2, "belief": 7}, {"v": 2, "belief": None, "calls": [3]}):
+        with bank.guard.session("s", "clerk", snapshot=junk):
+            await Runner.run(bank.agent, "Pay.")
