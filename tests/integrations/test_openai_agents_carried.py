@@ -80,9 +80,8 @@ class Bank:
         self.model = Scripted(*(turns or ((0.7, [pay()]), (0.9, []))))
         policy = given.pop("policy", UncertaintyPolicy(irreversible_tool_names=["pay"]))
         approvals = ApprovalPolicy(signer=KEYS, seal=Seal(b"s" * 16)) if signed else ApprovalPolicy()
-        self.guard = UncertaintyGuard(
-            UncertaintyMonitor(policy=policy), **{"advisory": False, "approvals": approvals} | given
-        )
+        options: dict[str, Any] = {"advisory": False, "approvals": approvals, **given}
+        self.guard = UncertaintyGuard(UncertaintyMonitor(policy=policy), **options)
         self.agent: Agent[Any] = Agent(name="clerk", model=self.model, tools=[self.tool()])
 
     def tool(self) -> Any:
@@ -114,9 +113,10 @@ EVIL = {"to": "eve", "amount": 9}
 def forgeries(text: str) -> Iterator[tuple[str, Any]]:
     """Manipulations of a paused run by somebody who may write all of it."""
 
-    def forged(change: Any) -> Any:
+    def forged(*changes: Any) -> Any:
         values = json.loads(text)
-        change(values)
+        for change in changes:
+            change(values)
         return values
 
     def record(values: Any, **fields: Any) -> None:
@@ -142,12 +142,12 @@ def forgeries(text: str) -> Iterator[tuple[str, Any]]:
     yield "a child", forged(lambda v: record(v, phase="started", child_session="s"))
     yield "arguments in the record", forged(evil_record)
     yield "arguments in the run", forged(in_state)
-    yield "arguments in both", forged(lambda v: (evil_record(v), in_state(v)))
+    yield "arguments in both", forged(evil_record, in_state)
     yield "the SDK's approvals", forged(sdk_approves)
-    yield "the SDK's approvals of other arguments", forged(lambda v: (sdk_approves(v), in_state(v)))
+    yield "the SDK's approvals of other arguments", forged(sdk_approves, in_state)
     yield (
         "the SDK's approvals and a phase",
-        forged(lambda v: (sdk_approves(v), record(v, phase="cleared", requests=[], effect="read"))),
+        forged(sdk_approves, lambda v: record(v, phase="cleared", requests=[], effect="read")),
     )
     yield "belief", forged(lambda v: v["calls"]["belief"]["state"].update(n_steps=9))
     yield "no seals", forged(lambda v: (v.pop("seal"), v["calls"].pop("seal")))

@@ -56,9 +56,8 @@ class Bank:
         self.turns = turns or (says(pay()), says())
         approvals = ApprovalPolicy(signer=KEYS, seal=Seal(b"s" * 16)) if signed else ApprovalPolicy()
         policy = given.pop("policy", UncertaintyPolicy(irreversible_tool_names=["pay", "refund"]))
-        self.guard = UncertaintyCapability(
-            UncertaintyMonitor(policy=policy), **{"advisory": False, "approvals": approvals} | given
-        )
+        options: dict[str, Any] = {"advisory": False, "approvals": approvals, **given}
+        self.guard = UncertaintyCapability(UncertaintyMonitor(policy=policy), **options)
         self.agent: Agent[None, Any] = Agent(
             FunctionModel(self.respond),
             name="clerk",
@@ -84,7 +83,7 @@ def sign(request: Any, kind: str = "approve", by: str = "ann", key: Ed25519Signe
 
 def carried(history: Any) -> dict[str, Any]:
     """What a history in JSON carries."""
-    return next(m["metadata"][KEY] for m in reversed(history) if KEY in (m.get("metadata") or {}))  # type: ignore[no-any-return]
+    return next(m["metadata"][KEY] for m in reversed(history) if KEY in (m.get("metadata") or {}))
 
 
 def results(approved: Any = True) -> DeferredToolResults:
