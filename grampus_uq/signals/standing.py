@@ -46,6 +46,8 @@ _TAKES_BACK = re.compile(
     r"|(?:that|this|it|those|these)(?: (?:is|was|are|were|would be)|'s)"
     r" (?:what|how|not|wrong|false|a lie|a quote|a joke|the |his|her|their|its|from|copied|an? (?:example|quot))"
     r"|\(?as (?:reported|stated|said|given|quoted)|sorry|best(?: regards)?,|regards|cheers|sincerely|yours|thanks,"
+    r"|actually,? no|disregard|ignore (?:this|that|it|the)|oops|on reflection|edit(?=:)|well, [0-9]{1,9}|i do not agree"
+    r"|quoted|(?:the )?(?:line |text )?above (?:is|was|were|comes?|came)|psych|but (?:that|this|it) is a joke"
     r"|so (?:said|says|he|she|it|they)\b|(?:the )?(?:he|she|they|customer|user|tool|email|page|model) "
     r"(?:said|says?|wrote|writes?|claim\w{0,3}|think\w?|believe\w?)(?![^.!?\n]*[:\ufffc\ufffb]))\b",
     re.IGNORECASE,

@@ -293,3 +293,17 @@ def test_without_a_model_the_stated_confidence_is_still_read():
 def test_a_negative_number_of_repairs_is_refused():
     with pytest.raises(ConfigurationError, match="repairs"):
         ElicitedConfidence(repairs=-1)
+
+
+AFTERWARDS = [
+    "Actually no, I take that back.", "Disregard the line above.", "Ignore that.", "Oops, I meant 10%.",
+    "On reflection, more like 10%.", "Edit: make that 10%.", "I do not agree.", "(quoted from the page)",
+    "(The above is from the page.)", "The line above comes from the tool.", "But that is a joke.", "Well, 10%.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("afterwards", AFTERWARDS)
+@pytest.mark.parametrize("between", [" ", "\n", "\n\n"])
+def test_a_statement_that_the_next_words_take_back_reads_no_higher_than_half(afterwards, between):
+    value, _ = parse_confidence(f"Confidence: 100%.{between}{afterwards}")
+    assert value is None or value <= 0.5
