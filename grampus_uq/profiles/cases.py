@@ -32,7 +32,8 @@ class Cases:
     one over the runs of the case's task, with a call or without. labelled: how many have a label (they come first);
     the others count as wrong. learnt: chances and outcomes of the labelled cases that were learned
     on, for the choice of candidates; empty where these are too few, or nothing was learned. kept: p_success comes from
-    another profile. untold, stopped: runs that name no task; runs that somebody stopped, which are not among these.
+    another profile. praised: every label is a success, so that labels may come from praise alone: the rest counts as
+    wrong. untold, stopped: runs that name no task; runs that somebody stopped, which are not among these.
     """
 
     chances: FloatArray
@@ -42,6 +43,7 @@ class Cases:
     once: BoolArray
     labelled: int
     kept: bool = False
+    praised: bool = False
     untold: int = 0
     stopped: int = 0
     learnt: tuple[FloatArray, BoolArray] = field(default_factory=lambda: (np.empty(0), np.empty(0, dtype=np.bool_)))
@@ -70,13 +72,15 @@ def cases_of(
     """Gather the cases that may set a threshold.
 
     Labelled ones that taught nothing. Those without a label join them, as wrong ones, where the labelled were chosen by
-    their score; and always where no outcome is asked for (`outcomes` False). Of a task that was learned on none does.
+    their score, or may have been by their outcome; and always where no outcome is asked for (`outcomes` False). Of a
+    task that was learned on none does.
     """
     unlabelled, held = runs.unlabelled, ~chance.taught
     theirs = apply_exactly(chance.fusion, unlabelled.streams) if len(unlabelled) else np.empty(0)
     mine = runs.at_ask(chance.values)
     joins = _to_threshold(runs, held, options, rng)
-    if outcomes and not _by_score(mine[held & runs.has_call], theirs, options):
+    praised = outcomes and options.labels is None and len(unlabelled) > 0 and bool(runs.success[runs.has_call].all())
+    if outcomes and not praised and not _by_score(mine[held & runs.has_call], theirs, options):
         joins[:] = False
     kept = [unlabelled.tasks[i] for i in np.flatnonzero(joins)]
     others = Counter(runs.others)
@@ -97,6 +101,7 @@ def cases_of(
         once=np.concatenate([drawn[: len(runs)][pool], drawn[len(runs) :]]),
         labelled=int(pool.sum()),
         kept=chance.kept,
+        praised=praised,
         untold=runs.untold,
         stopped=runs.stopped,
         **({"learnt": (mine[learn], runs.success[learn])} if int(learn.sum()) >= _FEW else {}),

@@ -29,7 +29,8 @@ class FitOptions:
             there are too few labels to learn one.
         labels: how the labelled runs were chosen among the recorded ones: "random" or "by_score" (the best by
             `p_success`, say); a run without a label then counts as wrong, and the promises hold however they were
-            chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001).
+            chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001), or
+            where every labelled run with an irreversible call succeeded and others like it have no label.
         streams: what the detector watches; None: `p_success` where it could be fitted, else `fused`.
         held_out: share of the runs that set thresholds and teach nothing, where anything is learned.
         detector: fit one.

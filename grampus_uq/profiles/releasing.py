@@ -8,6 +8,7 @@ certified share of right ones among the released.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +41,10 @@ BUDGET = 0.05
 """The budget of wrong releases that is tried where none was asked for."""
 _DELTA = 0.1  # of a certificate, when the promise asked for is "on average": there is none such for this one
 _LACKS = "more labelled runs with an irreversible call"
+_PRAISED = (
+    "Every labelled run with such a call succeeded, as it would if only successes were ever labelled: those without a "
+    'label count as wrong. If they were labelled whatever became of them, say so (labels: "random").'
+)
 _WEIGHED = "Runs let through at random have no exact count."
 
 
@@ -73,8 +78,10 @@ def fit_release(
         return _by_share(cases_of(runs, chance, options, rng, outcomes=False), options.pause_share)
     cases = cases_of(runs, chance, options, rng)
     if options.accuracy is None:
-        return _by_budget(cases, options.wrong_releases or BUDGET, options)
-    return _by_accuracy(cases, options.accuracy, options)
+        rule, part = _by_budget(cases, options.wrong_releases or BUDGET, options)
+    else:
+        rule, part = _by_accuracy(cases, options.accuracy, options)
+    return rule, replace(part, why=f"{part.why} {_PRAISED}") if cases.praised else part
 
 
 def _by_costs(failure: float, pause: float, abort: float | None) -> tuple[ReleaseRule, Part]:

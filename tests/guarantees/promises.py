@@ -24,12 +24,23 @@ from click.testing import CliRunner
 from grampus_uq.artifacts import ProfileArtifact, load
 from grampus_uq.cli import _group
 from grampus_uq.profiles import FitOptions, fit_profile
+from grampus_uq.state import Profile
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.benchmarks._report import emit
+from tests.guarantees.afterwards import (
+    WATCHED,
+    KnownRatio,
+    Once,
+    explained,
+    fixed_bag_alarms,
+    learned_ratio,
+    watched,
+)
 from tests.guarantees.worlds import BASE, Runs, World, act, live, record
 
 Label = Callable[[np.random.Generator, Runs], Any]
-Fit = Callable[[Path, FitOptions, ProfileArtifact | None, int], ProfileArtifact | None]
+Seen = tuple[bool, float, float]
+Fit = Callable[[Path, FitOptions, ProfileArtifact | None, int], ProfileArtifact | Profile | None]
 FRESH = 600
 MODES = {"right": "certified", "wrong": "wrong_releases", "held": "share"}
 
@@ -39,9 +50,10 @@ class Promise:
     """One promise in one world.
 
     about: what is bounded: "right" among released calls (from below), "wrong" releases or "held" calls (from above),
-    "alarms" in runs that succeed, "paused" runs. level: the bound. delta: None: on average. label: which runs have a
-    label (None: all). older: p_success comes from a profile fitted on other runs. recorded: how a run looks in the
-    recording, where that differs: a sabotage.
+    "alarms" in runs that succeed, "paused" runs, "watch": histories that alarm, "missed" errors. level: the bound.
+    delta: None: on average. label: which runs have a label (None: all). older: p_success comes from a profile fitted on
+    other runs. recorded: how a run looks in the recording, where that differs: a sabotage. once: another way than to
+    record, fit and act, of a generator, a folder and a number.
     """
 
     name: str
@@ -49,13 +61,14 @@ class Promise:
     about: str
     level: float
     delta: float | None
-    options: FitOptions
-    world: World
-    n: int
+    options: FitOptions = field(default_factory=FitOptions)
+    world: World | KnownRatio = field(default_factory=World)
+    n: int = 0
     label: Label | None = None
     older: bool = False
     recorded: Callable[[np.random.Generator, Runs], Runs] = lambda rng, runs: runs
     fit: Fit = field(default=lambda *given: _fitted(*given))
+    once: Once | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,16 +118,23 @@ def simulate(promise: Promise, calibrations: int, seed: int = 0) -> Found:
         older = _older(promise, Path(folder)) if promise.older else None
         for number in range(calibrations):
             rng = np.random.default_rng([seed, number])
-            runs = promise.recorded(rng, promise.world.draw(rng, promise.n))
-            labelled = None if promise.label is None else promise.label(rng, runs)
-            path = record(Path(folder) / f"{number}.jsonl", runs, labelled, name=f"c{number}")
-            profile = promise.fit(path, promise.options, older, number)
-            path.unlink()
-            there, bounded, worth = _seen(promise, profile, rng)
+            if promise.once is not None:
+                there, bounded, worth = promise.once(rng, Path(folder), number)
+            else:
+                there, bounded, worth = _once(promise, rng, Path(folder), number, older)
             found.there.append(there)
             found.bounded.append(bounded)
             found.worth.append(worth)
     return found
+
+
+def _once(promise: Promise, rng: np.random.Generator, folder: Path, number: int, older: ProfileArtifact | None) -> Seen:
+    runs = promise.recorded(rng, promise.world.draw(rng, promise.n))
+    labelled = None if promise.label is None else promise.label(rng, runs)
+    path = record(folder / f"{number}.jsonl", runs, labelled, name=f"c{number}")
+    profile = promise.fit(path, promise.options, older, number)
+    path.unlink()
+    return _seen(promise, profile, rng)
 
 
 def _older(promise: Promise, folder: Path) -> ProfileArtifact:
@@ -122,19 +142,23 @@ def _older(promise: Promise, folder: Path) -> ProfileArtifact:
     return fit_profile(path, base=BASE, options=FitOptions(detector=False)).artifact
 
 
-def _seen(promise: Promise, artifact: ProfileArtifact | None, rng: np.random.Generator) -> tuple[bool, float, float]:
+def _seen(promise: Promise, artifact: ProfileArtifact | Profile | None, rng: np.random.Generator) -> Seen:
     """What the profile does with fresh runs; their chances are known, so that outcomes need not be drawn."""
     if artifact is None:
         return False, math.nan, 0.0
-    detector, release = artifact.profile.detector, artifact.profile.release
+    profile = artifact.profile if isinstance(artifact, ProfileArtifact) else artifact
+    detector, release = profile.detector, profile.release
     about_release = promise.about not in ("alarms", "paused")
-    if about_release and (release is None or release.mode != MODES[promise.about]):
-        return False, math.nan, 0.0
+    if about_release and (
+        release is None or release.mode != MODES[promise.about] or (release.delta is None) != (promise.delta is None)
+    ):
+        return False, math.nan, 0.0  # nothing, or another promise
     if not about_release and detector is None:
         return False, math.nan, 0.0
     # What is promised of runs that call is measured on such runs alone, where calling says nothing else of a run.
-    alone = about_release and not promise.world.prone
-    fresh = (replace(promise.world, calls=1.0) if alone else promise.world).draw(rng, FRESH)
+    world = promise.world
+    alone = about_release and isinstance(world, World) and not world.prone
+    fresh = (replace(world, calls=1.0) if alone else world).draw(rng, FRESH)
     told = live(artifact, fresh, name=f"f{rng.integers(2**40)}")
     good, calls = fresh.chance, fresh.calls
     if promise.about == "alarms":
@@ -209,11 +233,6 @@ def only_the_confident(rng: np.random.Generator, runs: Runs) -> Runs:
     """Sabotage: only runs that looked good are there, as after a monitor that stopped the rest."""
     said = runs.stated[:, -1]
     return runs.take(np.flatnonzero(said >= np.quantile(said, 0.3)))
-
-
-def naively(rng: np.random.Generator, runs: Runs) -> Runs:
-    """Sabotage: nothing is let through, and what was not stopped is taken for all there is."""
-    return runs
 
 
 PLAIN = World()
@@ -321,9 +340,29 @@ PROMISES = {
     "refit": replace(_alarm("refitted, half let through", PLAIN, 200, delta=None), name="refit", fit=_refitted(0.5)),
     "budget": _budget("no label", PLAIN, 40),
     "budget-trials": _budget("no label, four trials a task", TRIALS, 80),
+    "ville": Promise(
+        name="Ville",
+        where="a known ratio, 30 steps",
+        about="alarms",
+        level=0.1,
+        delta=None,
+        options=FitOptions(false_alarms=0.1),
+        world=KnownRatio(),
+        n=120,
+        fit=lambda path, options, base, seed: KnownRatio().profile(options.false_alarms),
+    ),
+    "watch": Promise(name="watch", where="250 runs", about="watch", level=0.5, delta=WATCHED, once=watched()),
+    "coverage": Promise(
+        name="error sets",
+        where="40 labelled failures",
+        about="missed",
+        level=0.2,
+        delta=None,
+        once=explained(spoiled=False),
+    ),
 }
 
-SABOTAGES = {
+SABOTAGES: dict[str, Callable[[np.random.Generator, Runs], Runs] | dict[str, Any]] = {
     "certificate-few-call": as_if_all_called,
     "certificate": with_wrong_labels,
     "certificate-trials": as_trials_of_many,
@@ -334,19 +373,24 @@ SABOTAGES = {
     "pac-trials": as_trials_of_many,
     "conformal": only_the_confident,
     "budget": only_the_confident,
-    "refit": naively,
+    "refit": {"where": "nothing is let through: what was not stopped is all there is", "fit": _refitted(0.0)},
+    "ville": {"where": "the ratio was learned, from 120 runs", "fit": learned_ratio},
+    "watch": {"where": "runs are ranked against the first bag alone", "once": watched(fixed_bag_alarms)},
+    "watch-chosen": {"where": "only runs that state little are reported", "once": watched(chosen=0.6)},
+    "coverage": {"where": "the step before the error is labelled", "once": explained(spoiled=True)},
 }
-"""What breaks a promise: each has to be seen, or the simulation could not fail."""
+"""What breaks a promise, by how its runs are recorded, or by what is done instead: each has to be seen, or the
+simulation could not fail."""
 
 
 def sabotaged(name: str) -> Promise:
     """The promise in a world where what it assumes does not hold."""
-    promise, recorded = PROMISES[name], SABOTAGES[name]
+    promise, recorded = PROMISES[name.partition("-chosen")[0]], SABOTAGES[name]
+    if isinstance(recorded, dict):
+        return replace(promise, **recorded)
     told = (recorded.__doc__ or "").removeprefix("Sabotage: ").removesuffix(".")
-    if recorded is naively:
-        return replace(promise, fit=_refitted(0.0), where=told)
     world, n = promise.world, promise.n
-    if recorded is as_trials_of_many:
+    if recorded is as_trials_of_many and isinstance(world, World):
         world, n = replace(world, trials=16, alike=1.0), 2 * n
     return replace(promise, recorded=recorded, world=world, n=n, where=told)
 
@@ -355,11 +399,11 @@ def main() -> None:
     """Read the arguments, simulate, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calibrations", type=int, default=400)
-    parser.add_argument("--only", nargs="*", default=list(PROMISES), choices=list(PROMISES))
+    parser.add_argument("--only", nargs="*", default=list(PROMISES | SABOTAGES), choices=[*PROMISES, *SABOTAGES])
     parser.add_argument("--sabotage", action="store_true", help="each in the world that breaks it")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    names = [name for name in given.only if not given.sabotage or name in SABOTAGES]
+    names = [name for name in given.only if name in (SABOTAGES if given.sabotage else PROMISES)]
     chosen = [sabotaged(name) if given.sabotage else PROMISES[name] for name in names]
     emit("promises", [simulate(one, given.calibrations).row(one) for one in chosen], given.json)
 

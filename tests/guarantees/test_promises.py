@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from grampus_uq.stats.ranks import binomial_ceiling
+from tests.guarantees.afterwards import WATCHED
 from tests.guarantees.promises import PROMISES, SABOTAGES, sabotaged, simulate
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
@@ -15,7 +17,8 @@ LITTLE_POWER = {
     "certificate-small": 0.4,
     "certificate-few-call": 0.7,
 }
-FAST = {"certificate-best": 8, "wrong": 15, "held-shy": 8, "budget-trials": 8}
+"""Share of calibrations that publish; the others publish in nine of ten."""
+FAST = {"certificate-best": 8, "wrong": 15, "held-shy": 8, "budget-trials": 8, "ville": 4, "coverage": 5}
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -30,6 +33,13 @@ def test_sabotage_runs_that_call_nothing_break_the_certificate_of_those_that_do(
     promise = sabotaged("certificate-few-call")
     found = simulate(promise, 4)
     assert not found.kept(promise), found.row(promise)
+
+
+def test_the_watch_seldom_rings_without_a_change_and_often_with_one() -> None:
+    """Two histories of 250 runs each; the slow stage has enough of them to hold its level to account."""
+    found = simulate(PROMISES["watch"], 5)
+    assert sum(found.bounded) <= binomial_ceiling(5, WATCHED, 0.95)
+    assert sum(found.worth) >= 2
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ class World:
         return low + (high - low) * (s if self.cut is None else s >= self.cut)
 
 
-class _Lines:
+class Kept:
     """A processor that keeps what a recording would hold."""
 
     def __init__(self) -> None:
@@ -107,6 +107,10 @@ class _Lines:
 
     def on_event(self, event: Event) -> None:
         self.lines.append(encode(event, content="full"))
+
+    def text(self) -> bytes:
+        """The recording."""
+        return b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in self.lines)
 
 
 def _commit(session: Session, stated: Sequence[float], calls: bool) -> tuple[bool, bool]:
@@ -124,28 +128,27 @@ def _commit(session: Session, stated: Sequence[float], calls: bool) -> tuple[boo
 def record(path: Path, runs: Runs, labelled: npt.ArrayLike | None = None, name: str = "r") -> Path:
     """Write runs as a monitor that only advises records them; those that are not labelled have ended, no more."""
     known = np.ones(len(runs), dtype=bool) if labelled is None else np.asarray(labelled)
-    kept = _Lines()
+    kept = Kept()
     monitor = UncertaintyMonitor(policy=POLICY, processors=[kept], advisory=True)
     for i in range(len(runs)):
         told = {"task_id": f"{name}{runs.task[i]}"} if runs.told else {}
         session = monitor.session(f"{name}-{i}", "a", metadata=told, **FITTING)
         _commit(session, runs.stated[i], bool(runs.calls[i]))
         session.finish(Outcome(success=bool(runs.success[i]) if known[i] else None))
-    text = b"\n".join(line.encode() if isinstance(line, str) else line for line in kept.lines)
-    path.write_bytes(text + b"\n")
+    path.write_bytes(kept.text())
     return path
 
 
 def act(profile: ProfileArtifact, path: Path, runs: Runs, *, let_through: float, seed: int) -> Path:
     """Record runs under a profile that acts: what it stops has no outcome, what is let through at random has one."""
-    kept = _Lines()
+    kept = Kept()
     monitor = UncertaintyMonitor(profile=profile, processors=[kept], let_through=let_through, seed=seed)
     for i in range(len(runs)):
         session = monitor.session(f"acted-{seed}-{i}", "a", **FITTING)
         stopped, _ = _commit(session, runs.stated[i], False)
         reason = StopReason.MONITOR_STOP if stopped else StopReason.CLEAN
         session.finish(Outcome(success=None if stopped else bool(runs.success[i]), stop_reason=reason))
-    path.write_bytes(b"".join((line.encode() if isinstance(line, str) else line) + b"\n" for line in kept.lines))
+    path.write_bytes(kept.text())
     return path
 
 

@@ -139,6 +139,22 @@ def test_labels_given_to_the_best_are_noticed_and_the_rest_counts_as_wrong(tmp_p
     assert fit_profile(some, base=BASE, options=FitOptions(wrong_releases=0.1)).artifact.profile.release.runs < 100
 
 
+def test_labels_from_praise_alone_release_nothing_unless_somebody_answers_for_them(tmp_path: Path) -> None:
+    """Only successes are labelled: the scores may look alike, and 35 % of releases were wrong at a budget of 10 %."""
+    rng = np.random.default_rng(5)
+    runs = World(skill=(0.6, 0.7)).draw(rng, 120)
+    path = record(tmp_path / "r.jsonl", runs, runs.success & (rng.random(120) < 0.5), name="r")
+    for asked in (FitOptions(wrong_releases=0.1, detector=False), FitOptions(accuracy=0.9, detector=False)):
+        fit = fit_profile(path, base=BASE, options=asked)
+        assert fit.artifact.profile.release is None or fit.artifact.profile.release.at_least is None
+        assert "Every labelled run with such a call succeeded" in part(fit, "release").why
+    told = fit_profile(path, base=BASE, options=FitOptions(wrong_releases=0.1, labels="random", detector=False))
+    assert told.artifact.profile.release.at_least is not None
+    everyone = record(tmp_path / "s.jsonl", World(skill=(1.0, 1.0)).draw(rng, 30), name="s")
+    sure = fit_profile(everyone, base=BASE, options=FitOptions(wrong_releases=0.1, detector=False))
+    assert sure.artifact.profile.release.mode == "wrong_releases"
+
+
 def test_the_forecast_says_what_replay_stops_on_the_same_runs(tmp_path: Path) -> None:
     """Recorded under a profile that acts: what it stopped is among the runs to come, not only what it let pass."""
     first = fit_profile(recorded(tmp_path, 200, seed=4, skill=(0.1, 0.95)), base=BASE, options=FitOptions(accuracy=0.8))
