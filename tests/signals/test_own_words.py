@@ -62,7 +62,7 @@ def test_nothing_denied_hedged_or_foreign_reads_above_one_half(text):
 
 @given(st.sampled_from(OTHER), st.sampled_from(OTHER), st.sampled_from(["\n", "\n\n", " "]))
 def test_two_texts_that_state_nothing_state_nothing_together(first, second, between):
-    assume("\n" not in second or between != " ")
+    assume(between != " " or ("\n" not in second and not second.startswith(" ")))  # no longer an indented line
     assume(not own_words(first).open or first.startswith(("Customer", "User", "From", "Dear", "Observation")))
     assert (read(f"{first}{between}{second}") or 0.0) <= 0.5
 
