@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,6 +135,9 @@ async def copied(store: SessionStore) -> SessionStore:
     for kind in ("session", "checkpoint"):
         for document in await store.scan(kind):
             await copy.put(kind, document.key, document.body, expected=0, label=document.label)
+            transcript = json.loads(document.body).get("transcript")
+            for number, entry in enumerate([] if transcript is None else await store.read(transcript["log"])):
+                await copy.append(transcript["log"], entry, expected=number)
     return copy
 
 
