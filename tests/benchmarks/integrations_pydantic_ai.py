@@ -34,7 +34,7 @@ class Nothing(AbstractCapability[Any]):
         return await handler(args)
 
 
-def clerk(turns: int, capability: AbstractCapability[Any]) -> Agent[None, Any]:
+def clerk(turns: int, *capabilities: AbstractCapability[Any]) -> Agent[None, Any]:
     def canned(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         done = sum(isinstance(message, ModelResponse) for message in messages)
         said = TextPart('I look it up. {"confidence": 0.95}')
@@ -42,7 +42,7 @@ def clerk(turns: int, capability: AbstractCapability[Any]) -> Agent[None, Any]:
         return ModelResponse(parts=[said, call] if done < turns - 1 else [said])
 
     agent: Agent[None, Any] = Agent(
-        FunctionModel(canned), output_type=[str, DeferredToolRequests], capabilities=[capability]
+        FunctionModel(canned), output_type=[str, DeferredToolRequests], capabilities=capabilities
     )
 
     @agent.tool_plain
@@ -55,10 +55,15 @@ def clerk(turns: int, capability: AbstractCapability[Any]) -> Agent[None, Any]:
 def pair(turns: int) -> Pair:
     policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
     watched = clerk(turns, UncertaintyCapability(UncertaintyMonitor(policy=policy), advisory=False))
-    bare = clerk(turns, Nothing())
+    bare, plain = clerk(turns, Nothing()), clerk(turns)
 
     async def run(agent: Agent[None, Any]) -> None:
         result = await agent.run("go", usage_limits=UsageLimits(request_limit=turns + 1))
         assert isinstance(result.output, str)
 
-    return Pair(watched=lambda _: run(watched), bare=lambda _: run(bare), hooks="a capability whose hooks do nothing")
+    return Pair(
+        watched=lambda _: run(watched),
+        bare=lambda _: run(bare),
+        plain=lambda _: run(plain),
+        hooks="a capability whose hooks do nothing",
+    )
