@@ -48,6 +48,15 @@ _OUTRIGHT = re.compile(
     r"(?: (?:about|of) (?:this|it|that|my answer))?[.!]",
     re.IGNORECASE | re.MULTILINE,
 )
+_DENIED = re.compile(
+    r"(?:^|[.!?]\s)\s{0,8}[*_ ]{0,3}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
+    r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
+    r"(?:(?P<far>(?:very |quite )?far from)|not|never)? ?"
+    r"(?:100 ?%|(?:one|a) hundred percent|fully|entirely|completely|absolutely|totally|perfectly)? ?"
+    r"(?P<word>sure|certain|confident)(?: (?:about|of) (?:this|it|that|my answer))?[.!,;]",
+    re.IGNORECASE | re.MULTILINE,
+)
+_CERTAIN = 0.99  # from here on a number contradicts that full certainty was denied
 _ADMITTED = 0.3  # what an outright admission reads, with or without a number beside it
 _UNDECIDED = 0.5  # up to here a statement that may be somebody else's counts: it can only make the reading more careful
 _LONGEST_SENTENCE = 320
@@ -114,7 +123,17 @@ def _statements(text: str) -> list[float]:
         values += [value for value in stated_last if not doubtful or 0.0 <= value <= _UNDECIDED]
     if values and _OUTRIGHT.search(own.text):
         values.append(_ADMITTED)
+    if values and any(_denies(found, max(values)) for found in _DENIED.finditer(own.text)):
+        values.append(_UNDECIDED)
     return values
+
+
+def _denies(found: re.Match[str], highest: float) -> bool:
+    """True for a denial of certainty that the highest number contradicts."""
+    words = found[0].lower()
+    return found["far"] is not None or (
+        highest >= _CERTAIN and re.search(r"\bnot\b|never|can(?:no|['’])t", words) is not None
+    )
 
 
 def without_confidence(text: str) -> str:

@@ -307,3 +307,19 @@ AFTERWARDS = [
 def test_a_statement_that_the_next_words_take_back_reads_no_higher_than_half(afterwards, between):
     value, _ = parse_confidence(f"Confidence: 100%.{between}{afterwards}")
     assert value is None or value <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "highest"),
+    [
+        ("I am not 100% sure. Confidence: 100%", 0.5),
+        ("I am not 100% sure.     Confidence: 100%", 0.5),
+        ("I'm not fully certain.\nConfidence: 1.0", 0.5),
+        ("I cannot be absolutely sure. I am 100% confident.", 0.5),
+        ("I am far from certain. Confidence: 95%", 0.5),
+        ("I am not 100% sure. Confidence: 80%", 0.8),
+        ("I am not entirely certain.\nConfidence: 95%", 0.95),
+    ],
+)
+def test_a_number_that_contradicts_a_denial_of_certainty_counts_half_at_most(text: str, highest: float) -> None:
+    assert parse_confidence(text) == (highest, None)
