@@ -11,8 +11,9 @@ and how many labels more it takes. What is promised is promised singly: of each 
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -49,6 +50,8 @@ __all__ = ["ProfileFit", "fit_profile"]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 _MOST_INPUTS = 1000
+_MOST_TEACHERS = 20_000
+_TAUGHT = "taught"
 _ALWAYS_READ = 0.9  # a stream that was read on so many steps is meant to be read on every one
 
 
@@ -168,8 +171,9 @@ def fit_profile(
     judge = partial(_judged_part, profile, names)
     judged = [one for part in over_parts(judge, paths, **spread) for one in part]
     splits = {"learn": int(taught.sum()), "thresholds": int((~taught).sum())}
+    teachers = {_digest(name) for name in names} | (_teachers(base) if kept is not None else frozenset())
     return ProfileFit(
-        artifact=_artifact(paths, profile, parts, runs, splits, attribution, options),
+        artifact=_artifact(paths, profile, parts, runs, splits, teachers, attribution, options),
         parts=tuple(parts),
         counts=runs.counts,
         splits=splits,
@@ -182,12 +186,24 @@ def fit_profile(
 
 
 def _served(runs: LabelledRuns, base: Profile | ProfileArtifact | None) -> BoolArray:
-    """The runs whose files served the fit of the base, unchanged: as far as it names its files, they taught it."""
+    """The runs that taught the base, by their names; by their files, unchanged since, as far as it names these."""
     if not isinstance(base, ProfileArtifact):
         return np.zeros(len(runs), dtype=np.bool_)
     known = {file.sha256 for file in base.provenance.inputs}
     served = {path: InputFile.of(path).sha256 in known for path in set(runs.paths)}
-    return np.array([served[path] for path in runs.paths], dtype=np.bool_)
+    taught = _teachers(base)
+    pairs = zip(runs.ids, runs.paths, strict=True)
+    return np.array([served[path] or _digest(name) in taught for name, path in pairs], dtype=np.bool_)
+
+
+def _teachers(base: Profile | ProfileArtifact | None) -> frozenset[str]:
+    """Digests of the runs that taught a profile's p_success: a file that has grown since is another file."""
+    listed = base.provenance.details.get(_TAUGHT) if isinstance(base, ProfileArtifact) else None
+    return frozenset(one for one in listed if isinstance(one, str)) if isinstance(listed, list) else frozenset()
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _detector(
@@ -313,12 +329,18 @@ def _artifact(
     parts: list[Part],
     runs: LabelledRuns,
     splits: dict[str, int],
+    teachers: Set[str],
     attribution: dict[str, JsonValue] | None,
     options: FitOptions,
 ) -> ProfileArtifact:
     promises = tuple(f"{part.name}: {part.promise}" for part in parts if part.promise)
     files = list(islice(filter(Path.is_file, recording_files(paths)), _MOST_INPUTS))
-    accounts: list[JsonValue] = [part.to_json() for part in parts]
+    details: dict[str, JsonValue] = {
+        "parts": [part.to_json() for part in parts],
+        "options": {k: v for k, v in asdict(options).items() if v is not None},
+    }
+    if teachers and len(teachers) <= _MOST_TEACHERS:
+        details[_TAUGHT] = list[JsonValue](sorted(teachers))
     return ProfileArtifact(
         profile=profile,
         fitted_for=FittedFor(model=_one(runs.models), prompt_hash=_one(runs.prompts), tools_hash=_one(runs.tools)),
@@ -328,7 +350,7 @@ def _artifact(
             inputs=tuple(InputFile.of(path) for path in files),
             splits=splits,
             seed=options.seed,
-            details={"parts": accounts, "options": {k: v for k, v in asdict(options).items() if v is not None}},
+            details=details,
         ),
         attribution=attribution,
     )

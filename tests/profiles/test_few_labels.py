@@ -121,6 +121,19 @@ def test_an_older_p_success_is_kept_on_request_and_its_own_runs_set_no_threshold
         fit_profile([new], base=BASE, options=options)
 
 
+def test_a_run_that_taught_an_older_p_success_sets_no_threshold_though_its_file_has_grown_since(tmp_path: Path) -> None:
+    old = recorded(tmp_path, 120, seed=1)
+    older = fit_profile(old, base=BASE, options=FitOptions(detector=False)).artifact
+    learned = older.provenance.splits["learn"]
+    more = recorded(tmp_path, 40, seed=2)
+    old.write_bytes(old.read_bytes() + more.read_bytes())
+    options = FitOptions(wrong_releases=0.1, keep_chance=True, detector=False)
+    once = fit_profile([old], base=older, options=options)
+    assert once.splits == {"learn": learned, "thresholds": 160 - learned}
+    again = fit_profile([more], base=older, options=options).artifact
+    assert fit_profile([old], base=again, options=options).splits["learn"] >= learned
+
+
 def test_labels_given_to_the_best_are_noticed_and_the_rest_counts_as_wrong(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     runs = World().draw(rng, 200)
