@@ -140,7 +140,7 @@ def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -
 def _guarded(now: Situation, decision: Decision) -> Decision:
     """An irreversible call: graver where evidence is missing, an alarm has rung or a step was bad."""
     policy = now.policy
-    if now.rang and _GRAVITY[policy.on_alarm] > _GRAVITY[decision[0]]:
+    if now.rang and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]:  # a grant lifts a tier's pause, not this one
         reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
         decision = policy.on_alarm, "detector", reason
     missing = _missing(now)

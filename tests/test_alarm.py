@@ -21,7 +21,7 @@ from grampus_uq.replay import replay
 from grampus_uq.state import answer_alarm, change_profile, rearm_alarm, state_from_json, state_to_json
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.ranks import binomial_ceiling
-from grampus_uq.vocabulary import Effect, StopReason
+from grampus_uq.vocabulary import Effect, StopReason, UncertaintyLevel
 
 ALPHA = 0.1
 
@@ -166,6 +166,17 @@ def test_neither_rearming_nor_another_profile_makes_a_run_forget_that_its_alarm_
     assert not calm.action.stops
     _, call = advance(other, state, step(40, "tool_call", Effect.IRREVERSIBLE), [])
     assert (call.action, call.rule, call.guarantee) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector", None)
+
+
+def test_after_an_alarm_the_tiers_pause_counts_as_the_alarms_so_that_no_grant_lifts_it(detector: Detector) -> None:
+    profile = profile_of(detector)
+    state, _ = drive(profile, RINGING)
+    other = Profile(estimator=profile.estimator)
+    state = change_profile(other, state)
+    while state.level is not UncertaintyLevel.MEDIUM:
+        state, _ = advance(other, state, step(32), [Reading(source="verbalized", value=0.85)])
+    _, call = advance(other, state, step(40, "tool_call", Effect.IRREVERSIBLE), [])
+    assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
 
 
 def test_an_old_state_whose_alarm_was_answered_asks_for_its_irreversible_calls_too(detector: Detector) -> None:
