@@ -53,7 +53,7 @@ _DENIED = re.compile(
     r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
     r"(?:(?P<far>(?:very |quite )?far from)|not|never)? ?"
     r"(?:100 ?%|(?:one|a) hundred percent|fully|entirely|completely|absolutely|totally|perfectly)? ?"
-    r"(?P<word>sure|certain|confident)(?: (?:about|of) (?:this|it|that|my answer))?[.!,;]",
+    r"(?P<word>sure|certain|confident)(?: (?:about|of|in) (?:this|it|that|(?:my|this) answer))?[.!,;]",
     re.IGNORECASE | re.MULTILINE,
 )
 _CERTAIN = 0.99  # from here on a number contradicts that full certainty was denied
@@ -121,6 +121,8 @@ def _statements(text: str) -> list[float]:
         doubtful = own.open or not rest.is_answer or is_doubtful(lines, len(lines), (), 0)
         stated_last = closing_object(text, other_scale=True).values if other_scale else rest.values
         values += [value for value in stated_last if not doubtful or 0.0 <= value <= _UNDECIDED]
+        earlier = closing_object(rest.before)  # an object right before the last one: it can only make more careful
+        values += [value for value in earlier.values if 0.0 <= value <= _UNDECIDED]
     if values and _OUTRIGHT.search(own.text):
         values.append(_ADMITTED)
     if values and any(_denies(found, max(values)) for found in _DENIED.finditer(own.text)):

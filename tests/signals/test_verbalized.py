@@ -317,6 +317,8 @@ def test_a_statement_that_the_next_words_take_back_reads_no_higher_than_half(aft
         ("I'm not fully certain.\nConfidence: 1.0", 0.5),
         ("I cannot be absolutely sure. I am 100% confident.", 0.5),
         ("I am far from certain. Confidence: 95%", 0.5),
+        ("I am not 100% confident in this answer. Confidence: 100%", 0.5),
+        ('It is Paris.\n{"confidence": 0.2}\n{"confidence": 0.99}', 0.2),
         ("I am not 100% sure. Confidence: 80%", 0.8),
         ("I am not entirely certain.\nConfidence: 95%", 0.95),
     ],
