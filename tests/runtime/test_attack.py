@@ -313,7 +313,7 @@ def test_random_manipulations_pay_nothing_that_nobody_approved(policy: str) -> N
     assert anyio.run(_at_random, policy, range(60)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.timeout(1800)
 def test_ten_thousand_random_manipulations_pay_nothing_that_nobody_approved(policy: str) -> None:
