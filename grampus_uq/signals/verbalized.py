@@ -118,10 +118,11 @@ def _statements(text: str) -> list[float]:
     if own.rest:
         values += [value for value in _in_prose(_lines(own.rest), other_scale) if 0.0 <= value <= _UNDECIDED]
     if rest.values:
-        doubtful = own.open or not rest.is_answer or is_doubtful(lines, len(lines), (), 0)
+        earlier = closing_object(rest.before)
+        after_another = bool(earlier.values or earlier.others)  # one of several objects in a row may be a tool's
+        doubtful = own.open or after_another or not rest.is_answer or is_doubtful(lines, len(lines), (), 0)
         stated_last = closing_object(text, other_scale=True).values if other_scale else rest.values
         values += [value for value in stated_last if not doubtful or 0.0 <= value <= _UNDECIDED]
-        earlier = closing_object(rest.before)  # an object right before the last one: it can only make more careful
         values += [value for value in earlier.values if 0.0 <= value <= _UNDECIDED]
     if values and _OUTRIGHT.search(own.text):
         values.append(_ADMITTED)
