@@ -109,7 +109,8 @@ class Session:
         self._watch = watch
         self._superseded = False
         self._finished = False
-        self._tools_declared = False
+        self.tools_declared = False
+        """True once somebody said which tools the agent has."""
         self._structure = structure
         self._lock = threading.RLock()  # a processor may ask the session for its belief while it takes an event
 
@@ -180,7 +181,7 @@ class Session:
         if tools is not None and not (isinstance(tools, list | tuple) and all(isinstance(t, Mapping) for t in tools)):
             self._reject(_wrong("tools", "a list of JSON schemas", tools, "Pass what the model was given."))
             tools = None
-        if tools and not self._tools_declared:
+        if tools and not self.tools_declared:
             self.declare_tools(tools)
         own = () if external is None else self._own_readings(external)
         step = _new_step(
@@ -222,7 +223,7 @@ class Session:
 
     def declare_tools(self, tools: Iterable[Mapping[str, Any] | str]) -> None:
         """Say which tools the agent has, by name or schema: a pattern of the policy that matches none is logged."""
-        self._tools_declared = True
+        self.tools_declared = True
         try:
             names = frozenset(_tool_name(tool) for tool in tools)
         except Exception:  # noqa: BLE001 (somebody else's list)

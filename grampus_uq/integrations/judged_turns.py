@@ -15,7 +15,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ _FIRST: Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTurn:
-    """What the framework's model said, and what it had been asked, in this package's words."""
+    """What the framework's model said, what it had been asked, and the agent's tools, in this package's words."""
 
     text: str
     calls: Sequence[ToolCall] = ()
@@ -88,6 +88,7 @@ class ModelTurn:
     logprobs: TokenStream = NO_TOKENS
     usage: TokenUsage | None = None
     model: str = ""
+    tools: Collection[Mapping[str, Any] | str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +247,8 @@ class TurnJudge:
         """Observe a turn of the model and each of its calls; what may happen now is in the turn's records."""
         session, belief = carried.session, carried.belief
         step_id = f"llm_{belief['turns']}"
+        if said.tools and not session.tools_declared:
+            session.declare_tools(said.tools)
         step, action = await session.observe_llm_response(
             said.text,
             step_id,
@@ -288,7 +291,7 @@ class TurnJudge:
             "step_id": step_id,
             "action": (step.advisory_action or step.action).value,
             "level": step.level.value,
-            "confidence": step.propagated_confidence,
+            "confidence": step.propagated_confidence if session.state.has_reading else None,  # nothing read yet
             "rule": step.rule,
             "reason": step.reasoning,
             "guarantee": step.guarantee,

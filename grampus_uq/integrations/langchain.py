@@ -159,6 +159,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         }  # a structured answer is no call
         judge, config, held = self.judge, get_config(), _held(request.state)
         judge.schemas.update({tool.name: schema_of(tool) for tool in request.tools if not isinstance(tool, dict)})
+        tools = [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
         place = place_of(judge, config)
         carried = judge.take(session_id_of(config), place, held, to_judge=True)
         believed = [item for item in held.get("decided", ()) if judge.believes(place, item, "call", "decision")]
@@ -169,7 +170,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         prompt = [*system, *request.messages]
         said = read_turn([*prompt, message], len(prompt), with_prompt=judge.model_client is not None)
         calls = [call for call in said.calls if call.id not in answered]
-        carried = await judge.judge(carried, replace(said, calls=calls))
+        carried = await judge.judge(carried, replace(said, calls=calls, tools=tools))
         turn = carried.turn or {}
         told += answered_for(carried.records)
         if turn["reflect"] and not carried.records:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 from grampus_uq import ApprovalPolicy, ConfigurationError, MissingDependencyError, ToolEffects, UncertaintyMonitor
@@ -213,7 +213,8 @@ class GuardNodes:
             messages = [*messages[:index], message, *messages[index + 1 :]]
         carried = judge.take(session_id_of(config), place_of(judge, config), state.get(KEY), to_judge=True)
         observe_between(carried.session, messages, index)
-        carried = await judge.judge(carried, read_turn(messages, index, with_prompt=judge.model_client is not None))
+        said = read_turn(messages, index, with_prompt=judge.model_client is not None)
+        carried = await judge.judge(carried, replace(said, tools=judge.schemas))
         told += answered_for(carried.records)
         turn = carried.turn or {}
         if turn["reflect"] and not carried.records:

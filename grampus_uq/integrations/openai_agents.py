@@ -201,6 +201,8 @@ class UncertaintyGuard:
             return
         step_id = run.calls.next_step_id()
         run.propose(answer, step_id)
+        if not run.calls.session.tools_declared:
+            run.calls.session.declare_tools([*self._reach.schemas, *(t.name for t in tools if hasattr(t, "name"))])
         _, action = await run.calls.session.observe_llm_response(
             answer.text,
             step_id,

@@ -15,7 +15,7 @@ from grampus_uq.integrations.openai_agents_model import WatchedModel
 from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
 
 try:
-    from agents import Agent, FunctionTool, Handoff, Model
+    from agents import Agent, Handoff, Model
 except ImportError as error:
     raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
@@ -94,8 +94,8 @@ class AgentWatch:
         """The tools with gates; names those that have none, once."""
         gated, without = gate_tools(tools, self.current, allow_ungated=self.allow_ungated)
         for tool in gated:
-            if isinstance(tool, FunctionTool):
-                note_schema(self.schemas, tool.name, tool.params_json_schema)
+            if hasattr(tool, "name"):
+                note_schema(self.schemas, tool.name, getattr(tool, "params_json_schema", None))
         self._report(without)
         return gated
 

@@ -237,6 +237,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
         calls = run.calls
         for tool in (*parameters.function_tools, *parameters.output_tools):
             note_schema(self.schemas, tool.name, tool.parameters_json_schema)
+        if self.schemas and not calls.session.tools_declared:
+            calls.session.declare_tools(self.schemas)
         step_id = calls.next_step_id()
         proposed = [run.proposed(part) for part in response.parts if isinstance(part, ToolCallPart)]
         calls.propose(proposed, step_id)

@@ -20,8 +20,9 @@ from pydantic import BaseModel
 from grampus_uq import ApprovalPolicy, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
+from grampus_uq.integrations.judged_turns import ModelTurn, TurnJudge
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
-from grampus_uq.integrations.langgraph import KEY, resume_with, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langgraph import KEY, resume_with, shown, uncertainty_guard, waiting_requests
 from grampus_uq.testing import ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -374,3 +375,14 @@ def test_a_call_that_waits_in_a_checkpoint_of_the_first_version_is_asked_about_a
     assert bank.paid == []
     assert bank.resume(again.decide("approve", principal="me")) == []
     assert bank.paid == ["5 to bob"]
+
+
+@pytest.mark.anyio
+async def test_a_turn_of_which_nothing_was_read_carries_no_confidence() -> None:
+    judge = TurnJudge(UncertaintyMonitor(), advisory=False)
+    carried = judge.take("s", "s", None)
+    for said, read in (("I look.", None), ("It is Paris. I am 100% sure.", True), ("I go on.", True)):
+        carried = await judge.judge(carried, ModelTurn(text=said))
+        assert carried.turn is not None
+        assert (carried.turn["confidence"] is None) is (read is None)
+        assert carried.turn["confidence"] == shown(carried)["confidence"]
