@@ -48,8 +48,8 @@ from grampus_uq.gate.call import (
     recovered,
     restored,
     settled,
-    told,
 )
+from grampus_uq.gate.carried import read_record
 from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
 from grampus_uq.gate.preconditions import Precondition
 from grampus_uq.gate.requests import Arrived
@@ -61,13 +61,6 @@ _READABLE = (1, 2)
 _MAX_SETTLED = 256
 _MAX_ARRIVED = 64
 _MAX_UNSEEN = 1_024
-_OF_VERSION_1 = {
-    "cleared": CallPhase.CLEARED,
-    "waiting": CallPhase.WAITING,
-    "decided": CallPhase.WAITING,
-    "released": CallPhase.SETTLED,
-}
-
 Key = tuple[str, str]
 
 
@@ -503,28 +496,9 @@ def _read_calls(snapshot: Mapping[str, Any]) -> list[CallRecord]:
         raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
     calls = snapshot.get("calls")
     try:
-        return [_read_record(entry) for entry in (calls if isinstance(calls, Sequence) else ())]
+        return [read_record(entry) for entry in (calls if isinstance(calls, Sequence) else ())]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"not the calls of a session: {error}", field="calls") from error
-
-
-def _read_record(entry: Any) -> CallRecord:
-    """A record out of carried JSON values; one of the first version is read as far as it goes, and asked about anew."""
-    if "proposed" in entry:
-        return CallRecord.model_validate(entry)
-    call = ToolCall.model_validate(entry["call"])
-    request, decision = entry.get("request"), entry.get("decision")
-    record = CallRecord(
-        proposed=call,
-        call=call,
-        step_id=str(entry["step_id"]),
-        phase=_OF_VERSION_1[entry["phase"]],
-        requests=() if request is None else (ApprovalRequest.model_validate(request),),
-    )
-    said = None if decision is None else ApprovalDecision.model_validate(decision)
-    if said is not None and said.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
-        return settled(record, told(said), is_error=said.kind is ApprovalKind.REJECT)
-    return settled(record, None) if record.phase is CallPhase.SETTLED else record
 
 
 def aborted(session: Session, step_id: str) -> UncertaintyError:

@@ -53,6 +53,7 @@ from grampus_uq.gate.call import (
     review,
     settled,
 )
+from grampus_uq.gate.carried import read_record, write_record
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.preconditions import Precondition
@@ -184,7 +185,7 @@ class TurnJudge:
         now_s = time.time()
         return tuple(
             restored(
-                read_record(entry, carried.belief["turns"]),
+                read_record(entry, f"llm_{max(0, carried.belief['turns'] - 1)}"),
                 carried.terms,
                 self.gate.approvals,
                 now_s,
@@ -203,7 +204,7 @@ class TurnJudge:
         }
         turn = carried.turn
         if turn is not None:
-            turn = {**turn, "calls": [record.model_dump(mode="json") for record in carried.records]}
+            turn = {**turn, "calls": [write_record(record) for record in carried.records]}
         with self._lock:
             self._at_hand[carried.session.session_id] = belief["tag"], replace(carried, belief=belief)
             while len(self._at_hand) > _MAX_AT_HAND:
@@ -415,26 +416,6 @@ def requests_of(carried: Carried) -> list[dict[str, Any]]:
     waiting = [r.model_dump(mode="json") for record in carried.records if record.waiting for r in record.requests]
     asked_review = None if carried.turn is None else carried.turn.get("review")
     return waiting if asked_review is None else [*waiting, asked_review]
-
-
-def read_record(entry: Any, turns: int = 0) -> CallRecord:
-    """A record out of carried JSON values; one of the first version is read as far as it goes, and asked about anew."""
-    if "proposed" in entry:
-        return CallRecord.model_validate(entry)
-    request = entry["request"]
-    call = ToolCall.model_validate(entry["call"])
-    record = CallRecord(
-        proposed=call,
-        call=call,
-        step_id=request["step_id"] if request else f"llm_{max(0, turns - 1)}",
-        phase=CallPhase(entry["phase"]),
-        requests=() if request is None else (ApprovalRequest.model_validate(request),),
-        text=entry["text"],
-        is_error=entry["is_error"],
-    )
-    if entry["arguments"] is None:
-        return record
-    return record.change(call=record.proposed.model_copy(update={"arguments": entry["arguments"]}))
 
 
 def _on(requests: Sequence[ApprovalRequest], arrived: Sequence[tuple[ApprovalDecision, float]]) -> list[Any]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.integrations.judged_turns import read_record
+from grampus_uq.gate.carried import read_record
 from grampus_uq.integrations.langgraph import KEY
 
 try:

@@ -173,7 +173,8 @@ def clear(held: dict[str, Any]) -> None:
 
 def redirect(held: dict[str, Any]) -> None:
     clear(held)
-    held["turn"]["calls"][0]["call"]["arguments"] = {"to": "mallory", "amount": 99_999}
+    (record,) = held["turn"]["calls"]
+    record["call"] = {**record["proposed"], "arguments": {"to": "mallory", "amount": 99_999}}
 
 
 def harmless(held: dict[str, Any]) -> None:

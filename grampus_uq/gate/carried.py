@@ -1,0 +1,46 @@
+"""Records of calls out of JSON values that another process, or another version, wrote into a framework's own state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from grampus_uq.gate.call import CallPhase, CallRecord, settled, told
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
+from grampus_uq.records import ToolCall
+
+__all__ = ["read_record", "write_record"]
+
+_OF_VERSION_1 = {"decided": CallPhase.WAITING, "released": CallPhase.SETTLED}
+
+
+def write_record(record: CallRecord) -> dict[str, Any]:
+    """A record as JSON values, without what `read_record` knows by itself."""
+    left_out = set() if record.edited else {"call"}
+    return record.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+
+
+def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
+    """A record out of JSON values; one of the first version is read as far as it goes, and asked about anew.
+
+    `step_id` is for one of the first version that does not name its step. Raises KeyError, TypeError or ValueError on
+    values that are no record.
+    """
+    if "proposed" in entry:
+        return CallRecord.model_validate(entry)
+    call = ToolCall.model_validate(entry["call"])
+    request = None if entry.get("request") is None else ApprovalRequest.model_validate(entry["request"])
+    edited = entry.get("arguments")
+    record = CallRecord(
+        proposed=call,
+        call=call if edited is None else ToolCall(id=call.id, name=call.name, arguments=edited),
+        step_id=str(entry.get("step_id") or (step_id if request is None else request.step_id)),
+        phase=_OF_VERSION_1.get(entry["phase"]) or CallPhase(entry["phase"]),
+        requests=() if request is None else (request,),
+        text=entry.get("text"),
+        is_error=bool(entry.get("is_error")),
+    )
+    said = None if entry.get("decision") is None else ApprovalDecision.model_validate(entry["decision"])
+    if said is not None and said.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
+        return settled(record, told(said), is_error=said.kind is ApprovalKind.REJECT)
+    return record if record.phase is not CallPhase.SETTLED else record.change(requests=())
