@@ -100,6 +100,7 @@ class HeldCalls:
         self.terms = self.gate.terms(session.agent_id, session.session_id, policy, vouched=vouched)
         self._records: dict[int, CallRecord] = {}
         self._slots: dict[Key, list[int]] = {}
+        self._as_edited: dict[Key, int] = {}
         self._unseen: dict[Key, list[str]] = {}
         self._from_outside: set[int] = set()
         self._arrived: dict[str, list[Arrived]] = {}
@@ -107,7 +108,6 @@ class HeldCalls:
         self._digests: dict[str, tuple[ToolCall, str]] = {}
         self._next_slot = 0
         self._turns = 0
-        self._edits = False
 
     @property
     def acts(self) -> bool:
@@ -183,12 +183,27 @@ class HeldCalls:
             raise aborted(self.session, record.step_id)
         return slot
 
+    def find(self, call: ToolCall) -> CallRecord | None:
+        """The record of a call that was judged before, as it was proposed or as a human edited it."""
+        slot = self._find(self._key(call))
+        return None if slot is None else self._records[slot]
+
+    def proposed_as(self, call: ToolCall) -> ToolCall:
+        """The call as it was proposed, where this is one that a human edited."""
+        record = self.find(call)
+        return call if record is None else record.proposed
+
     def _find(self, key: Key) -> int | None:
         """The record of a call that was seen before: one that has not run yet, else the latest."""
         slots = self._slots.get(key, [])
         over = (CallPhase.STARTED, CallPhase.SETTLED)
         still = (s for s in slots if self._records[s].phase not in over or self._records[s].child_session is not None)
-        return next(still, slots[-1] if slots else None)
+        slot = next(still, slots[-1] if slots else self._as_edited.get(key))
+        return slot if slots or slot is None or self._is_edited_to(slot, key) else None
+
+    def _is_edited_to(self, slot: int, key: Key) -> bool:
+        record = self._records.get(slot)
+        return record is not None and record.edited and self._key(record.call) == key
 
     def _new(self, record: CallRecord, key: Key) -> int:
         slot, self._next_slot = self._next_slot, self._next_slot + 1
@@ -204,9 +219,16 @@ class HeldCalls:
         self._records[slot] = record
         return record
 
+    def _note_edit(self, slot: int, record: CallRecord) -> None:
+        """The call is known by its new arguments as well: a transcript may hold either."""
+        if record.edited:
+            self._as_edited[self._key(record.call)] = slot
+
     def _drop(self, slot: int) -> None:
         record = self._records.pop(slot)
         self._from_outside.discard(slot)
+        if record.edited:
+            self._as_edited.pop(self._key(record.call), None)
         key = record.proposed.id, record.proposed.digest()
         self._slots[key].remove(slot)
         if not self._slots[key]:
@@ -264,7 +286,7 @@ class HeldCalls:
             self._arrived[decision.request_id] = arrived
             return after
         self._arrived.pop(decision.request_id, None)
-        self._edits |= after.edited
+        self._note_edit(slot, after)
         for one in after.decisions:
             self.session.record_decision(
                 one.kind.value,
@@ -362,21 +384,32 @@ class HeldCalls:
         if record is not None and record.phase is CallPhase.STARTED:
             self._keep(release.slot, record.change(child_session=self.session.session_id))
 
+    async def observe_ungated(self, call: ToolCall, step_id: str, output: Any = None) -> None:
+        """Commit a call that nothing here can stop, because its provider or its framework runs it, with its result.
+
+        Raises UncertaintyError when the run aborts.
+        """
+        effect = self.gate.effect(call, None, self.session.profile.policy)
+        _, action = await self.session.observe_tool_call(call, step_id, effect=effect)
+        if output is not None:
+            self.session.observe_tool_result(call.id, output if isinstance(output, str) else str(output))
+        if action is UncertaintyAction.ABORT:
+            raise aborted(self.session, step_id)
+
     # -- asking ---------------------------------------------------------------------------------------------------
 
     def waiting_tools(self) -> set[str]:
         """Names of the tools whose calls wait."""
         return {record.proposed.name for record in self._records.values() if record.waiting}
 
-    def decision(self, call_id: str) -> ApprovalDecision | None:
-        """What was decided on the latest call of this id."""
-        latest = next((r for r in reversed(self._records.values()) if r.proposed.id == call_id), None)
-        return latest.decisions[0] if latest is not None and latest.decisions else None
+    def edited(self) -> list[CallRecord]:
+        """The calls that a human edited and that have not run."""
+        return [record for record in self._records.values() if record.edited and record.phase is CallPhase.CLEARED]
 
     @property
     def edits(self) -> bool:
         """True once a human edited a call."""
-        return self._edits
+        return bool(self._as_edited)
 
     def notes(self, call_ids: Iterable[str]) -> list[str]:
         """What the model is told beside the results of these calls: which arguments a human changed."""
@@ -432,7 +465,7 @@ class HeldCalls:
             new = restored(record, self.terms, self.gate.approvals, now_s, believed=believed)
             slot = self._new(new, (new.proposed.id, new.proposed.digest()))
             self._from_outside.add(slot)
-            self._edits |= new.edited
+            self._note_edit(slot, new)
             if new.waiting and not all(bound(request, new, self.terms) for request in new.requests):
                 self._ask(slot, "it was asked under other rules")
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grampus_uq import (
     ApprovalDecision,
     ApprovalError,
-    ApprovalKind,
     ApprovalPolicy,
     ApprovalRequest,
     ConfigurationError,
@@ -38,7 +37,6 @@ from grampus_uq import (
     UncertaintyError,
     UncertaintyMonitor,
 )
-from grampus_uq.gate.call import told
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.integrations.held_calls import (
@@ -52,23 +50,27 @@ from grampus_uq.integrations.held_calls import (
 )
 from grampus_uq.integrations.pydantic_ai_messages import (
     KEY,
+    answered_parts,
     as_messages,
     carried_by,
     carried_in,
     carry,
     find_part,
+    means,
+    native_calls,
     open_calls,
+    plain,
     proposed_call,
     tool_schema,
     with_arguments,
-    written_arguments,
+    without_result,
 )
 from grampus_uq.protocols import ModelClient
-from grampus_uq.wire import read_messages
+from grampus_uq.wire import read_arguments, read_messages
 
 try:
     from pydantic_ai import Agent, RunContext
-    from pydantic_ai.capabilities import AbstractCapability
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
     from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
     from pydantic_ai.messages import (
         ModelMessage,
@@ -76,13 +78,15 @@ try:
         ModelResponse,
         ToolCallPart,
     )
-    from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
+    from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition, ToolDenied
+    from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
 except ImportError as error:
     raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
 __all__ = ["UncertaintyCapability", "WatchedRun", "pending", "resume", "resumption", "run_sub_agent", "waiting"]
 
 _MAX_PROPOSED = 256
+_NOTHING = object()
 log = logging.getLogger("grampus_uq.integrations.pydantic_ai")
 
 _running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("grampus_uq_pydantic_ai", default=None)
@@ -107,11 +111,41 @@ class WatchedRun:
             self._proposed[part.tool_call_id] = part.args, call
         return call
 
+    def running(self, proposed: ToolCall, means: Callable[[Mapping[str, Any]], bool], args: Any) -> ToolCall:
+        """The call that is about to run: the model's, or as a human edited it, unless its arguments mean others."""
+        held = self.calls.find(proposed)
+        for call in (held.call, proposed) if held is not None and held.edited else (proposed,):
+            if means(call.arguments):
+                return call
+        values = plain(args)
+        read = read_arguments(values if isinstance(values, dict) else {"output": values})
+        return proposed.model_copy(update={"arguments": read.values})
+
     def snapshot(self) -> dict[str, Any]:
         """What travels in the history."""
         waiting = self.calls.waiting_tools()
         schemas = {name: schema for name, schema in self._schemas.items() if name in waiting}
         return self.calls.snapshot(children=self.children, schemas=schemas)
+
+
+@dataclass
+class _Gated(WrapperToolset[Any]):
+    """All tools of the agent, behind the gate: here the arguments are those that no other capability changes."""
+
+    capability: UncertaintyCapability
+
+    async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
+        tools = await super().get_tools(ctx)
+        self.capability.inside.update(tools)
+        return tools
+
+    async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[Any], tool: ToolsetTool[Any]) -> Any:
+        part = find_part(ctx.messages, ctx.tool_call_id or "", name)
+
+        async def run(args: Any) -> Any:
+            return await self.wrapped.call_tool(name, args, ctx, tool)
+
+        return await self.capability.gate(ctx, part, name, tool_args, tool.args_validator, run)
 
 
 @dataclass
@@ -144,6 +178,10 @@ class UncertaintyCapability(AbstractCapability[Any]):
     watched: WatchedRun | None = None
     """The run that this instance belongs to; None on the one that the agent was built with."""
 
+    inside: set[str] = field(default_factory=set, repr=False)
+    """Names of the tools of this run that are called through the gate before the tools themselves."""
+    judged: dict[str, Any] = field(default_factory=dict, repr=False)
+    """What the output functions that are about to run were let through with."""
     schemas: dict[str, Any] = field(default_factory=dict, repr=False)
     """The JSON schemas of the tools that models were given: a human's edit is held against them."""
     gates: list[Gate] = field(default_factory=list, repr=False)
@@ -161,9 +199,12 @@ class UncertaintyCapability(AbstractCapability[Any]):
 
     async def for_run(self, ctx: RunContext[Any]) -> UncertaintyCapability:
         """One instance a run: it continues what the history carries, or the run of the agent that started this one."""
-        parent = _running.get()
-        if parent is not None:
-            return replace(self, watched=parent)
+        run = _running.get() or self._taken_up(ctx)
+        for record in run.calls.edited():  # the call in the transcript is the one that runs: its result belongs to it
+            with_arguments(ctx.messages, record.proposed, record.call.arguments)
+        return replace(self, watched=run, inside=set(), judged={})
+
+    def _taken_up(self, ctx: RunContext[Any]) -> WatchedRun:
         (gate,) = self.gates
         carried, decisions, vouched = self._carried(ctx, gate)
         calls = take_up(
@@ -187,7 +228,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             except (ApprovalError, ValueError) as error:
                 if calls.acts:
                     raise error if isinstance(error, ApprovalError) else ApprovalError("no decision") from error
-        return replace(self, watched=run)
+        return run
 
     def _carried(self, ctx: RunContext[Any], gate: Gate) -> tuple[dict[str, Any] | None, Sequence[Any], bool]:
         """What the history carries, the decisions beside it, and False where answers of a model carry nothing."""
@@ -224,17 +265,34 @@ class UncertaintyCapability(AbstractCapability[Any]):
             result = await handler()
         finally:
             _running.reset(token)
-        carry(result.all_messages(), run.snapshot())
+        messages = result.all_messages()
+        if isinstance(result.output, DeferredToolRequests):
+            self._reopen(messages, result.output)
+        carry(messages, run.snapshot())
         return result
+
+    def _reopen(self, messages: list[ModelMessage], output: DeferredToolRequests) -> None:
+        """All calls of the last answer that wait are in the output, and none of them has a result: not an output's."""
+        listed = {part.tool_call_id for part in output.approvals}
+        for part in answered_parts(messages):
+            held = self._run().calls.find(self._run().proposed(part))
+            if held is None or not held.waiting:
+                continue
+            without_result(messages, part.tool_call_id)
+            if part.tool_call_id not in listed:
+                output.approvals.append(part)
+                output.metadata[part.tool_call_id] = {KEY: [_dump(request) for request in held.requests]}
 
     async def wrap_model_request(self, ctx: RunContext[Any], *, request_context: Any, handler: Any) -> ModelResponse:
         """Score the answer; raises UncertaintyError when the policy aborts the run."""
         parameters = request_context.model_request_parameters
         native = getattr(parameters, "native_tools", None) or getattr(parameters, "builtin_tools", None) or ()
         self._report(native)
-        response: ModelResponse = await handler(request_context)
         run = self._run()
         calls = run.calls
+        if calls.acts and not calls.session.tools_declared:
+            self._check_order(ctx)
+        response: ModelResponse = await handler(request_context)
         for tool in (*parameters.function_tools, *parameters.output_tools):
             note_schema(self.schemas, tool.name, tool.parameters_json_schema)
         if self.schemas and not calls.session.tools_declared:
@@ -254,29 +312,57 @@ class UncertaintyCapability(AbstractCapability[Any]):
         )
         if action is UncertaintyAction.ABORT:
             raise aborted(calls.session, step_id)
+        for call, output in native_calls(response):
+            await calls.observe_ungated(call, step_id, output)
         return response
+
+    def _check_order(self, ctx: RunContext[Any]) -> None:
+        """Refuse a capability that would change a call, or an output, after this one let it through."""
+        chain: list[AbstractCapability[Any]] = []
+        if ctx.root_capability is not None:
+            ctx.root_capability.apply(chain.append)
+        place = next((i for i, one in enumerate(chain) if one is self), len(chain))
+        inner = {type(one) for one in chain[place + 1 :] if not isinstance(one, UncertaintyCapability)}
+        hooks = ("get_wrapper_toolset", "before_output_process", "wrap_output_process")
+        wrong = [one for one in inner if any(getattr(one, h) is not getattr(AbstractCapability, h) for h in hooks)]
+        if wrong:
+            names = ", ".join(sorted(one.__name__ for one in wrong))
+            raise ConfigurationError.of("capabilities", "Agent", "with UncertaintyCapability as the last", names)
+
+    def get_ordering(self) -> CapabilityOrdering:
+        """Inside all others: what they make of a call is what is judged."""
+        return CapabilityOrdering(position="innermost")
+
+    def get_wrapper_toolset(self, toolset: AbstractToolset[Any]) -> AbstractToolset[Any] | None:
+        """Put the gate before the tools themselves."""
+        return None if self.watched is None else _Gated(toolset, self)
 
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: dict[str, Any], handler: Any
     ) -> Any:
+        """Gate the tools that a capability around this one brings (a sandbox's, a search's)."""
+        if call.tool_name in self.inside:
+            return await handler(args)
+        return await self.gate(ctx, call, call.tool_name, args, _validator(ctx, call.tool_name), handler)
+
+    async def gate(
+        self, ctx: RunContext[Any], part: ToolCallPart | None, name: str, args: Any, validator: Any, handler: Any
+    ) -> Any:
         """Run the call, answer for it, or defer it: raises ApprovalRequired with its request in the metadata."""
         run = self._run()
-        part = find_part(ctx.messages, call)
-        proposed, given = run.proposed(part), written_arguments(call)
-        held = await run.calls.judge(proposed)
-        if held.waiting and ctx.tool_call_approved and KEY not in (ctx.tool_call_metadata or {}):
-            changed = None if given == proposed.arguments else given
+        proposed = ToolCall(id=ctx.tool_call_id or "", name=name) if part is None else run.proposed(part)
+        call = run.running(proposed, lambda arguments: means(args, arguments, validator, ctx), args)
+        ours = KEY in (ctx.tool_call_metadata or {})
+        if ctx.tool_call_approved and not ours and (held := await run.calls.judge(proposed)).waiting:
+            changed = None if call is held.proposed else call.arguments
             run.calls.accept_foreign(proposed, principal="pydantic-ai", arguments=changed)
-        release = await run.calls.release(proposed, running=proposed.model_copy(update={"arguments": given}))
+        release = await run.calls.release(run.calls.proposed_as(call), running=call)
         if release.answer is not None:
-            return release.answer
+            return ToolDenied(release.answer) if release.record.is_error else release.answer
         if not release.run:
             carry(ctx.messages, run.snapshot())
             raise ApprovalRequired(metadata={KEY: [] if release.request is None else [_dump(release.request)]})
-        result = await self._execute(ctx, release, args, handler)
-        if release.record.edited:  # the call in the transcript is the one that ran: its result belongs to it
-            with_arguments(ctx.messages, part, release.record.call.arguments)
-        return result
+        return await self._execute(ctx, release, args, handler)
 
     async def _execute(self, ctx: RunContext[Any], release: Release, args: Any, handler: Any) -> Any:
         run = self._run()
@@ -293,35 +379,49 @@ class UncertaintyCapability(AbstractCapability[Any]):
         return result
 
     async def wrap_output_process(self, ctx: RunContext[Any], *, output_context: Any, output: Any, handler: Any) -> Any:
-        """Gate an output function as a tool: what would wait raises UncertaintyError, since an output cannot wait.
+        """Gate an output function as a tool: a call that waits makes the run end with it in `DeferredToolRequests`.
 
-        On parts of an answer that is still streaming, only what may be undone runs. An answer that `run_stream` streams
-        is judged once it is over, and its output function before that.
+        Raises UncertaintyError where the agent has no such output, or the output is no call. On parts of an answer that
+        is still streaming, only what may be undone runs. An answer that `run_stream` streams is judged once it is over,
+        and its output function before that.
         """
         if not output_context.has_function:
             return await handler(output)
         run = self._run()
         part = output_context.tool_call
         if part is None:
-            name = output_context.function_name or "output"
-            call = ToolCall(id="", name=name, arguments={"output": str(output)})
+            proposed = ToolCall(id="", name=output_context.function_name or "output")
         else:
-            call = run.proposed(find_part(ctx.messages, part))
+            proposed = run.proposed(part)
+        validator = None if part is None else _validator(ctx, part.tool_name)
+        call = run.running(proposed, lambda arguments: means(output, arguments, validator, ctx, of_output=True), output)
         if getattr(ctx, "partial_output", False):
             effect = run.calls.gate.effect(call, None, run.calls.session.profile.policy)
             if run.calls.acts and effect not in HARMLESS:
                 raise ModelRetry("Not executed: the answer is not complete yet.")
             return await handler(output)
-        await run.calls.judge(call, from_model=True)
-        release = await run.calls.release(call)
+        await run.calls.judge(run.calls.proposed_as(call), from_model=True)
+        release = await run.calls.release(run.calls.proposed_as(call), running=call)
         if release.run:
+            self.judged[ctx.tool_call_id or ""] = plain(output)
             return await self._execute(ctx, release, output, handler)
-        request = None if release.request is None else _dump(release.request)
+        if release.answer is not None:
+            raise ModelRetry(release.answer)
+        requests = [] if release.request is None else [_dump(release.request)]
+        if part is not None and output_context.allows_deferred_tools:
+            return DeferredToolRequests(approvals=[part], metadata={part.tool_call_id: {KEY: requests}})
         raise UncertaintyError(
-            f"The output function {call.name!r:.80} was not executed: a human has to see its call first, and an output "
-            f"cannot wait. Make it a tool of the agent. {release.answer or ''}".strip(),
-            details={"session_id": run.calls.session.session_id, "request": request},
+            f"The output function {call.name!r:.80} was not executed: a human has to see its call first, and this "
+            "output cannot wait. Add DeferredToolRequests to the agent's output types, or make it a tool.",
+            details={"session_id": run.calls.session.session_id, "request": next(iter(requests), None)},
         )
+
+    async def before_output_process(self, ctx: RunContext[Any], *, output_context: Any, output: Any) -> Any:
+        """The last look at what an output function is given, after all other capabilities' hooks."""
+        judged = self.judged.pop(ctx.tool_call_id or "", _NOTHING)
+        if judged is not _NOTHING and plain(output) != judged and self._run().calls.acts:
+            raise UncertaintyError("Not executed: another capability changed the output after it had been judged.")
+        return output
 
     def _report(self, native: Sequence[Any]) -> None:
         """Say once of each native tool that nothing here can stop it."""
@@ -365,8 +465,8 @@ def resumption(
     messages = as_messages(history)
     carried = carried_by(messages)
     carry(messages, {**carried, "decisions": [_dump(decision) for decision in decisions]})
-    said = {decision.request_id: decision for decision in decisions}
-    results = _results(_said_of(carried, open_calls(messages), said))
+    judged = {_mapping(entry, "call").get("id") for entry in carried.get("calls") or ()}
+    results = _results(open_calls(messages) & judged)
     if also is not None:
         results.update(also)
     return {"message_history": messages, "deferred_tool_results": results}
@@ -376,30 +476,10 @@ resume = resumption
 """The name that the other adapters have for going on; what it gives goes to `agent.run`."""
 
 
-def _said_of(
-    carried: Mapping[str, Any], call_ids: set[str], said: Mapping[str, ApprovalDecision]
-) -> dict[str, ApprovalDecision | None]:
-    """What was said of each open call that was judged; None for one that waits on, also for a second approval."""
-    asked = {request.id: request.call.id for request in waiting_in(carried) if request.call is not None}
-    decided = {asked[i]: decision for i, decision in said.items() if i in asked}
-    judged = {_mapping(entry, "call").get("id") for entry in carried.get("calls") or ()}
-    return {call_id: decided.get(call_id) for call_id in call_ids if call_id in judged}
-
-
-def _results(decided: Mapping[str, ApprovalDecision | None]) -> DeferredToolResults:
-    """What the framework is told of each call; one without a decision comes back to the capability, and is deferred."""
-    return DeferredToolResults(
-        approvals={call_id: _result(decision) for call_id, decision in decided.items()},
-        metadata={call_id: {KEY: True} for call_id in decided},  # this is no approval of the framework's own
-    )
-
-
-def _result(decision: ApprovalDecision | None) -> ToolApproved | ToolDenied:
-    if decision is None or decision.kind is ApprovalKind.APPROVE:
-        return ToolApproved()
-    if decision.kind is ApprovalKind.EDIT:
-        return ToolApproved(override_args=decision.arguments)
-    return ToolDenied(told(decision))
+def _results(call_ids: Iterable[str]) -> DeferredToolResults:
+    """All of these calls go back to the gate, which knows what was decided; this is no approval of the framework's."""
+    ids = sorted(call_ids)
+    return DeferredToolResults(approvals=dict.fromkeys(ids, True), metadata={one: {KEY: True} for one in ids})
 
 
 async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: str, **given: Any) -> Any:
@@ -415,13 +495,19 @@ async def run_sub_agent(ctx: RunContext[Any], agent: Agent[Any, Any], prompt: st
         result = await agent.run(prompt, **given)
     else:
         messages = ModelMessagesTypeAdapter.validate_python(history)
-        results = _results({i: run.calls.decision(i) for i in open_calls(messages)})
+        results = _results(open_calls(messages))
         result = await agent.run(message_history=messages, deferred_tool_results=results, **given)
     if not isinstance(result.output, DeferredToolRequests):
         run.children.pop(call_id, None)
         return result.output
     run.children[call_id] = json.loads(result.all_messages_json())
     raise ApprovalRequired(metadata={KEY: [_dump(request) for request in pending(result.output)]})
+
+
+def _validator(ctx: RunContext[Any], name: str) -> Any:
+    """What validates the arguments of a tool; None where that is not known."""
+    tools = (None if ctx.tool_manager is None else ctx.tool_manager.tools) or {}
+    return tools[name].args_validator if name in tools else None
 
 
 def _mapping(values: Any, name: str) -> dict[str, Any]:

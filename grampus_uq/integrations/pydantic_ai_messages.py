@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
+
+from pydantic_core import to_jsonable_python
 
 from grampus_uq import DataError, MissingDependencyError, ToolCall
 from grampus_uq.wire import read_arguments
 
 try:
     from pydantic_ai.messages import (
+        BaseToolCallPart,
         ModelMessage,
         ModelMessagesTypeAdapter,
         ModelResponse,
+        NativeToolCallPart,
+        NativeToolReturnPart,
         ToolCallPart,
         ToolReturnPart,
     )
@@ -24,16 +30,20 @@ except ImportError as error:
 
 __all__ = [
     "KEY",
+    "answered_parts",
     "as_messages",
     "carried_by",
     "carried_in",
     "carry",
     "find_part",
+    "means",
+    "native_calls",
     "open_calls",
+    "plain",
     "proposed_call",
     "tool_schema",
     "with_arguments",
-    "written_arguments",
+    "without_result",
 ]
 
 KEY = "grampus_uq"
@@ -79,42 +89,97 @@ def carry(messages: list[ModelMessage], snapshot: dict[str, Any]) -> None:
             messages[place] = replace(message, metadata=rest or None)
 
 
+def answered_parts(messages: Sequence[ModelMessage]) -> list[ToolCallPart]:
+    """The calls in the latest answer of the model."""
+    response = next((m for m in reversed(messages) if isinstance(m, ModelResponse)), None)
+    return [part for part in ([] if response is None else response.parts) if isinstance(part, ToolCallPart)]
+
+
 def open_calls(messages: Sequence[ModelMessage]) -> set[str]:
     """Ids of the latest answer's calls that have no result yet."""
-    done: set[str] = set()
-    for message in reversed(messages):
+    after = itertools.takewhile(lambda message: not isinstance(message, ModelResponse), reversed(messages))
+    done = {part.tool_call_id for message in after for part in message.parts if isinstance(part, ToolReturnPart)}
+    return {part.tool_call_id for part in answered_parts(messages)} - done
+
+
+def without_result(messages: list[ModelMessage], call_id: str) -> None:
+    """Take out what the framework answered to a call of the latest answer; messages are not changed."""
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
         if isinstance(message, ModelResponse):
-            return {part.tool_call_id for part in message.parts if isinstance(part, ToolCallPart)} - done
-        done |= {part.tool_call_id for part in message.parts if isinstance(part, ToolReturnPart)}
-    return set()
+            return
+        parts = [p for p in message.parts if not (isinstance(p, ToolReturnPart) and p.tool_call_id == call_id)]
+        messages[place : place + 1] = [replace(message, parts=parts)] if parts else []
 
 
-def written_arguments(part: ToolCallPart) -> dict[str, Any]:
-    """A call's arguments as the model wrote them; what is no JSON object is kept as one text, and marked."""
-    return read_arguments(part.args).values
+def proposed_call(part: BaseToolCallPart) -> ToolCall:
+    """A call as the model wrote it; arguments that are no JSON object are kept as one text, and marked."""
+    return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=read_arguments(part.args).values)
 
 
-def proposed_call(part: ToolCallPart) -> ToolCall:
-    """A call as the model wrote it."""
-    return ToolCall(id=part.tool_call_id, name=part.tool_name, arguments=written_arguments(part))
+def native_calls(response: ModelResponse) -> list[tuple[ToolCall, str | None]]:
+    """The calls that the provider ran itself, each with its result as far as the answer holds it."""
+    parts = response.parts
+    results = {p.tool_call_id: str(plain(p.content)) for p in parts if isinstance(p, NativeToolReturnPart)}
+    calls = [proposed_call(part) for part in parts if isinstance(part, NativeToolCallPart)]
+    return [(call, results.get(call.id)) for call in calls]
 
 
-def find_part(messages: Sequence[ModelMessage], call: ToolCallPart) -> ToolCallPart:
-    """The call as the model proposed it: what the framework hands over may already hold a human's arguments."""
+def find_part(messages: Sequence[ModelMessage], call_id: str, name: str) -> ToolCallPart | None:
+    """The call as it stands in the transcript; None where no answer of the model holds it."""
     for message in reversed(messages):
         parts = message.parts if isinstance(message, ModelResponse) else ()
-        same_id = [p for p in parts if isinstance(p, ToolCallPart) and p.tool_call_id == call.tool_call_id]
+        same_id = [p for p in parts if isinstance(p, ToolCallPart) and p.tool_call_id == call_id]
         if same_id:  # more than one where the model repeats its ids
-            return next((p for p in same_id if p.tool_name == call.tool_name and p.args == call.args), same_id[0])
-    return call
+            return next((p for p in same_id if p.tool_name == name), same_id[0])
+    return None
 
 
-def with_arguments(messages: list[ModelMessage], part: ToolCallPart, arguments: dict[str, Any]) -> None:
-    """Write a human's arguments into the call in the transcript; messages are not changed."""
-    for place, message in enumerate(messages):
-        if isinstance(message, ModelResponse) and any(p is part for p in message.parts):
-            changed = [replace(p, args=json.dumps(arguments)) if p is part else p for p in message.parts]
-            messages[place] = replace(message, parts=changed)
+def with_arguments(messages: list[ModelMessage], call: ToolCall, arguments: dict[str, Any]) -> None:
+    """Write a human's arguments into an open call in the transcript; messages are not changed."""
+    if call.id not in open_calls(messages):
+        return
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
+        if isinstance(message, ModelResponse):
+            parts = [replace(p, args=dict(arguments)) if _is(p, call) else p for p in message.parts]
+            messages[place] = replace(message, parts=parts)
+            return
+
+
+def _is(part: Any, call: ToolCall) -> TypeGuard[ToolCallPart]:
+    return isinstance(part, ToolCallPart) and proposed_call(part) == call
+
+
+def plain(value: Any) -> Any:
+    """A value of the framework or of a tool as JSON values."""
+    return to_jsonable_python(value, fallback=lambda other: getattr(other, "__dict__", None) or repr(other))
+
+
+def means(args: Any, arguments: Any, validator: Any, ctx: Any, *, of_output: bool = False) -> bool:
+    """True when `args` are what these arguments, as a model or a human wrote them, are validated to.
+
+    Of an output function's only argument `args` is the value alone.
+    """
+    try:
+        text = _text(plain(args))
+        if _alike(text, arguments, of_output):
+            return True
+        if validator is None:
+            return False
+        validated = validator.validate_json(_text(arguments), context=ctx.validation_context)
+        return _alike(text, plain(validated), of_output)
+    except (TypeError, ValueError, RecursionError):  # not valid, or no JSON
+        return False
+
+
+def _text(values: Any) -> str:
+    return json.dumps(values, sort_keys=True)
+
+
+def _alike(text: str, values: Any, of_output: bool) -> bool:
+    inner = list(values.values()) if of_output and isinstance(values, dict) and len(values) == 1 else []
+    return any(_text(value) == text for value in (values, *inner))
 
 
 def tool_schema(tool: ToolDefinition) -> dict[str, Any]:
