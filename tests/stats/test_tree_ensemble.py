@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.detector_bank import fit_boosting, read_trees
+from grampus_uq.fit.detector_bank import boosted_trees, fit_boosting, read_trees
 from grampus_uq.stats.tree_ensemble import TreeEnsemble, evaluate_many, evaluate_one, from_json, to_json
 
 STUMP: dict[str, Any] = {
@@ -38,6 +38,26 @@ def test_the_library_and_the_exported_trees_agree_to_1e_9(boosted: tuple[Any, An
     trees = read_trees(model)
     for rows in (x, fresh):
         np.testing.assert_allclose(evaluate_many(trees, rows), model.decision_function(rows.T), rtol=0, atol=1e-9)
+
+
+def test_trees_on_bins_are_the_library_s_own_where_each_value_has_one() -> None:
+    pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
+    rng = np.random.default_rng(5)
+    x = np.clip(np.round(rng.normal(size=(3, 900)), 1), -3.0, 3.0)  # 61 values at most
+    y, weight = x[0] * x[1] + rng.normal(size=900) > 0.2, rng.uniform(0.1, 1.0, 900)
+    assert boosted_trees(x, y, weight, [1, 0, 0]) == read_trees(fit_boosting(x, y, weight, [1, 0, 0]))
+
+
+@pytest.mark.parametrize("digits", [1, 2, 9])
+def test_many_values_are_parted_where_the_weight_is_and_fall_on_the_side_that_was_learned(digits: int) -> None:
+    pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
+    rng = np.random.default_rng(digits)
+    x, weight = np.round(rng.exponential(size=(2, 4000)) * 3.0, digits), rng.uniform(0.1, 1.0, 4000)
+    cut = np.quantile(x[0], 0.8)
+    y = x[0] <= cut
+    sure = evaluate_many(boosted_trees(x, y, weight, [0, 0]), x)
+    near = np.abs(np.argsort(np.argsort(x[0])) - 3200) < 3 * 4000 // 63  # a bin or two beside the cut
+    assert ((sure > 0.0) == y)[~near].all()
 
 
 def test_one_row_and_many_rows_agree_to_the_last_bit(boosted: tuple[Any, Any]) -> None:
