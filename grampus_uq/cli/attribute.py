@@ -32,6 +32,7 @@ from grampus_uq.cli.refused import naming_refused
 from grampus_uq.errors import DataError
 from grampus_uq.importers import read_failure_logs
 from grampus_uq.recording import runs
+from grampus_uq.recording.copies import distinct_runs
 
 __all__ = ["command"]
 
@@ -161,7 +162,7 @@ def _of_profile(path: Path) -> CalibratedAttribution | None:
 def _labelled(path: Path, tell: Callable[[str], None], refuse: Callable[[DataError], None]) -> list[LabelledTrajectory]:
     if not _is_recording(path):
         return read_labelled_failures(path, on_left_out=lambda error: tell(str(error)))
-    return labelled_recordings(runs(path, on_refused=refuse), lambda error: tell(str(error)))
+    return labelled_recordings(distinct_runs(path, on_refused=refuse), lambda error: tell(str(error)))
 
 
 def _is_recording(path: Path) -> bool:

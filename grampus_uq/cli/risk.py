@@ -102,10 +102,10 @@ def _read(
     settings: TracerSettings | None,
     refuse: Refused,
 ) -> Trajectories:
-    from grampus_uq.recording.runs import runs
+    from grampus_uq.recording.copies import distinct_runs
     from grampus_uq.recording.trajectories import labelled_trajectories
 
-    found: Iterator[Run] = runs(list(paths), on_refused=refuse)
+    found: Iterator[Run] = distinct_runs(list(paths), on_refused=refuse)
     if embedder is not None:
         found = _read_anew(found, embedder, model_dir, settings)
     return labelled_trajectories(found, task_key=task_key)

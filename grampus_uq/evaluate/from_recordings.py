@@ -20,6 +20,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.evaluate.forecast_runs import ForecastRuns, Use, stop_rows
 from grampus_uq.events import ObservationEvent, StepEvent
 from grampus_uq.parallel import Backend
+from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.records import StepUncertainty
@@ -46,7 +47,6 @@ class _Found:
 
     runs: int = 0
     ids: list[str] = field(default_factory=list)
-    places: list[tuple[str, int]] = field(default_factory=list)
     outcomes: array[float] = field(default_factory=lambda: array("d"))
     lengths: array[int] = field(default_factory=lambda: array("q"))
     streams: dict[str, array[float]] = field(default_factory=dict)
@@ -92,18 +92,12 @@ def read_recordings(
         The runs that may be scored, and the audit of all.
 
     Raises:
-        DataError: one session id in two places; without `on_refused` also a damaged recording, and steps that do not
+        DataError: without `on_refused`, a damaged recording, a run that lies in two files, and steps that do not
             follow each other.
     """
     found = _Found()
-    where: dict[str, str] = {}
     work = partial(_read_part, profile)
     for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
-        for session_id, (path, line) in zip(part.ids, part.places, strict=True):
-            if session_id in where:
-                reason = f"the session {session_id!r:.100} is also in {where[session_id]}: is a file copied?"
-                raise DataError(reason, path=path, line=line, field="session_id")
-            where[session_id] = path
         found.ids += part.ids
         found.outcomes += part.outcomes
         found.lengths += part.lengths
@@ -132,7 +126,6 @@ def _read_part(profile: Profile | None, runs: Iterator[Run], refuse: Refused | N
         found.audit[stop, use, why, success] += 1
         if use != "left out":
             found.ids.append(run.session_id)
-            found.places.append((run.path, run.line))
             found.outcomes.append(_NAN if use == "censored" or success is None else float(success))
             _take(found, run, again)
     return found
@@ -254,7 +247,7 @@ def _assembled(found: _Found) -> ForecastRuns:
     for name in sorted(found.streams):
         streams[name] = ForecastTraces(forecasts=_floats(found.streams.pop(name)), lengths=lengths)
     return ForecastRuns(
-        ids=tuple(found.ids),
+        ids=distinct_ids(found.ids),
         outcomes=_floats(found.outcomes),
         streams=streams,
         features=_floats(found.features).reshape(-1, len(FEATURES)),

@@ -11,7 +11,8 @@ from grampus_uq.attribution.labelled_recordings import labelled_recordings, name
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.profiles.options import FitOptions
 from grampus_uq.profiles.parts import Part
-from grampus_uq.recording.runs import Paths, Refused, runs
+from grampus_uq.recording.copies import distinct_runs
+from grampus_uq.recording.runs import Paths, Refused
 
 __all__ = ["fit_attribution"]
 
@@ -31,7 +32,7 @@ def fit_attribution(
         why = "No label names the step of an error."
         return None, Part(name=NAME, status="not fitted", why=why, needs=f"some twenty labelled failures ({_HOW})")
     refused: list[DataError] = []
-    told = (run for run in runs(paths, on_refused=on_refused) if names_a_step(run))
+    told = (run for run in distinct_runs(paths, on_refused=on_refused) if names_a_step(run))
     labelled = labelled_recordings(told, refused.append)
     plan = Plan(level=options.attribution_level, seed=options.seed)
     try:

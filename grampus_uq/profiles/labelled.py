@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,6 +22,7 @@ from grampus_uq.engine import advance
 from grampus_uq.events import StepEvent
 from grampus_uq.fit.detector_runs import DetectorRuns
 from grampus_uq.parallel import Backend
+from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.recording.standing import NO_OUTCOME, SELECTED, SUPERSEDED, standing
@@ -280,7 +281,7 @@ class _Columns:
         columns = zip(*self.rows, strict=True) if self.rows else ((),) * 7
         paths, good, weights, tasks, lengths, asks, has_call = columns
         return LabelledRuns(
-            ids=_different(self.ids),
+            ids=distinct_ids(self.ids),
             paths=tuple(paths),
             others=dict(self.others),
             untold=self.untold,
@@ -332,13 +333,3 @@ def _streams(event: StepEvent, seen: StepUncertainty) -> dict[str, float]:
         values |= {"fused": seen.fused_confidence, "propagated": seen.propagated_confidence}
     risk = confidence_of_risk(seen.trajectory_risk)
     return values if risk is None else {**values, "trajectory_risk": risk}
-
-
-def _different(ids: Sequence[str]) -> tuple[str, ...]:
-    """Ids that tell runs apart: a session that is in two files counts twice, as two runs."""
-    seen: Counter[str] = Counter()
-    found = []
-    for name in ids:
-        found.append(name if seen[name] == 0 else f"{name}#{seen[name]}")
-        seen[name] += 1
-    return tuple(found)

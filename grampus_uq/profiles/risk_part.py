@@ -11,7 +11,8 @@ from grampus_uq.fit.tracer_runs import LEAST_OF_EACH, fit_tracer_settings
 from grampus_uq.profiles.labelled import LabelledRuns
 from grampus_uq.profiles.options import FitOptions
 from grampus_uq.profiles.parts import Part
-from grampus_uq.recording.runs import Paths, Refused, runs
+from grampus_uq.recording.copies import distinct_runs
+from grampus_uq.recording.runs import Paths, Refused
 from grampus_uq.recording.trajectories import labelled_trajectories
 from grampus_uq.risk import TracerSettings
 from grampus_uq.state import Profile
@@ -41,7 +42,7 @@ def fit_risk(
         )
     base = bare.tracer or TracerSettings()
     learn = {name for name, chosen in zip(labelled.ids, ~held, strict=True) if chosen}
-    told = (run for run in runs(paths, on_refused=on_refused) if run.session_id in learn)
+    told = (run for run in distinct_runs(paths, on_refused=on_refused) if run.session_id in learn)
     try:
         found = fit_tracer_settings(labelled_trajectories(told, task_key=options.task_key), rng=rng, base=base)
     except ConfigurationError as error:

@@ -6,6 +6,7 @@ workers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from typing import Final, TypeVar
 
 from grampus_uq.errors import DataError
 from grampus_uq.parallel import Backend, in_order
+from grampus_uq.recording.copies import Copies, copies, without_copies
 from grampus_uq.recording.packed import is_packed, row_groups
 from grampus_uq.recording.reader import TornLine, report
 from grampus_uq.recording.rotation import with_later_parts
@@ -44,10 +46,13 @@ def over_parts(
 ) -> Iterator[Result]:
     """Yield `work(runs of a part, on_refused)` for each part of files and folders, in order (`parallel.in_order`).
 
-    A file that cannot be read ends at its fault, and a run that `work` hands to the function it is given is left out:
-    both are told to `on_refused`, in order, after their part. Without `on_refused` the first fault is raised.
+    A file that cannot be read ends at its fault, a run that lies in two files counts once (`copies`), and a run that
+    `work` hands to the function it is given is left out: all are told to `on_refused`, in order, after their part.
+    Without `on_refused` the first fault is raised.
     """
-    parts = recording_parts(paths, on_refused=on_refused)
+    files = paths if isinstance(paths, str | os.PathLike) else list(paths)
+    known = copies(files)
+    parts = ((part, _of_part(known, part)) for part in recording_parts(files, on_refused=on_refused))
     one = partial(_worked, work, on_refused is not None)
     for result, refused in in_order(one, parts, workers=workers, backend=backend):
         for error in refused:
@@ -56,11 +61,16 @@ def over_parts(
 
 
 def _worked(
-    work: Callable[[Iterator[Run], Refused | None], Result], goes_on: bool, part: RecordingPart
+    work: Callable[[Iterator[Run], Refused | None], Result], goes_on: bool, given: tuple[RecordingPart, Copies]
 ) -> tuple[Result, list[DataError]]:
+    part, known = given
     refused: list[DataError] = []
     take = refused.append if goes_on else None
-    return work(runs_of_part(part, on_refused=take), take), refused
+    return work(without_copies(runs_of_part(part, on_refused=take), known, take), take), refused
+
+
+def _of_part(known: Copies, part: RecordingPart) -> Copies:
+    return {file: known[file] for file in map(os.fspath, part.files) if file in known}
 
 
 def recording_parts(

@@ -107,8 +107,22 @@ def recording_files(paths: Paths) -> Iterator[Path]:
 
     Of a folder these are its `*.jsonl`, and those of its `*.parquet` that are packed recordings (tables are not).
     The later parts of a rotated recording belong to its first file and are not yielded by themselves. Links to folders
-    are not followed, hidden files not taken. Raises DataError for a path that does not exist.
+    are not followed, hidden files not taken. A file that is there twice, by another name too, comes once. Raises
+    DataError for a path that does not exist.
     """
+    met: set[tuple[int, int]] = set()
+    for path in _recording_files(paths):
+        try:
+            found = path.stat()
+        except OSError:
+            yield path  # its reader says what is wrong with it
+            continue
+        if (found.st_dev, found.st_ino) not in met:
+            met.add((found.st_dev, found.st_ino))
+            yield path
+
+
+def _recording_files(paths: Paths) -> Iterator[Path]:
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
         start = Path(given)
         if start.is_dir():

@@ -97,7 +97,7 @@ def test_a_reading_named_like_a_derived_stream_does_not_take_its_place(tmp_path:
     assert streams["fused"].forecasts.tolist() == pytest.approx([0.6])
 
 
-def test_one_session_in_two_files_is_refused_by_both_places(tmp_path: Path) -> None:
+def test_a_run_in_two_files_is_refused_by_both_places(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", events("s", ONE, True))
     write(tmp_path / "b.jsonl", events("s", ONE, True))
     with pytest.raises(DataError, match=r"b\.jsonl:1.*'s' is also in .*a\.jsonl"):

@@ -1,0 +1,131 @@
+"""Which recorded runs are copies of others: a run counts once, in however many folders it lies.
+
+Two runs of different files are one if they have the same session id and nothing but labels tells them apart, or one
+breaks off where the other goes on. The one that goes on longest counts; of equal ones that with more labels, then the
+first. Runs of one id that differ in anything else are different runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from grampus_uq.errors import DataError
+from grampus_uq.events import OutcomeEvent
+from grampus_uq.recording.codec import encode
+from grampus_uq.recording.reader import raw_lines
+from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs, runs_of_file
+
+__all__ = ["Copies", "copies", "distinct_ids", "distinct_runs", "without_copies"]
+
+Copies = dict[str, dict[int, DataError]]
+"""By file and line where a copy begins: what to say of it."""
+
+_ID = re.compile(rb'"session_id"\s*:\s*("(?:[^"\\]|\\.)*")')
+
+
+def distinct_runs(paths: Paths, *, on_refused: Refused | None = None) -> Iterator[Run]:
+    """Yield what `runs` does, each run once; a copy is given to `on_refused`, or raised without it."""
+    given = paths if isinstance(paths, str | os.PathLike) else list(paths)
+    return without_copies(runs(given, on_refused=on_refused), copies(given), on_refused)
+
+
+def without_copies(found: Iterator[Run], known: Copies, on_refused: Refused | None) -> Iterator[Run]:
+    """Yield the runs that are no copies; what is said of a copy is given to `on_refused`, or raised without it."""
+    for run in found:
+        copy = known.get(run.path, {}).get(run.line)
+        if copy is None:
+            yield run
+        else:
+            refuse_to(on_refused, copy)
+
+
+def distinct_ids(ids: Sequence[str]) -> tuple[str, ...]:
+    """Ids that tell runs apart: `#1` behind that of a second run of one session id, and so on."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in ids:
+        found.append(name if seen[name] == 0 else f"{name}#{seen[name]}")
+        seen[name] += 1
+    return tuple(found)
+
+
+def copies(paths: Paths) -> Copies:
+    """Find the copies under files and folders. Only files that share a session id are read as more than bytes."""
+    files = [os.fspath(path) for path in recording_files(paths)]
+    first: dict[str, str] = {}
+    shared: dict[str, dict[str, None]] = {}
+    for file in files if len(files) > 1 else ():
+        for name in _session_ids(file):
+            if (other := first.setdefault(name, file)) != file:
+                shared.setdefault(name, {other: None})[file] = None
+    told: dict[str, list[_Told]] = {}
+    for file in dict.fromkeys(file for places in shared.values() for file in places):
+        for run in refusing(runs_of_file(Path(file), on_torn=lambda torn: None), lambda error: None):
+            if run.session_id in shared:
+                told.setdefault(run.session_id, []).append(_told(run))
+    result: Copies = {}
+    for name, same in told.items():
+        for copy, path in _copied(sorted(same, key=lambda one: (-len(one.so_far), -one.labels, one.path, one.line))):
+            reason = f"the session {name!r:.100} is also in {path}, and a run counts once."
+            error = DataError(reason, path=copy.path, line=copy.line, field="session_id")
+            result.setdefault(copy.path, {})[copy.line] = error
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """Where a run is, digests of it up to each event that is no label, and how many labels it has."""
+
+    path: str
+    line: int
+    so_far: dict[bytes, None]
+    labels: int
+
+
+def _told(run: Run) -> _Told:
+    digest, labels = hashlib.blake2b(digest_size=16), 0
+    so_far: dict[bytes, None] = {}
+    for event in run.events:
+        if isinstance(event, OutcomeEvent) and event.outcome.labelled_by is not None:
+            labels += 1
+        else:
+            digest.update(encode(event))
+            so_far[digest.digest()] = None
+    return _Told(path=run.path, line=run.line, so_far=so_far, labels=labels)
+
+
+def _copied(told: list[_Told]) -> Iterator[tuple[_Told, str]]:
+    """Each copy, and the file of the run that it is one of; `told` begins with those that go on longest."""
+    seen: dict[bytes, str] = {}
+    for one in told:
+        whole = seen.get(next(reversed(one.so_far), b""), one.path)
+        if whole != one.path:
+            yield one, whole
+        else:
+            for digest in one.so_far:
+                seen.setdefault(digest, one.path)
+
+
+def _session_ids(path: str) -> set[str]:
+    found: set[bytes] = set()
+    try:
+        for _, line in raw_lines(path):
+            if isinstance(line, bytes) and (quoted := _ID.search(line)):
+                found.add(quoted[1])
+    except DataError:
+        pass  # whoever reads the runs is told of it
+    return {name for text in found if (name := _text(text)) is not None}
+
+
+def _text(quoted: bytes) -> str | None:
+    try:
+        return str(json.loads(quoted))
+    except ValueError:
+        return None
