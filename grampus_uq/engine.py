@@ -31,7 +31,7 @@ from grampus_uq.vocabulary import (
     UncertaintyLevel,
     UncertaintySource,
 )
-from grampus_uq.worst_case import Streams, streams_of, worst_case_step
+from grampus_uq.worst_case import Streams, lacks, streams_of, worst_case_step
 
 __all__ = ["advance", "judge_call"]
 
@@ -74,10 +74,11 @@ def advance(
         streams = streams_of(seen.values, seen.semantic, fused, propagated, confidence_of_risk(risk))
     if profile.calibration is not None:
         chance = profile.calibration(streams)
+    worst_case, risk_due = state.worst_case, no_risk in _UNREADABLE
     if profile.detector is not None and not is_call:
         streams["p_success"] = chance
         alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, streams)
-    worst_case, risk_due = state.worst_case, no_risk in _UNREADABLE
+        seen.due = seen.due or bool(lacks(profile.detector, streams))
     if worst_case is not None or seen.due or risk_due or profile.calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
     turns, turn = _turns_after(state, step, seen, fused, chance, propagated, worst_case)

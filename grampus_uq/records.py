@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, ParamSpec, SupportsFloat, TypeVar
@@ -246,17 +246,18 @@ def _as_float(source: str, value: object) -> float:
     raise ValueError(f"A reading of {source!r} must be a number or None. Got {value!r:.200}.")
 
 
-def worst_values(readings: Sequence[Reading]) -> tuple[dict[str, float], list[str]]:
+def worst_values(readings: Sequence[Reading], always: Collection[str] = ()) -> tuple[dict[str, float], list[str]]:
     """The values by source, with 0 for each reading that was due and did not come; and which those are, with reasons.
 
-    They keep the order of the readings, so that sums over them are rounded as those over the readings that came.
+    Of the sources `always` a reading is due whatever the reason. Values keep the order of the readings, so that sums
+    over them are rounded as those over the readings that came.
     """
     values: dict[str, float] = {}
     unread: list[str] = []
     for reading in readings:
         value = reading.value
         if value is None:
-            if reading.reason in NOT_DUE:
+            if reading.reason in NOT_DUE and reading.source not in always:
                 continue
             unread.append(f"{reading.source}: {reading.reason}")
             value = 0.0

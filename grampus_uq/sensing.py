@@ -203,8 +203,7 @@ class SensingPlan:
         else:
             readings = await self._fast(step, given)
             context = self._context(self.slow, given)  # its clock starts after the fast path
-        fitted = () if profile.calibration is None else profile.calibration.without_gaps
-        if self.slow.source in fitted or profile.estimator.needs_sampling((*instant, *readings)):
+        if self.slow.source in profile.always_there or profile.estimator.needs_sampling((*instant, *readings)):
             readings.append(await self._slow(step, self.slow, context, drawn))
         elif context.calls:
             unused = Reading(source=self.slow.source, value=None, reason=MissingReason.NOT_NEEDED)

@@ -89,6 +89,14 @@ class Profile(Configuration):
         return frozenset(used) if self.calibration is None else frozenset(used | set(self.calibration.moved_by))
 
     @property
+    def always_there(self) -> frozenset[str]:
+        """The streams, counts aside, that no step lacked when calibration or detector was fitted."""
+        parts = (() if self.calibration is None else self.calibration.without_gaps) + (
+            () if self.detector is None else self.detector.always_there
+        )
+        return frozenset(name for name in parts if not is_count(name))
+
+    @property
     def fitted(self) -> bool:
         """True when any part of it was learned from runs."""
         return any(part is not None for part in (self.detector, self.calibration, self.release, self.tracer))

@@ -13,8 +13,9 @@ from grampus_uq.alarm import alarm_step
 from grampus_uq.propagator import propagated_by
 from grampus_uq.records import Reading, worst_values
 from grampus_uq.state import Profile, SessionState, WorstCase
+from grampus_uq.stats.eprocess import Detector
 
-__all__ = ["Streams", "streams_of", "worst_case_step"]
+__all__ = ["Streams", "lacks", "streams_of", "worst_case_step"]
 
 Streams = dict[str, float | None]
 
@@ -35,6 +36,11 @@ def streams_of(
     return streams
 
 
+def lacks(detector: Detector, streams: Streams) -> list[str]:
+    """The detector's streams that a step of the model lacks, and that no step lacked when it was fitted."""
+    return [name for name in detector.always_there if streams.get(name) is None]
+
+
 def worst_case_step(
     profile: Profile,
     state: SessionState,
@@ -48,15 +54,17 @@ def worst_case_step(
     """The worst case after a step, of which `fused` and `streams` are known; None while it is the belief itself.
 
     Due is every reading that is missing for a reason beside those of `NOT_DUE`; TRACER's risk where its texts could not
-    be read (`risk_due`); and, on a step of the model, every stream without which the calibration was never fitted.
+    be read (`risk_due`); and, on a step of the model, every stream that no step lacked in the fit.
     """
     known: SessionState | WorstCase = state if state.worst_case is None else state.worst_case
-    values, unread = worst_values(readings)
+    senses = bool(streams) and kind != "tool_call"
+    always = profile.always_there if senses else ()
+    values, unread = worst_values(readings, always)
     semantic = values.pop("semantic_entropy", None)
     least = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), semantic)
     propagated, believed, memory = propagated_by(profile.propagator, least, kind, known.cumulative, known.memory)
     alarm, chance = known.alarm, known.p_success
-    if streams and kind != "tool_call":
+    if senses:
         risk = 0.0 if risk_due else streams["trajectory_risk"]
         found = streams_of(values, semantic, least, propagated, risk)
         if profile.calibration is not None:
@@ -66,7 +74,10 @@ def worst_case_step(
                     unread.append(f"{name}: not read")
             chance = profile.calibration(found)
         if profile.detector is not None:
-            alarm, _ = alarm_step(profile.detector, alarm, state.session_id, {**found, "p_success": chance})
+            found["p_success"] = chance
+            lacking = lacks(profile.detector, found)
+            unread += [f"{name}: not read" for name in lacking]
+            alarm, _ = alarm_step(profile.detector, alarm, state.session_id, {**found, **dict.fromkeys(lacking, 0.0)})
         unread += ["trajectory_risk: not read"] if risk_due else []
     if state.worst_case is None and (not unread or (least == fused and not streams)):
         return None

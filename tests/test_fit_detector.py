@@ -497,6 +497,22 @@ def test_wrong_arguments_name_the_parameter(call: Any, message: str) -> None:
         call(_runs(28, 30))
 
 
+@pytest.mark.parametrize("fit", [fit_detector, fit_budget, fit_paper])
+def test_a_detector_says_which_streams_no_step_of_its_runs_lacked(fit: Any) -> None:
+    rows = _rows(_rng(1), 60)
+    whole, broken = np.array(rows["scores"]), np.array(rows["scores"])
+    broken[7] = math.nan
+    for columns, always in ({"a": whole}, ("a",)), ({"a": broken}, ()), ({"a": broken, "b": whole}, ("b",)):
+        if fit is fit_paper and len(columns) > 1:
+            continue
+        scores = np.column_stack(list(columns.values()))
+        runs = detector_runs(**{**rows, "scores": scores}, streams=tuple(columns))
+        given = {"members": QUICK} if fit is fit_detector else {}
+        detector = fit(runs, rng=_rng(), **given).detector
+        assert detector.without_gaps == detector.always_there == always
+        assert detector_from_json(json.loads(json.dumps(detector_to_json(detector)))) == detector
+
+
 def test_unlabelled_runs_are_sent_to_the_budget() -> None:
     rows = _rows(_rng(29), 20)
     del rows["outcomes"]

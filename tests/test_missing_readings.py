@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from grampus_uq.release import ReleaseRule
 from grampus_uq.state import state_from_json, state_to_json
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_baselines import running_minimum
+from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel
@@ -90,15 +93,22 @@ def fusions(draw: Any) -> LogisticFusion:
 
 
 @st.composite
-def detectors(draw: Any, others: tuple[str, ...] = ()) -> Detector:
-    streams = draw(
-        st.lists(st.sampled_from([*FEW, "fused", "propagated", *others]), min_size=1, max_size=2, unique=True)
-    )
+def detectors(
+    draw: Any, others: tuple[str, ...] = (), sources: Sequence[str] = (*FEW, "fused", "propagated")
+) -> Detector:
+    streams = draw(st.lists(st.sampled_from([*sources, *others]), min_size=1, max_size=2, unique=True))
     stream = draw(st.integers(0, len(streams) - 1))
     neutral = tuple(draw(st.floats(0.3, 0.95)) for _ in streams)
     scorer = running_minimum(bounded=(True,) * len(streams), neutral=neutral, stream=stream)
     threshold = ville_threshold(draw(st.floats(0.1, 0.8)))
-    return Detector(streams=tuple(streams), scorer=scorer, thresholds=(threshold,), deployed=0, salt="s")
+    return Detector(
+        streams=tuple(streams),
+        scorer=scorer,
+        thresholds=(threshold,),
+        deployed=0,
+        salt="s",
+        without_gaps=draw(st.none() | st.just(())),
+    )
 
 
 @st.composite
@@ -179,6 +189,60 @@ def test_no_missing_and_no_lower_reading_turns_a_pause_of_an_irreversible_call_i
         assert after.action.stops or not before.action.stops, (before.reasoning, after.reasoning)
 
     law()
+
+
+@st.composite
+def detectors_and_gaps(draw: Any) -> tuple[Detector, Run, Run]:
+    """A detector, a run without gaps, and the same with gaps of every reason in what the detector never lacked."""
+    detector = draw(detectors(sources=FEW[1:]))
+    always = draw(st.none() | st.lists(st.sampled_from(detector.streams), unique=True).map(tuple))
+    detector = replace(detector, without_gaps=always)
+    values = st.fixed_dictionaries(dict.fromkeys(FEW, good | unit))
+    run: Run = draw(st.lists(st.tuples(kinds.filter(lambda kind: kind != "tool_call"), values), min_size=1, max_size=3))
+    gap = st.none() | st.sampled_from(sorted(MissingReason))
+    gaps = [{name: draw(gap) for name in (detector.streams if always is None else always)} for _ in run]
+    less: Run = [
+        (kind, {name: missing.get(name) or value for name, value in found.items()})
+        for (kind, found), missing in zip(run, gaps, strict=True)
+    ]
+    return detector, run, less
+
+
+@settings(max_examples=300)
+@given(policies, detectors_and_gaps())
+def test_a_stream_that_the_detector_never_lacked_counts_as_the_worst_when_it_is_missing_whatever_the_reason(
+    policy, drawn
+):
+    detector, run, less = drawn
+    profile = Profile(policy=policy, detector=detector, estimator=UncertaintyEstimator(extra_weights={"mine": 1.0}))
+    before, after = paid(profile, told(profile, run)[0]), paid(profile, told(profile, less)[0])
+    assert after.action.stops or not before.action.stops, (before.reasoning, after.reasoning)
+
+
+@pytest.mark.parametrize("always", [None, ("p_true",), ()])
+@pytest.mark.parametrize("reason", sorted(MissingReason))
+def test_with_a_detector_alone_a_call_waits_whose_turn_lacks_a_stream_that_no_fitted_step_lacked(always, reason):
+    scorer = running_minimum(bounded=(True,), neutral=(0.8,))
+    detector = Detector(
+        streams=("p_true",),
+        scorer=scorer,
+        thresholds=(ville_threshold(0.1),),
+        deployed=0,
+        salt="s",
+        without_gaps=always,
+    )
+    profile = Profile(policy=POLICY, detector=detector_from_json(json.loads(json.dumps(detector_to_json(detector)))))
+    good_turn = ("llm_call", {"verbalized": 1.0, "p_true": 0.99})
+    whole, _ = told(profile, [good_turn, good_turn])
+    assert paid(profile, whole).action is Action.PROCEED
+    state, _ = told(profile, [good_turn, ("llm_call", {"verbalized": 1.0, "p_true": reason})])
+    decided = paid(profile, state)
+    if always == () and reason in NOT_DUE:  # its absence was calibrated
+        assert decided.action is Action.PROCEED
+        return
+    assert (decided.action, decided.rule) == (Action.PAUSE_FOR_HUMAN, "missing_evidence")
+    assert "p_true: " in decided.reasoning
+    assert not judge_call(profile, state, "look").action.stops
 
 
 @given(estimators, st.sampled_from(["guide", "saup", "auq"]), st.data())

@@ -181,7 +181,7 @@ def fit_budget(
         raise ConfigurationError.of("detector", "fit_budget", f"of the streams {runs.streams}", detector.streams)
     scorer = untrained(replace(runs, success=None)) if detector is None else detector.scorer
     salt = rng.bytes(12).hex()
-    runs = runs.take(runs.drawn(rng))
+    fitted, runs = runs, runs.take(runs.drawn(rng))
     ties = np.array([tie_uniform(run, salt) for run in runs.ids])
     bare = _bare(runs.streams, scorer, salt)
     peaks = log_peaks(bare, runs.blocks)
@@ -195,6 +195,7 @@ def fit_budget(
             deployed=wanted.index(share),
             salt=salt,
             null_peaks=_sorted_pairs(peaks, ties),
+            without_gaps=fitted.without_gaps,
         ),
         report=FitReport(
             counts={"run": len(runs)},
@@ -249,6 +250,7 @@ def fit_paper(
             deployed=detector.deployed,
             salt=detector.salt,
             null_peaks=detector.null_peaks,
+            without_gaps=detector.without_gaps,
         ),
         report=FitReport(
             counts={"success": successes, "failure": len(runs) - successes, **runs.excluded},
@@ -341,6 +343,7 @@ def _calibrated(
         deployed=wanted.index(alpha),
         salt=salt,
         null_peaks=_sorted_pairs(peaks, ties),
+        without_gaps=runs.without_gaps,
     )
 
 

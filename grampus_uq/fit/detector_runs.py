@@ -65,6 +65,13 @@ class DetectorRuns:
         """The runs in the layout that the statistics read; runs are numbered as here."""
         return step_blocks(self.values, self.lengths)
 
+    @property
+    def without_gaps(self) -> tuple[str, ...]:
+        """The streams that no step lacks."""
+        return tuple(
+            name for name, column in zip(self.streams, self.values.T, strict=True) if not np.isnan(column).any()
+        )
+
     def take(self, chosen: npt.ArrayLike) -> DetectorRuns:
         """The runs of these indices (or this mask), in ascending order, each once."""
         mask = np.zeros(len(self.ids), dtype=np.bool_)

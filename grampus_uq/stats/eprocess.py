@@ -61,6 +61,7 @@ class Detector:
         salt: makes this detector's tie-breaking draws its own.
         null_peaks: (log peak, draw) of the successful runs held out for the thresholds, ascending; further levels are
             read off it, and it starts the watch on exchangeability.
+        without_gaps: streams that no step of the runs it was fitted on lacked; None where that was not written down.
         bounded: (derived) True for the streams whose scores have to be probabilities.
     """
 
@@ -70,6 +71,7 @@ class Detector:
     deployed: int
     salt: str
     null_peaks: tuple[tuple[float, float], ...] = ()
+    without_gaps: tuple[str, ...] | None = None
     bounded: tuple[bool, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +86,13 @@ class Detector:
             raise ConfigurationError.of("null_peaks", "Detector", "pairs (log peak, draw in [0, 1])", self.null_peaks)
         if list(self.null_peaks) != sorted(self.null_peaks):
             raise ConfigurationError.of("null_peaks", "Detector", "in ascending order", self.null_peaks)
+        if not set(self.always_there) <= set(self.streams):
+            raise ConfigurationError.of("without_gaps", "Detector", f"some of {self.streams}", self.without_gaps)
+
+    @property
+    def always_there(self) -> tuple[str, ...]:
+        """The streams whose absence was never calibrated: those without gaps, or all where nobody wrote them down."""
+        return self.streams if self.without_gaps is None else self.without_gaps
 
     @property
     def threshold(self) -> Threshold:

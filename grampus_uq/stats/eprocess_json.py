@@ -26,6 +26,7 @@ def detector_to_json(detector: Detector) -> dict[str, Any]:
         "deployed": detector.deployed,
         "salt": detector.salt,
         "null_peaks": [[read.written(peak), tie] for peak, tie in detector.null_peaks],
+        **({} if detector.without_gaps is None else {"without_gaps": list(detector.without_gaps)}),
     }
 
 
@@ -36,7 +37,10 @@ def detector_from_json(data: Any) -> Detector:
         ConfigurationError: another format, a key missing or unknown, a value of the wrong kind, a broken rule.
     """
     keys = {"format", "streams", "scorer", "thresholds", "deployed", "salt", "null_peaks"}
+    if isinstance(data, Mapping) and "without_gaps" in data:  # unknown to older versions
+        keys.add("without_gaps")
     fields = read.mapping(data, "data", keys)
+    known = "without_gaps" in fields
     if fields["format"] != FORMAT:
         way_out = "a newer version wrote it? upgrade; otherwise fit again"
         raise ConfigurationError.of("format", "Detector", f"{FORMAT}", fields["format"], way_out)
@@ -47,6 +51,7 @@ def detector_from_json(data: Any) -> Detector:
         deployed=read.whole(fields["deployed"], "deployed"),
         salt=read.text(fields["salt"], "salt"),
         null_peaks=read.items(fields["null_peaks"], "null_peaks", _peak),
+        without_gaps=read.items(fields["without_gaps"], "without_gaps", read.text) if known else None,
     )
 
 

@@ -335,3 +335,16 @@ def test_the_draw_of_a_run_depends_on_its_id_and_the_salt_and_is_uniform() -> No
     draws = np.sort([tie_uniform(f"run-{i}", "salt") for i in range(4000)])
     gap = np.abs(draws - (np.arange(4000) + 0.5) / 4000).max()
     assert gap < 1.95 / math.sqrt(4000)  # Kolmogorov: exceeded with probability .001
+
+
+def test_a_detector_stored_without_its_gaps_is_read_and_written_as_it_was_and_taken_to_have_had_none() -> None:
+    old = detector_to_json(_detector("per step"))
+    assert "without_gaps" not in old
+    read = detector_from_json(json.loads(json.dumps(old)))
+    assert read.always_there == read.streams == ("score",)
+    assert detector_to_json(read) == old
+
+
+def test_gaps_are_of_the_detectors_own_streams() -> None:
+    with pytest.raises(ConfigurationError, match="without_gaps"):
+        detector_from_json({**detector_to_json(_detector("per step")), "without_gaps": ["another"]})
