@@ -92,7 +92,8 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
     async def work(ledger: Ledger) -> tuple[float, list[tuple[ApprovalRequest, list[ApprovalDecision]]]]:
         sessions = await ledger.pending(agent)
         requests = [request for session in sessions for request in session.requests if request.child_session is None]
-        return ledger.now_s(), [(r, [d for d, _ in await ledger.decisions(r.id)]) for r in requests]
+        arrived = await ledger.decisions([request.id for request in requests])
+        return ledger.now_s(), [(r, [decision for decision, _ in arrived[r.id]]) for r in requests]
 
     now_s, found = _with_ledger(url, work)
     if as_json:
@@ -128,7 +129,7 @@ def show(request_id: str, url: str, as_json: bool) -> None:
 
     async def work(ledger: Ledger) -> tuple[AgentState, ApprovalRequest, list[ApprovalDecision], list[str]]:
         state, request = await ledger.find_request(request_id)
-        decisions = [decision for decision, _ in await ledger.decisions(request.id)]
+        decisions = [decision for decision, _ in (await ledger.decisions([request.id]))[request.id]]
         return state, request, decisions, await _refusals(ledger, request)
 
     state, request, decisions, refusals = _with_ledger(url, work)
@@ -259,7 +260,7 @@ def _decide(
         if signer is not None:
             decision = signer.sign(decision)
         ApprovalPolicy().check(request, decision, now_s=ledger.now_s())
-        before = [other for other, _ in await ledger.decisions(request.id)]
+        before = [other for other, _ in (await ledger.decisions([request.id]))[request.id]]
         await ledger.decide(decision)
         return request, decision, before
 

@@ -64,9 +64,9 @@ async def take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDec
     for decision in given:
         await ledger.decide(decision)
     outcomes: list[tuple[_Open, tuple[ApprovalDecision, ...]]] = []
+    arrived = await ledger.decisions(list(waiting))
     for one in waiting.values():
-        arrived = await ledger.decisions(one.request.id)
-        deciding, refused = approvals.holding(one.request, arrived, turn.gate.problem)
+        deciding, refused = approvals.holding(one.request, arrived[one.request.id], turn.gate.problem)
         for decision, why in refused:
             await hold.note("decision_refused", {"request": one.request.id, "of": decision.principal, "why": why})
         if deciding:

@@ -233,15 +233,18 @@ class Ledger:
         except SessionConflictError:
             return  # this very decision is there
 
-    async def decisions(self, request_id: str) -> list[Arrived]:
-        """What is stored on a request, and when it arrived, by the store's clock; the unreadable counts for nothing."""
-        found: list[Arrived] = []
-        for document in await self.store.scan("decision", prefix=f"{quote(request_id, safe='')}/"):
+    async def decisions(self, request_ids: Sequence[str]) -> dict[str, list[Arrived]]:
+        """What is stored on each, and when it arrived, by the store's clock; the unreadable counts for nothing."""
+        parents = {quote(request_id, safe=""): request_id for request_id in request_ids}
+        found: dict[str, list[Arrived]] = {request_id: [] for request_id in request_ids}
+        for document in await self.store.children("decision", list(parents)):
+            request_id = parents[document.key.partition("/")[0]]
             try:
-                content = json.loads(document.body)
-                found.append((ApprovalDecision.model_validate(content["decision"]), document.written_s))
+                decision = ApprovalDecision.model_validate(json.loads(document.body)["decision"])
             except (ValueError, KeyError, TypeError, RecursionError):
                 _log.warning("a stored decision on request %s cannot be read: it counts for nothing", request_id[:40])
+                continue
+            found[request_id].append((decision, document.written_s))
         return found
 
     # -- grants ---------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 
 from grampus_uq.errors import StoreError
-from grampus_uq.gate.call import CallRecord, settled
+from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import Message, TokenUsage, ToolCall
 from grampus_uq.runtime.transcript import Transcript
@@ -189,6 +190,13 @@ class AgentState(BaseModel):
             )
 
 
+class _Asking(BaseModel):
+    """Of a call's record what it asks."""
+
+    phase: CallPhase = CallPhase.NEW
+    requests: tuple[ApprovalRequest, ...] = ()
+
+
 class Standing(BaseModel):
     """Where a stored session stands: the part of its state that lists of sessions need, read without the rest."""
 
@@ -198,7 +206,7 @@ class Standing(BaseModel):
     agent_id: str
     session_id: str
     status: AgentStatus
-    turn: list[CallRecord] = Field(default_factory=list)
+    turn: list[_Asking] = Field(default_factory=list)
     review: list[ApprovalRequest] = Field(default_factory=list)
     worker: str | None = None
     lease_s: float = 0.0
@@ -210,9 +218,9 @@ class Standing(BaseModel):
         return pending(self.review, self.turn)
 
 
-def pending(review: list[ApprovalRequest], turn: list[CallRecord]) -> list[ApprovalRequest]:
+def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _Asking]) -> list[ApprovalRequest]:
     """Everything that waits for a decision: the run's own requests, then those of its calls."""
-    return [*review, *(request for record in turn if record.waiting for request in record.requests)]
+    return [*review, *(request for call in turn if call.phase is CallPhase.WAITING for request in call.requests)]
 
 
 def read_standing(body: str) -> Standing:

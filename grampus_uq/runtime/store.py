@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Final, Protocol, runtime_checkable
 from urllib.parse import urlsplit
 
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, StoreError
 
 __all__ = [
     "GENESIS",
@@ -29,6 +30,7 @@ __all__ = [
     "SessionStore",
     "after_prefix",
     "chained",
+    "check_schema",
     "link",
     "open_store",
 ]
@@ -145,6 +147,13 @@ class SessionStore(Protocol):
         """
         ...
 
+    async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
+        """The documents whose key begins with one of these and a slash; the stores of this package ask once for all.
+
+        No parent is within another.
+        """
+        return [found for parent in parents for found in await self.scan(kind, prefix=f"{parent}/")]
+
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         """The entries of a log from `start` on."""
         ...
@@ -192,6 +201,12 @@ def after_prefix(prefix: str) -> str | None:
         return None
     following = ord(stem[-1]) + 1
     return stem[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)
+
+
+def check_schema(version: int) -> None:
+    """Raise StoreError for a store that a newer release has migrated."""
+    if version > SCHEMA_VERSION:
+        raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
 
 
 def open_store(url: str, *, create: bool = True) -> SessionStore:

@@ -73,9 +73,8 @@ async def commands(name: str, store: SessionStore, sessions: int, waiting: int) 
         await ledger.decide(found.decide("approve", principal="ann"))
 
     async def with_decisions() -> None:
-        for session in await ledger.pending():
-            for request in session.requests:
-                await ledger.decisions(request.id)
+        sessions = await ledger.pending()
+        await ledger.decisions([request.id for session in sessions for request in session.requests])
 
     cases: list[tuple[str, Callable[[], Awaitable[Any]]]] = [
         ("list", ledger.pending),

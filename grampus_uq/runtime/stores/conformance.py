@@ -116,6 +116,9 @@ async def _scans(stores: Sequence[SessionStore]) -> None:
     _holds(await keys("open", prefix="p/") == ["p/1"], "a scan selects by label and prefix together")
     _holds(await keys(limit=2) == ["P/0", "p"], "a scan gives no more than was asked for")
     _holds(await keys("open", after="p", limit=1) == ["p/1"], "a scan goes on behind a key")
+    below = [document.key for document in await second.children("lab", ["P", "missing", "p"])]
+    _holds(below == ["P/0", "p/1", "p/2"], "the children of several keys are those behind their slashes")
+    _holds(await second.children("lab", []) == [], "no keys have no children")
     await first.put("lab", "p/1", "{}", expected=1, label="shut")
     _holds(await keys("open") == ["P/0", "p", "q/1"], "a document is not found by a label that it had before")
     _holds(await keys("shut") == ["p/1", "p/2"], "a document is found by its new label")

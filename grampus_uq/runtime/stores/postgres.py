@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -13,12 +12,10 @@ from grampus_uq.runtime.store import (
     Append,
     Change,
     Delete,
-    Document,
     Put,
-    SessionStore,
-    after_prefix,
+    check_schema,
 )
-from grampus_uq.runtime.stores._thread import StoreThread
+from grampus_uq.runtime.stores._sql import SQLStore
 
 __all__ = ["PostgresStore"]
 
@@ -95,94 +92,31 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         _WRITE,
     ),
 )
-_COLUMNS = "SELECT kind, key, version, label, body, written_s, extract(epoch FROM clock_timestamp())::float8"
 
 
-class PostgresStore(SessionStore):
+class PostgresStore(SQLStore):
     """Documents and logs in three tables (`grampus_documents`, `grampus_logs`, `grampus_schema`); the server's clock.
 
-    Calls run on one connection in worker threads, so asyncio and trio both work; a broken connection is opened again on
-    the next call. The password in the URL never reaches an error message.
+    Calls run on one connection; a broken one is opened again on the next call. The password in the URL never reaches an
+    error message.
     """
 
+    _documents, _logs = "grampus_documents", "grampus_logs"
+    _key = 'grampus_documents.key COLLATE "C"'
+    _clock = "extract(epoch FROM clock_timestamp())::float8"
+    _mark = "%s"
+    _texts = "json_array_elements_text(?::json)"
+
     def __init__(self, url: str, *, connect_timeout_s: int = 5, create: bool = True) -> None:
+        super().__init__(create=create)
         self._url = url
         self._connect_timeout_s = connect_timeout_s
-        self._create = create
-        self._connection: Any = None
-        self._lock = threading.Lock()
-        self._thread = StoreThread()
-
-    @classmethod
-    def opened(cls, url: str, *, create: bool = True) -> PostgresStore:
-        """By "postgresql://…"."""
-        return cls(url, create=create)
-
-    async def now(self) -> float:
-        """The server's clock."""
-        sql = "SELECT extract(epoch FROM clock_timestamp())::float8"
-        return await self._run(lambda db: float(db.execute(sql).fetchone()[0]))
-
-    async def get(self, kind: str, key: str) -> Document | None:
-        """The newest version of a document, or None."""
-        found = await self._select("kind = %s AND key = %s", [kind, key])
-        return found[0] if found else None
-
-    async def scan(
-        self,
-        kind: str,
-        *,
-        label: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> list[Document]:
-        """Documents of a kind, by key: one range of an index."""
-        where, values = 'kind = %s AND key COLLATE "C" >= %s', [kind, prefix]
-        for rule, value in (
-            ("label = %s", label),
-            ('key COLLATE "C" < %s', after_prefix(prefix)),
-            ('key COLLATE "C" > %s', after),
-        ):
-            if value is not None:
-                where += f" AND {rule}"
-                values.append(value)
-        return await self._select(f'{where} ORDER BY key COLLATE "C" LIMIT %s', [*values, limit])
-
-    async def _select(self, where: str, values: list[Any]) -> list[Document]:
-        rows = await self._run(
-            lambda db: db.execute(f"{_COLUMNS} FROM grampus_documents WHERE {where}", values).fetchall()
-        )
-        names = ("kind", "key", "version", "label", "body", "written_s", "read_s")
-        return [Document(**dict(zip(names, row, strict=True))) for row in rows]
-
-    async def read(self, log: str, *, start: int = 0) -> list[str]:
-        """The entries from `start` on."""
-        sql = "SELECT body FROM grampus_logs WHERE log = %s AND position >= %s ORDER BY position"
-        return await self._run(lambda db: [row[0] for row in db.execute(sql, (log, start)).fetchall()])
 
     async def write(self, *changes: Change) -> float:
         """Make all changes in one statement."""
         columns = [list(column) for column in zip(*(row for change in changes for row in _rows(change)), strict=True)]
         sql = "SELECT grampus_write(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[])"
         return await self._run(lambda db: float(db.execute(sql, columns or [[]] * 6).fetchone()[0]))
-
-    async def aclose(self) -> None:
-        """Close the connection; it is opened again when needed."""
-
-        def close() -> None:
-            with self._lock:
-                self._let_go()
-
-        await self._thread.run(close)
-
-    def _let_go(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    async def _run(self, work: Callable[[Any], Result]) -> Result:
-        return await self._thread.run(self._call, work)
 
     def _call(self, work: Callable[[Any], Result]) -> Result:
         psycopg = _psycopg()
@@ -241,8 +175,7 @@ def _migrate(db: Any, *, create: bool) -> None:
         db.execute("CREATE TABLE IF NOT EXISTS grampus_schema (version integer NOT NULL)")
         row = db.execute("SELECT version FROM grampus_schema").fetchone()
         version = 0 if row is None else row[0]
-        if version > SCHEMA_VERSION:
-            raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
+        check_schema(version)
         for statements in MIGRATIONS[version:]:
             for statement in statements:
                 db.execute(statement)

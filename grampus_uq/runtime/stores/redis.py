@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -22,10 +21,10 @@ from grampus_uq.runtime.store import (
     Delete,
     Document,
     Put,
-    SessionStore,
     after_prefix,
+    check_schema,
 )
-from grampus_uq.runtime.stores._thread import StoreThread
+from grampus_uq.runtime.stores._thread import ThreadedStore
 
 __all__ = ["RedisStore"]
 
@@ -132,23 +131,15 @@ end
 _BATCH = 500
 
 
-class RedisStore(SessionStore):
+class RedisStore(ThreadedStore):
     """Documents as hashes, logs as lists, sorted sets as indexes, all under `namespace`; the clock is the server's."""
 
     def __init__(self, url: str, *, namespace: str = "grampus", timeout_s: float = 5.0, create: bool = True) -> None:
+        super().__init__(create=create)
         self._url = url
         self._namespace = namespace
         self._timeout_s = timeout_s
-        self._create = create
-        self._client: Any = None
         self._script: Any = None
-        self._lock = threading.Lock()
-        self._thread = StoreThread()
-
-    @classmethod
-    def opened(cls, url: str, *, create: bool = True) -> RedisStore:
-        """By "redis://…", "rediss://…" or "unix://…"."""
-        return cls(url, create=create)
 
     def _document_key(self, kind: str, key: str) -> str:
         return f"{self._namespace}:doc:{kind}:{key}"
@@ -188,18 +179,27 @@ class RedisStore(SessionStore):
         """Documents of a kind, by key: one range of the kind's index, or of its label's."""
         end = after_prefix(prefix)
         least = f"[{prefix}" if after is None or after < prefix else f"({after}"
-        most = "+" if end is None else f"({end}"
+        return await self._ranges(kind, label, [(least, "+" if end is None else f"({end}")], limit)
+
+    async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
+        """A range of the index for each, asked for together."""
+        return await self._ranges(kind, None, [(f"({parent}/", f"({parent}0") for parent in parents], None)
+
+    async def _ranges(
+        self, kind: str, label: str | None, ranges: Sequence[tuple[str, str]], limit: int | None
+    ) -> list[Document]:
+        index = self._index(kind) if label is None else f"{self._index(kind)}:{_sha1(label)}"
+        bounds = {} if limit is None else {"start": 0, "num": limit}
 
         def read(client: Any) -> list[Document]:
-            index = self._index(kind) if label is None else f"{self._index(kind)}:{_sha1(label)}"
-            bounds = {} if limit is None else {"start": 0, "num": limit}
-            keys = [key.decode() for key in client.zrangebylex(index, least, most, **bounds)]
+            pipe = client.pipeline(transaction=False)
+            for least, most in ranges:
+                pipe.zrangebylex(index, least, most, **bounds)
+            keys = [key.decode() for listed in pipe.execute() for key in listed]
             found = []
             for start in range(0, len(keys), _BATCH):
                 found += self._read(client, kind, keys[start : start + _BATCH])
-            return [
-                document for document in found if label is None or document.label == label
-            ]  # it may just have moved
+            return [one for one in found if label is None or one.label == label]  # it may just have moved
 
         return await self._run(read)
 
@@ -237,20 +237,6 @@ class RedisStore(SessionStore):
             for part in ("append", key, "", change.log, place, "", body)
         ]
 
-    async def aclose(self) -> None:
-        """Close the connections; they are opened again when needed."""
-
-        def close() -> None:
-            with self._lock:
-                if self._client is not None:
-                    self._client.close()
-                    self._client = None
-
-        await self._thread.run(close)
-
-    async def _run(self, work: Callable[[Any], Result]) -> Result:
-        return await self._thread.run(self._call, work)
-
     def _call(self, work: Callable[[Any], Result]) -> Result:
         try:
             redis = importlib.import_module("redis")
@@ -258,13 +244,13 @@ class RedisStore(SessionStore):
             raise MissingDependencyError.of("redis", "redis", "The Redis store") from error
         with self._lock:
             try:
-                if self._client is None:
+                if self._connection is None:
                     client = redis.Redis.from_url(
                         self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s
                     )
                     self._migrate(client)
-                    self._client, self._script = client, client.register_script(_WRITE)
-                return work(self._client)
+                    self._connection, self._script = client, client.register_script(_WRITE)
+                return work(self._connection)
             except (redis.RedisError, UnicodeError) as error:
                 raise StoreError(f"The Redis store failed: {type(error).__name__}") from error
 
@@ -275,8 +261,7 @@ class RedisStore(SessionStore):
         if found is None and not self._create:
             raise StoreError("This Redis server holds no store of sessions under that name.")
         version = SCHEMA_VERSION if found is None else int(found)
-        if version > SCHEMA_VERSION:
-            raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
+        check_schema(version)
         if version < 2:
             kinds = f"{self._namespace}:kind:"
             for name in client.scan_iter(match=f"{_escaped(kinds)}*", count=_BATCH):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +16,11 @@ from grampus_uq.runtime.store import (
     Append,
     Change,
     Delete,
-    Document,
     Put,
-    SessionStore,
-    after_prefix,
     chained,
+    check_schema,
 )
-from grampus_uq.runtime.stores._thread import StoreThread
+from grampus_uq.runtime.stores._sql import SQLStore
 
 __all__ = ["SQLiteStore"]
 
@@ -41,11 +38,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ("ALTER TABLE documents ADD COLUMN written_s REAL NOT NULL DEFAULT 0",),
 )
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-_BY_LABEL = "INDEXED BY documents_by_label WHERE kind = ? AND label = ?"  # the planner prefers the primary key
 _MODE = 0o600
 
 
-class SQLiteStore(SessionStore):
+class SQLiteStore(SQLStore):
     """Documents and logs in a file that any number of processes of one machine share; its clock is that machine's.
 
     `synchronous="NORMAL"` survives the death of the process, "FULL" also a power failure (some ms a write). `timeout_s`
@@ -53,57 +49,24 @@ class SQLiteStore(SessionStore):
     readable by its owner only. When the file is removed or replaced under an open store, every call says so.
     """
 
+    _by_label = "INDEXED BY documents_by_label"  # the planner prefers the primary key
+    _clock = "grampus_now()"
+
     def __init__(
         self, path: str | Path, *, synchronous: str = "NORMAL", timeout_s: float = 30.0, create: bool = True
     ) -> None:
         if synchronous not in ("NORMAL", "FULL"):
             raise ConfigurationError.of("synchronous", "SQLiteStore", "'NORMAL' or 'FULL'", synchronous)
+        super().__init__(create=create)
         self.path = Path(path)
         self._synchronous = synchronous
         self._timeout_s = timeout_s
-        self._create = create
-        self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
-        self._lock = threading.Lock()
-        self._thread = StoreThread()
 
     @classmethod
     def opened(cls, url: str, *, create: bool = True) -> SQLiteStore:
         """By "sqlite:///FILE" or a bare path."""
         return cls(url.removeprefix("sqlite:///"), create=create)
-
-    async def now(self) -> float:
-        """This machine's clock; StoreError where the file cannot be used, like any other call."""
-        return await self._run(lambda db: time.time())
-
-    async def get(self, kind: str, key: str) -> Document | None:
-        """The newest version of a document, or None."""
-        found = await self._run(lambda db: _select(db, "WHERE kind = ? AND key = ?", (kind, key)))
-        return found[0] if found else None
-
-    async def scan(
-        self,
-        kind: str,
-        *,
-        label: str | None = None,
-        prefix: str = "",
-        after: str | None = None,
-        limit: int | None = None,
-    ) -> list[Document]:
-        """Documents of a kind, by key: one range of the primary key, or of the index by label."""
-        where = "WHERE kind = ? AND key >= ?" if label is None else f"{_BY_LABEL} AND key >= ?"
-        values = [kind, prefix] if label is None else [kind, label, prefix]
-        for rule, value in (("key < ?", after_prefix(prefix)), ("key > ?", after)):
-            if value is not None:
-                where += f" AND {rule}"
-                values.append(value)
-        bound = -1 if limit is None else limit
-        return await self._run(lambda db: _select(db, f"{where} ORDER BY key LIMIT ?", (*values, bound)))
-
-    async def read(self, log: str, *, start: int = 0) -> list[str]:
-        """The entries from `start` on."""
-        sql = "SELECT body FROM logs WHERE log = ? AND position >= ? ORDER BY position"
-        return await self._run(lambda db: [row[0] for row in db.execute(sql, (log, start))])
 
     async def write(self, *changes: Change) -> float:
         """Make all changes in one transaction, which nobody else's can come between."""
@@ -114,21 +77,9 @@ class SQLiteStore(SessionStore):
                 _make(db, change, now_s)
             return now_s
 
-        return await self._run(work, "IMMEDIATE")
+        return await self._in_thread(self._call, work, "IMMEDIATE")
 
-    async def aclose(self) -> None:
-        """Close the file; it is opened again when needed."""
-
-        def close() -> None:
-            with self._lock:
-                self._let_go()
-
-        await self._thread.run(close)
-
-    async def _run(self, work: Callable[[sqlite3.Connection], Result], kind: str = "DEFERRED") -> Result:
-        return await self._thread.run(self._transact, work, kind)
-
-    def _transact(self, work: Callable[[sqlite3.Connection], Result], kind: str) -> Result:
+    def _call(self, work: Callable[[sqlite3.Connection], Result], kind: str = "DEFERRED") -> Result:
         """Run in one transaction, and again while others are in the way: SQLite itself does not wait in every place."""
         deadline = time.monotonic() + self._timeout_s
         with self._lock:
@@ -149,7 +100,7 @@ class SQLiteStore(SessionStore):
             raise StoreError(
                 f"The SQLite store {self.path.name!r} was removed or replaced since it was opened: nothing is written."
             )
-        db = self._connection
+        db: sqlite3.Connection = self._connection
         db.execute(f"BEGIN {kind}")
         try:
             result = work(db)
@@ -160,11 +111,6 @@ class SQLiteStore(SessionStore):
             raise
         return result
 
-    def _let_go(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
     def _open(self) -> sqlite3.Connection:
         """Open the file. One that was open before is not made again: what was in it would seem never to have been."""
         if self._create and self._file is None:
@@ -173,6 +119,7 @@ class SQLiteStore(SessionStore):
             raise StoreError(f"There is no SQLite store at {str(self.path)!r}.")
         db = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
         try:
+            db.create_function("grampus_now", 0, time.time)
             self._file = _identity(self.path)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute(f"PRAGMA synchronous = {self._synchronous}")
@@ -199,14 +146,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _select(db: sqlite3.Connection, where: str, values: tuple[str | int, ...]) -> list[Document]:
-    sql = "SELECT kind, key, version, label, body, written_s FROM documents "
-    rows, now_s = db.execute(sql + where, values), time.time()
-    return [
-        Document(kind=r[0], key=r[1], version=r[2], label=r[3], body=r[4], written_s=r[5], read_s=now_s) for r in rows
-    ]
 
 
 def _make(db: sqlite3.Connection, change: Change, now_s: float) -> None:
@@ -258,8 +197,7 @@ def _migrate(db: sqlite3.Connection, *, create: bool) -> None:
         (version,) = db.execute("PRAGMA user_version").fetchone()  # another process may have migrated meanwhile
         if version == 0 and not create:
             raise StoreError("This SQLite file holds no store of sessions.")
-        if version > SCHEMA_VERSION:
-            raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
+        check_schema(version)
         for statements in MIGRATIONS[version:]:
             for statement in statements:
                 db.execute(statement)
