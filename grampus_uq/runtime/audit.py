@@ -74,6 +74,6 @@ def unknown_calls(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         key = str(entry["data"].get("idempotency_key", ""))
         if entry["what"] in ("execution_started", "outcome_unknown"):
             open_calls[key] = dict(entry["data"])
-        elif entry["what"] in ("execution_finished", "execution_settled"):
+        elif entry["what"] in ("execution_finished", "execution_settled", "execution_withdrawn"):
             open_calls.pop(key, None)
     return list(open_calls.values())

@@ -43,6 +43,8 @@ def executed_calls(
     found: dict[str, ExecutedCall] = {}
     for entry in entries:
         data = entry["data"]
+        if entry["what"] == "execution_withdrawn":  # a stop order came before it ran
+            found.pop(str(data["idempotency_key"]), None)
         if entry["what"] != "execution_started" or not _discarded(data, state, to_step):
             continue
         key, digest, tool = str(data["idempotency_key"]), str(data["digest"]), str(data["tool"])

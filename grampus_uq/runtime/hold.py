@@ -151,8 +151,8 @@ class Hold:
 
         return await watched(work, watch)
 
-    async def check_stop(self) -> None:
-        """Raise StoppedError when a stop order was given."""
-        stopped, self._orders_seen = await self._stops.reached(self.state, self._orders_seen)
+    async def check_stop(self, *, since: float | None = None) -> None:
+        """Raise StoppedError when a stop order was given; what `since` asks for is in `StopOrders.reached`."""
+        stopped, self._orders_seen = await self._stops.reached(self.state, self._orders_seen, since=since)
         if stopped:
             raise StoppedError(f"Session {self.state.session_id!r} was ordered to stop.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
@@ -208,6 +209,8 @@ class Loop:
         state.status = AgentStatus.WAITING_FOR_HUMAN
         await self._hold.note("paused", {"requests": [request.id for request in requests]})
         await self._hold.save()  # a pause that cannot be stored is no pause: the error reaches the caller
+        with contextlib.suppress(StoreError):  # who waits is not reached by orders to all: those until here still count
+            await self._hold.check_stop(since=time.monotonic())
         return RunEvent(kind="paused", result=self._runner.result(self._hold))
 
     async def _complete(self) -> RunEvent:

@@ -7,11 +7,12 @@ many sessions it runs and however many orders were ever given.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -41,83 +42,71 @@ class StopReport:
     acknowledged: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Watchers:
-    """Those of one event loop that wait for orders: one of them asks the store, for all."""
-
-    asking: bool = False
-    told: int = 0
-    waiting: dict[anyio.Event, None] = field(default_factory=dict)
-
-
 class StopOrders:
     """The stop orders of one store, asked for once every `POLL_S` however many sessions wait for them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._orders: tuple[int, int] = (0, 0)
-        self._read_at = float("-inf")
-        self._watchers: RunVar[_Watchers | None] = RunVar(f"grampus_stops_{uuid.uuid4().hex}", None)
+        self._asked_at = self._known_at = float("-inf")
+        self._locks: RunVar[tuple[anyio.Lock, anyio.Lock] | None] = RunVar(f"grampus_stops_{uuid.uuid4().hex}", None)
 
-    async def reached(self, state: AgentState, looked_at: int) -> tuple[bool, int]:
+    async def reached(self, state: AgentState, looked_at: int, *, since: float | None = None) -> tuple[bool, int]:
         """Whether this session was ordered to stop, and the number of the newest order that this takes into account.
 
-        `looked_at` is that number as of the last time; an unreachable store orders nothing.
+        `looked_at` is that number as of the last time. What the store said `POLL_S` ago will do, and an unreachable
+        store orders nothing. With `since`, a time of the monotonic clock, every order given before it counts, and
+        StoreError is raised where that cannot be known.
         """
         try:
-            if time.monotonic() - self._read_at >= POLL_S:
+            if since is not None:
+                await self._know(since)
+            elif time.monotonic() - self._asked_at >= POLL_S:
                 await self._ask()
             number, to_all = self._orders
             if number == looked_at:
                 return False, looked_at
             own = await self._ledger.store.get("stop", session_key(state.agent_id, state.session_id))
         except StoreError:
+            if since is not None:
+                raise
             return False, looked_at
         seen_all, seen_own = state.stops_seen or (0, 0)
         stopped = to_all > seen_all or _version(own) > seen_own
         return stopped, looked_at if stopped else number  # who was stopped stays stopped, however often it asks
 
-    async def _ask(self) -> None:
-        self._read_at = time.monotonic()
-        self._orders = _orders(await self._ledger.store.get("stop", _ALL))
-
     async def news(self, looked_at: int, at_most_s: float) -> None:
-        """Return when there are orders that `looked_at` does not take into account, or after so many seconds."""
-        if self._orders[0] != looked_at:  # they could not be read just now
-            await anyio.sleep(POLL_S)
-            return
-        watchers = self._watchers.get()
-        if watchers is None:
-            watchers = _Watchers()
-            self._watchers.set(watchers)
+        """Return when there are orders that `looked_at` does not take into account, or after so many seconds.
+
+        Of all that wait here one asks at a time, and whoever has the next turn hears what it heard.
+        """
         with anyio.move_on_after(at_most_s):
+            if self._orders[0] != looked_at:  # they could not be read just now
+                await anyio.sleep(POLL_S)
             while self._orders[0] == looked_at:
-                await (_told(watchers) if watchers.asking else self._ask_for_all(watchers))
+                async with self._turns()[0]:
+                    if self._orders[0] == looked_at:
+                        await anyio.sleep(POLL_S)
+                        with contextlib.suppress(StoreError):
+                            await self._ask()
 
-    async def _ask_for_all(self, watchers: _Watchers) -> None:
-        """Wait a moment, ask, tell the others if there is news; one of them goes on, should this one end."""
-        watchers.asking = True
-        try:
-            await anyio.sleep(POLL_S)
-            await self._ask()
-        except StoreError:
-            return
-        finally:
-            watchers.asking = False
-            fresh, watchers.told = self._orders[0] != watchers.told, self._orders[0]
-            for event in list(watchers.waiting)[: None if fresh else 1]:
-                event.set()
+    async def _know(self, since: float) -> None:
+        """Know every order given before `since`; who waits for the answer to another's question need not ask."""
+        async with self._turns()[1]:
+            if self._known_at < since:
+                await self._ask()
 
+    async def _ask(self) -> None:
+        self._asked_at = asked_at = time.monotonic()
+        orders = _orders(await self._ledger.store.get("stop", _ALL))
+        self._orders, self._known_at = max(self._orders, orders), max(self._known_at, asked_at)
 
-async def _told(watchers: _Watchers) -> None:
-    event = anyio.Event()
-    watchers.waiting[event] = None
-    try:
-        await event.wait()
-    finally:
-        del watchers.waiting[event]
-        if event.is_set() and not watchers.asking and watchers.waiting:
-            next(iter(watchers.waiting)).set()  # should this one have been cancelled, another asks in its place
+    def _turns(self) -> tuple[anyio.Lock, anyio.Lock]:
+        """Those of this event loop: one to wait with, one to ask with."""
+        locks = self._locks.get()
+        if locks is None:
+            self._locks.set(locks := (anyio.Lock(), anyio.Lock()))
+        return locks
 
 
 async def stops_now(ledger: Ledger, state: AgentState) -> tuple[int, int]:

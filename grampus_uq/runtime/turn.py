@@ -7,6 +7,8 @@ runs again, anything else is never run again by itself; a human is asked what be
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
@@ -33,6 +35,7 @@ from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.records import ToolResult
 from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stopping import StoppedError
 from grampus_uq.vocabulary import Effect, Role, UncertaintyAction
 
 __all__ = ["Turn"]
@@ -223,13 +226,22 @@ class Turn:
         return started
 
     async def _announce(self, started: list[CallRecord]) -> list[CallRecord]:
-        """Put `started` into the store and the audit; what may not run without a record is settled when that fails."""
+        """Put `started` into the store and the audit, and look for orders to stop once it is there.
+
+        So a call does not run if an order was given before it was announced. Without the store only those run that may
+        run without a record.
+        """
         if not started:
             return []
+        announced = [record for record in started if record.effect is not Effect.READ]
         try:
-            await self.hold.save(
-                *(("execution_started", self.facts(r)) for r in started if r.effect is not Effect.READ)
-            )
+            await self.hold.save(*(("execution_started", self.facts(record)) for record in announced))
+            await self.hold.check_stop(since=time.monotonic())
+        except StoppedError:
+            with contextlib.suppress(StoreError):
+                for record in announced:
+                    await self.hold.note("execution_withdrawn", self.facts(record))
+            raise
         except StoreError:
             for record in started:
                 if self._guarded(record):

@@ -330,11 +330,11 @@ async def test_a_thousand_old_orders_cost_one_read_and_stop_nobody() -> None:
     for _ in range(100):
         await hold.check_stop()
     assert asked == []  # within a moment nobody asks again, and then for one document
-    orders._read_at = float("-inf")
+    orders._asked_at = float("-inf")
     await hold.check_stop()
     assert asked == ["stop *"]
     await order_stop(Ledger(store), "a", "s")
-    orders._read_at = float("-inf")
+    orders._asked_at = float("-inf")
     for _ in range(2):
         with pytest.raises(StoppedError):
             await hold.check_stop()

@@ -1,0 +1,176 @@
+"""The law of stop orders: what was not announced before an order was acknowledged does not run, wherever it arrives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grampus_uq import (
+    AgentRunner,
+    AgentStatus,
+    FunctionTools,
+    ToolCall,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+    tool,
+)
+from grampus_uq.errors import SessionError, StoreError
+from grampus_uq.runtime.audit import AuditLog, unknown_calls
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.store import Change, Document, Put
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.testing import answer
+from grampus_uq.vocabulary import Effect
+from tests.runtime.agents import AGENT, scripted
+
+
+class Ordering(MemoryStore):
+    """Gives the order just before, or just after, the operation with a given number, as another process would."""
+
+    def __init__(self, at: int, after: bool, to_all: bool) -> None:
+        super().__init__()
+        self._at, self._after, self._whom = at, after, () if to_all else ("mailer", "s")
+        self.operations = 0
+        self.announced: set[str] = set()
+        self.ordered_when_announced: set[str] | None = None
+        self._ordering = False
+
+    async def _around(self, work: Any) -> Any:
+        if self._ordering:
+            return await work
+        self.operations += 1
+        here = self.operations == self._at
+        if here and not self._after:
+            await self._order()
+        result = await work
+        if here and self._after:
+            await self._order()
+        return result
+
+    async def _order(self) -> None:
+        self._ordering = True
+        await order_stop(Ledger(self), *self._whom)
+        self._ordering = False
+        found = self._documents.get(("session", "mailer/s"))
+        if found is not None and (self._whom or found.label == AgentStatus.RUNNING):  # else it concerns nobody yet
+            self.ordered_when_announced = set(self.announced)
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        return await self._around(super().get(kind, key))  # type: ignore[no-any-return]  # as it came
+
+    async def write(self, *changes: Change) -> float:
+        return await self._around(self._announce(changes))  # type: ignore[no-any-return]  # as it came
+
+    async def _announce(self, changes: tuple[Change, ...]) -> float:
+        written_s = await super().write(*changes)
+        for change in changes:
+            if isinstance(change, Put) and change.kind == "session":
+                calls = json.loads(change.body)["turn"]
+                self.announced |= {call["call"]["id"] for call in calls if call["phase"] == "started"}
+        return written_s
+
+
+async def precondition(call: ToolCall) -> None:
+    """Holds; that it is there makes the way to the tool longer."""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    at=st.integers(1, 24),
+    after=st.booleans(),
+    to_all=st.booleans(),
+    effects=st.lists(st.sampled_from([Effect.READ, Effect.REVERSIBLE]), min_size=1, max_size=3),
+    approved=st.booleans(),
+)
+def test_a_call_that_was_not_announced_before_an_order_to_stop_was_acknowledged_does_not_run(
+    at: int, after: bool, to_all: bool, effects: list[Effect], approved: bool
+) -> None:
+    anyio.run(stopped_somewhere, at, after, to_all, effects, approved)
+
+
+async def stopped_somewhere(at: int, after: bool, to_all: bool, effects: list[Effect], approved: bool) -> None:
+    store, ran = Ordering(at, after, to_all), list[str]()
+
+    @tool(effect=Effect.READ)
+    async def search(n: str) -> str:
+        ran.append(n)
+        return "found"
+
+    @tool(effect=Effect.REVERSIBLE)
+    async def book(n: str) -> str:
+        ran.append(n)
+        return "booked"
+
+    names = {Effect.READ: "search", Effect.REVERSIBLE: "book"}
+    turns = []
+    for turn in range(2):
+        ids = [f"{turn}.{place}" for place in range(len(effects))]
+        calls = [ToolCall(id=i, name=names[e], arguments={"n": i}) for i, e in zip(ids, effects, strict=True)]
+        turns.append(answer("Go.", tool_calls=calls))
+    policy: dict[str, Any] = {}
+    if approved:
+        rules = UncertaintyPolicy(enable_p_true=False, always_ask_tool_names=["book"])
+        policy = {"uncertainty_monitor": UncertaintyMonitor(policy=rules)}
+    one = AgentRunner(
+        scripted([*turns, "Done."]), FunctionTools(search, book), store=store, precondition=precondition, **policy
+    )
+    result = await one.run(AGENT, "x", session_id="s")
+    try:
+        while result.status is AgentStatus.WAITING_FOR_HUMAN:
+            decisions = [request.decide("approve", principal="ann") for request in result.pending]
+            result = await one.resume("mailer", "s", decisions)
+    except SessionError:
+        pass  # the order came while it waited, and ended it
+    allowed = store.ordered_when_announced
+    assert allowed is None or set(ran) <= allowed  # None: the order concerned nobody, or the run had ended
+    unknown = {data["call_id"] for data in unknown_calls(await AuditLog(store, "mailer", "s").entries())}
+    assert unknown <= set(ran)  # of what did not run nobody says that its outcome is unknown
+
+
+@pytest.mark.anyio
+async def test_where_orders_cannot_be_read_an_approved_call_does_not_run_and_a_harmless_one_does() -> None:
+    class Deaf(MemoryStore):
+        deaf = False
+
+        async def get(self, kind: str, key: str) -> Document | None:
+            if self.deaf and kind == "stop":
+                raise StoreError("down")
+            return await super().get(kind, key)
+
+    ran: list[str] = []
+
+    @tool(effect=Effect.IRREVERSIBLE)
+    async def pay(n: int) -> str:
+        ran.append("pay")
+        return "paid"
+
+    @tool(effect=Effect.READ)
+    async def search(n: int) -> str:
+        ran.append("search")
+        return "found"
+
+    store = Deaf()
+    calls = [ToolCall(id=name, name=name, arguments={"n": 1}) for name in ("pay", "search")]
+    one = AgentRunner(scripted([answer("Go.", tool_calls=calls), "Done."]), FunctionTools(pay, search), store=store)
+
+    first = await one.run(AGENT, "x", session_id="s")
+    assert (ran, len(first.pending)) == (["search"], 1)
+    decision = first.pending[0].decide("approve", principal="ann")
+
+    class Late(AgentRunner):
+        async def take(self, state: Any, version: int) -> Any:
+            hold = await super().take(state, version)
+            store.deaf = True
+            return hold
+
+    two = Late(one.model_client, FunctionTools(pay, search), store=store)
+    result = await two.resume("mailer", "s", decision)
+    texts = [message.content for message in result.messages if message.tool_call_id == "pay"]
+    assert ran == ["search"]
+    assert "session store cannot be reached" in texts[0]
