@@ -49,12 +49,12 @@ from grampus_uq.gate.call import (
     restored,
     settled,
 )
-from grampus_uq.gate.carried import read_record
+from grampus_uq.gate.carried import read_record, write_record
 from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
 from grampus_uq.gate.preconditions import Precondition
 from grampus_uq.gate.requests import Arrived
 
-__all__ = ["HeldCalls", "Precondition", "Release", "aborted", "note_schema", "take_up", "waiting_in"]
+__all__ = ["HeldCalls", "Precondition", "Release", "aborted", "calls_in", "note_schema", "take_up", "waiting_in"]
 
 VERSION = 2
 _READABLE = (1, 2)
@@ -398,6 +398,12 @@ class HeldCalls:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
+    def known(self, name: str) -> list[ToolCall]:
+        """The calls of a tool that were judged, those first that have not run."""
+        over = (CallPhase.STARTED, CallPhase.SETTLED)
+        records = [record for record in self._records.values() if record.proposed.name == name]
+        return [record.proposed for record in sorted(records, key=lambda record: record.phase in over)]
+
     def waiting_tools(self) -> set[str]:
         """Names of the tools whose calls wait."""
         return {record.proposed.name for record in self._records.values() if record.waiting}
@@ -431,7 +437,7 @@ class HeldCalls:
         values: dict[str, Any] = {
             "v": VERSION,
             "belief": self.session.snapshot(),
-            "calls": [record.model_dump(mode="json") for record in self._records.values()],
+            "calls": [write_record(record) for record in self._records.values()],
             "unseen": [[key[0], key[1], step] for key, steps in self._unseen.items() for step in steps],
             "arrived": [
                 [decision.model_dump(mode="json"), arrived_s]
@@ -448,7 +454,7 @@ class HeldCalls:
 
     def restore(self, snapshot: Mapping[str, Any], *, believed: bool) -> None:
         """Take up what `snapshot` gave (the session was started with its belief already); raises DataError."""
-        records, now_s = _read_calls(snapshot), time.time()
+        records, now_s = calls_in(snapshot), time.time()
         try:
             self._rejected = [str(digest) for digest in snapshot["rejected"]][-MAX_REJECTED:]
             self._turns = max(self._turns, int(snapshot.get("turns", snapshot.get("steps", 0))))
@@ -519,12 +525,8 @@ def note_schema(schemas: dict[str, Any], name: str, schema: Any) -> None:
         schemas[name] = None
 
 
-def waiting_in(snapshot: Mapping[str, Any]) -> tuple[ApprovalRequest, ...]:
-    """What waits in a snapshot, for those who show it to a human; raises DataError."""
-    return tuple(request for record in _read_calls(snapshot) if record.waiting for request in record.requests)
-
-
-def _read_calls(snapshot: Mapping[str, Any]) -> list[CallRecord]:
+def calls_in(snapshot: Mapping[str, Any]) -> list[CallRecord]:
+    """What a snapshot says of its calls; raises DataError."""
     if snapshot.get("v") not in _READABLE:
         raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
     calls = snapshot.get("calls")
@@ -532,6 +534,11 @@ def _read_calls(snapshot: Mapping[str, Any]) -> list[CallRecord]:
         return [read_record(entry) for entry in (calls if isinstance(calls, Sequence) else ())]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"not the calls of a session: {error}", field="calls") from error
+
+
+def waiting_in(snapshot: Mapping[str, Any]) -> tuple[ApprovalRequest, ...]:
+    """What waits in a snapshot, for those who show it to a human; raises DataError."""
+    return tuple(request for record in calls_in(snapshot) if record.waiting for request in record.requests)
 
 
 def aborted(session: Session, step_id: str) -> UncertaintyError:

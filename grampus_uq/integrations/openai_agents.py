@@ -27,6 +27,7 @@ from grampus_uq import (
     SessionError,
     ToolEffects,
     UncertaintyAction,
+    UncertaintyError,
     UncertaintyMonitor,
 )
 from grampus_uq.gate.call import CallPhase
@@ -214,9 +215,14 @@ class UncertaintyGuard:
             usage=answer.usage,
             tools=None if self._client is None else [_schema(tool) for tool in tools if hasattr(tool, "name")] or None,
         )
-        if action is UncertaintyAction.ABORT:
-            run.aborted = AbortedRunError(aborted(run.calls.session, step_id))
-            raise run.aborted
+        try:
+            if action is UncertaintyAction.ABORT:
+                raise aborted(run.calls.session, step_id)
+            for call, output in answer.ungated:
+                await run.calls.observe_ungated(call, step_id, output)
+        except UncertaintyError as error:
+            run.aborted = AbortedRunError(error)
+            raise run.aborted from error
 
     # -- running --------------------------------------------------------------------------------------------------
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from grampus_uq import Message, MissingDependencyError, Role, TokenUsage, ToolCall, wire
-from grampus_uq.wire import TokenStream, read_call, read_response, text_field
+from grampus_uq.wire import TokenStream, field, read_call, read_response, text_field
 
 try:
     from agents import Model, ModelProvider, ModelResponse
@@ -21,11 +21,13 @@ __all__ = [
     "WatchedModel",
     "WatchedProvider",
     "answered_ids",
+    "form_of",
     "item_call",
     "plain",
     "read_messages",
     "read_output",
     "tool_call",
+    "with_arguments",
 ]
 
 _CALLS = frozenset(
@@ -41,12 +43,20 @@ _CALLS = frozenset(
 )
 
 
+_LOCAL = frozenset({"function_call", "custom_tool_call", "apply_patch_call", "mcp_approval_request"})
+"""The kinds of calls that go through a gate; a shell's do where the shell is a local one."""
+_SPELLINGS = {"timeoutMs": "timeout_ms", "timeout": "timeout_ms", "maxOutputLength": "max_output_length"}
+_NOT_MEANT = frozenset({"ctx_wrapper"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One answer of the model, in this package's words."""
+    """One answer of the model, in this package's words; `ungated` are the calls that run without asking anybody."""
 
     text: str
     calls: tuple[ToolCall, ...]
+    ungated: tuple[tuple[ToolCall, Any], ...] = ()
+    """Each with what came of it, None where the answer does not say."""
     logprobs: TokenStream
     usage: TokenUsage
     written: tuple[tuple[ToolCall, str], ...] = ()
@@ -115,7 +125,7 @@ class WatchedModel(Model):
         response = await self.inner.get_response(
             system_instructions, input, model_settings, tools, output_schema, handoffs, tracing, **given
         )
-        await self._observe(read_output(response.output, response.usage), system_instructions, input, tools)
+        await self._observe(read_output(response.output, response.usage, tools), system_instructions, input, tools)
         return response
 
     async def stream_response(
@@ -135,7 +145,7 @@ class WatchedModel(Model):
             system_instructions, input, model_settings, tools, output_schema, handoffs, tracing, **given
         ):
             if getattr(event, "type", "") in ("response.completed", "response.incomplete"):
-                answer = read_output(event.response.output, event.response.usage)  # type: ignore[union-attr]  # by type
+                answer = read_output(event.response.output, event.response.usage, tools)  # type: ignore[union-attr]  # by type
                 await self._observe(answer, system_instructions, input, tools)
             yield event
 
@@ -176,6 +186,27 @@ def item_call(item: Any) -> ToolCall | None:
     return read_call(item).call if text_field(item, "type") in _CALLS else None
 
 
+def form_of(given: Any) -> dict[str, Any]:
+    """What a shell, apply-patch or custom tool is given, or the model's call of it, in the one form that both have.
+
+    The SDK reads two spellings of a shell's limits, and takes none and zero for none.
+    """
+    names = [one.name for one in fields(given)] if is_dataclass(given) and not isinstance(given, type) else None
+    values = given if names is None else {name: getattr(given, name) for name in names if name not in _NOT_MEANT}
+    values = plain(values)
+    values = {"input": values} if isinstance(values, str) else values if isinstance(values, dict) else {"given": values}
+    named = {_SPELLINGS.get(name, name): value for name, value in sorted(values.items(), reverse=True)}
+    return {name: value for name, value in named.items() if value not in (None, 0)}
+
+
+def with_arguments(given: Any, arguments: Mapping[str, Any]) -> Any:
+    """What such a tool is given once a human changed its arguments; raises TypeError on names that it does not have."""
+    if isinstance(given, str):
+        return str(arguments["input"])
+    kept = {name: getattr(given, name) for name in _NOT_MEANT if hasattr(given, name)}
+    return type(given)(**form_of(dict(arguments)), **kept)
+
+
 def answered_ids(items: Any) -> list[str]:
     """Ids of the calls whose results are in the input of a model."""
     if isinstance(items, str):
@@ -184,18 +215,30 @@ def answered_ids(items: Any) -> list[str]:
     return [text_field(item, "call_id") for item in results]
 
 
-def read_output(output: Iterable[Any], usage: Any) -> Answer:
-    """Text, calls, token log-probabilities and usage of one answer."""
+def read_output(output: Iterable[Any], usage: Any, tools: Iterable[Any] = ()) -> Answer:
+    """Text, calls, token log-probabilities and usage of one answer of a model that was given these tools."""
     items = list(output)
     read = read_response({"output": items, "usage": usage})
     functions = [item for item in items if text_field(item, "type") == "function_call"]
+    gated = _LOCAL if any(_hosted_shell(tool) for tool in tools) else _LOCAL | {"shell_call"}
+    made = [item for item in items if text_field(item, "type").endswith("_call")]
     return Answer(
         text=read.text,
         calls=tuple(call.call for call in read.calls),
+        ungated=tuple((read_call(i).call, _result(i)) for i in made if text_field(i, "type") not in gated),
         logprobs=read.logprobs,
         usage=read.usage or TokenUsage(),
         written=tuple((read_call(item).call, text_field(item, "arguments")) for item in functions),
     )
+
+
+def _hosted_shell(tool: Any) -> bool:
+    return getattr(tool, "type", "") == "shell" and getattr(tool, "executor", None) is None
+
+
+def _result(item: Any) -> Any:
+    found = field(item, "output", "error", "results", "outputs")
+    return None if found is None else plain(found)
 
 
 def read_messages(system: str | None, items: Any) -> list[Message]:

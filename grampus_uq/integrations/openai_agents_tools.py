@@ -1,9 +1,9 @@
 """Puts a gate before the tools of an OpenAI Agents SDK agent where the SDK has a place for one, and names the others.
 
-Function tools (agents as tools and those of MCP servers too): `needs_approval` pauses, and the invocation itself is the
-last look, at the arguments that it was given. Shell, apply-patch and custom tools: `needs_approval`. Hosted MCP tools:
-every call pauses, since a callback there could only say yes or no. Other hosted tools run on the provider's side before
-anybody here hears of them: those that act on the world are refused by name.
+Function tools (agents as tools and those of MCP servers too), local shell, apply-patch and custom tools:
+`needs_approval` pauses, and the invocation itself is the last look, at what it was given. Hosted MCP tools: every call
+pauses, since a callback there could only say yes or no. Other hosted tools run on the provider's side before anybody
+here hears of them: those that act on the world are refused by name.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import functools
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, MissingDependencyError, ToolCall
 from grampus_uq.integrations.held_calls import HeldCalls, Release
-from grampus_uq.integrations.openai_agents_model import plain, tool_call
+from grampus_uq.integrations.openai_agents_model import plain, with_arguments
 
 try:
     from agents import (
+        ApplyPatchResult,
         ApplyPatchTool,
         CustomTool,
         FunctionTool,
@@ -51,8 +52,8 @@ class WatchedRun(Protocol):
         """The call of this id as the model's answer had it; another one where the name or the arguments differ."""
         ...
 
-    def proposes(self, call_id: str) -> bool:
-        """True for the id of a call in an answer of the model in this process."""
+    def meant(self, call_id: str, name: str, given: Any) -> ToolCall:
+        """The call that a shell, apply-patch or custom tool is given, as the model's answer had it."""
         ...
 
 
@@ -138,8 +139,7 @@ def _named(tool: Any, allow_ungated: Collection[str]) -> str:
 
 async def _own_rule(rule: Any, *given: Any) -> bool:
     """What the tool's own `needs_approval` says."""
-    said = rule(*given) if callable(rule) else rule
-    return bool(await said if isinstance(said, Awaitable) else said)
+    return bool(await _awaited(rule(*given) if callable(rule) else rule))
 
 
 # -- function tools ---------------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def _gate_function(tool: FunctionTool, current: Gate) -> FunctionTool:
         if release.record.edited:
             text = json.dumps(release.record.call.arguments)
             context.tool_arguments = text
-        return await _invoke(run, invoke, given(context), release, text, delegates=delegates)
+        return await _settling(run, release, lambda: invoke(given(context), text), delegates)
 
     setattr(on_invoke_tool, GATE, _Mark(current=current, tool=tool))
     gated.needs_approval = needs_approval
@@ -226,10 +226,12 @@ def _declared_context(invoke: Any) -> str:
     return first.annotation if isinstance(first.annotation, str) else inspect.formatannotation(first.annotation)
 
 
-async def _invoke(run: WatchedRun, invoke: Any, context: Any, release: Release, text: str, *, delegates: bool) -> Any:
+async def _settling(
+    run: WatchedRun, release: Release, invoke: Callable[[], Awaitable[Any]], delegates: bool = False
+) -> Any:
     """Run the tool, and tell the session what came of it; the result is as the tool gave it."""
     try:
-        result = await invoke(context, text)
+        result = await invoke()
     except Exception as failure:
         run.calls.settle(release, f"{type(failure).__name__}: {failure}", is_error=True)
         raise
@@ -240,27 +242,75 @@ async def _invoke(run: WatchedRun, invoke: Any, context: Any, release: Release, 
     return result
 
 
-# -- tools with nothing but needs_approval ----------------------------------------------------------------------------
+# -- shell, apply-patch and custom tools ------------------------------------------------------------------------------
 
 
 def _gate_other(tool: Any, current: Gate) -> Any:
     gated = copy.copy(tool)
-    own = tool.needs_approval
+    own, name = tool.needs_approval, tool.name
 
     async def needs_approval(context: Any, given: Any, call_id: str) -> bool:
-        """Ask what would be decided; what waits is committed with its raw call when the run pauses."""
         asks = await _own_rule(own, context, given, call_id)
         run = current()
-        if asks or run is None:
+        if run is None:
             return asks
-        call = tool_call(call_id, tool.name, plain(given))
-        if not run.calls.would_allow(call):
-            return True
-        return (await run.calls.judge(call, from_model=run.proposes(call_id))).waiting
+        return (await run.calls.judge(run.meant(call_id, name, given), framework_asks=asks)).waiting
+
+    async def last_look(call_id: str, given: Any, invoke: Callable[[Any], Any]) -> tuple[bool, Any]:
+        """Let an approved call through once, as it was approved: True and what came of it, else the model's answer."""
+        run = current()
+        if run is None:
+            return True, await _awaited(invoke(given))
+        release = await run.calls.release(run.meant(call_id, name, given), principal="openai-agents")
+        if not release.run:
+            return False, release.answer or HELD.format(reason=release.request.reason if release.request else "")
+        if release.record.edited:
+            given = with_arguments(given, release.record.call.arguments)
+        return True, await _settling(run, release, lambda: _awaited(invoke(given)))
 
     setattr(needs_approval, GATE, _Mark(current=current, tool=tool))
     gated.needs_approval = needs_approval
+    if isinstance(tool, CustomTool):
+
+        async def on_invoke_tool(context: Any, text: str) -> Any:
+            return (await last_look(context.tool_call_id, text, lambda text: tool.on_invoke_tool(context, text)))[1]
+
+        gated.on_invoke_tool = on_invoke_tool
+    elif isinstance(tool, ShellTool):
+
+        async def executor(request: Any) -> Any:
+            def invoke(action: Any) -> Any:
+                return tool.executor(replace(request, data=replace(request.data, action=action)))  # type: ignore[misc]  # it has one
+
+            return (await last_look(request.data.call_id, request.data.action, invoke))[1]
+
+        gated.executor = executor
+    else:
+        gated.editor = _GatedEditor(tool.editor, last_look)
     return gated
+
+
+class _GatedEditor:
+    """An editor that is given an operation after the last look at it."""
+
+    def __init__(self, editor: Any, last_look: Callable[..., Awaitable[tuple[bool, Any]]]) -> None:
+        self._editor = editor
+        self._last_look = last_look
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._editor, name)
+        if name not in ("create_file", "update_file", "delete_file"):
+            return found
+
+        async def apply(operation: Any) -> Any:
+            ran, result = await self._last_look("", operation, found)
+            return result if ran else ApplyPatchResult(status="failed", output=result)
+
+        return apply
+
+
+async def _awaited(result: Any) -> Any:
+    return await result if isinstance(result, Awaitable) else result
 
 
 def mcp_policy(current: Gate) -> Callable[[Any, Any, Any], bool]:

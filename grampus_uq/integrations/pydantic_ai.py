@@ -44,6 +44,7 @@ from grampus_uq.integrations.held_calls import (
     Precondition,
     Release,
     aborted,
+    calls_in,
     note_schema,
     take_up,
     waiting_in,
@@ -465,7 +466,7 @@ def resumption(
     messages = as_messages(history)
     carried = carried_by(messages)
     carry(messages, {**carried, "decisions": [_dump(decision) for decision in decisions]})
-    judged = {_mapping(entry, "call").get("id") for entry in carried.get("calls") or ()}
+    judged = {record.proposed.id for record in calls_in(carried)}
     results = _results(open_calls(messages) & judged)
     if also is not None:
         results.update(also)

@@ -124,7 +124,7 @@ def forgeries(text: str) -> Iterator[tuple[str, Any]]:
 
     def evil_record(values: Any) -> None:
         for name in ("proposed", "call"):
-            values["calls"]["calls"][0][name]["arguments"] = EVIL
+            record(values, **{name: {**values["calls"]["calls"][0]["proposed"], "arguments": EVIL}})
 
     def in_state(values: Any) -> None:
         values["run_state"] = json.loads(
@@ -252,9 +252,9 @@ async def test_a_run_of_the_first_version_is_read_and_its_call_asked_anew(signed
     values = json.loads(paused.text)
     held = [
         {
-            "call": record["call"],
+            "call": record["proposed"],
             "digest": "0" * 64,
-            "effect": record["effect"],
+            "effect": "irreversible",
             "step_id": "tool-2",
             "phase": "waiting",
             "request": {k: v for k, v in record["requests"][0].items() if k not in ("run_id", "rules")},
@@ -349,7 +349,7 @@ async def test_an_allowed_mcp_call_is_a_step_with_its_arguments_and_its_result()
     run = bank.guard.watched(result)
     assert (sent, run.belief.total_steps) == (["bob"], 3)
     (record,) = run.calls.snapshot()["calls"]
-    assert (record["call"]["arguments"], record["phase"]) == ({"to": "bob", "amount": 5}, "settled")
+    assert (record["proposed"]["arguments"], record["phase"]) == ({"to": "bob", "amount": 5}, "settled")
 
 
 async def test_a_forged_approval_of_the_sdk_runs_no_mcp_call() -> None:

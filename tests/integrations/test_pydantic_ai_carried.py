@@ -108,8 +108,9 @@ async def test_other_arguments_in_the_history_run_nothing_with_an_approval_of_th
         if in_call:
             next(p for p in history[-1]["parts"] if p["part_kind"] == "tool-call")["args"] = {"to": "eve", "amount": 9}
         if in_record:
-            for name in ("proposed", "call"):
-                carried(history)["calls"][0][name]["arguments"] = {"to": "eve", "amount": 9}
+            record = carried(history)["calls"][0]
+            record["proposed"]["arguments"] = {"to": "eve", "amount": 9}
+            record["call"] = record["proposed"]
         try:
             await bank.agent.run(**resume(json.dumps(history), [yes]))
         except ApprovalError:
@@ -287,9 +288,9 @@ def of_version_1(values: dict[str, Any]) -> dict[str, Any]:
     """The state as it was written before calls had records."""
     calls = [
         {
-            "call": record["call"],
+            "call": record["proposed"],
             "digest": "0" * 64,
-            "effect": record["effect"],
+            "effect": "irreversible",
             "step_id": "tool-2",
             "phase": "waiting",
             "request": {k: v for k, v in record["requests"][0].items() if k not in ("run_id", "rules")},
