@@ -72,9 +72,7 @@ def command(
 
 async def _waits(ledger: Ledger, agent_id: str, session_id: str) -> bool:
     """True for a session that nobody runs but somebody may resume; one that cannot be stopped any more is refused."""
-    loaded = await ledger.load(agent_id, session_id)
-    if loaded is None:
-        raise click.ClickException(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
-    if loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
-        raise click.ClickException(f"Session {session_id!r:.80} has ended already ({loaded[0].status.value}).")
-    return not loaded[0].leased_for_s()
+    state, _ = await ledger.known(agent_id, session_id)
+    if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+        raise click.ClickException(f"Session {session_id!r:.80} has ended already ({state.status.value}).")
+    return not state.leased_for_s()

@@ -1,17 +1,36 @@
-"""Awaiting work while something else keeps watch: a lease to renew, an order to look for."""
+"""Awaiting several things at once: work side by side, or work beside a watch on a lease and on orders to stop."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import anyio
 
 from grampus_uq.errors import SessionError
 
-__all__ = ["watched"]
+__all__ = ["side_by_side", "watched"]
 
 Result = TypeVar("Result")
+
+
+async def side_by_side(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:
+    """Await all at once; the first failure ends the others, or with `finish` waits for them, and is raised as it is."""
+    failures: list[Exception] = []
+
+    async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 (carried out of the task group as it is, not as a group of errors)
+            failures.append(error)
+            if not finish:
+                scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for work in works:
+            group.start_soon(guarded, work, group.cancel_scope)
+    if failures:
+        raise failures[0]
 
 
 async def watched(work: Callable[[], Awaitable[Result]], watch: Callable[[], Awaitable[None]]) -> Result:

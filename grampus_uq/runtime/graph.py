@@ -11,6 +11,7 @@ import inspect
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ import anyio
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.records import Message
-from grampus_uq.runtime.beside import watched
+from grampus_uq.runtime.beside import side_by_side, watched
 from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler, human_node, uncertainty_guard_node
 from grampus_uq.runtime.graph_state import GraphCheckpoint, added, merged
 from grampus_uq.runtime.state import AgentState
@@ -249,10 +250,7 @@ class Graph:
             if len(names) > 1:
                 await checkpoint.save()
 
-        if len(names) == 1:
-            await run(names[0])
-        else:
-            await _side_by_side(run, names)
+        await side_by_side([partial(run, name) for name in names])
         results, checkpoint.done, checkpoint.ready = checkpoint.done, {}, []
         checkpoint.state = merged(before, [results[name] for name in names])
         remaining = list(names)
@@ -333,21 +331,3 @@ class Graph:
                     reachable.add(follower)
                     frontier.append(follower)
         return sources & reachable
-
-
-async def _side_by_side(run: Callable[[str], Awaitable[None]], names: list[str]) -> None:
-    """Run for every name at once; the first failure cancels the others and is raised as it is, not in a group."""
-    failures: list[Exception] = []
-
-    async def guarded(name: str, scope: anyio.CancelScope) -> None:
-        try:
-            await run(name)
-        except Exception as error:  # noqa: BLE001 (carried out of the task group and raised below)
-            failures.append(error)
-            scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        for name in names:
-            group.start_soon(guarded, name, group.cancel_scope)
-    if failures:
-        raise failures[0]

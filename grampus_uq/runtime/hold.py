@@ -95,6 +95,15 @@ class Hold:
             self.state.saves += 1
             await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
 
+    async def try_save(self, *notes: Note) -> bool:
+        """Save; with the store down the run goes on in memory, which is counted, and False is returned."""
+        try:
+            await self.save(*notes)
+        except StoreError:
+            self.state.store_failures += 1
+            return False
+        return True
+
     async def _put(self, notes: list[Note]) -> None:
         """Compare and set, once more after an error. A write whose answer was lost (connection cut, task cancelled) may
         have been made: then the next one conflicts with this worker's own, which is found in the store and taken up."""

@@ -27,7 +27,7 @@ from grampus_uq.errors import ConfigurationError, SessionError, UncertaintyError
 from grampus_uq.importers.run import ImportedRun
 from grampus_uq.model_call import ask_model
 from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse, TokenUsage
+from grampus_uq.records import Message, ModelResponse
 from grampus_uq.runtime.checkpoints import checkpoints_of, copy_checkpoints, read_checkpoint
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.state import AgentState, ExecutionResult
@@ -163,21 +163,8 @@ async def inject(
 async def _went_well(
     runner: AgentRunner, agent_id: str, session_id: str, failed: Callable[[ExecutionResult], bool]
 ) -> AgentState:
-    loaded = await runner.ledger.load(agent_id, session_id)
-    if loaded is None:
-        raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
-    state = loaded[0]
-    result = ExecutionResult(
-        status=state.status,
-        output=state.output,
-        messages=list(state.messages),
-        tool_calls_made=state.tool_calls_made,
-        token_usage=state.total_token_usage or TokenUsage(),
-        steps_taken=state.current_step,
-        metadata=dict(state.metadata),
-        session_id=state.session_id,
-    )
-    if state.status is not AgentStatus.COMPLETED or failed(result):
+    state, _ = await runner.ledger.known(agent_id, session_id)
+    if state.status is not AgentStatus.COMPLETED or failed(state.result(dict(state.metadata))):
         hint = "where a run fails by itself, the injected step need not be its decisive error"
         raise ConfigurationError.of("session_id", "inject", "a run that completed and did not fail", session_id, hint)
     return state
@@ -221,12 +208,8 @@ async def _rerun(
     if not failed(result):
         tell(injection, "did not fail")
         return None
-    loaded = await one.ledger.load(copy.agent_id, copy.session_id)
-    if loaded is None:
-        raise SessionError(f"Session {copy.session_id!r:.80} is gone.")
-    return InjectedFailure(
-        injection=injection, run=run_of(loaded[0]), error_message=len(restored.messages), result=result
-    )
+    state, _ = await one.ledger.known(copy.agent_id, copy.session_id)
+    return InjectedFailure(injection=injection, run=run_of(state), error_message=len(restored.messages), result=result)
 
 
 def _untold(injection: Injection, why: str) -> None:

@@ -103,6 +103,13 @@ class Ledger:
             return state, found.version
         return None
 
+    async def known(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
+        """The stored state and its version; raises SessionError when there is none."""
+        loaded = await self.load(agent_id, session_id)
+        if loaded is None:
+            raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
+        return loaded
+
     def _head(self, found: Document) -> AgentState:
         """A stored state without its messages, and until when it is held."""
         self._heard(found.read_s)
@@ -217,10 +224,8 @@ class Ledger:
             what = "No request" if not matches else f"{len(matches)} requests"
             raise SessionError(f"{what} that waits has an id beginning with {request_id!r:.40}.")
         pending, request = matches[0]
-        loaded = await self.load(pending.agent_id, pending.session_id)
-        if loaded is None:
-            raise SessionError(f"Session {pending.session_id!r} is gone.")
-        return loaded[0], request
+        state, _ = await self.known(pending.agent_id, pending.session_id)
+        return state, request
 
     # -- decisions ------------------------------------------------------------------------------------------------
 

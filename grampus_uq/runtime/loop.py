@@ -15,7 +15,6 @@ from grampus_uq.records import (
     AgentDefinition,
     Message,
     ModelResponse,
-    Outcome,
     StepUncertainty,
     TokenUsage,
     ToolCall,
@@ -75,7 +74,7 @@ class Loop:
         while True:
             await self._hold.check_stop()
             if self._state.rollback_refused_by is not None:
-                yield await self._fail(StopReason.HUMAN_REJECTED, "A human refused to go on after the rollback.")
+                yield await self._end(StopReason.HUMAN_REJECTED, "A human refused to go on after the rollback.")
                 return
             if self._state.turn:
                 async for event in self._work_turn():
@@ -84,23 +83,21 @@ class Loop:
                     yield await self._pause()
                     return
                 if self._fruitless():
-                    yield await self._fail(
-                        StopReason.HUMAN_REJECTED, "Every call that the model proposes was rejected."
-                    )
+                    yield await self._end(StopReason.HUMAN_REJECTED, "Every call that the model proposes was rejected.")
                     return
                 for note in self._turn.notes():
                     self._state.messages.append(Message(role=Role.SYSTEM, content=note))
                 self._state.turn = []
-                await self._save()
+                await self._hold.try_save()
             elif self._state.review:
                 yield await self._pause()
                 return
             if self._answered():
-                yield await self._complete()
+                yield await self._end(StopReason.CLEAN)
                 return
             if self._state.current_step >= self._agent.max_iterations:
                 reason = f"No answer within {self._agent.max_iterations} steps."
-                yield await self._fail(StopReason.MAX_STEPS, reason)
+                yield await self._end(StopReason.MAX_STEPS, reason)
                 return
             if self._runner.checkpoints:
                 await self._checkpoint()
@@ -149,7 +146,7 @@ class Loop:
             self._wait_for_all(assessment)
         if not calls:
             state.output = content
-        await self._save()
+        await self._hold.try_save()
         shown = "" if action.stops else content
         return RunEvent(kind="step", text=shown, step=assessment, calls=tuple(calls))
 
@@ -213,55 +210,28 @@ class Loop:
             await self._hold.check_stop(since=time.monotonic())
         return RunEvent(kind="paused", result=self._runner.result(self._hold))
 
-    async def _complete(self) -> RunEvent:
-        self._state.status = AgentStatus.COMPLETED
-        self._state.metadata["stop_reason"] = StopReason.CLEAN.value
-        return await self._end("completed", StopReason.CLEAN)
-
-    async def _fail(self, reason: StopReason, why: str) -> RunEvent:
-        self._state.status = AgentStatus.FAILED
-        self._state.metadata["stop_reason"] = reason.value
-        self._state.metadata["error"] = why
-        return await self._end("failed", reason)
-
-    async def _end(self, kind: str, reason: StopReason) -> RunEvent:
-        outcome = Outcome(
-            success=None,
-            stop_reason=StopReason.INTERVENED if self._state.touched else reason,
-            time_s=time.time(),
-        )
-        if self._hold.session is not None:
-            await self._hold.session.settle()
-            self._hold.session.finish(outcome)
-        await self._save()
-        await self._runner.tell_watch(self._hold, outcome)
-        return RunEvent(kind=kind, result=self._runner.result(self._hold))
+    async def _end(self, reason: StopReason, why: str | None = None) -> RunEvent:
+        result = await self._runner.end(self._hold, reason, why)
+        return RunEvent(kind=result.status.value, result=result)
 
     async def _abort(self, step: StepUncertainty | None) -> None:
         """Store what happened and raise: nothing of this turn runs."""
         state = self._state
-        for record in list(state.turn):
-            if record.phase is not CallPhase.SETTLED:
-                state.settle(record, "Not executed: the run was aborted.", is_error=True)
-        state.status = AgentStatus.FAILED
-        state.metadata["stop_reason"] = StopReason.MONITOR_STOP.value
         summary = {} if self._hold.session is None else self._hold.session.summary()
         state.metadata["uncertainty"] = summary
-        await self._hold.note("aborted", {"step_id": step.step_id if step else None})
-        await self._save()
-        outcome = Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time())
-        if self._hold.session is not None:
-            self._hold.session.finish(outcome)
-        await self._runner.tell_watch(self._hold, outcome)
+        step_id = step.step_id if step else None
+        unrun = "Not executed: the run was aborted."
+        await self._runner.end(
+            self._hold, StopReason.MONITOR_STOP, unrun=unrun, notes=[("aborted", {"step_id": step_id})]
+        )
         level = step.level if step else UncertaintyLevel.CRITICAL
-        why = step.reasoning if step else ""
         raise UncertaintyError(
-            f"The run was aborted at level {level.value}: {why}",
+            f"The run was aborted at level {level.value}: {step.reasoning if step else ''}",
             details={
                 **summary,
                 "agent_id": state.agent_id,
                 "session_id": state.session_id,
-                "step_id": step.step_id if step else None,
+                "step_id": step_id,
                 "level": level.value,
                 "rule": step.rule if step else None,
                 "guarantee": step.guarantee if step else None,
@@ -274,13 +244,6 @@ class Loop:
             self._state.belief = self._hold.session.snapshot()
         try:
             await write_checkpoint(self._runner.ledger, self._state)
-        except StoreError:
-            self._state.store_failures += 1
-
-    async def _save(self) -> None:
-        """Checkpoint. When the store is down the run goes on in memory: only pauses and guarded calls insist on it."""
-        try:
-            await self._hold.save()
         except StoreError:
             self._state.store_failures += 1
 

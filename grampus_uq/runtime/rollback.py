@@ -162,14 +162,12 @@ async def recover(
 
 async def branches(runner: AgentRunner, agent_id: str, session_id: str) -> list[Branch]:
     """The discarded branches of a session, the oldest first; raises SessionError when there is no such session."""
-    loaded = await runner.ledger.load(agent_id, session_id)
-    if loaded is None:
-        raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
+    current, _ = await runner.ledger.known(agent_id, session_id)
     found = []
-    for document in await runner.ledger.store.scan(BRANCH, prefix=run_prefix(loaded[0])):
+    for document in await runner.ledger.store.scan(BRANCH, prefix=run_prefix(current)):
         content = json.loads(document.body)
         state = read_state(json.dumps(content["state"]))
-        if state.branch != loaded[0].branch:  # else a rollback died before it took place
+        if state.branch != current.branch:  # else a rollback died before it took place
             found.append(
                 Branch(
                     number=state.branch,
@@ -184,16 +182,13 @@ async def branches(runner: AgentRunner, agent_id: str, session_id: str) -> list[
 
 async def _at_rest(runner: AgentRunner, agent_id: str, session_id: str) -> tuple[AgentState, int]:
     """The stored session, unless somebody runs it."""
-    loaded = await runner.ledger.load(agent_id, session_id)
-    if loaded is None:
-        raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
-    state, _ = loaded
+    state, version = await runner.ledger.known(agent_id, session_id)
     left = state.leased_for_s()
     if left:
         raise SessionConflictError(
             f"Session {session_id!r:.80} is running; stop it first, or wait {left:.1f} s if its worker died."
         )
-    return loaded
+    return state, version
 
 
 def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[ExecutedCall]) -> AgentState:

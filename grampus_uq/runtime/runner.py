@@ -12,7 +12,7 @@ import anyio
 
 from grampus_uq.artifacts import prompt_hash, tools_hash
 from grampus_uq.errors import ConfigurationError, SessionError, StoreError, UncertaintyError
-from grampus_uq.gate.call import CallRecord
+from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.preconditions import Precondition
@@ -20,10 +20,10 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalR
 from grampus_uq.monitor import UncertaintyMonitor
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.protocols import ModelClient
-from grampus_uq.records import AgentDefinition, Message, Outcome, TokenUsage, ToolResult
+from grampus_uq.records import AgentDefinition, Message, Outcome, ToolResult
 from grampus_uq.runtime.deciding import apply_expiry, apply_guidance, take_decisions
 from grampus_uq.runtime.hold import Hold
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.state import AgentState, ExecutionResult, PendingSession
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
@@ -34,6 +34,7 @@ from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.unwatched import Unwatched
 from grampus_uq.runtime.watch import CalibrationWatch, finished_run
+from grampus_uq.session import Session
 from grampus_uq.stats.calibration_watch import detector_id
 from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
 from grampus_uq.wire.whole_text import short_text, whole
@@ -123,12 +124,9 @@ class AgentRunner:
         Raises UncertaintyError when the policy aborts the run (its state is stored), SessionError when a session of
         this id is running or waiting, ModelError when the agent's own model fails (`resume` then goes on where it was).
         """
-        result: ExecutionResult | None = None
-        async for event in self.stream(
-            agent_def, user_input, session_id=session_id, messages=messages, metadata=metadata
-        ):
-            result = event.result or result
-        return _ended(result)
+        return await _ended(
+            self.stream(agent_def, user_input, session_id=session_id, messages=messages, metadata=metadata)
+        )
 
     async def stream(
         self,
@@ -168,10 +166,7 @@ class AgentRunner:
         expired. Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the
         session, SessionError when there is none.
         """
-        result: ExecutionResult | None = None
-        async for event in self.stream_resume(agent_id, session_id, human_response, agent_def=agent_def):
-            result = event.result or result
-        return _ended(result)
+        return await _ended(self.stream_resume(agent_id, session_id, human_response, agent_def=agent_def))
 
     async def stream_resume(
         self,
@@ -182,10 +177,7 @@ class AgentRunner:
         agent_def: AgentDefinition | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
         """Like `resume`, step by step."""
-        loaded = await self._let_go(agent_id, session_id)
-        if loaded is None:
-            raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
-        state, version = loaded
+        state, version = await self._let_go(agent_id, session_id)
         if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         agent = agent_def or AgentDefinition.model_validate(state.definition)
@@ -202,17 +194,15 @@ class AgentRunner:
             async for event in events:
                 yield event
 
-    async def _let_go(self, agent_id: str, session_id: str) -> tuple[AgentState, int] | None:
+    async def _let_go(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
         """The stored session; one that this very process holds gets a moment to be let go of by a stream just left."""
-        loaded = await self.ledger.load(agent_id, session_id)
+        state, version = await self.ledger.known(agent_id, session_id)
         for _ in range(_LETTING_GO):
-            if loaded is None or loaded[0].status is not AgentStatus.RUNNING:
-                break
-            if not (loaded[0].worker or "").startswith(self._worker):
+            if state.status is not AgentStatus.RUNNING or not (state.worker or "").startswith(self._worker):
                 break
             await anyio.sleep(0.01)
-            loaded = await self.ledger.load(agent_id, session_id)
-        return loaded
+            state, version = await self.ledger.known(agent_id, session_id)
+        return state, version
 
     async def _answer(self, turn: Turn, response: HumanResponse) -> None:
         state = turn.hold.state
@@ -244,37 +234,44 @@ class AgentRunner:
                 async for event in events:
                     yield event
         except StoppedError as stopped:
-            yield RunEvent(kind="stopped", result=await self._end_stopped(hold, str(stopped)))
+            ended = "Interrupted: the run was ordered to stop."
+            why = ("stopped", {"why": str(stopped)})
+            yield RunEvent(kind="stopped", result=await self.end(hold, StopReason.CANCELLED, unrun=ended, notes=[why]))
         except UncertaintyError:
             raise
         except (Exception, anyio.get_cancelled_exc_class(), GeneratorExit):
             await hold.release()
             raise
 
-    async def _end_stopped(self, hold: Hold, why: str) -> ExecutionResult:
-        state = hold.state
-        state.status = AgentStatus.FAILED
-        state.metadata["stop_reason"] = StopReason.CANCELLED.value
+    async def end(
+        self, hold: Hold, reason: StopReason, why: str | None = None, *, unrun: str = "", notes: Sequence[Note] = ()
+    ) -> ExecutionResult:
+        """Store how a run ended, and say so to the monitor and the calibration watch; calls left over get `unrun`.
+
+        A store that is down is counted: the run stands still all the same, and its lease runs out.
+        """
+        state, session = hold.state, hold.session
+        state.status = AgentStatus.COMPLETED if reason is StopReason.CLEAN else AgentStatus.FAILED
+        state.metadata["stop_reason"] = reason.value
+        if why is not None:
+            state.metadata["error"] = why
         for record in list(state.turn):
-            if record.phase != "settled":
-                state.settle(record, "Interrupted: the run was ordered to stop.", is_error=True)
-        try:
-            await hold.note("stopped", {"why": why})
-            await hold.save()
-        except StoreError:  # it stands still all the same; the lease runs out, and the order holds for who resumes it
-            state.store_failures += 1
-        if hold.session is not None:
-            outcome = Outcome(success=None, stop_reason=StopReason.CANCELLED, time_s=time.time())
-            hold.session.finish(outcome)
-            await self.tell_watch(hold, outcome)
+            if record.phase is not CallPhase.SETTLED:
+                state.settle(record, unrun, is_error=True)
+        ordered = reason in (StopReason.CANCELLED, StopReason.MONITOR_STOP)
+        counted = StopReason.INTERVENED if state.touched and not ordered else reason
+        if session is not None and not ordered:
+            await session.settle()
+        await hold.try_save(*notes)
+        outcome = Outcome(success=None, stop_reason=counted, time_s=time.time())
+        if session is not None:
+            session.finish(outcome)
+            await self._tell_watch(hold, session, outcome)
         return self.result(hold)
 
-    async def tell_watch(self, hold: Hold, outcome: Outcome) -> None:
-        """Tell the calibration watch, if there is one, how a run ended; a store that is down is counted, no more."""
-        watch, session = self.calibration_watch, hold.session
-        if watch is None or session is None or session.profile.detector is None:
-            return
-        if detector_id(session.profile.detector) != watch.detector:
+    async def _tell_watch(self, hold: Hold, session: Session, outcome: Outcome) -> None:
+        watch, detector = self.calibration_watch, session.profile.detector
+        if watch is None or detector is None or detector_id(detector) != watch.detector:
             return
         try:
             await watch.finished(finished_run(session, outcome, touched=hold.state.touched))
@@ -354,18 +351,7 @@ class AgentRunner:
         unclassified = self.effects.unclassified()
         if unclassified:
             metadata["unclassified_tools"] = unclassified
-        return ExecutionResult(
-            status=state.status,
-            output=state.output,
-            messages=list(state.messages),
-            tool_calls_made=state.tool_calls_made,
-            token_usage=state.total_token_usage or TokenUsage(),
-            duration_seconds=state.active_s,
-            steps_taken=state.current_step,
-            metadata=metadata,
-            pending=state.pending(),
-            session_id=state.session_id,
-        )
+        return state.result(metadata)
 
     async def _fresh(
         self, agent: AgentDefinition, session_id: str, metadata: dict[str, Any] | None
@@ -417,7 +403,10 @@ def _storable(state: AgentState) -> None:
         raise ConfigurationError.of("messages and metadata", "AgentRunner.run", rule, what) from error
 
 
-def _ended(result: ExecutionResult | None) -> ExecutionResult:
+async def _ended(events: AsyncGenerator[RunEvent, None]) -> ExecutionResult:
+    result: ExecutionResult | None = None
+    async for event in events:
+        result = event.result or result
     if result is None:
         raise SessionError("The run ended without a result.")
     return result

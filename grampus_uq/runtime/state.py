@@ -173,6 +173,21 @@ class AgentState(BaseModel):
                 return
         self.messages.append(result)
 
+    def result(self, metadata: dict[str, Any]) -> ExecutionResult:
+        """What the run came to so far."""
+        return ExecutionResult(
+            status=self.status,
+            output=self.output,
+            messages=list(self.messages),
+            tool_calls_made=self.tool_calls_made,
+            token_usage=self.total_token_usage or TokenUsage(),
+            duration_seconds=self.active_s,
+            steps_taken=self.current_step,
+            metadata=metadata,
+            pending=self.pending(),
+            session_id=self.session_id,
+        )
+
     def propose(self, content: str, calls: list[ToolCall], step_id: str) -> None:
         """Append the model's message, and for every call a placeholder: the transcript is valid from here on."""
         self.messages.append(Message(role=Role.ASSISTANT, content=content, tool_calls=tuple(calls)))

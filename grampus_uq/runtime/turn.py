@@ -10,9 +10,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from functools import partial
 from typing import Any
-
-import anyio
 
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import (
@@ -33,6 +32,7 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.records import ToolResult
+from grampus_uq.runtime.beside import side_by_side
 from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stopping import StoppedError
@@ -181,26 +181,15 @@ class Turn:
         """Run every cleared call, side by side, each once; yields the results when all are there, in order."""
         runnable = await self._announce(await self._start())
         results: dict[int, ToolResult] = {}
-        failures: list[Exception] = []
 
         async def run(index: int, record: CallRecord) -> None:
-            try:
-                result = await self._run_one(record)
-            except Exception as error:  # noqa: BLE001 (raised below: it must not cut off siblings that are running)
-                failures.append(error)
-                return
+            result = await self._run_one(record)
             if result is not None:
                 results[index] = result
 
-        async def run_all() -> None:
-            async with anyio.create_task_group() as group:
-                for index, record in enumerate(runnable):
-                    group.start_soon(run, index, record)
-            if failures:
-                raise failures[0]
-
-        if runnable:
-            await self.hold.watched(run_all)
+        works = [partial(run, index, record) for index, record in enumerate(runnable)]
+        if works:  # a failure must not cut off siblings that are running
+            await self.hold.watched(lambda: side_by_side(works, finish=True))
         for index in sorted(results):
             yield runnable[index], results[index]
 
@@ -261,26 +250,19 @@ class Turn:
         record = self._state.record(record)  # a sub-agent's may have been changed meanwhile
         if isinstance(outcome, list):  # a sub-agent waits: its requests are this call's
             self._state.keep(record.change(phase=CallPhase.WAITING, requests=tuple(outcome)))
-            await self._keep()
+            await self.hold.try_save()
             return None
         self._state.settle(record, outcome.text(), is_error=outcome.is_error)
         self._state.tool_calls_made += 1
         if self.hold.session is not None:
             self.hold.session.observe_tool_result(record.call.id, outcome.text(), is_error=outcome.is_error)
         if record.effect is not Effect.READ:
-            await self._keep(note=("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
+            await self.hold.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
         return outcome
 
     def notes(self) -> list[str]:
         """What the model has to know beside the results of this turn: which arguments a human changed."""
         return [note for record in self._state.turn if record.cleared_by is not None and (note := edit_note(record))]
-
-    async def _keep(self, note: tuple[str, dict[str, Any]] | None = None) -> None:
-        """Save at once what happened; when the store is down it is still in memory and saved with the next step."""
-        try:
-            await self.hold.save(*([] if note is None else [note]))
-        except StoreError:
-            self._state.metadata["store_failures"] = int(self._state.metadata.get("store_failures", 0)) + 1
 
     def facts(self, record: CallRecord) -> dict[str, Any]:
         """What the audit says of a call: no arguments, only their digest, and by whose word it runs."""

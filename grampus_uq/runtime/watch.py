@@ -13,20 +13,19 @@ that dies in between leaves nothing that the next one would count again or lose.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
 from urllib.parse import quote
 
 import anyio
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictBool, field_validator
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.records import Outcome
 from grampus_uq.runtime.store import Document, SessionStore
 from grampus_uq.session import Session
-from grampus_uq.stats import json_reading as read
 from grampus_uq.stats.calibration_watch import (
     CalibrationWatchState,
     Variant,
@@ -44,6 +43,7 @@ __all__ = ["CalibrationWatch", "FinishedRun", "finished_run", "label_run", "stor
 
 _WATCH, _RUN = "watch", "watch-run"
 _TRIES = 100
+Read = TypeVar("Read", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class CalibrationWatch:
     async def statuses(self) -> tuple[WatchStatus, ...]:
         """What is known now, by all workers; StoreError when the store cannot be reached."""
         found = await self._store.get(_WATCH, self._fresh.detector)
-        return self._seen(self._fresh if found is None else _stored(found).state)
+        return self._seen(self._fresh if found is None else _read(_Stored, found).state)
 
     async def finished(self, run: FinishedRun) -> tuple[WatchStatus, ...]:
         """Take a finished run, once; told again it changes nothing, but a label that was missing is taken.
@@ -163,7 +163,9 @@ class CalibrationWatch:
 
 async def stored_statuses(store: SessionStore) -> list[WatchStatus]:
     """What every watch in a store has found, by detector."""
-    return [status for document in await store.scan(_WATCH) for status in watch_statuses(_stored(document).state)]
+    return [
+        status for document in await store.scan(_WATCH) for status in watch_statuses(_read(_Stored, document).state)
+    ]
 
 
 async def label_run(store: SessionStore, run_id: str, success: bool) -> list[WatchStatus]:
@@ -173,21 +175,51 @@ async def label_run(store: SessionStore, run_id: str, success: bool) -> list[Wat
     """
     found: list[WatchStatus] = []
     for document in await store.scan(_WATCH):
-        state = _stored(document).state
+        state = _read(_Stored, document).state
         known = await store.get(_RUN, _run_key(state, run_id))
         if known is not None:
-            run = _run_from_json(run_id, known.body)[0]
-            statuses, _ = await _take(store, state, replace(run, success=success))
+            run = _read(_Known, known)
+            told = FinishedRun(run_id=run_id, log_peak=run.log_peak, touched=run.touched, success=success)
+            statuses, _ = await _take(store, state, told)
             found += statuses
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stored:
+class _Known(BaseModel):
+    """The document of one run: its evidence as it was told first, its newest label, and the variants that count it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    v: Literal[1] = 1
+    log_peak: float
+    touched: bool
+    success: StrictBool | None
+    counted: tuple[Variant, ...] = ()
+
+    @field_validator("log_peak")
+    @classmethod
+    def _is_a_number(cls, value: float) -> float:
+        if math.isnan(value):
+            raise ValueError("not a number")
+        return value
+
+    def belongs_to(self) -> list[Variant]:
+        natural = self.success is True and not self.touched
+        return [Variant.SUCCESSES, Variant.ALL_RUNS] if natural else [Variant.ALL_RUNS]
+
+
+class _Stored(BaseModel):
     """The document of one watch: its state, and the runs that its newest version counted, with their variants."""
 
-    state: CalibrationWatchState
-    counted: Mapping[str, tuple[Variant, ...]]
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    v: Literal[1] = 1
+    state: Annotated[
+        CalibrationWatchState,
+        BeforeValidator(lambda state: state if isinstance(state, CalibrationWatchState) else watching_from_json(state)),
+        PlainSerializer(watching_to_json),
+    ]
+    counted: dict[str, tuple[Variant, ...]] = Field(default_factory=dict)
 
 
 async def _take(
@@ -197,120 +229,60 @@ async def _take(
     for attempt in range(_TRIES):
         try:
             found = await store.get(_WATCH, fresh.detector)
-            version, stored = (
-                (0, _Stored(state=fresh, counted={})) if found is None else (found.version, _stored(found))
-            )
+            stored = _Stored(state=fresh) if found is None else _read(_Stored, found)
             for counted_id, variants in stored.counted.items():
-                await _mark(store, stored.state, counted_id, variants)
-            known, counted = await _remember(store, stored.state, run)
-            missing = [variant for variant in _belongs_to(known) if variant not in counted]
+                if await _remember(store, stored.state, counted_id, counted=variants) is None:
+                    raise StoreError(f"The watch counted run {counted_id!r:.80}, whose document is gone.")
+            told = _Known(log_peak=run.log_peak, touched=run.touched, success=run.success)
+            known = await _remember(store, stored.state, run.run_id, told) or told
+            missing = [variant for variant in known.belongs_to() if variant not in known.counted]
             if not missing:
                 return watch_statuses(stored.state), False
             state = stored.state
             for variant in missing:
-                state = take_run(state, variant, known.run_id, known.log_peak)
-            body = _written(_Stored(state=state, counted={known.run_id: tuple(missing)}))
+                state = take_run(state, variant, run.run_id, known.log_peak)
+            body = _Stored(state=state, counted={run.run_id: tuple(missing)}).model_dump_json()
             statuses = watch_statuses(state)
             label = "alarmed" if any(status.alarmed for status in statuses) else "quiet"
-            await store.put(_WATCH, fresh.detector, body, expected=version, label=label)
+            await store.put(_WATCH, fresh.detector, body, expected=0 if found is None else found.version, label=label)
             return statuses, True
         except SessionConflictError:  # another worker was first: look again at what it wrote
             await anyio.sleep(min(0.001 * attempt, 0.05))
     raise StoreError(f"The watch could not take run {run.run_id!r:.80}: {_TRIES} times another worker was first.")
 
 
-def _belongs_to(run: FinishedRun) -> list[Variant]:
-    natural = run.success is True and not run.touched
-    return [Variant.SUCCESSES, Variant.ALL_RUNS] if natural else [Variant.ALL_RUNS]
-
-
 async def _remember(
-    store: SessionStore, state: CalibrationWatchState, run: FinishedRun
-) -> tuple[FinishedRun, tuple[Variant, ...]]:
-    """Store what is known of the run, and return it with the variants that count it: the evidence that was told first,
-    the newest label, and touched once touched.
-    """
-    key = _run_key(state, run.run_id)
-    found = await store.get(_RUN, key)
-    if found is None:
-        await store.put(_RUN, key, _run_to_json(run, ()), expected=0)
-        return run, ()
-    known, counted = _run_from_json(run.run_id, found.body)
-    merged = replace(
-        known,
-        touched=known.touched or run.touched,
-        success=known.success if run.success is None else run.success,
-    )
-    if merged != known:
-        await store.put(_RUN, key, _run_to_json(merged, counted), expected=found.version)
-    return merged, counted
-
-
-async def _mark(store: SessionStore, state: CalibrationWatchState, run_id: str, variants: Sequence[Variant]) -> None:
-    """Write into a run's document that it is counted; nothing to do where it says so already."""
+    store: SessionStore,
+    state: CalibrationWatchState,
+    run_id: str,
+    told: _Known | None = None,
+    *,
+    counted: Sequence[Variant] = (),
+) -> _Known | None:
+    """Store what is told of a run, and by which variants it is counted; what is known of it now, None for nothing."""
     key = _run_key(state, run_id)
     found = await store.get(_RUN, key)
-    if found is None:
-        raise StoreError(f"The watch counted run {run_id!r:.80}, whose document is gone.")
-    run, counted = _run_from_json(run_id, found.body)
-    merged = tuple(variant for variant in Variant if variant in counted or variant in variants)
-    if merged != counted:
-        await store.put(_RUN, key, _run_to_json(run, merged), expected=found.version)
+    known = told if found is None else _read(_Known, found)
+    if known is None:
+        return None
+    merged = known.model_copy(
+        update={
+            "touched": known.touched or (told is not None and told.touched),
+            "success": known.success if told is None or told.success is None else told.success,
+            "counted": tuple(variant for variant in Variant if variant in known.counted or variant in counted),
+        }
+    )
+    if found is None or merged != known:
+        await store.put(_RUN, key, merged.model_dump_json(), expected=0 if found is None else found.version)
+    return merged
 
 
 def _run_key(state: CalibrationWatchState, run_id: str) -> str:
     return f"{state.detector}/{quote(run_id, safe='', errors='surrogatepass')}"
 
 
-def _run_to_json(run: FinishedRun, counted: Sequence[Variant]) -> str:
-    return json.dumps(
-        {
-            "v": 1,
-            "log_peak": read.written(run.log_peak),
-            "touched": run.touched,
-            "success": run.success,
-            "counted": [variant.value for variant in counted],
-        }
-    )
-
-
-def _run_from_json(run_id: str, body: str) -> tuple[FinishedRun, tuple[Variant, ...]]:
+def _read(model: type[Read], document: Document) -> Read:
     try:
-        fields = _versioned(body, {"v", "log_peak", "touched", "success", "counted"})
-        counted = read.items(fields["counted"], "counted", read.text)
-        success = fields["success"]
-        if success is not None and not isinstance(success, bool):
-            raise ConfigurationError.of("success", "from_json", "true, false or null", success)
-        run = FinishedRun(
-            run_id=run_id,
-            log_peak=read.extended(fields["log_peak"], "log_peak"),
-            touched=bool(fields["touched"]),
-            success=success,
-        )
-        return run, tuple(Variant(name) for name in counted)
-    except ValueError as error:
-        raise StoreError(f"The watch's document of run {run_id!r:.80} cannot be read: {error}") from error
-
-
-def _written(stored: _Stored) -> str:
-    counted = {run_id: [variant.value for variant in variants] for run_id, variants in stored.counted.items()}
-    return json.dumps({"v": 1, "state": watching_to_json(stored.state), "counted": counted})
-
-
-def _stored(document: Document) -> _Stored:
-    try:
-        fields = _versioned(document.body, {"v", "state", "counted"})
-        counted = {
-            str(run_id): tuple(Variant(name) for name in read.items(names, "counted", read.text))
-            for run_id, names in dict(fields["counted"]).items()
-        }
-        return _Stored(state=watching_from_json(fields["state"]), counted=counted)
+        return model.model_validate_json(document.body)
     except (TypeError, ValueError) as error:
-        raise StoreError(f"The watch {document.key!r:.80} cannot be read: {error}") from error
-
-
-def _versioned(body: str, keys: set[str]) -> Mapping[str, Any]:
-    fields = read.mapping(json.loads(body), "document", keys)
-    if fields["v"] != 1:
-        raise ConfigurationError.of("v", "from_json", "1; a newer version wrote it", fields["v"])
-    return fields
+        raise StoreError(f"The {document.kind} {document.key!r:.80} cannot be read: {str(error)[:500]}") from error

@@ -233,6 +233,21 @@ async def test_a_document_that_cannot_be_read_is_a_store_error(body: str) -> Non
         await watch.statuses()
 
 
+async def test_a_run_that_an_earlier_release_stored_is_read_and_evidence_that_is_no_number_is_not() -> None:
+    store, watched = MemoryStore(), detector()
+    watch = CalibrationWatch(store, watched)
+    await watch.finished(FinishedRun(run_id="a", log_peak=0.0))
+    for peak, expected in (('"-inf"', 0), ('"nan"', 1)):
+        body = f'{{"v": 1, "log_peak": {peak}, "touched": false, "success": null, "counted": []}}'
+        await store.put("watch-run", f"{watch.detector}/{peak[1:-1]}", body, expected=0)
+        if expected:
+            with pytest.raises(StoreError, match="cannot be read"):
+                await watch.finished(FinishedRun(run_id=peak[1:-1], log_peak=1.0))
+        else:
+            statuses = await watch.finished(FinishedRun(run_id=peak[1:-1], log_peak=math.inf))
+            assert of(statuses, Variant.ALL_RUNS).runs == 2
+
+
 async def test_endless_conflicts_end_in_a_store_error() -> None:
     class Busy(MemoryStore):
         async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
