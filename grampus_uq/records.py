@@ -66,13 +66,16 @@ T = TypeVar("T")
 _frozen = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
 
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def canonical_json(value: Any) -> str:
     """Write a JSON value in one way only: keys sorted at every depth, no spaces, no NaN.
 
     >>> canonical_json({"b": 1, "a": {"d": [2], "c": None}})
     '{"a":{"c":null,"d":[2]},"b":1}'
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 class ToolCall(BaseModel):

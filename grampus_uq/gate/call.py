@@ -165,10 +165,14 @@ class CallRecord(BaseModel):
     @property
     def cleared_here(self) -> bool:
         """True when this process, or one whose seal held, cleared just this call at just this step."""
-        return self._cleared_here is not None and self._cleared_here == self._identity()
+        return self.cleared_here_for(self.call)
 
-    def _identity(self) -> str:
-        return canonical_json([self.step_id, self.call.id, self.call.name, self.call.arguments])
+    def cleared_here_for(self, call: ToolCall) -> bool:
+        """True when what was cleared so is exactly this call."""
+        return self._cleared_here is not None and self._cleared_here == self._identity(call)
+
+    def _identity(self, call: ToolCall) -> str:
+        return canonical_json([self.step_id, call.id, call.name, call.arguments])
 
     def key(self, run_id: str) -> str:
         """Idempotency key: the same for every attempt at this logical call of this run, different for any other."""
@@ -202,7 +206,7 @@ def doubt_of(judged: StepUncertainty | Verdict) -> Doubt:
 def cleared(record: CallRecord, by: str = "monitor") -> CallRecord:
     """Let through without anybody's decision: good in this process only."""
     new = record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None)
-    new._cleared_here = new._identity()
+    new._cleared_here = new._identity(new.call)
     return new
 
 
@@ -381,7 +385,7 @@ def restored(
     if believed:
         new = record.change()
         if new.phase in (CallPhase.CLEARED, CallPhase.STARTED) and not new.decisions and new.grant is None:
-            new._cleared_here = new._identity()
+            new._cleared_here = new._identity(new.call)
         return new
     if record.phase is CallPhase.SETTLED:
         return record

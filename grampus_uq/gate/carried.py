@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grampus_uq.gate.call import CallPhase, CallRecord, settled, told
+from grampus_uq.gate.call import CallPhase, CallRecord, decided, settled, told
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records import ToolCall
 
-__all__ = ["read_record", "write_record"]
+__all__ = ["read_decided", "read_record", "write_record"]
 
 _OF_VERSION_1 = {"decided": CallPhase.WAITING, "released": CallPhase.SETTLED}
 
@@ -44,3 +44,15 @@ def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
     if said is not None and said.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
         return settled(record, told(said), is_error=said.kind is ApprovalKind.REJECT)
     return record if record.phase is not CallPhase.SETTLED else record.change(requests=())
+
+
+def read_decided(item: Mapping[str, Any]) -> CallRecord:
+    """The record of a call that a human decided on, out of what stands beside a turn until the next one: "record".
+
+    In the first version: "call" and "decision".
+    """
+    if "record" in item:
+        return read_record(item["record"])
+    call = ToolCall.model_validate(item["call"])
+    decision = ApprovalDecision.model_validate(item["decision"])
+    return decided(CallRecord(proposed=call, call=call, step_id=""), [decision])

@@ -36,16 +36,16 @@ def check_clearance(
     if record.decisions:
         _check_decisions(record, call, terms, approvals)
         return
-    if not _same(call, record.call):
-        raise ApprovalError("another call is about to run than the one that was let through")
     if record.grant is not None:
         approvals.check_grant(record.grant)
         covers = record.grant.covers(call, agent_id=terms.agent_id, session_id=terms.session_id, now_s=now_s)
-        if not covers or not _same(call, record.proposed):
+        if not covers or not _same(call, record.proposed) or not _same(call, record.call):
             raise ApprovalError("the grant does not cover the call")
         return
-    if not record.cleared_here:
-        raise ApprovalError("nobody whose word counts here let the call through")
+    if not record.cleared_here_for(call):
+        same = _same(call, record.call)
+        whose = "nobody whose word counts here let the call through"
+        raise ApprovalError(whose if same else "another call is about to run than the one that was let through")
     if not terms.vouched and effect not in HARMLESS:
         raise ApprovalError("the belief that let it through came from outside without a seal that holds")
 

@@ -15,9 +15,9 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pydantic import ValidationError
 
@@ -27,6 +27,7 @@ from grampus_uq import (
     ApprovalKind,
     ApprovalPolicy,
     ApprovalRequest,
+    ConfigurationError,
     DataError,
     Message,
     Outcome,
@@ -63,7 +64,7 @@ from grampus_uq.wire import NO_TOKENS, TokenStream
 if TYPE_CHECKING:
     from grampus_uq.protocols import ModelClient
 
-__all__ = ["VERSION", "Belief", "Carried", "Held", "ModelTurn", "Precondition", "Turn", "TurnJudge", "requests_of"]
+__all__ = ["VERSION", "Belief", "Carried", "Held", "ModelTurn", "Settings", "Turn", "TurnJudge", "requests_of"]
 
 Belief = dict[str, Any]
 Turn = dict[str, Any]
@@ -77,6 +78,25 @@ _TAGS = itertools.count()
 _PROCESS = uuid.uuid4().hex
 STOPPED = "Not executed: the run was stopped ({why})."
 _FIRST: Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
+
+
+class Settings(TypedDict, total=False):
+    """What an adapter is told beside its monitor.
+
+    model_client: whom the monitor's signals may ask; None reads only what came with the model's answer.
+    agent_id: names the agent in records.
+    effects: what the tools do to the world; beside it holds the policy's `irreversible_tool_names`.
+    approvals: who may decide, how decisions are signed, when they expire.
+    precondition: asked when a call was approved; a text says why it must not run now, and it is asked again.
+    advisory: stop nothing, record what would be stopped (the default).
+    """
+
+    model_client: ModelClient | None
+    agent_id: str
+    effects: ToolEffects | None
+    approvals: ApprovalPolicy | None
+    precondition: Precondition | None
+    advisory: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,17 +125,19 @@ class Carried:
 
     def record(self, call: ToolCall) -> CallRecord | None:
         """The record of this call: proposed, or edited by a human, with just this id, name and arguments."""
-        found = (r for r in self.records if r.proposed.id == call.id and r.proposed.name == call.name)
-        return next((r for r in found if call.arguments in (r.proposed.arguments, r.call.arguments)), None)
+        for record in self.records:
+            proposed = record.proposed
+            if (proposed.id, proposed.name) == (call.id, call.name) and (
+                call.arguments == proposed.arguments or call.arguments == record.call.arguments
+            ):
+                return record
+        return None
 
 
 class TurnJudge:
-    """The frozen wiring of an adapter; any number of runs share it.
+    """The frozen wiring of an adapter (see `Settings`); any number of runs share it.
 
-    `model_client` is whom the monitor's signals may ask (None: only what came with the answer is read). `effects` says
-    what tools do to the world, `approvals` who may decide and how, `precondition` is asked when a call was approved.
-    `advisory` stops nothing, and records what would be. `schemas` holds the JSON schemas of tools that the adapter
-    knows: a human's edit is checked against them.
+    `schemas` gives the JSON schemas of tools that the adapter knows: a human's edit is checked against them.
     """
 
     def __init__(
@@ -133,12 +155,12 @@ class TurnJudge:
         self.model_client = model_client
         self.agent_id = agent_id
         self.advisory = advisory
-        self.schemas: dict[str, Mapping[str, Any]] = {}
+        self.schemas: dict[str, Callable[[], Mapping[str, Any]]] = {}
         self.gate = Gate(
             approvals=approvals,
             effects=effects,
             precondition=precondition,
-            schema_of=lambda name: self.schemas.get(name),
+            schema_of=lambda name: self.schemas[name]() if name in self.schemas else None,
         )
         self._at_hand: OrderedDict[str, tuple[str, Carried]] = OrderedDict()
         self._lock = threading.Lock()
@@ -151,62 +173,67 @@ class TurnJudge:
     # -- carried state --------------------------------------------------------------------------------------------
 
     def take(self, session_id: str, place: str, held: Held | None, *, to_judge: bool = False) -> Carried:
-        """Take up carried state; a new session without any. Raises DataError on state of another version.
+        """Take up carried state; a new session without any, and in advisory mode instead of what is none.
 
         The state alone decides. State that this process made is taken up as this process knows it, which saves reading
         it again and leaves nothing of it to forge. `place` is what the framework, not the state, calls the run: the
         seal is bound to it. With `to_judge` nothing is left at hand: a step that fails half-way begins from the state.
+
+        Raises:
+            DataError: state of another version, or that is none.
         """
-        repeats = (held or {}).get("repeats", ())  # of a fork: beside the seal, because it can only make more calls ask
-        known = self._at_hand_of(held, to_judge=to_judge)
-        if known is not None:
-            return (
-                replace(known, belief={**known.belief, "repeats": [*known.belief["repeats"], *repeats]})
-                if repeats
-                else known
-            )
-        belief = {**_FIRST, **((held or {}).get("belief") or {})}
-        belief["repeats"] = [*belief["repeats"], *repeats]
-        if belief.get("v", VERSION) not in _READABLE:
-            raise DataError(f"version {belief.get('v')!r:.40} is not {VERSION}", field="v")
-        believed = held is None or held.get("belief") is None or self.believes(place, held)
-        belief["vouched"] = bool(belief["vouched"]) and believed
-        snapshot = belief.get("session")
+        try:
+            return self._taken(session_id, place, held or {}, to_judge)
+        except (AttributeError, ConfigurationError, DataError, KeyError, TypeError, ValueError) as error:
+            if self.acts:
+                raise (
+                    error if isinstance(error, DataError) else DataError(f"no carried state: {error!r:.200}")
+                ) from error
+            return self._taken(session_id, place, {}, to_judge)
+
+    def _taken(self, session_id: str, place: str, held: Held, to_judge: bool) -> Carried:
+        given: Belief = held.get("belief") or {}
+        repeats = [str(digest) for digest in held.get("repeats", ())]  # of a fork: it can only make more calls ask
+        snapshot = given.get("session")
         if snapshot is not None:  # a sub-graph that shares its parent's state goes on with its session
             session_id = snapshot["state"]["session_id"]
+            with self._lock:
+                tag, known = self._at_hand.get(session_id, ("", None))
+                if known is not None and tag == given.get("tag"):
+                    if to_judge:
+                        del self._at_hand[session_id]
+                    belief = known.belief
+                    return (
+                        replace(known, belief={**belief, "repeats": belief["repeats"] + repeats}) if repeats else known
+                    )
+        if given.get("v", VERSION) not in _READABLE:
+            raise DataError(f"version {given.get('v')!r:.40} is not {VERSION}", field="v")
+        believed = not given or self.believes(place, held)
+        belief = {**_FIRST, **given}
+        belief |= {"turns": int(belief["turns"]), "rejected": list(belief["rejected"])}
+        belief |= {"repeats": [*belief["repeats"], *repeats], "vouched": belief["vouched"] is True and believed}
         session = self.monitor.session(session_id, self.agent_id, snapshot=snapshot, advisory=self.advisory)
         terms = self.gate.terms(session.agent_id, session.session_id, session.profile.policy, vouched=belief["vouched"])
-        turn = (held or {}).get("turn")
+        turn = held.get("turn")
         carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
         return replace(carried, records=self.restored(carried, turn["calls"] if turn else (), believed=believed))
 
     def restored(self, carried: Carried, entries: Iterable[Any], *, believed: bool) -> tuple[CallRecord, ...]:
         """Records out of carried JSON values, each worth what the seal, or its own decisions, make it worth."""
-        now_s = time.time()
-        return tuple(
-            restored(
-                read_record(entry, f"llm_{max(0, carried.belief['turns'] - 1)}"),
-                carried.terms,
-                self.gate.approvals,
-                now_s,
-                believed=believed,
-            )
-            for entry in entries
-        )
+        now_s, step_id = time.time(), f"llm_{max(0, carried.belief['turns'] - 1)}"
+        records = [read_record(entry, step_id) for entry in entries]
+        policy = self.gate.approvals
+        return tuple(restored(record, carried.terms, policy, now_s, believed=believed) for record in records)
 
     def held(self, carried: Carried) -> dict[str, Any]:
         """What the framework is to keep: belief, turn and seal."""
-        belief = {
-            **carried.belief,
-            "v": VERSION,
-            "tag": f"{_PROCESS}-{next(_TAGS)}",
-            "session": carried.session.snapshot(latest=0),
-        }
+        tag = f"{_PROCESS}-{next(_TAGS)}"
+        belief = {**carried.belief, "v": VERSION, "tag": tag, "session": carried.session.snapshot(latest=0)}
         turn = carried.turn
         if turn is not None:
             turn = {**turn, "calls": [write_record(record) for record in carried.records]}
         with self._lock:
-            self._at_hand[carried.session.session_id] = belief["tag"], replace(carried, belief=belief)
+            self._at_hand[carried.session.session_id] = tag, replace(carried, belief=belief)
             while len(self._at_hand) > _MAX_AT_HAND:
                 self._at_hand.popitem(last=False)
         return self.sealed(carried.place, {"belief": belief, "turn": turn})
@@ -227,20 +254,6 @@ class TurnJudge:
         """What this process knows of a session, for hooks that see nothing of the framework's state."""
         with self._lock:
             return self._at_hand.get(session_id, ("", None))[1]
-
-    def _at_hand_of(self, held: Held | None, *, to_judge: bool) -> Carried | None:
-        belief = (held or {}).get("belief") or {}
-        snapshot = belief.get("session")
-        if not isinstance(snapshot, Mapping) or not isinstance(snapshot.get("state"), Mapping):
-            return None
-        session_id = snapshot["state"].get("session_id")
-        with self._lock:
-            tag, known = self._at_hand.get(session_id, ("", None))
-            if known is None or tag != belief.get("tag"):
-                return None
-            if to_judge:
-                del self._at_hand[session_id]
-            return known
 
     # -- judging --------------------------------------------------------------------------------------------------
 
@@ -263,9 +276,7 @@ class TurnJudge:
         doubt = doubt_of(step)
         stopped = _why(doubt) if action is UncertaintyAction.ABORT else None
         records: list[CallRecord] = []
-        for call in said.calls:
-            if stopped is not None:
-                break
+        for call in said.calls if stopped is None else ():
             record, verdict = await self.gate.judge(
                 CallRecord(proposed=call, call=call, step_id=step_id),
                 session,
@@ -276,14 +287,13 @@ class TurnJudge:
             )
             records.append(record)
             if verdict is UncertaintyAction.ABORT:
-                stopped = self._stop_reason(session, doubt)
+                latest = session.summary()["decision"] or {}
+                stopped = f"{latest.get('level', doubt.level.value)}: {latest.get('reasoning') or doubt.reason}"
+                break
         asked_review = None
         if stopped is not None:
-            text = STOPPED.format(why=stopped)
-            records = [
-                settled(CallRecord(proposed=call, call=call, step_id=step_id), text, is_error=True)
-                for call in said.calls
-            ]
+            unrun = [CallRecord(proposed=call, call=call, step_id=step_id) for call in said.calls]
+            records = [settled(record, STOPPED.format(why=stopped), is_error=True) for record in unrun]
             session.finish(Outcome(success=None, stop_reason=StopReason.MONITOR_STOP, time_s=time.time()))
         elif action is UncertaintyAction.PAUSE_FOR_HUMAN and not said.calls:
             request = review(carried.terms, self.gate.approvals, doubt, step_id, time.time())
@@ -303,11 +313,6 @@ class TurnJudge:
         }
         return replace(carried, belief={**belief, "turns": belief["turns"] + 1}, turn=turn, records=tuple(records))
 
-    @staticmethod
-    def _stop_reason(session: Session, doubt: Doubt) -> str:
-        latest = session.summary()["decision"] or {}
-        return f"{latest.get('level', doubt.level.value)}: {latest.get('reasoning') or doubt.reason}"
-
     def judge_late(self, carried: Carried, call: ToolCall) -> CallRecord:
         """The record of a call that the model's turn did not hold (another hook changed it): judged, not committed."""
         record = CallRecord(proposed=call, call=call, step_id=carried.turn["step_id"] if carried.turn else "llm_0")
@@ -324,13 +329,10 @@ class TurnJudge:
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    async def decide(
-        self, carried: Carried, answer: Any
-    ) -> tuple[Carried, list[tuple[ApprovalDecision, ToolCall | None]], list[str]]:
-        """Take what a human answered to the turn's requests.
+    async def decide(self, carried: Carried, answer: Any) -> tuple[Carried, list[str]]:
+        """Take what a human answered to the turn's requests: the state after it, and why decisions were refused.
 
-        Returns the state after it, the decisions that settled something, each with its call, and why others were
-        refused: what was refused waits on, under a new request where the old one can never hold again (expired, or its
+        What was refused waits on, under a new request where the old one can never hold again (expired, or its
         precondition failed). One of two approvals that are required is kept until the other comes.
         """
         given, refusals = _decisions(answer)
@@ -342,21 +344,17 @@ class TurnJudge:
         turn: Turn = dict(carried.turn or {})
         arrived = [(ApprovalDecision.model_validate(one), at) for one, at in turn.get("arrived", ())]
         arrived += [(decision, now_s) for decision in given if decision.request_id in known]
-        accepted: list[tuple[ApprovalDecision, ToolCall | None]] = []
         records = []
         for record in carried.records:
             after, why = await self._decided(record, carried.terms, _on(record.requests, arrived), now_s)
             refusals += why
-            if after.phase is not record.phase:
-                accepted += [(decision, record.proposed) for decision in after.decisions]
             records.append(after)
         if turn.get("review") is not None:
             request = ApprovalRequest.model_validate(turn["review"])
             holding, refused = self.gate.approvals.holding(request, _on([request], arrived))
             refusals += [why for _, why in refused]
-            accepted += [(decision, None) for decision in holding]
             if holding:
-                turn |= {"review": None, "reviewed": holding[0].model_dump(mode="json")}
+                turn |= {"review": None, "reviewed": [decision.model_dump(mode="json") for decision in holding]}
             elif request.expired(now_s):
                 doubt = Doubt(
                     level=request.level, rule=request.rule, reason=request.reason, guarantee=request.guarantee
@@ -366,7 +364,7 @@ class TurnJudge:
         after_all = replace(carried, turn=turn, records=tuple(records))
         still = {request["id"] for request in requests_of(after_all)}
         turn["arrived"] = [(d.model_dump(mode="json"), at) for d, at in arrived if d.request_id in still]
-        return after_all, accepted, refusals
+        return after_all, refusals
 
     async def _decided(
         self, record: CallRecord, terms: Terms, arrived: Sequence[tuple[ApprovalDecision, float]], now_s: float
@@ -383,32 +381,36 @@ class TurnJudge:
                 return self.gate.void(after, terms, why), [*refusals, f"The approval is void: {why}"]
         return after, refusals
 
-    def record(self, carried: Carried, accepted: Iterable[tuple[ApprovalDecision, ToolCall | None]]) -> Carried:
-        """Take decisions that hold, each with the call that it is on, into the belief and the recording."""
-        rejected = list(carried.belief["rejected"])
-        for decision, call in accepted:
+    def record(self, carried: Carried, decided: Iterable[CallRecord]) -> Carried:
+        """Take what humans decided on these calls, and on the turn's answer, into the belief and the recording."""
+        said = [(decision, record.proposed) for record in decided for decision in record.decisions]
+        turn, rejected = dict(carried.turn or {}), list(carried.belief["rejected"])
+        if not said and "reviewed" not in turn:
+            return carried
+        reviewed = [ApprovalDecision.model_validate(one) for one in turn.pop("reviewed", None) or ()]
+        for decision, call in [*said, *((one, None) for one in reviewed)]:
             carried.session.record_decision(
                 decision.kind.value,
                 principal=decision.principal,
-                step_id=None if carried.turn is None else carried.turn["step_id"],
+                step_id=turn.get("step_id"),
                 call=call,
                 message=decision.message,
             )
             if call is not None and decision.kind is ApprovalKind.REJECT:
                 rejected.append(call.digest())
-        return replace(carried, belief={**carried.belief, "rejected": rejected[-MAX_REJECTED:]})
+        belief = {**carried.belief, "rejected": rejected[-MAX_REJECTED:]}
+        return replace(carried, belief=belief, turn=turn if reviewed else carried.turn)
 
     # -- running --------------------------------------------------------------------------------------------------
 
     def clears(self, carried: Carried, record: CallRecord | None, call: ToolCall) -> bool:
         """The check at the moment of running: True when exactly this call may run now."""
-        if record is None:
-            return False
         try:
-            self.gate.check(record, call, carried.terms, None, carried.session.profile.policy)
-        except ApprovalError:
+            if record is not None:
+                self.gate.check(record, call, carried.terms, None, carried.session.profile.policy)
+        except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are no JSON
             return False
-        return True
+        return record is not None
 
 
 def requests_of(carried: Carried) -> list[dict[str, Any]]:

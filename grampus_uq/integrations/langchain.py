@@ -14,54 +14,46 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Awaitable, Callable, Generator, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
-from grampus_uq import (
-    ApprovalDecision,
-    ApprovalPolicy,
-    MissingDependencyError,
-    ToolCall,
-    ToolEffects,
-    UncertaintyMonitor,
-)
+from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.carried import read_decided, write_record
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import Carried, Precondition, TurnJudge, requests_of
-from grampus_uq.integrations.langchain_messages import last_answer, observe_between, read_call, read_turn
-
-try:
-    from typing import NotRequired
-
-    from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, hook_config
-    from langchain.agents.middleware.types import ModelResponse, PrivateStateAttr
-    from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
-    from langgraph.config import get_config
-    from langgraph.func import task
-    from langgraph.types import Command, interrupt
-except ImportError as error:
-    raise MissingDependencyError.of("langchain", "langchain", "The middleware for LangChain") from error
-
-from grampus_uq.integrations.langgraph import (
-    KEY,
-    NOT_CLEARED,
+from grampus_uq.integrations.judged_turns import Carried, Settings, TurnJudge, requests_of
+from grampus_uq.integrations.langchain_messages import (
     answered_for,
-    place_of,
+    last_answer,
+    observe_between,
+    plain_call,
+    read_call,
+    read_turn,
     schema_of,
-    session_id_of,
-    shown,
     with_arguments,
     with_ids,
 )
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, hook_config
+    from langchain.agents.middleware.types import ModelResponse, PrivateStateAttr
+    from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+    from langgraph.config import get_config
+    from langgraph.func import task
+    from langgraph.types import Command, interrupt
+    from langsmith.utils import tracing_is_enabled
+except ImportError as error:
+    raise MissingDependencyError.of("langchain", "langchain", "The middleware for LangChain") from error
+
+from grampus_uq.integrations.langgraph import KEY, not_cleared, place_of, said_of_answer, shown, taken, told_of
 from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest, ToolCallRequest
     from langgraph.runtime import Runtime
-
-    from grampus_uq.protocols import ModelClient
 
 __all__ = ["UncertaintyMiddleware", "UncertaintyState", "resume_with", "waiting_requests"]
 
@@ -85,37 +77,18 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     Args:
         monitor: judges; its processors get spans and recordings. The session's id is the thread's.
-        model_client: whom the monitor's signals may ask; None reads only what came with the model's answer.
-        agent_id: names the agent in records.
-        effects: what the tools do to the world; beside it holds the policy's `irreversible_tool_names`.
-        approvals: who may decide, how decisions are signed, when they expire.
-        precondition: asked when a call was approved; a text says why it must not run now, and it is asked again.
-        advisory: stop nothing, record what would be stopped. Without a fitted profile a pause carries no guarantee.
+        settings: `model_client`, `agent_id`, `effects`, `approvals`, `precondition`, `advisory` (True unless it is
+            said): see `Settings`. Without a fitted profile a pause carries no guarantee.
     """
 
     state_schema = UncertaintyState
 
-    def __init__(
-        self,
-        monitor: UncertaintyMonitor,
-        *,
-        model_client: ModelClient | None = None,
-        agent_id: str = "",
-        effects: ToolEffects | None = None,
-        approvals: ApprovalPolicy | None = None,
-        precondition: Precondition | None = None,
-        advisory: bool = True,
-    ) -> None:
+    def __init__(self, monitor: UncertaintyMonitor, **settings: Unpack[Settings]) -> None:
         super().__init__()
-        self.judge = TurnJudge(
-            monitor,
-            model_client=model_client,
-            agent_id=agent_id,
-            effects=effects,
-            approvals=approvals,
-            precondition=precondition,
-            advisory=advisory,
-        )
+        self.judge = TurnJudge(monitor, **settings)
+        if not tracing_is_enabled():
+            self.awrap_model_call = _untraced(self.awrap_model_call)  # type: ignore[method-assign]
+            self.awrap_tool_call = _untraced(self.awrap_tool_call)  # type: ignore[method-assign]
 
     # -- the model's turn -----------------------------------------------------------------------------------------
 
@@ -123,27 +96,14 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
     ) -> Any:
         """Call the model and judge its turn: no interrupt, so it runs once."""
-        request, edits = self._with_edits(request)
+        request, edits = _with_edits(request)
         return await self._judged(request, await handler(request), edits)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """`awrap_model_call` for agents that run without awaiting."""
-        request, edits = self._with_edits(request)
+        request, edits = _with_edits(request)
         response = handler(request)
         return run_blocking(lambda: self._judged(request, response, edits))
-
-    def _with_edits(self, request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any]]:
-        """The request with the calls as they ran: a human's edits stand in the transcript from the next turn on."""
-        held = _held(request.state)
-        records = [_edited_by(item) for item in held.get("decided", ()) if item["call"] is not None]
-        edited = {record.proposed.id: record for record in records if record.edited}
-        index = last_answer(request.messages)
-        if not edited or index is None:
-            return request, []
-        message = with_arguments(request.messages[index], edited.values())
-        return request.override(messages=[*request.messages[:index], message, *request.messages[index + 1 :]]), [
-            message
-        ]
 
     async def _judged(self, request: ModelRequest[Any], response: Any, told: list[Any]) -> Any:
         if isinstance(response, AIMessage):
@@ -154,38 +114,28 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             return response
         message: Any = with_ids(result[index])
         result[index] = message
-        answered = {
-            one.tool_call_id for one in result if isinstance(one, ToolMessage)
-        }  # a structured answer is no call
         judge, config, held = self.judge, get_config(), _held(request.state)
-        judge.schemas.update({tool.name: schema_of(tool) for tool in request.tools if not isinstance(tool, dict)})
-        tools = [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
-        place = place_of(judge, config)
-        carried = judge.take(session_id_of(config), place, held, to_judge=True)
-        believed = [item for item in held.get("decided", ()) if judge.believes(place, item, "call", "decision")]
-        carried = judge.record(carried, [_decision_of(item) for item in believed])
+        carried = taken(judge, config, held, to_judge=True)
+        believed = [item for item in held.get("decided", ()) if judge.believes(carried.place, item, *_item_keys(item))]
+        carried = judge.record(carried, [read_decided(item) for item in believed])
         before = request.state["messages"]
-        observe_between(carried.session, [*before, message], len(before))
+        observe_between(carried.session, before, len(before))
         system = [] if request.system_message is None else [request.system_message]
-        prompt = [*system, *request.messages]
-        said = read_turn([*prompt, message], len(prompt), with_prompt=judge.model_client is not None)
-        calls = [call for call in said.calls if call.id not in answered]
-        carried = await judge.judge(carried, replace(said, calls=calls, tools=tools))
-        turn = carried.turn or {}
-        told += answered_for(carried.records)
-        if turn["reflect"] and not carried.records:
-            told.append(SystemMessage(judge.monitor.get_reflection_message().content or ""))
+        said = read_turn(message, [*system, *request.messages] if judge.model_client is not None else ())
+        if len(result) > 1:  # a structured answer is no call: it stands in the result with what answers it
+            answered = {one.tool_call_id for one in result if isinstance(one, ToolMessage)}
+            said = replace(said, calls=[call for call in said.calls if call.id not in answered])
+        if not carried.session.tools_declared:
+            said = replace(said, tools=[tool if isinstance(tool, dict) else tool.name for tool in request.tools])
+        carried = await judge.judge(carried, said)
+        told += told_of(judge, carried)
         request.runtime.stream_writer({KEY: shown(carried)})
-        stopped = turn["stopped"] is not None
-        update: dict[str, Any] = {KEY: judge.held(carried)}
-        if told:
-            update["messages"] = told
-        if stopped:
-            update["jump_to"] = "end"
-        answer = None if stopped else response.structured_response
-        return ExtendedModelResponse(
-            ModelResponse(result=result, structured_response=answer), command=Command(update=update)
-        )
+        update: dict[str, Any] = {KEY: judge.held(carried), **({"messages": told} if told else {})}
+        answer = response.structured_response
+        if (carried.turn or {}).get("stopped") is not None:
+            update["jump_to"], answer = "end", None
+        response = ModelResponse(result=result, structured_response=answer)
+        return ExtendedModelResponse(response, command=Command(update=update))
 
     # -- the answer -----------------------------------------------------------------------------------------------
 
@@ -205,21 +155,13 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         held = _held(state)
         if (held.get("turn") or {}).get("review") is None:
             return None
-        carried = self._carried(held)
-        _, accepted = yield from self._ask(replace(carried, records=()))
-        carried = self.judge.record(carried, accepted)
-        decision, _ = accepted[0]
-        update: dict[str, Any] = {KEY: self.judge.held(replace(carried, turn={**(carried.turn or {}), "review": None}))}
-        if decision.kind == "approve":
+        carried = yield from self._ask(replace(taken(self.judge, get_config(), held), records=()))
+        said = carried.turn["reviewed"][0]
+        update: dict[str, Any] = {KEY: self.judge.held(self.judge.record(carried, ()))}
+        if said["kind"] == "approve":
             return update
-        text = decision.message or ""
-        if decision.kind == "reject":
-            text = f"A human rejected this answer. {text}".strip()
-        return {**update, "messages": [HumanMessage(text)], "jump_to": "model"}
-
-    def _carried(self, held: Any) -> Carried:
-        config = get_config()
-        return self.judge.take(session_id_of(config), place_of(self.judge, config), held)
+        word = said_of_answer(said["kind"], said.get("message"))
+        return {**update, "messages": [HumanMessage(word)], "jump_to": "model"}
 
     # -- the calls ------------------------------------------------------------------------------------------------
 
@@ -227,71 +169,81 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """Run a call that was cleared, or that a human approved; ask first where one is needed."""
-        run, accepted = await _awaiting(self._cleared(request))
-        return self._with_decisions(run if isinstance(run, ToolMessage) else await handler(run), accepted)
+        run, record = await _awaiting(self._cleared(request))
+        return self._with_decisions(run if isinstance(run, ToolMessage) else await handler(run), record)
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """`awrap_tool_call` for agents that run without awaiting."""
-        run, accepted = _blocking(self._cleared(request))
-        return self._with_decisions(run if isinstance(run, ToolMessage) else handler(run), accepted)
+        run, record = _blocking(self._cleared(request))
+        return self._with_decisions(run if isinstance(run, ToolMessage) else handler(run), record)
 
     def _cleared(self, request: ToolCallRequest) -> Steps:
-        """The request to go on with, or what answers in the tool's place; and the decisions that made it so."""
-        judge, call = self.judge, read_call(request.tool_call)
+        """The request to go on with, or what answers in the tool's place; and the record when humans decided on it."""
+        judge = self.judge
         if not judge.acts:
-            return request, []
-        carried = self._carried(_held(request.state))
-        record = carried.record(call)
-        if record is None:  # another middleware changed the call, or the model never proposed it
-            packed = yield lambda: _done(self._packed(carried.place, [judge.judge_late(carried, call)]))
-            (record,) = self._unpacked(carried, packed)
-        accepted: list[Any] = []
-        if record.waiting:
+            return request, None
+        carried = taken(judge, get_config(), _held(request.state))
+        record = carried.record(plain_call(request.tool_call))
+        if record is None:
+            call = read_call(request.tool_call)
+            record = carried.record(call)
+            if record is None:  # another middleware changed the call, or the model never proposed it
+                packed = yield functools.partial(self._judge_late, carried, call)
+                (record,) = self._unpacked(carried, packed).records
+        waited = record.waiting
+        if waited:
+            if request.tool is not None:
+                judge.schemas[record.proposed.name] = functools.partial(schema_of, request.tool)
             turn = {**(carried.turn or {}), "review": None, "arrived": []}
-            after, accepted = yield from self._ask(replace(carried, records=(record,), turn=turn))
-            (record,) = after.records
+            carried = yield from self._ask(replace(carried, records=(record,), turn=turn))
+            (record,) = carried.records
         if record.phase is CallPhase.SETTLED:
-            return answered_for([record])[0], accepted
-        if not judge.clears(carried, record, record.call):
-            return ToolMessage(NOT_CLEARED, tool_call_id=call.id, name=call.name, status="error"), []
-        return _bound(request, record), accepted
+            return answered_for([record])[0], record if waited else None
+        if record.edited:
+            request = request.override(tool_call={**request.tool_call, "args": dict(record.call.arguments)})
+        if request.tool is None or (record.effect in HARMLESS and not record.decisions):
+            # Middleware inside this one may change it on its way: it only reads, or can be undone.
+            runs = judge.clears(carried, record, record.call)
+            return request if runs else not_cleared(request.tool_call), record if waited else None
+        bound = _bound(request.tool, functools.partial(judge.clears, carried, record), record.call)
+        return request.override(tool=bound), record if waited else None
 
     def _ask(self, carried: Carried) -> Steps:
-        """Interrupt until decisions hold on all that waits; the state after them, and they."""
+        """Interrupt until decisions hold on all that waits; the state after them."""
         refused: list[str] = []
-        accepted: list[Any] = []
         while requests_of(carried):
             answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
             packed = yield functools.partial(self._decide, carried, answer)
-            carried = replace(carried, records=self._unpacked(carried, packed), turn=packed["turn"])
-            accepted += [_decision_of(item) for item in packed["accepted"]]
-            refused = packed["refused"]
-        return carried, accepted
+            carried, refused = self._unpacked(carried, packed), packed["refused"]
+        return carried
 
     async def _decide(self, carried: Carried, answer: Any) -> dict[str, Any]:
-        after, accepted, refused = await self.judge.decide(carried, answer)
-        items = [_item(decision, call) for decision, call in accepted]
-        packed = self._packed(carried.place, after.records)
-        return {**packed, "turn": after.turn, "accepted": items, "refused": refused}
+        after, refused = await self.judge.decide(carried, answer)
+        return {**self._packed(after), "refused": refused}
 
-    def _packed(self, place: str, records: Sequence[CallRecord]) -> dict[str, Any]:
-        """Records for a task's result, which is checkpointed: sealed, because others may write the checkpoint."""
-        return self.judge.sealed(place, {"records": [record.model_dump(mode="json") for record in records]})
+    async def _judge_late(self, carried: Carried, call: ToolCall) -> dict[str, Any]:
+        return self._packed(replace(carried, records=(self.judge.judge_late(carried, call),)))
 
-    def _unpacked(self, carried: Carried, packed: dict[str, Any]) -> tuple[CallRecord, ...]:
-        believed = self.judge.believes(carried.place, packed, "records")
-        return self.judge.restored(carried, packed["records"], believed=believed)
+    def _packed(self, carried: Carried) -> dict[str, Any]:
+        """The records for a task's result, which is checkpointed: sealed, because others may write the checkpoint."""
+        records = [write_record(record) for record in carried.records]
+        return self.judge.sealed(carried.place, {"records": records, "turn": carried.turn})
 
-    def _with_decisions(self, result: Any, accepted: Sequence[Any]) -> Any:
+    def _unpacked(self, carried: Carried, packed: dict[str, Any]) -> Carried:
+        believed = self.judge.believes(carried.place, packed, "records", "turn")
+        records = self.judge.restored(carried, packed["records"], believed=believed)
+        return replace(carried, records=records, turn=packed["turn"])
+
+    def _with_decisions(self, result: Any, record: CallRecord | None) -> Any:
         """The tool's result, and what humans decided, for the belief."""
-        if not accepted:
+        if record is None:
             return result
-        place = place_of(self.judge, get_config())
-        decided = {KEY: {"decided": [self.judge.sealed(place, _item(*one)) for one in accepted]}}
+        item = self.judge.sealed(place_of(self.judge, get_config()), {"record": write_record(record)})
+        update: dict[str, Any] = {KEY: {"decided": [item]}}
         if isinstance(result, ToolMessage):
-            return Command(update={"messages": [result], **decided})
+            return Command(update={"messages": [result], **update})
         if isinstance(result, Command) and isinstance(result.update, dict):
-            return Command(graph=result.graph, goto=result.goto, update={**result.update, **decided})
+            return replace(result, update={**result.update, **update})
         return result
 
 
@@ -339,61 +291,52 @@ def _held(state: Any) -> dict[str, Any]:
     return state.get(KEY) or {}
 
 
-async def _done(value: Any) -> Any:
-    return value
+def _item_keys(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("record",) if "record" in item else ("call", "decision")  # the latter as version 1 wrote it
 
 
-def _item(decision: ApprovalDecision, call: ToolCall | None) -> dict[str, Any]:
-    return {
-        "decision": decision.model_dump(mode="json"),
-        "call": None if call is None else call.model_dump(mode="json"),
-    }
+def _with_edits(request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any]]:
+    """The request with the calls as they ran: a human's edits stand in the transcript from the next turn on."""
+    items = _held(request.state).get("decided", ())
+    edited = [record for record in map(read_decided, items) if record.edited]
+    index = last_answer(request.messages) if edited else None
+    if index is None:
+        return request, []
+    message = with_arguments(request.messages[index], edited)
+    return request.override(messages=[*request.messages[:index], message, *request.messages[index + 1 :]]), [message]
 
 
-def _decision_of(item: Any) -> tuple[ApprovalDecision, ToolCall | None]:
-    call = item["call"]
-    return ApprovalDecision.model_validate(item["decision"]), None if call is None else ToolCall.model_validate(call)
+def _bound(tool: Any, clears: Callable[[ToolCall], bool], call: ToolCall) -> Any:
+    """The tool, checking what it is called with when it is, inside all other middleware."""
 
-
-def _edited_by(item: Any) -> CallRecord:
-    decision, call = _decision_of(item)
-    call = call or ToolCall(name="none")
-    record = CallRecord(proposed=call, call=call, step_id="")
-    if decision.arguments is None:
-        return record
-    return record.change(call=call.model_copy(update={"arguments": decision.arguments}))
-
-
-def _bound(request: ToolCallRequest, record: CallRecord) -> ToolCallRequest:
-    """The request as it was cleared: with a human's arguments, and a tool that runs with no others.
-
-    Middleware inside this one may change the call on its way; a tool that only reads or can be undone follows it.
-    """
-    if record.edited:
-        request = request.override(tool_call={**request.tool_call, "args": dict(record.call.arguments)})
-    if request.tool is None or (record.effect in HARMLESS and not record.decisions):
-        return request
-    return request.override(tool=_bound_tool(request.tool, record.call))
-
-
-def _bound_tool(tool: Any, call: ToolCall) -> Any:
-    """The tool, refusing any arguments but these; what the framework injects is none of the model's."""
-    free = set(schema_of(tool).get("properties", ()))
-
-    def is_cleared(given: Any) -> bool:
-        arguments = {name: value for name, value in given["args"].items() if name in free or name in call.arguments}
-        return call.model_copy(update={"name": given["name"], "arguments": arguments}).digest() == call.digest()
-
-    def refused(given: Any) -> ToolMessage:
-        return ToolMessage(NOT_CLEARED, tool_call_id=given["id"], name=given["name"], status="error")
+    def may_run(given: Any) -> bool:
+        arguments = given["args"]
+        if arguments != call.arguments:  # what the framework injects is none of the model's
+            free = {*schema_of(tool).get("properties", ()), *call.arguments}
+            arguments = {name: value for name, value in arguments.items() if name in free}
+        return clears(ToolCall.model_construct(id=call.id, name=given["name"], arguments=arguments))
 
     def invoke(given: Any, config: Any = None, **more: Any) -> Any:
-        return tool.invoke(given, config, **more) if is_cleared(given) else refused(given)
+        return tool.invoke(given, config, **more) if may_run(given) else not_cleared(given)
 
     async def ainvoke(given: Any, config: Any = None, **more: Any) -> Any:
-        return await tool.ainvoke(given, config, **more) if is_cleared(given) else refused(given)
+        return await tool.ainvoke(given, config, **more) if may_run(given) else not_cleared(given)
 
     bound = copy.copy(tool)
     object.__setattr__(bound, "invoke", invoke)  # of this one copy: the tool's model declares no such fields
     object.__setattr__(bound, "ainvoke", ainvoke)
     return bound
+
+
+def _untraced(hook: Callable[[Any, Any], Any]) -> Any:
+    """The hook as a function that returns its coroutine.
+
+    Around a coroutine function LangChain puts two hops to a thread at every call, also where nothing is traced, and
+    works out its signature: as much as all of the judging costs.
+    """
+
+    def call(request: Any, handler: Any) -> Any:
+        return hook(request, handler)
+
+    call.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined]
+    return call

@@ -1,11 +1,13 @@
-"""LangChain's messages in this package's words, and the answer of a model client in LangChain's."""
+"""LangChain's messages, calls and tools in this package's words, and what goes back in LangChain's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grampus_uq import Message, ModelResponse, Session, ToolCall
+from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.judged_turns import ModelTurn
 from grampus_uq.wire import read_call as read
 from grampus_uq.wire import read_logprobs, read_messages, read_usage
@@ -13,7 +15,19 @@ from grampus_uq.wire import read_logprobs, read_messages, read_usage
 if TYPE_CHECKING:
     from langchain_core.messages import AIMessage, AnyMessage, BaseMessage
 
-__all__ = ["as_ai_message", "last_answer", "observe_between", "read_call", "read_message", "read_turn"]
+__all__ = [
+    "answered_for",
+    "as_ai_message",
+    "last_answer",
+    "observe_between",
+    "plain_call",
+    "read_call",
+    "read_message",
+    "read_turn",
+    "schema_of",
+    "with_arguments",
+    "with_ids",
+]
 
 
 def last_answer(messages: Sequence[AnyMessage]) -> int | None:
@@ -24,16 +38,15 @@ def last_answer(messages: Sequence[AnyMessage]) -> int | None:
     return None
 
 
-def read_turn(messages: Sequence[AnyMessage], index: int, *, with_prompt: bool) -> ModelTurn:
-    """The model's message at this place; the prompt is converted only for a monitor that asks a model."""
-    message: Any = messages[index]
+def read_turn(message: Any, prompt: Sequence[AnyMessage] = ()) -> ModelTurn:
+    """The model's message, and what it had been asked."""
     metadata = message.response_metadata or {}
     return ModelTurn(
-        text=str(message.text),
+        text=message.content if isinstance(message.content, str) else str(message.text),
         calls=[read_call(call, f"{message.id}-{n}") for n, call in enumerate(message.tool_calls)],
-        prompt=read_messages(messages[:index]).messages if with_prompt else (),
+        prompt=read_messages(prompt).messages if prompt else (),
         logprobs=read_logprobs(metadata.get("logprobs")),
-        usage=read_usage(message.usage_metadata),
+        usage=read_usage(message.usage_metadata) if message.usage_metadata else None,
         model=str(metadata.get("model_name") or ""),
     )
 
@@ -41,6 +54,11 @@ def read_turn(messages: Sequence[AnyMessage], index: int, *, with_prompt: bool) 
 def read_call(call: Any, stand_in_id: str = "") -> ToolCall:
     """A proposed call. Arguments that are no JSON are shown as text, so that they can be judged and told apart."""
     return read(call, stand_in_id=stand_in_id).call
+
+
+def plain_call(call: Any) -> ToolCall:
+    """A call as it stands, unread: to be held against one that was read."""
+    return ToolCall.model_construct(id=call["id"] or "", name=call["name"], arguments=call["args"])
 
 
 def read_message(message: BaseMessage) -> Message:
@@ -59,6 +77,47 @@ def observe_between(session: Session, messages: Sequence[AnyMessage], index: int
             session.observe_tool_result(spoken.tool_call_id, str(spoken.text), is_error=spoken.status == "error")
         elif spoken.type == "human":
             session.observe_user(str(spoken.text))
+
+
+def schema_of(tool: Any) -> Mapping[str, Any]:
+    """The JSON schema of the arguments that a model, or a human, may give to a LangChain tool."""
+    schema = tool.tool_call_schema
+    return schema if isinstance(schema, Mapping) else dict(schema.model_json_schema())
+
+
+def with_ids(message: Any) -> Any:
+    """The model's message with an id of its own for each call: an empty or repeated one names no call."""
+    ids = [call["id"] for call in message.tool_calls]
+    if all(ids) and len(set(ids)) == len(ids):
+        return message
+    calls = [
+        call if call["id"] and ids.index(call["id"]) == place else {**call, "id": f"call-{uuid.uuid4().hex}"}
+        for place, call in enumerate(message.tool_calls)
+    ]
+    return message.model_copy(update={"tool_calls": calls})
+
+
+def with_arguments(message: Any, records: Iterable[CallRecord]) -> Any:
+    """The model's message with the arguments that humans gave."""
+    edited = {record.proposed.id: dict(record.call.arguments) for record in records if record.edited}
+    calls = [{**call, "args": edited.get(call["id"], call["args"])} for call in message.tool_calls]
+    return message.model_copy(update={"tool_calls": calls})
+
+
+def answered_for(records: Iterable[CallRecord]) -> list[Any]:
+    """Tool results for calls that were answered for without running."""
+    from langchain_core.messages import ToolMessage
+
+    return [
+        ToolMessage(
+            record.text or "",
+            tool_call_id=record.proposed.id,
+            name=record.proposed.name,
+            status="error" if record.is_error else "success",
+        )
+        for record in records
+        if record.phase is CallPhase.SETTLED
+    ]
 
 
 def as_ai_message(response: ModelResponse) -> AIMessage:

@@ -3,29 +3,42 @@
     guard = uncertainty_guard(monitor, model_client=client, advisory=False)
     guard.attach(builder, after="agent", tools=[look_up, pay])
 
-`score` judges the model's turn (it may ask a model) and is checkpointed; `gate` asks the human with `interrupt()`. A
-node that interrupts runs again from its top when it is resumed, so in one node the judging would be paid twice.
+The model's turn is judged where the model was called, in its own node, and both are checkpointed together: no further
+superstep. `gate` asks the human with `interrupt()`, in a node of its own, which runs again from its top when it is
+resumed. Where the model's node cannot be judged in (it is cached, a graph, or writes what only the graph's reducers
+know how to read) the node `score` behind it does that.
 """
 
 from __future__ import annotations
 
+import functools
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_type_hints
 
-from grampus_uq import ApprovalPolicy, ConfigurationError, MissingDependencyError, ToolEffects, UncertaintyMonitor
+from grampus_uq import ConfigurationError, MissingDependencyError, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import Carried, Precondition, TurnJudge, requests_of
-from grampus_uq.integrations.langchain_messages import last_answer, observe_between, read_call, read_turn
+from grampus_uq.integrations.judged_turns import Carried, Held, Settings, TurnJudge, requests_of
+from grampus_uq.integrations.langchain_messages import (
+    answered_for,
+    last_answer,
+    observe_between,
+    plain_call,
+    read_call,
+    read_turn,
+    schema_of,
+    with_arguments,
+    with_ids,
+)
 from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
 try:
-    from langchain_core.messages import AnyMessage, HumanMessage, SystemMessage, ToolMessage
-    from langchain_core.runnables import Runnable, RunnableConfig
+    from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+    from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
     from langgraph.config import get_stream_writer
-    from langgraph.graph import END, StateGraph
+    from langgraph.graph import END, StateGraph, add_messages
     from langgraph.types import Command, Send, interrupt
 except ImportError as error:
     raise MissingDependencyError.of("langgraph", "langgraph", "The guard for LangGraph") from error
@@ -34,22 +47,16 @@ if TYPE_CHECKING:
     from langgraph.prebuilt import ToolNode
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
-    from grampus_uq.protocols import ModelClient
-
 __all__ = [
     "KEY",
     "GuardNodes",
     "UncertaintyGuard",
-    "answered_for",
-    "place_of",
     "resume_with",
-    "schema_of",
-    "session_id_of",
     "shown",
+    "taken",
+    "told_of",
     "uncertainty_guard",
     "waiting_requests",
-    "with_arguments",
-    "with_ids",
 ]
 
 KEY = "uncertainty"
@@ -59,38 +66,17 @@ NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of 
 
 
 def uncertainty_guard(
-    monitor: UncertaintyMonitor,
-    *,
-    model_client: ModelClient | None = None,
-    agent_id: str = "",
-    effects: ToolEffects | None = None,
-    approvals: ApprovalPolicy | None = None,
-    precondition: Precondition | None = None,
-    advisory: bool = True,
-    messages_key: str = "messages",
+    monitor: UncertaintyMonitor, *, messages_key: str = "messages", **settings: Unpack[Settings]
 ) -> UncertaintyGuard:
     """Build a guard for graphs whose state holds LangChain messages.
 
     Args:
         monitor: judges; its processors get spans and recordings. The session's id is the thread's.
-        model_client: whom the monitor's signals may ask; None reads only what came with the model's answer.
-        agent_id: names the agent in records.
-        effects: what the tools do to the world; beside it holds the policy's `irreversible_tool_names`.
-        approvals: who may decide, how decisions are signed, when they expire.
-        precondition: asked when a call was approved; a text says why it must not run now, and it is asked again.
-        advisory: stop nothing, record what would be stopped. Without a fitted profile a pause carries no guarantee.
         messages_key: where the state holds its messages.
+        settings: `model_client`, `agent_id`, `effects`, `approvals`, `precondition`, `advisory` (True unless it is
+            said): see `Settings`. Without a fitted profile a pause carries no guarantee.
     """
-    judge = TurnJudge(
-        monitor,
-        model_client=model_client,
-        agent_id=agent_id,
-        effects=effects,
-        approvals=approvals,
-        precondition=precondition,
-        advisory=advisory,
-    )
-    return UncertaintyGuard(judge, messages_key)
+    return UncertaintyGuard(TurnJudge(monitor, **settings), messages_key)
 
 
 class UncertaintyGuard:
@@ -114,7 +100,7 @@ class UncertaintyGuard:
         end: str = END,
         conditional_edges: bool = False,
     ) -> None:
-        """Put the guard behind the model's node: model -> score -> gate where a human is needed -> tools -> model.
+        """Put the guard behind the model's node: model -> gate where a human is needed -> tools -> model.
 
         Args:
             builder: a graph without edges of its own from the model's node or from the tools'.
@@ -122,26 +108,43 @@ class UncertaintyGuard:
             tools: the tools themselves (then the guard adds the node "tools", which runs no call that was not cleared,
                 and checks a human's edits against their schemas), or the name of a node that is there.
             end: where an answer without calls leads, and a run that was stopped.
-            conditional_edges: route by conditional edges, not by `Command`, for graphs that are to show their edges.
+            conditional_edges: route by conditional edges, not by `Command`, for graphs that are to show their edges;
+                the model's turn is judged in a node of its own then.
         """
-        schema = _schema(builder)
         node = tools if isinstance(tools, str) else "tools"
         taken = [start for start, _ in builder.edges if start in (after, node)]
         if taken or builder.branches.get(after) or builder.branches.get(node):
             rule = f"a graph without edges from {after!r} and {node!r}: the guard leads on from there"
             raise ConfigurationError.of("builder", "UncertaintyGuard.attach", rule, sorted(builder.edges))
+        schema = _schema(builder, after, node)
         if not isinstance(tools, str):
             builder.add_node(node, self.tool_node(tools), input_schema=schema)
         score, gate = (name if name not in builder.nodes else f"{name}_{after}" for name in (SCORE, GATE))
-        wired = GuardNodes(guard=self, agent=after, tools=node, gate_node=gate, end=end, commands=not conditional_edges)
+        wired = GuardNodes(
+            guard=self,
+            agent=after,
+            tools=node,
+            score_node=score,
+            gate_node=gate,
+            end=end,
+            commands=not conditional_edges,
+        )
         ways = (after, node, gate, end)
         for name, work in ((score, wired.score), (gate, wired.gate)):
             given: dict[str, Any] = {} if conditional_edges else {"destinations": ways}
             builder.add_node(name, _Node(name, work), input_schema=schema, **given)
             if conditional_edges:
                 builder.add_conditional_edges(name, _seeing(schema, wired.route), list(ways))
-        builder.add_edge(after, score)
-        builder.add_conditional_edges(node, _seeing(schema, wired.after_tools), [after, gate])
+        if conditional_edges or not (
+            self._adds_messages(builder) and _lead_on(builder, after, schema, wired.inside, (score, *ways))
+        ):
+            builder.add_edge(after, score)
+        if conditional_edges or not _lead_on(builder, node, schema, wired.behind_tools, (after, gate), whole=True):
+            builder.add_conditional_edges(node, _seeing(schema, wired.after_tools), [after, gate])
+
+    def _adds_messages(self, builder: StateGraph[Any, Any, Any, Any]) -> bool:
+        """True when what a node returns is added to the messages: then the turn is known before it is written."""
+        return getattr(builder.channels.get(self.messages_key), "operator", None) is add_messages
 
     def tool_node(self, tools: Sequence[Any], **given: Any) -> ToolNode:
         """A `ToolNode` that runs a call only as it was cleared; `given` goes to its constructor."""
@@ -150,20 +153,20 @@ class UncertaintyGuard:
         )
 
         node = ToolNode(tools, wrap_tool_call=self.wrap_tool_call, awrap_tool_call=self.awrap_tool_call, **given)
-        self.judge.schemas.update({name: schema_of(tool) for name, tool in node.tools_by_name.items()})
+        self.judge.schemas |= {name: functools.partial(schema_of, tool) for name, tool in node.tools_by_name.items()}
         return node
 
     # -- the tools' own fence -------------------------------------------------------------------------------------
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Run a call only as it was cleared; for `ToolNode(wrap_tool_call=...)`."""
-        return handler(request) if self._may_run(request) else _not_cleared(request)
+        return handler(request) if self._may_run(request) else not_cleared(request.tool_call)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """`wrap_tool_call`, awaited; for `ToolNode(awrap_tool_call=...)`."""
-        return await handler(request) if self._may_run(request) else _not_cleared(request)
+        return await handler(request) if self._may_run(request) else not_cleared(request.tool_call)
 
     def _may_run(self, request: ToolCallRequest) -> bool:
         """The check at the moment of running. A node of the user's own that sees no channel of ours is looked up."""
@@ -171,112 +174,125 @@ class UncertaintyGuard:
             return True
         config = request.runtime.config
         held = request.state.get(KEY) if isinstance(request.state, dict) else None
-        place = place_of(self.judge, config)
         if held is not None:
-            carried: Carried | None = self.judge.take(session_id_of(config), place, held)
+            carried: Carried | None = taken(self.judge, config, held)
         else:
             carried = self.judge.latest(session_id_of(config))
-        call = read_call(request.tool_call)
-        return carried is not None and self.judge.clears(carried, carried.record(call), call)
-
-
-def _not_cleared(request: ToolCallRequest) -> ToolMessage:
-    call = request.tool_call
-    return ToolMessage(NOT_CLEARED, tool_call_id=call["id"], name=call["name"], status="error")
+        if carried is None:
+            return False
+        call = plain_call(request.tool_call)
+        record = carried.record(call)
+        if record is None:
+            call = read_call(request.tool_call)
+            record = carried.record(call)
+        return self.judge.clears(carried, record, call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardNodes:
-    """A guard's nodes between the model's node and the tools'. `score` may ask a model, `gate` only asks humans."""
+    """What a guard does in and between the model's node and the tools'; only `gate` asks humans."""
 
     guard: UncertaintyGuard
     agent: str
     tools: str
+    score_node: str
     gate_node: str
     end: str
     commands: bool
 
+    # -- judging --------------------------------------------------------------------------------------------------
+
+    async def inside(self, state: dict[str, Any], said: Any, config: RunnableConfig) -> Any:
+        """Judge the turn that the model's node just returned, and write both at once."""
+        key = self.guard.messages_key
+        update: Any = said.update if isinstance(said, Command) and said.graph is None else said
+        before: Sequence[AnyMessage] = state.get(key) or ()
+        added = _added(before, update.get(key)) if isinstance(update, dict) else None
+        if added is None:
+            return _leading(said, self.score_node)
+        carried, message, told = await self._judged([*before, *added], len(before) + len(added) - 1, state, config)
+        held = self._held(carried)
+        update = {**update, key: [*added[:-1], message, *told], KEY: held}
+        goto = self._next({**state, key: [*before, *added[:-1], message], KEY: held}, told, carried)
+        return _leading(replace(said, update=update) if isinstance(said, Command) else update, goto)
+
     async def score(self, state: dict[str, Any], config: RunnableConfig) -> Any:
-        """Judge the model's turn: one superstep, checkpointed, without an interrupt."""
-        judge, key = self.guard.judge, self.guard.messages_key
+        """Judge the turn that the model's node wrote: one superstep, checkpointed, without an interrupt."""
+        key = self.guard.messages_key
         messages: Sequence[AnyMessage] = state.get(key) or ()
         index = last_answer(messages)
-        if index is None:
-            if not judge.acts:
+        if index is None or any(message.type in ("tool", "human") for message in messages[index:]):
+            if not self.guard.judge.acts:
                 return Command(goto=self.end) if self.commands else {}
             rule = "with a message of the model, which the guard judges"
             raise ConfigurationError.of(key, "uncertainty_guard", rule, f"{len(messages)} messages")
-        told: list[Any] = []
-        message = with_ids(messages[index])
+        carried, message, told = await self._judged(messages, index, state, config)
         if message is not messages[index]:
-            told.append(message)
-            messages = [*messages[:index], message, *messages[index + 1 :]]
-        carried = judge.take(session_id_of(config), place_of(judge, config), state.get(KEY), to_judge=True)
-        observe_between(carried.session, messages, index)
-        said = read_turn(messages, index, with_prompt=judge.model_client is not None)
-        carried = await judge.judge(carried, replace(said, tools=judge.schemas))
-        told += answered_for(carried.records)
-        turn = carried.turn or {}
-        if turn["reflect"] and not carried.records:
-            told.append(SystemMessage(judge.monitor.get_reflection_message().content or ""))
-        get_stream_writer()({KEY: shown(carried)})
+            told.insert(0, message)
         return self._go_on(state, carried, told)
+
+    async def _judged(
+        self, messages: Sequence[AnyMessage], index: int, state: dict[str, Any], config: RunnableConfig
+    ) -> tuple[Carried, Any, list[Any]]:
+        """The state after the turn, its message with ids for its calls, and what is told beside it."""
+        judge, message = self.guard.judge, with_ids(messages[index])
+        carried = taken(judge, config, state.get(KEY), to_judge=True)
+        observe_between(carried.session, messages, index)
+        said = read_turn(message, messages[:index] if judge.model_client is not None else ())
+        carried = await judge.judge(carried, replace(said, tools=judge.schemas))
+        told = told_of(judge, carried)
+        get_stream_writer()({KEY: shown(carried)})
+        return carried, message, told
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
     async def gate(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
         judge, held = self.guard.judge, state[KEY]
-        before = judge.take(session_id_of(config), place_of(judge, config), held, to_judge=True)
+        before = taken(judge, config, held, to_judge=True)
         waiting = requests_of(before)
         if not waiting:
             return self._go_on(state, before, [])
         answer = interrupt({"type": REVIEW, "requests": waiting, "refused": held.get("refused", [])})
-        after, accepted, refused = await judge.decide(before, answer)
-        after = judge.record(after, accepted)
+        after, refused = await judge.decide(before, answer)
         fresh = [new for new, old in zip(after.records, before.records, strict=True) if new.phase is not old.phase]
         told: list[Any] = answered_for(fresh)
         if any(record.edited for record in fresh):
-            told.insert(0, self._rewritten(state, after))
-        turn = after.turn or {}
-        reviewed = turn.pop("reviewed", None)
-        if reviewed is not None and reviewed["kind"] != "approve":
-            told.append(HumanMessage(_said_of_answer(reviewed)))
-            turn["back"] = True
-        get_stream_writer()({KEY: {"decided": [decision.kind.value for decision, _ in accepted], "refused": refused}})
+            messages = state[self.guard.messages_key]
+            told.insert(0, with_arguments(messages[last_answer(messages) or 0], after.records))
+        reviewed = ((after.turn or {}).get("reviewed") or [None])[0]
+        kinds = [decision.kind.value for record in fresh for decision in record.decisions]
+        after = judge.record(after, fresh)
+        if reviewed is not None:
+            kinds.append(reviewed["kind"])
+            if reviewed["kind"] != "approve":
+                told.append(HumanMessage(said_of_answer(reviewed["kind"], reviewed.get("message"))))
+                after = replace(after, turn={**(after.turn or {}), "back": True})
+        get_stream_writer()({KEY: {"decided": kinds, "refused": refused}})
         return self._go_on(state, after, told, refused)
-
-    def _rewritten(self, state: dict[str, Any], carried: Carried) -> Any:
-        """The model's message with the arguments that a human gave: what ran is what the transcript says was called."""
-        messages = state[self.guard.messages_key]
-        message: Any = messages[last_answer(messages)]
-        return with_arguments(message, carried.records)
 
     # -- routing --------------------------------------------------------------------------------------------------
 
+    def _held(self, carried: Carried, refused: Sequence[str] = ()) -> dict[str, Any]:
+        return {**self.guard.judge.held(carried), "refused": list(refused)}
+
     def _go_on(self, state: dict[str, Any], carried: Carried, told: list[Any], refused: Sequence[str] = ()) -> Any:
-        held = {**self.guard.judge.held(carried), "refused": list(refused)}
-        update: dict[str, Any] = {KEY: held}
-        if told:
-            update[self.guard.messages_key] = told
-        if not self.commands:
-            return update
-        return Command(update=update, goto=self._next({**state, KEY: held}, carried, told))
+        held = self._held(carried, refused)
+        update: dict[str, Any] = {KEY: held, **({self.guard.messages_key: told} if told else {})}
+        return Command(update=update, goto=self._next({**state, KEY: held}, told, carried)) if self.commands else update
 
     def route(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Conditional edge from `score` and `gate`."""
-        judge = self.guard.judge
         if state.get(KEY) is None:
             return self.end
-        return self._next(state, judge.take(session_id_of(config), place_of(judge, config), state[KEY]), ())
+        return self._next(state, (), taken(self.guard.judge, config, state[KEY]))
 
-    def _next(self, state: dict[str, Any], carried: Carried, told: Sequence[Any]) -> Any:
+    def _next(self, state: dict[str, Any], told: Sequence[Any], carried: Carried) -> Any:
         """Where a turn leads: to the tools with what is cleared and has not run, else to the human, else on."""
         turn = carried.turn or {}
         if turn.get("stopped") is not None:
             return self.end
-        messages = [*state[self.guard.messages_key], *told]
-        answered = _answered(messages)
+        answered = {*_answered(state[self.guard.messages_key]), *(getattr(one, "tool_call_id", None) for one in told)}
         ready = [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in answered]
         if ready and len(ready) == len(carried.records) and not any(record.edited for record in ready):
             return self.tools
@@ -290,39 +306,116 @@ class GuardNodes:
         """One cleared call as a task of its own: the tools' node sees the state with a turn of this call alone."""
         messages = state[self.guard.messages_key]
         index = last_answer(messages) or 0
-        message: Any = messages[index]
-        called = next(call for call in message.tool_calls if call["id"] == record.proposed.id)
-        alone = message.model_copy(update={"tool_calls": [{**called, "args": dict(record.call.arguments)}]})
+        called = next(call for call in messages[index].tool_calls if call["id"] == record.proposed.id)
+        update = {"tool_calls": [{**called, "args": dict(record.call.arguments)}]}
+        alone = messages[index].model_copy(update=update)
         return Send(self.tools, {**state, self.guard.messages_key: [*messages[:index], alone]})
+
+    async def behind_tools(self, state: dict[str, Any], said: Any, config: RunnableConfig) -> Any:
+        """What the tools' node returned, and where it leads."""
+        return _leading(said, self.after_tools(state, config))
 
     def after_tools(self, state: dict[str, Any], config: RunnableConfig) -> str:
         """Conditional edge from the tools' node: back to the gate while something waits, else to the model."""
-        judge, held = self.guard.judge, state.get(KEY)
-        if held is None:
-            return self.agent
-        waiting = requests_of(judge.take(session_id_of(config), place_of(judge, config), held))
-        return self.gate_node if waiting else self.agent
+        held = state.get(KEY)
+        return self.gate_node if held and requests_of(taken(self.guard.judge, config, held)) else self.agent
 
 
-class _Node(Runnable[Any, Any]):
-    """A node for both ways of running a graph; nothing between it and its coroutine."""
+class _Node(RunnableLambda[Any, Any]):
+    """A node for both ways of running a graph, and nothing of LangChain's between it and its coroutine.
 
-    def __init__(self, name: str, work: Callable[[dict[str, Any], RunnableConfig], Any]) -> None:
+    With `inner` it is a node of the user's own, run first; `work` is given what that returned as well. It is found in
+    `deps` by those who look for a node's sub-graph.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[..., Coroutine[Any, Any, Any]],
+        inner: Any = None,
+        read: Callable[[Any], Any] = dict,
+    ) -> None:
         self.name = name
         self._work = work
+        self._inner = inner
+        self._read = read
+        self.func = self.invoke
+        self.afunc = self.ainvoke
 
-    def invoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:  # noqa: A002 (its name)
-        return run_blocking(lambda: self._work(input, config or {}))
+    @property
+    def deps(self) -> list[Runnable[Any, Any]]:
+        return [] if self._inner is None else [self._inner]
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **_: Any) -> Any:  # noqa: A002 (its name)
-        return await self._work(input, config or {})
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
+        config = config or {}
+        if self._inner is None:
+            return run_blocking(lambda: self._work(input, config))
+        said = self._inner.invoke(self._read(input), config, **more)
+        return run_blocking(lambda: self._work(input, said, config))
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
+        config = config or {}
+        if self._inner is None:
+            return await self._work(input, config)
+        return await self._work(input, await self._inner.ainvoke(self._read(input), config, **more), config)
 
 
-def _schema(builder: StateGraph[Any, Any, Any, Any]) -> Any:
-    """The graph's own state and the guard's channel: tools see the whole state whoever sends them a call."""
-    keys: dict[str, Any] = {**get_type_hints(builder.state_schema, include_extras=True), KEY: dict}
+def _lead_on(
+    builder: StateGraph[Any, Any, Any, Any],
+    name: str,
+    schema: Any,
+    work: Callable[..., Coroutine[Any, Any, Any]],
+    ways: tuple[str, ...],
+    *,
+    whole: bool = False,
+) -> bool:
+    """Let a node of the graph go on to `work` with what it returned; False for one that cannot: add an edge behind it.
+
+    The node sees what it saw before, or, with `whole`, the guard's channel as well.
+    """
+    spec = builder.nodes.get(name)
+    if spec is None or spec.cache_policy or getattr(spec, "timeout", None) or hasattr(spec.runnable, "get_subgraphs"):
+        return False
+    own, keys = spec.input_schema, tuple(builder.schemas[spec.input_schema])
+    plain = isinstance(own, type) and issubclass(own, dict)
+
+    def read(state: dict[str, Any]) -> Any:
+        if whole and plain:
+            return state
+        values = {key: state[key] for key in keys if key in state}
+        return values if plain else own(**values)
+
+    runnable: Any = _Node(name, work, spec.runnable, read)
+    ends = tuple(dict.fromkeys([*(spec.ends or ()), *ways]))
+    builder.nodes[name] = replace(spec, runnable=runnable, input_schema=schema, ends=ends)
+    return True
+
+
+def _leading(said: Any, goto: Any) -> Any:
+    """What a node returned, and where it leads beside."""
+    if said is None or isinstance(said, dict):
+        return Command(update=said, goto=goto)
+    return [*(said if isinstance(said, list | tuple) else [said]), Command(goto=goto)]
+
+
+def _added(before: Sequence[Any], said: Any) -> list[Any] | None:
+    """The messages that a node adds, the model's last; None where only the graph's reducer can tell."""
+    added = list(said) if isinstance(said, list | tuple) else [said]
+    if not added or not all(isinstance(one, BaseMessage) and one.type != "remove" for one in added):
+        return None
+    ids = {one.id for one in added if one.id is not None}
+    if added[-1].type != "ai" or (ids and any(one.id in ids for one in before)):
+        return None
+    return added
+
+
+def _schema(builder: StateGraph[Any, Any, Any, Any], *names: str) -> Any:
+    """What the graph and these nodes of it read, and the guard's channel."""
+    nodes = [builder.nodes[name] for name in names if name in builder.nodes]
+    schemas = [builder.state_schema, *(node.input_schema for node in nodes)]
+    keys = {key: hint for schema in schemas for key, hint in get_type_hints(schema, include_extras=True).items()}
     make: Any = TypedDict
-    return make("GuardedState", keys, total=False)
+    return make("GuardedState", {**keys, KEY: dict}, total=False)
 
 
 def _seeing(schema: Any, route: Callable[[dict[str, Any], RunnableConfig], Any]) -> Callable[..., Any]:
@@ -336,6 +429,14 @@ def _seeing(schema: Any, route: Callable[[dict[str, Any], RunnableConfig], Any])
     return path
 
 
+# -- what the middleware for LangChain does just so -------------------------------------------------------------------
+
+
+def taken(judge: TurnJudge, config: RunnableConfig, held: Held | None, *, to_judge: bool = False) -> Carried:
+    """Carried state, taken up in the session of the run that this config belongs to."""
+    return judge.take(session_id_of(config), place_of(judge, config), held, to_judge=to_judge)
+
+
 def session_id_of(config: RunnableConfig) -> str:
     """The thread's id, and for a sub-graph its place within the run; a graph without a checkpointer has a new one."""
     given = config.get("configurable", {})
@@ -344,69 +445,38 @@ def session_id_of(config: RunnableConfig) -> str:
     return f"{thread}/{within}" if within else thread
 
 
-def _answered(messages: Sequence[AnyMessage]) -> set[str]:
-    """The ids of the latest turn's calls that have a result."""
-    found = set()
-    for message in reversed(messages):
-        if message.type == "ai":
-            break
-        if isinstance(message, ToolMessage):
-            found.add(message.tool_call_id)
-    return found
-
-
 def place_of(judge: TurnJudge, config: RunnableConfig) -> str:
     """What the framework calls the run: a seal is bound to it. Sub-graphs that share a state share it."""
     return f"{judge.agent_id}/{config.get('configurable', {}).get('thread_id') or ''}"
 
 
-def schema_of(tool: Any) -> Mapping[str, Any]:
-    """The JSON schema of the arguments that a model, or a human, may give to a LangChain tool."""
-    schema = tool.tool_call_schema
-    return schema if isinstance(schema, Mapping) else dict(schema.model_json_schema())
-
-
-def with_ids(message: Any) -> Any:
-    """The model's message with an id of its own for each call: an empty or repeated one names no call."""
-    ids = [call["id"] for call in message.tool_calls]
-    if all(ids) and len(set(ids)) == len(ids):
-        return message
-    calls = [
-        call if call["id"] and ids.index(call["id"]) == place else {**call, "id": f"call-{uuid.uuid4().hex}"}
-        for place, call in enumerate(message.tool_calls)
-    ]
-    return message.model_copy(update={"tool_calls": calls})
-
-
-def with_arguments(message: Any, records: Iterable[CallRecord]) -> Any:
-    """The model's message with the arguments that humans gave."""
-    edited = {record.proposed.id: dict(record.call.arguments) for record in records if record.edited}
-    calls = [{**call, "args": edited.get(call["id"], call["args"])} for call in message.tool_calls]
-    return message.model_copy(update={"tool_calls": calls})
-
-
-def answered_for(records: Iterable[CallRecord]) -> list[Any]:
-    """Tool results for calls that were answered for without running."""
-    return [
-        ToolMessage(
-            record.text or "",
-            tool_call_id=record.proposed.id,
-            name=record.proposed.name,
-            status="error" if record.is_error else "success",
-        )
-        for record in records
-        if record.phase is CallPhase.SETTLED
-    ]
-
-
-def _said_of_answer(decision: Mapping[str, Any]) -> str:
-    said = decision.get("message") or ""
-    return f"A human rejected this answer. {said}".strip() if decision["kind"] == "reject" else said
+def told_of(judge: TurnJudge, carried: Carried) -> list[Any]:
+    """What is told beside a judged turn: results of calls that were answered for, or a word to think again."""
+    if (carried.turn or {}).get("reflect") and not carried.records:
+        return [SystemMessage(judge.monitor.get_reflection_message().content or "")]
+    return answered_for(carried.records)
 
 
 def shown(carried: Carried) -> dict[str, Any]:
     """What is streamed of a judged turn; no content, only names and numbers."""
     turn = carried.turn or {}
     calls = [{"id": r.proposed.id, "name": r.proposed.name, "phase": r.phase.value} for r in carried.records]
-    shown = ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped")
-    return {"session_id": carried.session.session_id, **{key: turn[key] for key in shown}, "calls": calls}
+    keys = ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped")
+    return {"session_id": carried.session.session_id, **{key: turn[key] for key in keys}, "calls": calls}
+
+
+def said_of_answer(kind: str, message: str | None) -> str:
+    """What the agent is told when a human did not accept its answer."""
+    return f"A human rejected this answer. {message or ''}".strip() if kind == "reject" else message or ""
+
+
+def not_cleared(call: Any) -> ToolMessage:
+    """What answers a call that may not run."""
+    return ToolMessage(NOT_CLEARED, tool_call_id=call["id"], name=call["name"], status="error")
+
+
+def _answered(messages: Sequence[AnyMessage]) -> set[str]:
+    """The ids of the latest turn's calls that have a result."""
+    index = last_answer(messages)
+    later = messages[0 if index is None else index :]
+    return {message.tool_call_id for message in later if isinstance(message, ToolMessage)}

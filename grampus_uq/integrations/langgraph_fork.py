@@ -11,13 +11,13 @@ exactly them again, whatever the policy says.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.gate.carried import read_record
+from grampus_uq.gate.carried import read_decided, read_record
 from grampus_uq.integrations.langgraph import KEY
 
 try:
@@ -111,7 +111,7 @@ class _Walk:
 
     def __init__(self, messages_key: str) -> None:
         self._key = messages_key
-        self._turns: dict[str, tuple[dict[str, Any], Sequence[Any]]] = {}
+        self._turns: dict[str, list[CallRecord]] = {}
         self._answered: set[str] | None = None
         self._made = 0
 
@@ -124,7 +124,9 @@ class _Walk:
         turns = (held.get("belief") or {}).get("turns", 0)
         self._made = max(self._made, turns)
         if turns > step and held.get("turn") is not None:
-            self._turns.setdefault(held["turn"]["step_id"], (held["turn"], held.get("decided", ())))
+            decided = [read_decided(item) for item in held.get("decided", ())]
+            records = [read_record(entry) for entry in held["turn"]["calls"]]
+            self._turns.setdefault(held["turn"]["step_id"], [*records, *decided])
         return bool(turns == step < self._made and messages and messages[-1].type != "ai")
 
     def fork(self, snapshot: StateSnapshot | None, step: int, note: str | None) -> Fork:
@@ -132,8 +134,8 @@ class _Walk:
         if snapshot is None:
             rule = f"a step that this branch made, from 0 to {self._made - 1}"
             raise ConfigurationError.of("at", "fork_before", rule, step)
-        executed = [ran for ran in self._executed() if ran[1] is not Effect.READ]
-        done = [call.digest() for call, effect in executed if effect is Effect.IRREVERSIBLE]
+        ran = [record for record in self._ran() if record.effect is not Effect.READ]
+        done = [record.call.digest() for record in ran if record.effect is Effect.IRREVERSIBLE]
         before = snapshot.values.get(KEY) or {"belief": None, "turn": None}
         # Beside what is sealed: the judge takes it into the belief with the next turn.
         update: dict[str, Any] = {KEY: {**before, "repeats": sorted({*before.get("repeats", ()), *done})}}
@@ -143,22 +145,13 @@ class _Walk:
             config=snapshot.config,
             command=Command(update=update),
             step=step,
-            executed=tuple(call for call, _ in executed),
+            executed=tuple(record.call for record in ran),
         )
 
-    def _executed(self) -> Iterator[tuple[ToolCall, Effect]]:
-        for turn, decided in reversed(self._turns.values()):
-            said = {item["call"]["id"]: item["decision"] for item in decided if item["call"]}
-            for record in map(read_record, turn["calls"]):
-                ran = _ran(record, said.get(record.proposed.id))
-                if ran is not None and record.proposed.id in (self._answered or ()):
-                    yield record.proposed.model_copy(update={"arguments": ran}), record.effect
-
-
-def _ran(record: CallRecord, decision: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The arguments that a call ran with; None for one that did not run."""
-    if record.phase is CallPhase.CLEARED:
-        return dict(record.call.arguments)
-    if decision is None or decision["kind"] not in ("approve", "edit"):
-        return None
-    return dict(record.proposed.arguments if decision["arguments"] is None else decision["arguments"])
+    def _ran(self) -> Iterator[CallRecord]:
+        for records in reversed(self._turns.values()):
+            latest = {record.proposed.id: record for record in records}  # what a human decided stands last
+            effects = {record.proposed.id: record.effect for record in reversed(records)}
+            for call_id, record in latest.items():
+                if record.phase is CallPhase.CLEARED and call_id in (self._answered or ()):
+                    yield record.change(effect=effects[call_id])

@@ -12,7 +12,6 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -139,13 +138,8 @@ class GraphAgent:
         return delegate
 
     def graph(self, delegate: BaseTool | None) -> StateGraph[Any, Any, Any, Any]:
-        model = ScriptedChatModel(setup=self.setup)
-
-        async def agent(state: MessagesState) -> dict[str, Any]:
-            return {"messages": [await model.ainvoke(state["messages"])]}
-
         builder = StateGraph(MessagesState)
-        builder.add_node("agent", agent)
+        builder.add_node("agent", self.model_node(ScriptedChatModel(setup=self.setup)))
         builder.add_edge(START, "agent")
         tools = tools_of(self.setup, delegate)
         if self.setup.watch is Watch.NONE:
@@ -155,6 +149,12 @@ class GraphAgent:
         else:
             self.guard(builder, tools)
         return builder
+
+    def model_node(self, model: ScriptedChatModel) -> Any:
+        async def agent(state: MessagesState) -> dict[str, Any]:
+            return {"messages": [await model.ainvoke(state["messages"])]}
+
+        return agent
 
     def guard(self, builder: Any, tools: list[BaseTool]) -> None:
         monitor = self.setup.monitor(advisory=False)
@@ -248,15 +248,11 @@ class SyncAgent(GraphAgent):
 
         return delegate
 
-    def graph(self, delegate: BaseTool | None) -> StateGraph[Any, Any, Any, Any]:
-        builder = super().graph(delegate)
-        model = ScriptedChatModel(setup=self.setup)
-
+    def model_node(self, model: ScriptedChatModel) -> Any:
         def agent(state: MessagesState) -> dict[str, Any]:
             return {"messages": [model.invoke(state["messages"])]}
 
-        builder.nodes["agent"].runnable = RunnableLambda(agent)
-        return builder
+        return agent
 
     async def invoke(self, given: Any, session: str) -> None:
         await anyio.to_thread.run_sync(lambda: self.app.invoke(given, self.config(session)))

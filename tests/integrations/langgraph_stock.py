@@ -97,7 +97,7 @@ class NaiveGuardAgent(StockAgent):
         async def guard(state: NaiveState, config: RunnableConfig) -> Command[Any]:
             message: Any = state["messages"][-1]
             session = monitor.session(config["configurable"]["thread_id"], snapshot=state.get("belief"))
-            said = read_turn(state["messages"], len(state["messages"]) - 1, with_prompt=True)
+            said = read_turn(state["messages"][-1], state["messages"][:-1])
             _, action = await session.observe_llm_response(
                 said.text, message.id, prompt_messages=said.prompt, model_client=judge, tool_calls=said.calls
             )
