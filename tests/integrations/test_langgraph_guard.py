@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import anyio
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, AnyMessage, convert_to_messages
+from langgraph.cache.memory import InMemoryCache
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph, add_messages
 from langgraph.prebuilt import ToolNode
-from langgraph.types import Command
+from langgraph.types import CachePolicy, Command
+from pydantic import BaseModel
 
 from grampus_uq import (
     ApprovalError,
@@ -339,3 +341,101 @@ def test_a_fork_to_where_the_run_never_was_is_refused() -> None:
     for at in (3, -1, Suspected([], []), Suspected([OneStep("17")], [0])):
         with pytest.raises(ConfigurationError, match="'at'"):
             fork_before(world.app, CONFIG, at)
+
+
+# -- the model's node, which the turn is judged in --------------------------------------------------------------------
+
+
+def test_a_call_that_ran_does_not_run_again_when_its_sibling_is_edited() -> None:
+    world = World((0.7, proposes("I pay.", pay("1", "ann"), pay("2", "mallory"))), (0.95, AIMessage("Done.")))
+    ann, mallory = world.run()
+    world.resume(ann.decide("approve", principal="me"))
+    assert world.resume(mallory.decide("edit", principal="me", arguments={"to": "bob"})) == []
+    assert world.done == ["pay ann", "pay bob"]
+
+
+class Typed(BaseModel):
+    """A state that a node is given as an object."""
+
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+class Other(MessagesState):
+    note: str
+
+
+def appended(before: list[Any] | None, new: list[Any]) -> list[Any]:
+    return [*(before or []), *convert_to_messages(new)]
+
+
+class Custom(TypedDict):
+    messages: Annotated[list[Any], appended]
+
+
+SAYS = AIMessage("I pay.", tool_calls=[pay("1", "bob")])
+NODES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "a dict": (MessagesState, lambda state: {"messages": [SAYS.model_copy()]}, {}),
+    "one message": (MessagesState, lambda state: {"messages": SAYS.model_copy()}, {}),
+    "a command": (MessagesState, lambda state: Command(update={"messages": [SAYS.model_copy()]}), {}),
+    "a list of commands": (MessagesState, lambda state: [Command(update={"messages": [SAYS.model_copy()]})], {}),
+    "no message object": (MessagesState, lambda state: {"messages": [SAYS.model_dump()]}, {}),
+    "an object as state": (Typed, lambda state: {"messages": [SAYS.model_copy()], "n": len(state.messages)}, {}),
+    "a state of its own": (
+        MessagesState,
+        lambda state: {"messages": [SAYS.model_copy()], "note": f"{sorted(state)}"},
+        {"input_schema": Other},
+    ),
+    "a reducer of its own": (Custom, lambda state: {"messages": [SAYS.model_copy(update={"id": "a"})]}, {}),
+    "a cache": (MessagesState, lambda state: {"messages": [SAYS.model_copy()]}, {"cache_policy": CachePolicy()}),
+}
+
+
+@pytest.mark.parametrize("edges", [False, True])
+@pytest.mark.parametrize("kind", NODES)
+def test_whatever_the_models_node_reads_and_returns_its_calls_wait_and_run_once(kind: str, edges: bool) -> None:
+    schema, node, given = NODES[kind]
+    seen: list[Any] = []
+    world = World((0.7, SAYS), (0.95, AIMessage("Done.")))
+
+    def agent(state: Any) -> Any:
+        seen.append(state)
+        messages = state.messages if isinstance(state, Typed) else state["messages"]
+        return {"messages": [AIMessage("Done.")]} if messages[-1].type == "tool" else node(state)
+
+    if given.get("input_schema") is Other:
+        agent.__annotations__["state"] = Other
+    builder: Any = StateGraph(schema)
+    builder.add_node("agent", agent, **given)
+    builder.add_edge(START, "agent")
+    world.guard.attach(builder, tools=[world_tool(world.done)], conditional_edges=edges)
+    world.app = builder.compile(checkpointer=InMemorySaver(), cache=InMemoryCache())
+    (request,) = world.run()
+    assert world.done == []
+    assert world.resume(request.decide("approve", principal="me")) == []
+    assert world.done == ["bob"]
+    assert all(KEY not in (state if isinstance(state, dict) else vars(state)) for state in seen)
+    assert [m.type if hasattr(m, "type") else "?" for m in world.state.values["messages"]][-3:] == ["ai", "tool", "ai"]
+
+
+def test_a_graph_as_the_models_node_is_seen_as_a_sub_graph_and_its_calls_wait() -> None:
+    world = World((0.7, SAYS), (0.95, AIMessage("Done.")))
+    inner = StateGraph(MessagesState)
+    inner.add_node("speak", lambda state: {"messages": [SAYS.model_copy()]})
+    inner.add_edge(START, "speak")
+    child = inner.compile()
+    for node in (child, lambda state: {"messages": [child.invoke(state)["messages"][-1]]}):
+        builder: Any = StateGraph(MessagesState)
+        builder.add_node("agent", node)
+        builder.add_edge(START, "agent")
+        world.guard.attach(builder, tools=[world_tool(world.done)])
+        world.app = builder.compile(checkpointer=InMemorySaver())
+        assert [name for name, _ in world.app.get_subgraphs()] == ["agent"]
+        assert len(world.run()) == 1
+    assert world.done == []
+
+
+def test_a_turn_that_needs_nobody_takes_no_further_superstep() -> None:
+    world = World((0.95, proposes("I look.", call("look_up", "1", query="due"))), (0.95, AIMessage("Done.")))
+    world.run()
+    nodes = [next(iter(update)) for update in world.app.stream(START_OF_IT, {"configurable": {"thread_id": "u"}})]
+    assert nodes == ["agent", "tools", "agent"]
