@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,7 @@ LEAST_OF_EACH = 10
 """Successes, and failures, to learn on, below which a calibration would be noise."""
 
 MOST_STEPS = 50_000
+_LEAST_SLOPE = 1e-3  # enough to rank by, and next to nothing of a probability
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
@@ -74,13 +76,10 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     run may still set a threshold. The stream is `fused`, else the reading that is there most often. None where there is
     no reading, or no outcome.
     """
-    read = {name: int((~np.isnan(values)).sum()) for name, values in runs.streams.items() if name != "propagated"}
-    read = {name: steps for name, steps in read.items() if not is_count(name)}  # whose direction the outcomes teach
-    read.pop("trajectory_risk", None)  # its parameters may have been fitted on these runs
-    name = "fused" if read.get("fused") else max(sorted(read), key=lambda one: read[one], default="")
-    if not read.get(name) or not len(runs):
+    name = _most_read(runs, runs.streams)
+    if name is None or not len(runs):
         return None
-    fusion = fit_fusion({name: runs.traces(name)}, runs.success, run_weights=runs.weights)
+    fusion = _rising(fit_fusion({name: runs.traces(name)}, runs.success, run_weights=runs.weights), name)
     values = apply_exactly(fusion, runs.streams)
     good, bad = _of_each(runs, np.ones(len(runs), dtype=np.bool_))
     why = f"On one stream, {name}, and all {len(runs)} runs: too few to part. Every label may still set thresholds."
@@ -89,6 +88,22 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     chance = FittedChance(fusion=fusion, values=values, taught=np.zeros(len(runs), dtype=np.bool_))
     part = Part(name="p_success", status="fitted", why=why, figures={"streams": [name]})
     return RankedByOne(chance=chance, solid=chance if solid else None, part=part)
+
+
+def _most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
+    """`fused`, else the reading that is there most often; no count, whose direction the outcomes teach, and no
+    trajectory risk, whose parameters may have been fitted on these runs."""
+    may = sorted(name for name in names if name not in ("propagated", "trajectory_risk") and not is_count(name))
+    read = {name: int((~np.isnan(runs.streams[name])).sum()) for name in may}
+    name = "fused" if read.get("fused") else max(may, key=lambda one: read[one], default="")
+    return name if read.get(name) else None
+
+
+def _rising(fusion: LogisticFusion, name: str) -> LogisticFusion:
+    """A fusion that ranks by this stream even where outcomes show no worth of it: few of them often do not."""
+    one = fusion.readings[name]
+    steeper = one.model_copy(update={"slope": max(one.slope, _LEAST_SLOPE)})
+    return fusion.model_copy(update={"readings": {**fusion.readings, name: steeper}})
 
 
 def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) -> tuple[FittedChance | None, list[Part]]:
@@ -116,11 +131,13 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
         found = _fit(runs, learn, names)
     except ConfigurationError as error:
         return None, [*parts, Part(name="p_success", status="not fitted", why=str(error))]
+    main = _most_read(runs, names)
+    fusion = _rising(found.fusion, main) if found.fusion.flat and main in found.fusion.readings else found.fusion
     values = np.full(len(next(iter(runs.streams.values()))), np.nan)
     values[_rows(runs, learn)] = found.traces.forecasts
     outside = _rows(runs, ~learn)
     if outside.any():
-        values[outside] = apply_exactly(found.fusion, {name: runs.streams[name][outside] for name in names})
+        values[outside] = apply_exactly(fusion, {name: runs.streams[name][outside] for name in names})
     figures = _figures(runs, held, values) | {
         "score": _number(found.score),
         "base_score": _number(found.base_score),
@@ -133,7 +150,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
         ", and it says no more than the success rate does." if useless else "."
     )
     parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
-    return FittedChance(fusion=found.fusion, values=values, taught=~held), parts
+    return FittedChance(fusion=fusion, values=values, taught=~held), parts
 
 
 def _of_each(runs: LabelledRuns, chosen: BoolArray) -> tuple[int, int]:
