@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.chat_messages import Refuse
 from grampus_uq.importers.records import parsed
 from grampus_uq.records import TokenLogprob, ToolCall
-from grampus_uq.wire.calls import read_arguments
+from grampus_uq.vocabulary import Role
+from grampus_uq.wire import read_call, read_logprobs
+from grampus_uq.wire.messages import ROLES
 
 __all__ = [
+    "Refuse",
     "decoded",
     "iso_time_s",
     "logprobs",
     "number_or_none",
     "object_or_none",
+    "role_of",
     "text_or_none",
     "token_count",
     "tool_call",
     "unix_time_s",
 ]
+
+Refuse = Callable[[str, str], DataError]
+"""Makes the error of a field and a reason, with the place of the element it belongs to."""
 
 _LATEST_S: Final = 253_402_300_799.0  # the end of the year 9999: no clock says more
 _MOST_TOKENS: Final = 2**53
@@ -98,42 +104,35 @@ def decoded(value: Any, field: str, refuse: Refuse) -> Any:
         raise refuse(field, error.reason) from error
 
 
-def tool_call(value: Any, field: str, refuse: Refuse, *, given: str = "arguments") -> ToolCall:
-    """A call as `{id, name, arguments}`, as most formats but OpenAI's write it; `given` names the last one.
+def tool_call(value: Any, field: str, refuse: Refuse) -> ToolCall:
+    """A call in any form that `wire` knows, with the name of a tool.
 
-    Arguments that are no JSON object are kept as text and marked, as `read_arguments` does.
+    Arguments that are no JSON object refuse nothing: they are the model's own words, and runs that hold some fail more
+    often than others. Their text is kept and marked (`grampus_uq.wire.calls.UNPARSED`).
     """
     if not isinstance(value, dict):
         raise refuse(field, f"must be an object. Got {type(value).__name__}.")
-    name = value.get("name")
+    place = f"{field}.function" if "function" in value else field
+    named = value.get("function", value)
+    if not isinstance(named, dict):
+        raise refuse(place, f"must be an object. Got {type(named).__name__}.")
+    name = named.get("name")
     if not isinstance(name, str) or not name:
-        raise refuse(f"{field}.name", f"must be the name of a tool. Got {name!r:.50}.")
-    identity = text_or_none(value.get("id"), f"{field}.id", refuse) or ""
-    return ToolCall(id=identity, name=name, arguments=read_arguments(value.get(given)).values)
+        raise refuse(f"{place}.name", f"must be the name of a tool. Got {name!r:.50}.")
+    text_or_none(value.get("id"), f"{field}.id", refuse)
+    return read_call(value).call
+
+
+def role_of(value: Any, field: str, refuse: Refuse) -> Role:
+    """Who says a message, by any of the names that `wire` knows."""
+    if not isinstance(value, str) or value not in ROLES:
+        raise refuse(field, f"must be one of {', '.join(ROLES)}. Got {value!r:.50}.")
+    return ROLES[value]
 
 
 def logprobs(value: Any, field: str, refuse: Refuse) -> tuple[TokenLogprob, ...] | None:
-    """Token log-probabilities as OpenAI writes them: a list of `{token, logprob, top_logprobs}`, or None."""
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise refuse(field, f"must be a list or null. Got {type(value).__name__}.")
-    found = []
-    for number, item in enumerate(value):
-        place = f"{field}[{number}]"
-        token, logprob = _token(item, place, refuse)
-        top = item.get("top_logprobs")
-        if top is not None and not isinstance(top, list):
-            raise refuse(f"{place}.top_logprobs", f"must be a list or null. Got {type(top).__name__}.")
-        others = tuple(_token(one, f"{place}.top_logprobs[{i}]", refuse) for i, one in enumerate(top or ()))
-        found.append(TokenLogprob(token=token, logprob=logprob, top=others))
-    return tuple(found)
-
-
-def _token(item: Any, place: str, refuse: Refuse) -> tuple[str, float]:
-    if not isinstance(item, dict) or not isinstance(item.get("token"), str):
-        raise refuse(f"{place}.token", f"must be text. Got {item!r:.50}.")
-    logprob = number_or_none(item.get("logprob"), f"{place}.logprob", refuse)
-    if logprob is None:
-        raise refuse(f"{place}.logprob", "is missing.")
-    return item["token"], logprob
+    """Token log-probabilities in any form that `wire` knows, or None."""
+    read = read_logprobs(value)
+    if read.problem is not None:
+        raise refuse(field, f"{read.problem}.")
+    return read.tokens

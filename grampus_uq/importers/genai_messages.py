@@ -15,8 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from grampus_uq.importers.chat_messages import Refuse
-from grampus_uq.importers.fields import decoded, text_or_none, tool_call
+from grampus_uq.importers.fields import Refuse, decoded, role_of, text_or_none, tool_call
 from grampus_uq.importers.langchain_messages import shown
 from grampus_uq.importers.otlp import OtlpSpan
 from grampus_uq.records import Message
@@ -25,7 +24,6 @@ from grampus_uq.vocabulary import Role
 __all__ = ["given_and_answer"]
 
 _DETAILS: Final = "gen_ai.client.inference.operation.details"
-_ROLES: Final = {role.value: role for role in Role} | {"developer": Role.SYSTEM, "model": Role.ASSISTANT}
 _EVENTS: Final = {
     "gen_ai.system.message": Role.SYSTEM,
     "gen_ai.user.message": Role.USER,
@@ -77,9 +75,7 @@ def _message(value: Any, field: str, refuse: Refuse) -> list[Message]:
     """One message, or several: each answer of a tool is a message of its own here."""
     if not isinstance(value, dict):
         raise refuse(field, f"must be an object. Got {type(value).__name__}.")
-    role = value.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise refuse(f"{field}.role", f"must be one of {', '.join(_ROLES)}. Got {role!r:.50}.")
+    role = role_of(value.get("role"), f"{field}.role", refuse)
     parts = value.get("parts")
     if isinstance(parts, str) or (parts is None and isinstance(value.get("content"), str)):
         parts = [{"type": "text", "content": parts or value["content"]}]
@@ -103,7 +99,7 @@ def _message(value: Any, field: str, refuse: Refuse) -> list[Message]:
             answers.append(Message(role=Role.TOOL, content=shown(content), tool_call_id=identity))
     if answers and not texts and not calls:
         return answers
-    return [*answers, Message(role=_ROLES[role], content="\n".join(texts) or None, tool_calls=tuple(calls))]
+    return [*answers, Message(role=role, content="\n".join(texts) or None, tool_calls=tuple(calls))]
 
 
 def _from_events(span: OtlpSpan, refuse: Refuse) -> tuple[list[Message], list[Message]]:
@@ -124,16 +120,10 @@ def _event_message(body: Mapping[str, Any], role: Role, field: str, refuse: Refu
     content = body.get("content")
     calls = body.get("tool_calls")
     listed = _structured(calls, f"{field}.tool_calls", refuse) if calls is not None else []
-    found = []
-    for number, call in enumerate(listed):
-        place = f"{field}.tool_calls[{number}]"
-        function = call.get("function") if isinstance(call, dict) else None
-        flat = {"id": call.get("id"), **function} if isinstance(function, dict) else call
-        found.append(tool_call(flat, place, refuse))
     return Message(
         role=role,
         content=None if content is None else shown(content),
-        tool_calls=tuple(found),
+        tool_calls=tuple(tool_call(call, f"{field}.tool_calls[{i}]", refuse) for i, call in enumerate(listed)),
         tool_call_id=text_or_none(body.get("id"), f"{field}.id", refuse) if role is Role.TOOL else None,
     )
 
@@ -160,14 +150,12 @@ def _numbered(attributes: Mapping[str, Any], refuse: Refuse) -> tuple[list[Messa
     sides: dict[str, list[Message]] = {"prompt": [], "completion": []}
     for (side, number), entry in sorted(found.items()):
         field = f"gen_ai.{side}.{number}"
-        role = entry.get("role", "assistant" if side == "completion" else None)
-        if not isinstance(role, str) or role not in _ROLES:
-            raise refuse(f"{field}.role", f"must be one of {', '.join(_ROLES)}. Got {role!r:.50}.")
+        role = role_of(entry.get("role", "assistant" if side == "completion" else None), f"{field}.role", refuse)
         calls = [tool_call(call, f"{field}.tool_calls[{i}]", refuse) for i, call in sorted(entry["calls"].items())]
         content = entry.get("content")
         sides[side].append(
             Message(
-                role=_ROLES[role],
+                role=role,
                 content=content if content is None or isinstance(content, str) else json.dumps(content),
                 tool_calls=tuple(calls),
                 tool_call_id=text_or_none(entry.get("tool_call_id"), f"{field}.tool_call_id", refuse),

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final
+from typing import Any
 
-from grampus_uq.importers.chat_messages import Refuse, chat_messages
-from grampus_uq.importers.fields import object_or_none, text_or_none, token_count, tool_call
+from grampus_uq.importers.chat_messages import chat_messages
+from grampus_uq.importers.fields import Refuse, object_or_none, role_of, text_or_none, token_count, tool_call
 from grampus_uq.records import Message
-from grampus_uq.vocabulary import Role
 
 __all__ = ["langchain_message", "shown", "usage_of"]
-
-_KINDS: Final = {
-    "human": Role.USER,
-    "HumanMessage": Role.USER,
-    "HumanMessageChunk": Role.USER,
-    "ai": Role.ASSISTANT,
-    "AIMessage": Role.ASSISTANT,
-    "AIMessageChunk": Role.ASSISTANT,
-    "system": Role.SYSTEM,
-    "SystemMessage": Role.SYSTEM,
-    "SystemMessageChunk": Role.SYSTEM,
-    "tool": Role.TOOL,
-    "ToolMessage": Role.TOOL,
-    "ToolMessageChunk": Role.TOOL,
-    "function": Role.TOOL,
-    "FunctionMessage": Role.TOOL,
-}
 
 
 def langchain_message(value: Any, field: str, refuse: Refuse) -> Message:
@@ -44,18 +26,14 @@ def langchain_message(value: Any, field: str, refuse: Refuse) -> Message:
         kind = names[-1] if isinstance(names, list) and names else data.get("type")
     elif isinstance(value.get("data"), dict):  # {"type": "ai", "data": {}}
         data, place = value["data"], f"{field}.data"
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise refuse(f"{field}.type", f"must be human, ai, system, tool or a class of these. Got {kind!r:.50}.")
     calls = data.get("tool_calls")
     if calls is not None and not isinstance(calls, list):
         raise refuse(f"{place}.tool_calls", f"must be a list or null. Got {type(calls).__name__}.")
     return Message(
-        role=_KINDS[kind],
+        role=role_of(kind, f"{field}.type", refuse),
         content=_content(data.get("content"), f"{place}.content", refuse),
         name=text_or_none(data.get("name"), f"{place}.name", refuse),
-        tool_calls=tuple(
-            tool_call(call, f"{place}.tool_calls[{i}]", refuse, given="args") for i, call in enumerate(calls or ())
-        ),
+        tool_calls=tuple(tool_call(call, f"{place}.tool_calls[{i}]", refuse) for i, call in enumerate(calls or ())),
         tool_call_id=text_or_none(data.get("tool_call_id"), f"{place}.tool_call_id", refuse),
     )
 

@@ -214,6 +214,11 @@ def best(share: float, random: float = 0.0) -> Label:
     return chosen
 
 
+def praised(rng: np.random.Generator, runs: Runs) -> Any:
+    """Label half of the successes, and two failures."""
+    return (runs.success & (rng.random(len(runs)) < 0.5)) | (~runs.success & (np.cumsum(~runs.success) <= 2))
+
+
 def as_trials_of_many(rng: np.random.Generator, runs: Runs) -> Runs:
     """Sabotage: nobody says which runs are trials of one task."""
     return replace(runs, told=False)
@@ -367,6 +372,12 @@ SABOTAGES: dict[str, Callable[[np.random.Generator, Runs], Runs] | dict[str, Any
     "certificate": with_wrong_labels,
     "certificate-trials": as_trials_of_many,
     "wrong": with_wrong_labels,
+    "wrong-chosen": {
+        "where": "half of the successes are labelled, and two failures",
+        "world": World(skill=(0.6, 0.7)),
+        "n": 120,
+        "label": praised,
+    },
     "wrong-sure-trials": as_trials_of_many,
     "held-shy": as_if_all_called,
     "pac": only_the_confident,

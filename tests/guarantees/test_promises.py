@@ -18,6 +18,7 @@ LITTLE_POWER = {
     "certificate-few-call": 0.7,
 }
 """The least share of calibrations that publish; the others publish in nine of ten."""
+UNHURRIED = pytest.mark.timeout(3600)
 FAST = {"certificate-best": 8, "wrong": 15, "held-shy": 8, "budget-trials": 8, "ville": 4, "coverage": 5}
 
 
@@ -44,7 +45,7 @@ def test_the_watch_seldom_rings_without_a_change_and_often_with_one() -> None:
 
 @pytest.mark.parametrize(
     "calibrations",
-    [pytest.param(30, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.promises)],
+    [pytest.param(30, marks=pytest.mark.slow), pytest.param(200, marks=[pytest.mark.promises, UNHURRIED])],
 )
 @pytest.mark.parametrize("name", PROMISES)
 def test_every_promise_is_kept_in_many_calibrations_and_published(name: str, calibrations: int) -> None:
@@ -58,6 +59,7 @@ def test_every_promise_is_kept_in_many_calibrations_and_published(name: str, cal
 
 
 @pytest.mark.promises
+@UNHURRIED
 @pytest.mark.parametrize("name", SABOTAGES)
 def test_every_promise_is_broken_where_what_it_assumes_does_not_hold(name: str) -> None:
     promise = sabotaged(name)

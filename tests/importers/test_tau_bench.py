@@ -174,7 +174,7 @@ WRONG: list[tuple[Any, str, str]] = [
     (row(traj=[{"role": "tool", "content": "x", "tool_call_id": 5}]), "traj[0].tool_call_id", "int"),
     (assistant(tool_calls={}), CALLS, "dict"),
     (assistant(tool_calls=["x"]), f"{CALLS}[0]", "str"),
-    (assistant(tool_calls=[{"id": "x"}]), f"{CALLS}[0].function", "NoneType"),
+    (assistant(tool_calls=[{"id": "x"}]), f"{CALLS}[0].name", "None"),
     (assistant(tool_calls=[call(name=None)]), f"{CALLS}[0].function.name", "None"),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,19 @@ def test_labels_from_praise_alone_release_nothing_unless_somebody_answers_for_th
     everyone = record(tmp_path / "s.jsonl", World(skill=(1.0, 1.0)).draw(rng, 30), name="s")
     sure = fit_profile(everyone, base=BASE, options=FitOptions(wrong_releases=0.1, detector=False))
     assert sure.artifact.profile.release.mode == "wrong_releases"
+
+
+def test_a_stream_of_which_the_labels_show_no_worth_still_ranks_the_runs(tmp_path: Path) -> None:
+    """Of the best few, the better are often not the righter ones; a flat p_success would hold all or none of them."""
+    rng = np.random.default_rng(2)
+    runs = World().draw(rng, 24)
+    turned = replace(runs, success=runs.stated[:, 0] < np.quantile(runs.stated[:, 0], 0.9))
+    path = record(tmp_path / "r.jsonl", turned, name="r")
+    few = fit_profile(path, base=BASE, options=FitOptions(wrong_releases=0.2))
+    chances = [few.artifact.profile.calibration({"fused": value}) for value in (0.2, 0.5, 0.8)]
+    assert chances == sorted(set(chances))
+    assert chances[-1] - chances[0] < 0.01
+    assert few.artifact.profile.release.at_least is not None
 
 
 def test_the_forecast_says_what_replay_stops_on_the_same_runs(tmp_path: Path) -> None:
