@@ -9,7 +9,8 @@ is labelled from, as the rule says, and the other half tests. The one release of
 label taught; thresholds are the product's own (`budget_of_wrong_releases`, `certified_by_count`).
 
 Rules: `certificate`: 90 % of the released are right (delta .1); `budget`: at most 5 % of all are released and wrong, on
-average; `budget sure`: the same with delta .1; `active`: `budget`, the labels given to the best by score, the others
+average; `budget sure`: the same with delta .1; in all three, labels that are all successes are taken for praise, as
+`fit` takes them: the rest counts as wrong; `active`: `budget`, the labels given to the best by score, the others
 counted as wrong; `active certificate`: so, and certified.
 
 Rows: `data`, `rule`, `labels`; `published`: share of splits with a threshold; `share_out`: share of the test runs let
@@ -114,15 +115,30 @@ def read(path: Path) -> Scored:
 Rule = Callable[[FloatArray, BoolArray, FloatArray, BoolArray], Released]
 """From the labelled cases, and from all of the half with those without a label counted as wrong, to a threshold."""
 
+
+def _certificate(p: FloatArray, y: BoolArray, every: FloatArray, counted: BoolArray) -> Released:
+    return certified_by_count(*_as_fit_takes(p, y, every, counted), target=ACCURACY, delta=DELTA)
+
+
+def _budget(p: FloatArray, y: BoolArray, every: FloatArray, counted: BoolArray) -> Released:
+    return budget_of_wrong_releases(*_as_fit_takes(p, y, every, counted), budget=BUDGET)
+
+
+def _sure(p: FloatArray, y: BoolArray, every: FloatArray, counted: BoolArray) -> Released:
+    return budget_of_wrong_releases(*_as_fit_takes(p, y, every, counted), budget=BUDGET, delta=DELTA)
+
+
+def _as_fit_takes(p: FloatArray, y: BoolArray, every: FloatArray, counted: BoolArray) -> tuple[FloatArray, BoolArray]:
+    """Labels that are all successes may come from praise alone: those without one then count as wrong."""
+    return (every, counted) if y.all() else (p, y)
+
+
 RULES: dict[str, tuple[bool, Rule]] = {
-    "certificate": (False, lambda p, y, every, counted: certified_by_count(p, y, target=ACCURACY, delta=DELTA)),
-    "budget": (False, lambda p, y, every, counted: budget_of_wrong_releases(p, y, budget=BUDGET)),
-    "budget sure": (False, lambda p, y, every, counted: budget_of_wrong_releases(p, y, budget=BUDGET, delta=DELTA)),
-    "active": (True, lambda p, y, every, counted: budget_of_wrong_releases(every, counted, budget=BUDGET)),
-    "active certificate": (
-        True,
-        lambda p, y, every, counted: certified_by_count(every, counted, target=ACCURACY, delta=DELTA),
-    ),
+    "certificate": (False, _certificate),
+    "budget": (False, _budget),
+    "budget sure": (False, _sure),
+    "active": (True, lambda p, y, every, counted: _budget(every, counted, every, counted)),
+    "active certificate": (True, lambda p, y, every, counted: _certificate(every, counted, every, counted)),
 }
 
 
