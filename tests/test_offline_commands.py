@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from grampus_uq.artifacts import ProfileArtifact, load, save
 from grampus_uq.cli.backtest import command as backtest
 from grampus_uq.cli.evaluate import command as evaluate
+from grampus_uq.cli.risk import command as risk
 from grampus_uq.cli.runs import command as runs_command
 from grampus_uq.errors import DataError
 from grampus_uq.evaluate import read_recordings
@@ -23,6 +24,7 @@ from grampus_uq.recording import find_run, pack, recording_files, runs
 from grampus_uq.state import Profile
 from tests.evaluate.recorded import many, write
 from tests.importers import samples
+from tests.importers.test_tau_bench import row as tau_row
 
 pytest.importorskip("pyarrow")
 
@@ -131,6 +133,19 @@ def test_import_reads_a_folder_of_every_format_and_names_what_it_leaves_out(tmp_
     told = invoke(runs_command, "import", tmp_path / "in", "-o", tmp_path / "out", status=1)
     assert "0 runs, 0 steps imported" in told.stdout
     assert "is there already" in told.stderr
+
+
+def test_imported_runs_are_evaluated_by_what_the_agent_did_and_risk_says_what_they_lack(tmp_path: Path) -> None:
+    made = [tau_row(task_id=number, reward=float(number % 2)) for number in range(8)]
+    (tmp_path / "results.json").write_text("[\n" + ",\n".join(map(json.dumps, made)) + "\n]")
+    invoke(runs_command, "import", tmp_path / "results.json", "-o", tmp_path / "out")
+    table = json.loads(invoke(evaluate, tmp_path / "out", "--draws", 5, "--json").stdout)["table"]
+    assert {row["runs"] for row in table if row["stream"] == "count_calls"} == {8}
+    lacking = CliRunner().invoke(risk, [str(tmp_path / "out")])
+    assert lacking.exit_code == 1
+    assert isinstance(lacking.exception, DataError)
+    assert "8 no_components" in str(lacking.exception)
+    assert "--embedder" in str(lacking.exception)
 
 
 @pytest.mark.parametrize("content", ["full", "hashed", "none"])
