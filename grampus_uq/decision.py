@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from grampus_uq.alarm import AlarmState, rings
+from grampus_uq.alarm import rings
 from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.release import ReleaseRule
-from grampus_uq.stats.eprocess import Detector
 from grampus_uq.turns import TurnEvidence
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
 if TYPE_CHECKING:
-    from grampus_uq.state import WorstCase
+    from grampus_uq.state import Profile, SessionState, WorstCase
 
 __all__ = ["Decision", "Situation", "decide", "is_irreversible", "level_of", "may_be_let_through"]
 
@@ -32,30 +31,18 @@ Decision = tuple[UncertaintyAction, str, str]
 class Situation:
     """All that a decision on one step depends on.
 
-    `turn` is what was read of this step of the model, or of the one that proposed this call; `has_reading` whether
-    anything of the session was. `rang` is True once the detector's alarm has rung in this run, answered or not;
-    `acknowledged` the gravest level that a human answered for, while the belief is HIGH or worse; `worst_case` what
-    would be believed had every reading that was due and did not come been 0; `fallback` why a fitted profile does not
-    apply; `by_counts` whether the release goes by counts alone, which are then the evidence that it needs.
+    `state` is the session's after the step (before it for a call that is only asked about), `turn` what was read of
+    this step of the model, or of the one that proposes the call; by `level` and `confidence` the step is judged.
     """
 
-    policy: UncertaintyPolicy
+    profile: Profile
+    state: SessionState
+    turn: TurnEvidence
     kind: str
     tool_name: str | None
     irreversible: bool
     level: UncertaintyLevel
     confidence: float
-    has_reading: bool
-    turn: TurnEvidence
-    worst: float | None
-    acknowledged: UncertaintyLevel | None
-    detector: Detector | None = None
-    release: ReleaseRule | None = None
-    alarm: AlarmState | None = None
-    rang: bool = False
-    worst_case: WorstCase | None = None
-    fallback: str | None = None
-    by_counts: bool = False
 
 
 def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
@@ -77,24 +64,26 @@ def decide(now: Situation) -> Decision:
     tools that are always asked for. Of all these only a detector's alarm and a fitted release carry a guarantee. What a
     human answered silences reversible steps, never an irreversible call.
     """
+    profile, state = now.profile, now.state
     if now.irreversible and now.turn.belief is not None and now.turn.belief < now.confidence:
-        now = replace(now, level=level_of(now.policy, now.turn.belief, now.has_reading), confidence=now.turn.belief)
-    decision = _tier(now) if now.detector is None and now.release is None else _fitted(now)
+        level = level_of(profile.policy, now.turn.belief, state.has_reading)
+        now = replace(now, level=level, confidence=now.turn.belief)
+    decision = _tier(now) if profile.detector is None and profile.release is None else _fitted(now)
     if now.irreversible:
         decision = _guarded(now, decision)
-        if now.worst_case is not None:
-            decision = _in_doubt(now, now.worst_case, decision)
+        if state.worst_case is not None:
+            decision = _in_doubt(now, state.worst_case, decision)
     milder = decision[0] is not _ABORT and decision[1] != "detector"  # another pause may be lifted by standing leave
-    if milder and now.tool_name is not None and now.policy.asks_always(now.tool_name):
+    if milder and now.tool_name is not None and profile.policy.asks_always(now.tool_name):
         decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {decision[2] or _numbers(now)}"
-    if now.fallback is not None and decision[0].stops:
-        return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {now.fallback}"
+    if profile.fallback is not None and decision[0].stops:
+        return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {profile.fallback}"
     return decision
 
 
 def _tier(now: Situation) -> Decision:
     """What the tier says. It carries no statistical guarantee."""
-    policy, level = now.policy, now.level
+    policy, level = now.profile.policy, now.level
     action = policy.decide(level, now.kind, irreversible=now.irreversible)
     if action is _PROCEED:
         return action, "tier", ""
@@ -104,7 +93,7 @@ def _tier(now: Situation) -> Decision:
         rule = "irreversible_override" if level is _MEDIUM else "tier"
         return action, rule, f"irreversible call: {_numbers(now, policy.low_threshold)}"
     reason = f"{_WORDS[level]}: {_numbers(now, policy.medium_threshold)}"
-    if now.acknowledged is not None and now.acknowledged.severity >= level.severity:
+    if now.state.acknowledged is not None and now.state.acknowledged.severity >= level.severity:
         return _LOG, "acknowledged", reason
     return action, "tier", reason
 
@@ -112,13 +101,13 @@ def _tier(now: Situation) -> Decision:
 def _fitted(now: Situation) -> Decision:
     """What the detector and the release rule say; a pause by the alarm is inside the detector's one budget."""
     action, rule, reason = (_PROCEED, "tier", "") if now.level is _LOW else (_LOG, "tier", _loudness(now))
-    detector, alarm = now.detector, now.alarm
+    detector, alarm = now.profile.detector, now.state.alarm
     if detector is not None and alarm is not None and rings(detector, alarm):
         evidence, limit = alarm.evidence.log_peak, detector.threshold.log_value
-        action, rule = now.policy.on_alarm, "detector"
+        action, rule = now.profile.policy.on_alarm, "detector"
         reason = f"log evidence of failure {evidence:.2f} exceeds {limit:.2f}; {_numbers(now)}"
-    if now.irreversible and now.release is not None and not action.stops:
-        return _released(now, now.release, action)
+    if now.irreversible and now.profile.release is not None and not action.stops:
+        return _released(now, now.profile.release, action)
     return action, rule, reason
 
 
@@ -139,14 +128,14 @@ def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -
 
 def _guarded(now: Situation, decision: Decision) -> Decision:
     """An irreversible call: graver where evidence is missing, an alarm has rung or a step was bad."""
-    policy = now.policy
-    if now.rang and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]:  # a grant lifts a tier's pause, not this one
+    policy, state = now.profile.policy, now.state
+    if state.rang and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]:  # a grant lifts a tier's pause, not this one
         reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
         decision = policy.on_alarm, "detector", reason
     missing = _missing(now)
     if missing is not None and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[decision[0]]:
         decision = policy.on_missing_evidence, "missing_evidence", missing
-    floor, worst = policy.worst_so_far_floor, now.worst
+    floor, worst = policy.worst_so_far_floor, state.worst
     if floor is not None and worst is not None and worst < floor and not decision[0].stops:
         reason = f"irreversible call after a step at confidence {_apart(worst, ', below', floor)}"
         decision = _PAUSE, "worst_so_far", reason
@@ -155,15 +144,13 @@ def _guarded(now: Situation, decision: Decision) -> Decision:
 
 def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
     """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it."""
-    policy = now.policy
+    policy = now.profile.policy
     if decision[0].stops or not policy.on_missing_evidence.stops:
         return decision
     level = policy.classify(case.cumulative)
     turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
-    then = replace(
-        now, level=level, confidence=case.cumulative, turn=turn, worst=case.worst, alarm=case.alarm, worst_case=None
-    )
-    would = decide(then)
+    state = replace(now.state, worst=case.worst, alarm=case.alarm, worst_case=None)
+    would = decide(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn))
     if not would[0].stops:
         return decision
     reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
@@ -172,26 +159,29 @@ def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
 
 def _missing(now: Situation) -> str | None:
     """Why there is no evidence on an irreversible call; None where there is."""
-    counted = now.by_counts and now.turn.p_success is not None
-    if not now.has_reading and not counted:
+    profile, alarm = now.profile, now.state.alarm
+    counted = profile.released_by_counts and now.turn.p_success is not None
+    if not now.state.has_reading and not counted:
         return "irreversible call, and nothing read yet"
     if not now.turn.read and not counted:
         return f"irreversible call without any reading of the turn that proposes it; {_numbers(now)}"
-    if now.release is not None and now.turn.p_success is None:
+    if profile.release is not None and now.turn.p_success is None:
         return f"irreversible call without a chance of success of the turn that proposes it; {_numbers(now)}"
-    if now.detector is not None and (now.alarm is None or now.alarm.evidence.log_m is None):
+    if profile.detector is not None and (alarm is None or alarm.evidence.log_m is None):
         return f"irreversible call before the detector had any score; {_numbers(now)}"
     return None
 
 
 def _loudness(now: Situation) -> str:
     """Why a step is logged."""
-    return f"confidence {now.confidence:.2f} is {_WORDS[now.level]}" if now.has_reading else "nothing read yet"
+    if not now.state.has_reading:
+        return "nothing read yet"
+    return f"confidence {now.confidence:.2f} is {_WORDS[now.level]}"
 
 
 def _numbers(now: Situation, needed: float | None = None) -> str:
     """The belief, what was needed, and the lowest reading of the turn."""
-    if not now.has_reading:
+    if not now.state.has_reading:
         return "nothing read yet"
     if needed is None or now.confidence >= needed:
         return f"confidence {now.confidence:.2f}{_lowest(now)}"

@@ -14,14 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from grampus_uq.alarm import AlarmState, alarm_step, guarantee_of, has_rung
+from grampus_uq.building import builder, drafter
 from grampus_uq.decision import Decision, Situation, decide, is_irreversible, level_of, may_be_let_through
 from grampus_uq.events import TrajectoryReading
 from grampus_uq.propagator import propagated_by
-from grampus_uq.records import Reading, Step, StepUncertainty, ToolCall, Verdict, builder, utc
+from grampus_uq.records import Reading, Step, StepUncertainty, ToolCall, Verdict, utc
 from grampus_uq.risk import confidence_of_risk, risk_step
 from grampus_uq.state import Profile, SessionState, WorstCase, has_rung_in_run
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.turns import TurnEvidence, placed, with_proposals
+from grampus_uq.turns import MAX_CALLS, TurnEvidence, new_turn, placed, proposed, text_key, with_turn
 from grampus_uq.vocabulary import (
     GRAVE,
     NOT_DUE,
@@ -35,7 +36,7 @@ from grampus_uq.worst_case import Streams, lacks, streams_of, worst_case_step
 
 __all__ = ["advance", "judge_call"]
 
-_new_state = builder(SessionState)
+_draft_of = drafter(SessionState)
 _new_situation = builder(Situation)
 
 
@@ -53,10 +54,11 @@ def advance(
     is what was sensed for the profile's TRACER, where it has one.
     """
     seen = _tally(readings)
-    kind, policy = step.kind, profile.policy
-    fused = profile.estimator.fuse_readings(seen.values)
+    kind, policy, estimator = step.kind, profile.policy, profile.estimator
+    detector, calibration, tracer = profile.detector, profile.calibration, profile.tracer
+    fused = estimator.fuse_readings(seen.values)
     if seen.semantic is not None:
-        fused = profile.estimator.pessimistic(fused, seen.semantic)
+        fused = estimator.pessimistic(fused, seen.semantic)
     propagated, cumulative, memory = propagated_by(profile.propagator, fused, kind, state.cumulative, state.memory)
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
@@ -67,41 +69,54 @@ def advance(
     tool_name = step.tool_name if is_call else None
     alarm, log_m, chance = state.alarm, None, None
     risk_state, risk, no_risk = state.risk, None, None
-    if profile.tracer is not None:
-        risk_state, risk, no_risk = risk_step(profile.tracer, risk_state, trajectory)
+    if tracer is not None:
+        risk_state, risk, no_risk = risk_step(tracer, risk_state, trajectory)
     streams: Streams = {}
-    if profile.calibration is not None or profile.detector is not None:
+    if calibration is not None or detector is not None:
         streams = streams_of(seen.values, seen.semantic, fused, propagated, confidence_of_risk(risk))
-    if profile.calibration is not None:
-        chance = profile.calibration(streams)
+    if calibration is not None:
+        chance = calibration(streams)
     worst_case, risk_due = state.worst_case, no_risk in _UNREADABLE
-    if profile.detector is not None and not is_call:
+    if detector is not None and not is_call:
         streams["p_success"] = chance
-        alarm, log_m = alarm_step(profile.detector, alarm, state.session_id, streams)
-        seen.due = seen.due or bool(lacks(profile.detector, streams))
-    if worst_case is not None or seen.due or risk_due or profile.calibration is not None:
+        alarm, log_m = alarm_step(detector, alarm, state.session_id, streams)
+        seen.due = seen.due or bool(lacks(detector, streams))
+    if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
     turns, turn = _turns_after(state, step, seen, fused, chance, propagated, worst_case)
-    rang = state.rang or (profile.detector is not None and has_rung(profile.detector, alarm))
+    draft = _draft_of(state)
+    draft.n_steps += 1
+    draft.n_high += high
+    draft.cumulative = cumulative
+    draft.level = level
+    draft.has_reading = has_reading
+    if not is_call:
+        draft.turn_read, draft.p_success = turn.read, chance
+    draft.worst = worst
+    draft.acknowledged = acknowledged
+    draft.last_step_id = step.step_id
+    draft.monitor_calls += seen.calls
+    draft.monitor_tokens += seen.tokens
+    draft.monitor_cost_usd += seen.cost_usd
+    draft.agent_tokens += step.input_tokens + step.output_tokens
+    draft.alarm = alarm
+    draft.memory = memory
+    draft.risk = risk_state
+    draft.worst_case = worst_case
+    draft.turns = turns
+    draft.rang = state.rang or (detector is not None and has_rung(detector, alarm))
+    draft.__class__ = SessionState
+    new_state: SessionState = draft
     decision = decide(
         _new_situation(
-            policy=policy,
+            profile=profile,
+            state=new_state,
+            turn=turn,
             kind=kind,
             tool_name=tool_name,
             irreversible=is_call and is_irreversible(policy, tool_name, step.effect),
             level=level,
             confidence=propagated,
-            has_reading=has_reading,
-            turn=turn,
-            worst=worst,
-            acknowledged=acknowledged,
-            detector=profile.detector,
-            release=profile.release,
-            alarm=alarm,
-            rang=rang,
-            worst_case=worst_case,
-            fallback=profile.fallback,
-            by_counts=profile.release is not None and profile.released_by_counts,
         )
     )
     advisory = profile.advisory or (
@@ -112,33 +127,8 @@ def advance(
     )
     if chance is not None:
         assessment = _with_chance(assessment, chance)
-    if profile.tracer is not None:
+    if tracer is not None:
         assessment = _with_risk(assessment, risk, no_risk, trajectory)
-    new_state = _new_state(
-        session_id=state.session_id,
-        agent_id=state.agent_id,
-        n_steps=state.n_steps + 1,
-        n_high=state.n_high + high,
-        cumulative=cumulative,
-        level=level,
-        has_reading=has_reading,
-        turn_read=state.turn_read if is_call else turn.read,
-        worst=worst,
-        acknowledged=acknowledged,
-        last_step_id=step.step_id,
-        monitor_calls=state.monitor_calls + seen.calls,
-        monitor_tokens=state.monitor_tokens + seen.tokens,
-        monitor_cost_usd=state.monitor_cost_usd + seen.cost_usd,
-        agent_tokens=state.agent_tokens + step.input_tokens + step.output_tokens,
-        alarm=alarm,
-        memory=memory,
-        risk=risk_state,
-        p_success=state.p_success if is_call else chance,
-        let_through=state.let_through,
-        worst_case=worst_case,
-        turns=turns,
-        rang=rang,
-    )
     return new_state, assessment
 
 
@@ -154,18 +144,19 @@ def _turns_after(
     """The turns of the model after a step, and what was read of its own; for a call of the turn that proposed it."""
     lowest = None if fused is None else seen.lowest
     if step.kind != "tool_call":
-        turns = with_proposals(
-            state.turns,
-            step,
+        turn = new_turn(
+            step=text_key(step.step_id),
             read=fused is not None,
-            lowest=lowest,
-            stated="verbalized" in seen.values,
             p_success=chance,
             worst_chance=None if worst_case is None else worst_case.p_success,
+            lowest=lowest,
+            stated="verbalized" in seen.values,
             belief=propagated,
             worst_belief=None if worst_case is None else worst_case.cumulative,
+            calls=proposed(step) if step.tool_calls else (),
+            more=len(step.tool_calls) > MAX_CALLS,
         )
-        return turns, turns[-1]
+        return with_turn(state.turns, turn), turn
     call = step.tool_calls[0] if step.tool_calls else None
     turns, turn = _placed(state, call, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
@@ -226,8 +217,6 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
             tally.missing.append(_missing(source, reading.reason))
             if reading.reason not in NOT_DUE:
                 tally.due = True
-            if source == "p_true" and reading.calls:
-                tally.p_true_failed = True
         else:
             if source == "semantic_entropy":
                 tally.semantic = value
@@ -237,6 +226,8 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
             if known is not None:
                 tally.sources.append(known)
         if reading.calls:
+            if value is None and source == "p_true":
+                tally.p_true_failed = True
             tally.calls += reading.calls
             tally.tokens += reading.input_tokens + reading.output_tokens
             tally.cost_usd += reading.cost_usd or 0.0
@@ -262,25 +253,18 @@ def judge_call(
     tool_name = call.name
     policy, confidence = profile.policy, state.cumulative
     level = level_of(policy, confidence, state.has_reading)
+    if state.rang is not has_rung_in_run(profile, state):  # a state of an older version
+        state = replace(state, rang=True)
     action, rule, reason = decide(
         _new_situation(
-            policy=policy,
+            profile=profile,
+            state=state,
+            turn=_placed(state, call, step_id)[1],
             kind="tool_call",
             tool_name=tool_name,
             irreversible=is_irreversible(policy, tool_name, effect),
             level=level,
             confidence=confidence,
-            has_reading=state.has_reading,
-            turn=_placed(state, call, step_id)[1],
-            worst=state.worst,
-            acknowledged=state.acknowledged if level in GRAVE else None,
-            detector=profile.detector,
-            release=profile.release,
-            alarm=state.alarm,
-            rang=has_rung_in_run(profile, state),
-            worst_case=state.worst_case,
-            fallback=profile.fallback,
-            by_counts=profile.released_by_counts,
         )
     )
     guarantee = _promise(profile, state.alarm, rule, action)
@@ -326,7 +310,7 @@ def _assess(
     advisory: bool,
 ) -> StepUncertainty:
     action, rule, reason = decision
-    values, sources, missing = seen.values, seen.sources, seen.missing
+    sources, missing = seen.sources, seen.missing
     sources.append(_PROPAGATED)
     if rule in _RULE_SOURCES:
         sources.append(_RULE_SOURCES[rule])
@@ -336,12 +320,15 @@ def _assess(
     fields["step_id"] = step.step_id
     fields["step_type"] = step.kind
     fields["index"] = index
-    fields["verbalized_confidence"] = values.get("verbalized", 0.5)
-    fields["p_true_confidence"] = values.get("p_true", 0.5 if seen.p_true_failed else -1.0)
-    fields["token_probability"] = values.get("token_probability")
-    fields["token_entropy"] = values.get("token_entropy")
+    if seen.p_true_failed:
+        fields["p_true_confidence"] = 0.5
+    for source, value in seen.values.items():
+        field = _FIELDS.get(source)
+        if field is not None:
+            fields[field] = value
     fields["semantic_confidence"] = seen.semantic
-    fields["fused_confidence"] = 0.5 if fused is None else fused
+    if fused is not None:
+        fields["fused_confidence"] = fused
     fields["propagated_confidence"] = propagated
     fields["level"] = level
     fields["sources"] = tuple(sources)
@@ -393,5 +380,11 @@ def _describe_alarm(fields: dict[str, Any], detector: Detector, log_m: float | N
     fields["alarm_mode"] = threshold.mode.value
 
 
+_FIELDS = {
+    "verbalized": "verbalized_confidence",
+    "p_true": "p_true_confidence",
+    "token_probability": "token_probability",
+    "token_entropy": "token_entropy",
+}
 _DEFAULTS = {name: field.default for name, field in StepUncertainty.model_fields.items()}
 _SOURCES = {source.value: source for source in UncertaintySource}

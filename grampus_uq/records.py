@@ -8,14 +8,13 @@ number is `None` with a reason beside it; no record accepts NaN or infinity.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, ParamSpec, SupportsFloat, TypeVar
+from typing import Any, SupportsFloat
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -53,15 +52,10 @@ __all__ = [
     "UncertaintyLevel",
     "UncertaintySource",
     "Verdict",
-    "builder",
     "canonical_json",
     "utc",
     "worst_values",
 ]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
 
 _frozen = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
 
@@ -415,31 +409,3 @@ def utc(time_s: float) -> datetime:
     except (OverflowError, OSError, TypeError, ValueError):
         rule = "seconds since 1970, before the year 10000"
         raise ConfigurationError.of("time_s", "Step", rule, time_s, "time.time() gives them.") from None
-
-
-def builder(cls: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that builds a frozen, slotted, keyword-only dataclass as its constructor does, only quicker.
-
-    The constructor of a frozen dataclass stores each field through `object.__setattr__`. Here they are stored plainly,
-    in an instance of a subclass that has the same layout and is not frozen, which is then made an instance of `cls`: a
-    tenth of the time, for the few values that every step builds. Like `StepUncertainty.trusted` it checks nothing: the
-    caller knows that the values are right.
-
-    >>> builder(Verdict)(action=UncertaintyAction.ABORT, level=UncertaintyLevel.HIGH, rule="r", reason="").allowed
-    False
-    """
-    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls!r} is not a dataclass.")
-    thawed = {"__slots__": (), "__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
-    scope: dict[str, Any] = {"cls": cls, "new": object.__new__, "draft": type(cls.__name__, (cls,), thawed)}
-    parameters, lines = [], ["built = new(draft)"]
-    for field in dataclasses.fields(cls):
-        if field.default_factory is not dataclasses.MISSING:
-            raise TypeError(f"{cls!r} has a default that is made anew for each instance.")
-        scope[f"_{field.name}"] = field.default
-        parameters.append(field.name if field.default is dataclasses.MISSING else f"{field.name}=_{field.name}")
-        lines.append(f"built.{field.name} = {field.name}")
-    lines += ["built.__class__ = cls", "return built"]
-    exec(f"def build(*, {', '.join(parameters)}):\n    " + "\n    ".join(lines), scope)  # noqa: S102 (our own field names)
-    build: Callable[P, T] = scope["build"]
-    return build

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue, TypeAdapter
 
+from grampus_uq.building import builder
 from grampus_uq.engine import advance, judge_call
 from grampus_uq.errors import ConfigurationError, DataError, SessionConflictError
 from grampus_uq.events import (
@@ -35,7 +36,6 @@ from grampus_uq.records import (
     StepUncertainty,
     ToolCall,
     Verdict,
-    builder,
 )
 from grampus_uq.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.signals.driver import cancel_requests, stop_if_cancelled

@@ -18,10 +18,21 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from grampus_uq.records import Step, ToolCall, builder
+from grampus_uq.building import builder
+from grampus_uq.records import Step, ToolCall
 from grampus_uq.tool_names import same_tool_keys
 
-__all__ = ["TurnEvidence", "least", "placed", "with_proposals", "without_chances"]
+__all__ = [
+    "MAX_CALLS",
+    "TurnEvidence",
+    "least",
+    "new_turn",
+    "placed",
+    "proposed",
+    "text_key",
+    "with_turn",
+    "without_chances",
+]
 
 MAX_TURNS = 16
 MAX_CALLS = 32
@@ -72,10 +83,10 @@ class TurnEvidence:
 
 
 Turns = tuple[TurnEvidence, ...]
-_new_turn = builder(TurnEvidence)
+new_turn = builder(TurnEvidence)
 
 
-def _key(name: str) -> str:
+def text_key(name: str) -> str:
     """A model's own text as a key: as it is while short and plain, else as a digest."""
     if len(name) <= _LONGEST and name.isascii():
         return name
@@ -85,43 +96,24 @@ def _key(name: str) -> str:
 def _name_key(name: str) -> str:
     """One key for every spelling of a tool's name: who asks for a call in another one asks for the same call."""
     seen = same_tool_keys(name)[1]
-    return _key(seen if len(seen) > 1 else name)
+    return text_key(seen if len(seen) > 1 else name)
 
 
 def _call_key(call: ToolCall) -> str:
-    return f"{_key(call.id)} {_name_key(call.name)}"
+    return f"{text_key(call.id)} {_name_key(call.name)}"
 
 
-def with_proposals(
-    turns: Turns,
-    step: Step,
-    *,
-    read: bool,
-    lowest: tuple[str, float] | None,
-    stated: bool,
-    p_success: float | None,
-    worst_chance: float | None,
-    belief: float,
-    worst_belief: float | None,
-) -> Turns:
-    """The turns after a step of the model; its own is the last."""
-    calls = tuple([_call_key(call) for call in step.tool_calls[:MAX_CALLS]]) if step.tool_calls else ()
-    turn = _new_turn(
-        step=_key(step.step_id),
-        read=read,
-        p_success=p_success,
-        worst_chance=worst_chance,
-        lowest=lowest,
-        stated=stated,
-        belief=belief,
-        worst_belief=worst_belief,
-        calls=calls,
-        more=len(step.tool_calls) > MAX_CALLS,
-    )
+def proposed(step: Step) -> tuple[str, ...]:
+    """The keys of the calls that a step of the model proposes, as far as they are kept."""
+    return tuple([_call_key(call) for call in step.tool_calls[:MAX_CALLS]])
+
+
+def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:
+    """The turns after a step of the model, whose own turn is the last."""
     if not turns:
         return (turn,)
     first = turns[0]
-    if not calls and not first.calls and not first.called and not first.more:
+    if not turn.calls and not first.calls and not first.called and not first.more:
         return (*turns[1 - _MAX_UNLISTED :], turn)
     turns = tuple([t for t in turns if t.calls or t.called or t.more])  # a turn without any proposed none
     if len(turns) < MAX_TURNS:
@@ -153,7 +145,7 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
     mine = _matching(turn.calls, call)
     if not mine:
         return turn
-    return _new_turn(
+    return new_turn(
         step=turn.step,
         read=turn.read,
         p_success=turn.p_success,
@@ -179,7 +171,7 @@ def _matching(calls: tuple[str, ...], call: ToolCall, *, by_name: bool = False) 
 
 def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[TurnEvidence] | None:
     """The turns that may have proposed a call, the surest way first; None where none is known to have."""
-    step = _key(step_id) if step_id else None
+    step = text_key(step_id) if step_id else None
     of_step = [turn for turn in turns if turn.step == step] if step else []
     listed = [turn for turn in turns if turn.calls or turn.called] if call is not None else []
     if listed and call is not None and call.id:

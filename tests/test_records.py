@@ -34,8 +34,9 @@ from grampus_uq import (
     UncertaintyLevel,
     Verdict,
 )
+from grampus_uq.building import builder
 from grampus_uq.events import SessionStarted
-from grampus_uq.records import builder, canonical_json, utc
+from grampus_uq.records import canonical_json, utc
 
 unit = st.floats(0.0, 1.0)
 json_values = st.recursive(

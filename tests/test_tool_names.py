@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from grampus_uq import ConfigurationError, Effect, Reading, Step, ToolCall, ToolEffects, UncertaintyMonitor
 from grampus_uq import UncertaintyPolicy as Policy
-from grampus_uq.records import builder
+from grampus_uq.building import builder
 from grampus_uq.runtime.tools import Tool, tool
 from grampus_uq.tool_names import normal_form, patterns_of
 from grampus_uq.vocabulary import parse_effect

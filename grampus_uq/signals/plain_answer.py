@@ -39,14 +39,16 @@ def plain_answer(stripped: str) -> float | None:
     (0.9, None)
     """
     match = _PLAIN.fullmatch(stripped)
-    if match is None or "know" in stripped[-100:].lower():  # "Let me know if ...}" would be a closing word
+    if match is None:
         return None
-    before = match[1]
-    if before:
-        words = _WORDS.findall(before.lower())
-        if not _HARMLESS.issuperset(words) and any(map(_matters, words)):
+    lowered = stripped.lower()
+    if "know" in lowered:  # "Let me know if ...}" would be a closing word
+        return None
+    if match[1]:
+        words = lowered[: match.end(1)].split()
+        if not _HARMLESS.issuperset(words) and (any(map(_matters, words)) or OTHER_SCALE(match[1])):
             return None
-        if _frames_at_the_end(words[-1] if words else "") or (_DIGIT.search(before) and OTHER_SCALE(before)):
+        if _frames_at_the_end(words[-1]):
             return None
     return float(match[2])
 
@@ -54,20 +56,27 @@ def plain_answer(stripped: str) -> float | None:
 _frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)
 
 
-def _matters(word: str) -> bool:
-    """True for a word that one of the rules looks for, wherever it stands; the others are remembered."""
+def _matters(written: str) -> bool:
+    """True for a word that one of the rules looks for, wherever it stands; the others are remembered if without digits.
+
+    It may have marks of punctuation in it, which are no part of a word.
+    """
+    matters = any(map(_is_sought, _WORDS.findall(written)))
+    if not matters and len(written) <= _LONGEST_WORD and _DIGIT.search(written) is None:
+        if len(_HARMLESS) >= _MOST_HARMLESS:
+            _HARMLESS.clear()
+        _HARMLESS.add(written)
+    return matters
+
+
+def _is_sought(word: str) -> bool:
     within = f"{word} x"
-    matters = (
+    return (
         word in _OF_PHRASES
         or SPEAKER.search(word) is not None
         or SPEAKER.search(within) is not None
         or any(search(within) for search in (FRAME, REPORT, SOURCE, MAY_STATE, OTHER_SCALE))
     )
-    if not matters and len(word) <= _LONGEST_WORD:
-        if len(_HARMLESS) >= _MOST_HARMLESS:
-            _HARMLESS.clear()
-        _HARMLESS.add(word)
-    return matters
 
 
 _HARMLESS: Final[set[str]] = set()

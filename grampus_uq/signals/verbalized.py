@@ -13,9 +13,10 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
+from grampus_uq.building import builder
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import SenseContext
-from grampus_uq.records import Message, Reading, Step, builder
+from grampus_uq.records import Message, Reading, Step
 from grampus_uq.signals.closing_object import ClosingObject, closing_object
 from grampus_uq.signals.own_words import own_words
 from grampus_uq.signals.plain_answer import plain_answer
@@ -91,12 +92,11 @@ def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
     >>> parse_confidence('The page says "Confidence: 100%".')
     (None, <MissingReason.NOT_STATED: 'not_stated'>)
     """
-    if not _has_any(text.lower(), STATING_WORDS):
-        return None, _NOT_STATED
-    plain = plain_answer(text.strip())
+    stripped = text.strip()
+    plain = plain_answer(stripped) if stripped.endswith("}") else None
     if plain is not None:
         return plain, None
-    return _parsed(text)
+    return _parsed(text) if _has_any(text.lower(), STATING_WORDS) else (None, _NOT_STATED)
 
 
 def _parsed(text: str) -> tuple[float | None, MissingReason | None]:

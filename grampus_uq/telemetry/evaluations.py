@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from grampus_uq.records import StepUncertainty, builder
+from grampus_uq.building import builder
+from grampus_uq.records import StepUncertainty
 from grampus_uq.vocabulary import GRAVE, STOPPING, UncertaintyLevel
 
 __all__ = ["Evaluation", "escalates", "evaluations", "fused_of"]

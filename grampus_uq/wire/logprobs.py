@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from grampus_uq.records import TokenLogprob, builder
+from grampus_uq.building import builder
+from grampus_uq.records import TokenLogprob
 from grampus_uq.wire.fields import field, fields_of, kind_of
 from grampus_uq.wire.whole_text import whole_text
 

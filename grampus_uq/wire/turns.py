@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from grampus_uq.building import builder
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records import TokenUsage, ToolCall, builder
+from grampus_uq.records import TokenUsage, ToolCall
 from grampus_uq.wire.calls import read_call
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
