@@ -87,7 +87,7 @@ def _tier(now: Situation) -> Decision:
     action = policy.decide(level, now.kind, irreversible=now.irreversible)
     if action is _PROCEED:
         return action, "tier", ""
-    if not action.stops:
+    if action is _LOG:
         return action, "tier", _loudness(now)
     if now.irreversible:
         rule = "irreversible_override" if level is _MEDIUM else "tier"

@@ -38,6 +38,7 @@ __all__ = ["advance", "judge_call"]
 
 _draft_of = drafter(SessionState)
 _new_situation = builder(Situation)
+_trusted = StepUncertainty.trusted
 
 
 def advance(
@@ -351,11 +352,11 @@ def _assess(
         fields["advisory_action"] = action
         if action.stops:
             fields["action"] = _LOG
-    return StepUncertainty.trusted(fields)
+    return _trusted(fields)
 
 
 def _with_chance(assessment: StepUncertainty, p_success: float | None) -> StepUncertainty:
-    return StepUncertainty.trusted({**assessment.__dict__, "p_success": p_success})
+    return _trusted({**assessment.__dict__, "p_success": p_success})
 
 
 def _with_risk(
@@ -368,7 +369,7 @@ def _with_risk(
         missing.append(assessment.missing_reason)  # last, because its own end says whether anything was read
     sources = assessment.sources if risk is None else (*assessment.sources, _TRAJECTORY_RISK)
     told = {"trajectory_risk": risk, "sources": sources, "missing_reason": "; ".join(missing) or None}
-    return StepUncertainty.trusted({**assessment.__dict__, **told})
+    return _trusted({**assessment.__dict__, **told})
 
 
 def _describe_alarm(fields: dict[str, Any], detector: Detector, log_m: float | None) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from grampus_uq.building import builder
 from grampus_uq.records import StepUncertainty
 from grampus_uq.vocabulary import GRAVE, STOPPING, UncertaintyLevel
 
@@ -16,16 +14,12 @@ _NOTHING_READ: Final = "no reading on this step"
 _WORDS: Final = {level: level.value for level in UncertaintyLevel}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     """One score of one step; `label` is the level of the run where the score decides it, None elsewhere."""
 
     name: str
     value: float
     label: str | None = None
-
-
-_new = builder(Evaluation)
 
 
 def escalates(step: StepUncertainty) -> bool:
@@ -42,8 +36,8 @@ def evaluations(step: StepUncertainty) -> Iterator[Evaluation]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
     fused = fused_of(step)
     if fused is not None:
-        yield _new(name="uncertainty.confidence.fused", value=fused, label=_WORDS[step.level])
+        yield Evaluation("uncertainty.confidence.fused", fused, _WORDS[step.level])
     if step.p_success is not None:
-        yield _new(name="uncertainty.p_success", value=step.p_success)
+        yield Evaluation("uncertainty.p_success", step.p_success)
     if step.trajectory_risk is not None:
-        yield _new(name="uncertainty.trajectory_risk", value=step.trajectory_risk)
+        yield Evaluation("uncertainty.trajectory_risk", step.trajectory_risk)

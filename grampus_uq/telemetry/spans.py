@@ -121,7 +121,8 @@ class SpanEmitter:
         if not isinstance(event, StepEvent):
             return
         current = get_current()  # looked up once here instead of three times in the SDK
-        context, links = self._traces.parent(event.session_id, current)
+        around = trace.get_current_span(current)
+        context, links, place = self._traces.parent(event.session_id, current, around.get_span_context())
         step = event.assessment
         wanted = step.advisory_action or step.action
         grave = escalates(step)
@@ -132,14 +133,12 @@ class SpanEmitter:
             ESTIMATE, context=context, start_time=event.started_ns, attributes=attributes, links=links
         )
         ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
-        self._traces.started(event.session_id, span.get_span_context())
+        self._traces.started(place, span.get_span_context())
         self._evaluate(step, span, context, ended_ns)
         self._beneath(event, span, context, ended_ns, wanted if grave else None)
         span.end(ended_ns)
-        if self._copy:
-            parent = trace.get_current_span(current)
-            if parent.is_recording():
-                parent.set_attributes(parent_attributes(step, escalates=grave))
+        if self._copy and around.is_recording():
+            around.set_attributes(parent_attributes(step, escalates=grave))
 
     def _evaluate(self, step: StepUncertainty, span: Span, context: Context, ended_ns: int) -> None:
         """Add the evaluation events, where anything was evaluated."""

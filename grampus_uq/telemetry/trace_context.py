@@ -25,7 +25,7 @@ _W3C: Final = TraceContextTextMapPropagator()
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """`anchor` is where spans go when no span is current; `earlier` is linked from the next span, once.
 
     `made` is the context with the anchor that was made of `within`: from step to step it is the same.
@@ -46,7 +46,7 @@ class SessionTraces:
 
     def __init__(self, over_pause: OverPause) -> None:
         self._over_pause = over_pause
-        self._places: OrderedDict[str, _Place] = OrderedDict()
+        self._places: OrderedDict[str, Place] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, session_id: str, snapshot: Mapping[str, Any] | None) -> None:
@@ -55,13 +55,12 @@ class SessionTraces:
         earlier = span_context_of(carrier) if isinstance(carrier, Mapping) else None
         anchor = earlier if self._over_pause == "continue" else None
         with self._lock:
-            self._places[session_id] = _Place(anchor=anchor, earlier=earlier)
+            self._places[session_id] = Place(anchor=anchor, earlier=earlier)
             self._places.move_to_end(session_id)
             self._shorten()
 
-    def parent(self, session_id: str, current: Context) -> tuple[Context, tuple[Link, ...]]:
-        """The context that the session's next span starts in, and what it links to."""
-        around = trace.get_current_span(current).get_span_context()
+    def parent(self, session_id: str, current: Context, around: SpanContext) -> tuple[Context, tuple[Link, ...], Place]:
+        """The context that the session's next span starts in, what it links to, and the place to tell when it did."""
         has_parent = around.is_valid
         with self._lock:
             place = self._place(session_id)
@@ -73,20 +72,20 @@ class SessionTraces:
         if earlier is not None and (anchor is None or anchor.trace_id != earlier.trace_id):
             links = (Link(earlier),)
         if has_parent or anchor is None:
-            return current, links
+            return current, links, place
         if made is None:
             made = trace.set_span_in_context(NonRecordingSpan(anchor), current)
             with self._lock:
                 if place.anchor is anchor:
                     place.within, place.made = current, made
-        return made, links
+        return made, links, place
 
-    def started(self, session_id: str, span: SpanContext) -> None:
+    def started(self, place: Place, span: SpanContext) -> None:
         """A step's span was started; it becomes the root of the session's trace when there is none yet."""
+        is_valid = span.is_valid
         with self._lock:
-            place = self._place(session_id)
-            place.latest = span if span.is_valid else None
-            if place.anchor is None and span.is_valid:
+            place.latest = span if is_valid else None
+            if place.anchor is None and is_valid:
                 place.anchor = span
 
     def latest(self, session_id: str) -> SpanContext | None:
@@ -105,10 +104,10 @@ class SessionTraces:
         _W3C.inject(headers, trace.set_span_in_context(NonRecordingSpan(place.anchor)))
         return headers
 
-    def _place(self, session_id: str) -> _Place:
+    def _place(self, session_id: str) -> Place:
         place = self._places.get(session_id)
         if place is None:
-            place = self._places[session_id] = _Place()
+            place = self._places[session_id] = Place()
             self._shorten()
         else:
             self._places.move_to_end(session_id)
