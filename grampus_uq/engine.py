@@ -313,8 +313,6 @@ def _assess(
     action, rule, reason = decision
     sources, missing = seen.sources, seen.missing
     sources.append(_PROPAGATED)
-    if rule in _RULE_SOURCES:
-        sources.append(_RULE_SOURCES[rule])
     if fused is None:
         missing.append("no reading on this step")
     fields = _DEFAULTS.copy()  # cheaper than to write all of them down, and most stay what they are
@@ -327,14 +325,13 @@ def _assess(
         field = _FIELDS.get(source)
         if field is not None:
             fields[field] = value
-    fields["semantic_confidence"] = seen.semantic
+    if seen.semantic is not None:
+        fields["semantic_confidence"] = seen.semantic
     if fused is not None:
         fields["fused_confidence"] = fused
     fields["propagated_confidence"] = propagated
     fields["level"] = level
-    fields["sources"] = tuple(sources)
     fields["action"] = action
-    fields["rule"] = rule
     fields["reasoning"] = reason
     fields["samples_used"] = seen.samples
     fields["timestamp"] = utc(step.time_s)
@@ -347,7 +344,11 @@ def _assess(
     if profile.detector is not None:
         _describe_alarm(fields, profile.detector, log_m)
     if rule != "tier":
+        if rule in _RULE_SOURCES:
+            sources.append(_RULE_SOURCES[rule])
+        fields["rule"] = rule
         fields["guarantee"] = _promise(profile, alarm, rule, action)
+    fields["sources"] = tuple(sources)
     if advisory:
         fields["advisory_action"] = action
         if action.stops:

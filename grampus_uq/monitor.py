@@ -142,8 +142,8 @@ class _Wiring:
     sensor: TrajectorySensor | None
 
     @functools.cached_property
-    def expected(self) -> ExpectedStreams:
-        return ExpectedStreams(self.profile)
+    def expected(self) -> ExpectedStreams | None:
+        return ExpectedStreams(self.profile) if self.profile.fitted_streams else None
 
     @functools.cached_property
     def fingerprint(self) -> str:

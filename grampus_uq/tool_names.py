@@ -103,6 +103,8 @@ def normal_form(name: str) -> str:
 
 def _looks(name: str) -> str:
     """The normal form of what a reader takes the name for: look-alikes are one, as are 1, l, I and i, or 0 and O."""
+    if name.isascii():
+        return "".join(filter(str.isalnum, name.lower().translate(_ONE_STROKE)))
     seen = []
     for c in unicodedata.normalize("NFKD", name):
         if c.isascii():

@@ -38,6 +38,7 @@ MAX_TURNS = 16
 MAX_CALLS = 32
 _MAX_UNLISTED = 4  # of a caller who lists no calls
 _LONGEST = 64
+_LONGEST_NAME = 256
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -94,8 +95,11 @@ def text_key(name: str) -> str:
 
 
 def _name_key(name: str) -> str:
-    """One key for every spelling of a tool's name: who asks for a call in another one asks for the same call."""
-    seen = same_tool_keys(name)[1]
+    """One key for every spelling of a tool's name: who asks for a call in another one asks for the same call.
+
+    A name that is longer than any tool's is taken as it is written: a model may write hundreds of them in one turn.
+    """
+    seen = same_tool_keys(name)[1] if len(name) <= _LONGEST_NAME else name
     return text_key(seen if len(seen) > 1 else name)
 
 

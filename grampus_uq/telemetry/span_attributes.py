@@ -5,7 +5,7 @@ Every key is in `grampus_uq.telemetry.conventions`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from opentelemetry.util.types import AttributeValue
@@ -23,6 +23,7 @@ __all__ = [
     "evaluation_attributes",
     "parent_attributes",
     "semantic_attributes",
+    "spending_attributes",
 ]
 
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far")
@@ -93,7 +94,6 @@ def estimate_attributes(
         call_id = event.step.tool_calls[0].id if event.step.tool_calls else ""
         if call_id:
             attributes["gen_ai.tool.call.id"] = plain_name(call_id, None)
-    _add_spending(attributes, event.readings)
     return attributes
 
 
@@ -128,23 +128,17 @@ def _add_alarm(attributes: Attributes, step: StepUncertainty) -> None:
             attributes[key] = value
 
 
-def _add_spending(attributes: Attributes, readings: tuple[Reading, ...]) -> None:
+def spending_attributes(asked: Sequence[Reading]) -> Attributes:
     """What the monitor itself spent. Not `gen_ai.usage`: a backend would add it to the agent's own tokens."""
-    calls = tokens_in = tokens_out = 0
-    costs = []
-    for reading in readings:
-        if reading.calls:
-            calls += reading.calls
-            tokens_in += reading.input_tokens
-            tokens_out += reading.output_tokens
-            if reading.cost_usd is not None:
-                costs.append(reading.cost_usd)
-    if calls:
-        attributes["uncertainty.monitor.calls"] = calls
-        attributes["uncertainty.monitor.input_tokens"] = tokens_in
-        attributes["uncertainty.monitor.output_tokens"] = tokens_out
+    attributes: Attributes = {
+        "uncertainty.monitor.calls": sum(reading.calls for reading in asked),
+        "uncertainty.monitor.input_tokens": sum(reading.input_tokens for reading in asked),
+        "uncertainty.monitor.output_tokens": sum(reading.output_tokens for reading in asked),
+    }
+    costs = [reading.cost_usd for reading in asked if reading.cost_usd is not None]
     if costs:
         attributes["uncertainty.monitor.cost_usd"] = sum(costs)
+    return attributes
 
 
 def semantic_attributes(event: StepEvent, reading: Reading) -> Attributes:
@@ -159,8 +153,8 @@ def semantic_attributes(event: StepEvent, reading: Reading) -> Attributes:
     return attributes
 
 
-def escalate_attributes(event: StepEvent, wanted: UncertaintyAction) -> Attributes:
-    """Why a step escalates, with the promise behind it; `wanted` is what would be done if the monitor may act."""
+def escalate_attributes(event: StepEvent) -> Attributes:
+    """Why a step escalates, with the promise behind it; wanted is what would be done if the monitor may act."""
     step = event.assessment
     attributes = _ids(event)
     attributes |= {
@@ -169,7 +163,7 @@ def escalate_attributes(event: StepEvent, wanted: UncertaintyAction) -> Attribut
         "cumulative_confidence": step.propagated_confidence,
         "irreversible": step.rule in _IRREVERSIBLE,
         "action": step.action.value,
-        "wanted_action": wanted.value,
+        "wanted_action": (step.advisory_action or step.action).value,
         "rule": step.rule,
         "guarantee": step.guarantee or "no guarantee",
     }

@@ -6,7 +6,7 @@ asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from opentelemetry import trace
@@ -26,9 +26,9 @@ from grampus_uq.telemetry.span_attributes import (
     evaluation_attributes,
     parent_attributes,
     semantic_attributes,
+    spending_attributes,
 )
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces
-from grampus_uq.vocabulary import UncertaintyAction
 
 __all__ = ["SpanEmitter", "resolve_tracer"]
 
@@ -124,9 +124,11 @@ class SpanEmitter:
         around = trace.get_current_span(current)
         context, links, place = self._traces.parent(event.session_id, current, around.get_span_context())
         step = event.assessment
-        wanted = step.advisory_action or step.action
         grave = escalates(step)
+        asked = [reading for reading in event.readings if reading.calls]
         attributes = estimate_attributes(event, escalates=grave, tool_names=self._tool_names)
+        if asked:
+            attributes |= spending_attributes(asked)
         if self._content:
             attributes.update(content_attributes(event, self._redact))
         span = self._tracer.start_span(
@@ -135,7 +137,8 @@ class SpanEmitter:
         ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
         self._traces.started(place, span.get_span_context())
         self._evaluate(step, span, context, ended_ns)
-        self._beneath(event, span, context, ended_ns, wanted if grave else None)
+        if asked or grave:
+            self._beneath(event, asked, span, context, ended_ns, grave)
         span.end(ended_ns)
         if self._copy and around.is_recording():
             around.set_attributes(parent_attributes(step, escalates=grave))
@@ -152,29 +155,23 @@ class SpanEmitter:
                 span.add_event(EVALUATION, scores, timestamp=ended_ns)
 
     def _beneath(
-        self, event: StepEvent, estimate: Span, context: Context, ended_ns: int, wanted: UncertaintyAction | None
+        self, event: StepEvent, asked: Sequence[Reading], estimate: Span, context: Context, ended_ns: int, grave: bool
     ) -> None:
         """Emit the spans under the estimate: sampling where it ran, escalation where the step escalates."""
-        semantic = None
-        for reading in event.readings:
-            if reading.calls and reading.source == "semantic_entropy":
-                semantic = reading
-        if semantic is None and wanted is None:
-            return
         below = trace.set_span_in_context(estimate, context)
-        if semantic is not None:
+        for semantic in [reading for reading in asked if reading.source == "semantic_entropy"][-1:]:
             self._tracer.start_span(
                 SEMANTIC,
                 context=below,
                 start_time=semantic.started_ns,
                 attributes=semantic_attributes(event, semantic),
             ).end(_end_ns(semantic, ended_ns))
-        if wanted is not None:
+        if grave:
             self._tracer.start_span(
                 ESCALATE,
                 context=below,
-                start_time=_decision_start_ns(event, ended_ns),
-                attributes=escalate_attributes(event, wanted),
+                start_time=_decision_start_ns(event, asked, ended_ns),
+                attributes=escalate_attributes(event),
             ).end(ended_ns)
 
 
@@ -183,7 +180,7 @@ def _end_ns(reading: Reading, latest_ns: int) -> int:
     return max(reading.started_ns, min(latest_ns, reading.started_ns + int(reading.duration_s * 1e9)))
 
 
-def _decision_start_ns(event: StepEvent, ended_ns: int) -> int:
+def _decision_start_ns(event: StepEvent, asked: Sequence[Reading], ended_ns: int) -> int:
     """When the deciding began: as soon as the last reading was there, or with the step when nothing was asked."""
-    ends = [_end_ns(reading, ended_ns) for reading in event.readings if reading.calls]
+    ends = [_end_ns(reading, ended_ns) for reading in asked]
     return max(event.started_ns, min(ended_ns, max(ends, default=event.started_ns)))
