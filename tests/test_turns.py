@@ -52,6 +52,14 @@ def test_the_call_of_a_silent_turn_pauses_though_a_parallel_turn_was_read_in_bet
     assert judged(state, pay("b1")).action is Action.PROCEED
 
 
+@pytest.mark.parametrize("respelt", [str, str.upper, str.title, lambda name: name.replace("_", "-")])
+def test_a_name_longer_than_any_tools_gets_no_better_evidence_in_another_spelling(respelt):
+    state = turn(START, "a", None, pay("a1", "pay_out_" * 50))
+    state = turn(state, "b", 1.0, pay("b1"))
+    for call in (pay("a1", respelt("pay_out_" * 50)), respelt("pay_out_" * 50)):
+        assert judged(state, call).rule == "missing_evidence"
+
+
 def test_the_steps_id_tells_whose_call_it_is_for_callers_who_list_none():
     state = turn(turn(START, "a", None), "b", 1.0)
     assert judged(state, PAY, "a").rule == "missing_evidence"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from grampus_uq.records import StepUncertainty
@@ -32,12 +31,12 @@ def fused_of(step: StepUncertainty) -> float | None:
     return None if (step.missing_reason or "").endswith(_NOTHING_READ) else step.fused_confidence
 
 
-def evaluations(step: StepUncertainty) -> Iterator[Evaluation]:
+def evaluations(step: StepUncertainty) -> list[Evaluation]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
     fused = fused_of(step)
-    if fused is not None:
-        yield Evaluation("uncertainty.confidence.fused", fused, _WORDS[step.level])
+    found = [] if fused is None else [Evaluation("uncertainty.confidence.fused", fused, _WORDS[step.level])]
     if step.p_success is not None:
-        yield Evaluation("uncertainty.p_success", step.p_success)
+        found.append(Evaluation("uncertainty.p_success", step.p_success))
     if step.trajectory_risk is not None:
-        yield Evaluation("uncertainty.trajectory_risk", step.trajectory_risk)
+        found.append(Evaluation("uncertainty.trajectory_risk", step.trajectory_risk))
+    return found

@@ -6,6 +6,7 @@ asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
@@ -52,6 +53,9 @@ def resolve_tracer(tracer: Any) -> Tracer:
         "a SpanEmitter, a GrampusTracer, an OpenTelemetry tracer, or an object with such a `_tracer`",
         tracer,
     )
+
+
+_calls_of = operator.attrgetter("calls")
 
 
 class SpanEmitter:
@@ -125,7 +129,7 @@ class SpanEmitter:
         context, links, place = self._traces.parent(event.session_id, current, around.get_span_context())
         step = event.assessment
         grave = escalates(step)
-        asked = [reading for reading in event.readings if reading.calls]
+        asked = list(filter(_calls_of, event.readings))
         attributes = estimate_attributes(event, escalates=grave, tool_names=self._tool_names)
         if asked:
             attributes |= spending_attributes(asked)
