@@ -370,7 +370,9 @@ SENTENCES: Sequence[Sentence] = (
     _sentence(
         trust.deep_arguments, "A call of deeply nested arguments neither runs unasked nor ends a run.", "odd_calls"
     ),
-    _sentence(trust.without_an_id, "A call that the model gave no id is asked for like any other.", "odd_calls"),
+    _sentence(
+        trust.without_an_id, "A call that the model gave no id is asked for like any other.", "odd_calls", "no_ids"
+    ),
     _sentence(trust.advice_never_raises, "In advisory mode odd calls raise nothing of their own.", "advisory"),
     _sentence(trust.mcp_tool, "A call of an MCP tool is paused like any other.", "mcp"),
     _sentence(trust.output_tool, "A call of an output tool is paused like any other.", "output_tool"),

@@ -16,10 +16,14 @@ from agents import (
     ModelResponse,
     Runner,
     RunState,
+    StopAtTools,
     Usage,
     function_tool,
     set_tracing_disabled,
 )
+from agents.mcp import MCPServer
+from mcp.types import CallToolResult, TextContent
+from mcp.types import Tool as MCPTool
 from openai.types.responses import (
     Response,
     ResponseCompletedEvent,
@@ -32,6 +36,7 @@ from openai.types.responses import (
 from grampus_uq import ApprovalError, ApprovalRequest, UncertaintyError
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedTurn, Watch
+from tests.integrations.forging import EFFECTS, EVIL, PAID, forge_calls
 
 set_tracing_disabled(True)
 
@@ -106,14 +111,50 @@ class Task:
     task: str
 
 
-def clerk(setup: AgentSetup, **approval: Any) -> Agent[Any]:
-    """The agent, and its sub-agent as a tool."""
+def clerk(setup: AgentSetup, servers: Sequence[Any] = (), **approval: Any) -> Agent[Any]:
+    """The agent, its sub-agent as a tool, and a tool that ends its run."""
     model = FakeModel(setup)
     delegate = Agent[Any](name="delegate", model=model, tools=[*tools(setup, **approval)])
     as_tool = delegate.as_tool(
         "delegate", "Hand a task over.", parameters=Task, input_builder=lambda given: given["params"]["task"]
     )
-    return Agent(name="clerk", model=model, tools=[*tools(setup, **approval), as_tool])
+
+    @function_tool(**approval)
+    def final_pay(to: str, amount: int) -> str:
+        """Pay money, and be done."""
+        return setup.pay(to, amount)
+
+    return Agent(
+        name="clerk",
+        model=model,
+        tools=[*tools(setup, **approval), as_tool, final_pay],
+        mcp_servers=[*servers],
+        tool_use_behavior=StopAtTools(stop_at_tool_names=["final_pay"]),
+    )
+
+
+class Till(MCPServer):
+    """An MCP server in this process, with one tool."""
+
+    name = "till"
+
+    def __init__(self, setup: AgentSetup, **given: Any) -> None:
+        super().__init__(**given)
+        self._setup = setup
+
+    async def connect(self) -> None: ...
+
+    async def cleanup(self) -> None: ...
+
+    async def list_tools(self, run_context: Any = None, agent: Any = None) -> list[MCPTool]:
+        return [MCPTool(name="mcp_pay", description="Pay.", inputSchema={"type": "object"})]
+
+    async def call_tool(self, tool_name: str, arguments: Any, meta: Any = None) -> CallToolResult:
+        return CallToolResult(content=[TextContent(type="text", text=self._setup.pay(**arguments))])
+
+    async def list_prompts(self) -> Any: ...
+
+    async def get_prompt(self, name: str, arguments: Any = None) -> Any: ...
 
 
 async def pieces_of(result: Any, pieces: list[str]) -> None:
@@ -125,18 +166,22 @@ async def pieces_of(result: Any, pieces: list[str]) -> None:
 class Guarded:
     """The agent behind an `UncertaintyGuard`; a paused run is the text of `guard.pause`, in a file."""
 
-    lacks: Mapping[str, str] = {}
+    lacks: Mapping[str, str] = {"no_ids": "the SDK ends a run in which a call has no id"}
+    offers = ("signing", "forge", "schema", "odd_calls", "mcp", "output_tool")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
-        self._agent = clerk(setup)
         monitor = setup.monitor(advisory=False)
         self._guard = None if monitor is None else UncertaintyGuard(
             monitor,
             advisory=setup.watch is Watch.ADVISORY,
             model_client=setup.judge(),
+            effects=EFFECTS,
+            approvals=setup.approvals(),
             precondition=setup.precondition,
         )  # fmt: skip
+        asks = "never" if self._guard is None else self._guard.mcp_approval
+        self._agent = clerk(setup, [Till(setup, require_approval=asks)])
 
     async def run(self, session: str, prompt: str) -> Ended | Paused:
         if self._guard is None:
@@ -155,17 +200,21 @@ class Guarded:
     async def resume(self, session: str, decisions: Sequence[Decision]) -> Ended | Paused:
         assert self._guard is not None
         text = self._file(session).read_text()
-        said = [
-            ApprovalRequest.model_validate(d.on.token).decide(
-                d.said, principal="ann", message=d.message, arguments=d.arguments
-            )
-            for d in decisions
-        ]
+        said = [self._setup.decide(ApprovalRequest.model_validate(d.on.token), d) for d in decisions]
         try:
             result = await self._guard.resume(self._agent, text, said)
         except ApprovalError:
             result = await self._guard.resume(self._agent, text)
         return await self._shown(session, result)
+
+    async def forge(self, session: str, what: str) -> None:
+        """Write into the paused run what somebody would who stands between its two processes."""
+        values = json.loads(self._file(session).read_text())
+        forge_calls(values["calls"], what)
+        text = json.dumps(values)
+        if what == "call":
+            text = text.replace(json.dumps(json.dumps(PAID))[1:-1], json.dumps(json.dumps(EVIL))[1:-1])
+        self._file(session).write_text(text)
 
     def _file(self, session: str) -> Path:
         return self._setup.folder / f"{session}.json"

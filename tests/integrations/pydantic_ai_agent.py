@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic_ai import Agent, RunContext
+from mcp import Client
+from mcp.server import MCPServer
+from pydantic_ai import Agent, RunContext, ToolOutput
 from pydantic_ai.exceptions import ApprovalRequired
 from pydantic_ai.messages import (
     ModelMessage,
@@ -23,11 +25,15 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
-from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDenied
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved, ToolDefinition, ToolDenied
+from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
+from pydantic_core import SchemaValidator
 
 from grampus_uq import ApprovalError, ApprovalRequest, UncertaintyError
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, pending, resumption, run_sub_agent
+from grampus_uq.integrations.pydantic_ai_messages import KEY
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedTurn, Watch
+from tests.integrations.forging import EFFECTS, EVIL, forge_calls
 
 
 def model(setup: AgentSetup) -> FunctionModel:
@@ -56,7 +62,12 @@ def model(setup: AgentSetup) -> FunctionModel:
 
 def clerk(setup: AgentSetup, name: str = "clerk", *, stock: bool = False, **given: Any) -> Agent[None, Any]:
     """An agent with `look_up` and `pay`; with `stock` the framework asks before each payment."""
-    agent: Agent[None, Any] = Agent(model(setup), name=name, output_type=[str, DeferredToolRequests], **given)
+
+    def final_pay(to: str, amount: int) -> str:
+        return setup.pay(to, amount)
+
+    outputs: Any = [str, ToolOutput(final_pay, name="final_pay"), DeferredToolRequests]
+    agent: Agent[None, Any] = Agent(model(setup), name=name, output_type=outputs[::2] if stock else outputs, **given)
 
     @agent.tool_plain
     def look_up(query: str) -> str:
@@ -83,10 +94,35 @@ async def streamed(agent: Agent[None, Any], pieces: list[str], **given: Any) -> 
     return run.result
 
 
+class Till(AbstractToolset[None]):
+    """The tools of an MCP server in this process, by a client of the protocol."""
+
+    id = "till"
+
+    def __init__(self, setup: AgentSetup) -> None:
+        self._server = MCPServer("till")
+        self._server.add_tool(setup.pay, name="mcp_pay", description="Pay.")
+
+    async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[None]]:
+        async with Client(self._server) as client:
+            listed = (await client.list_tools()).tools
+        made = [ToolDefinition(name=t.name, parameters_json_schema=t.input_schema) for t in listed]
+        validator = SchemaValidator({"type": "dict", "keys_schema": {"type": "str"}})
+        return {
+            one.name: ToolsetTool(toolset=self, tool_def=one, max_retries=1, args_validator=validator) for one in made
+        }
+
+    async def call_tool(self, name: str, tool_args: Any, ctx: RunContext[None], tool: Any) -> Any:
+        async with Client(self._server) as client:
+            result = await client.call_tool(name, tool_args)
+        return "".join(getattr(part, "text", "") for part in result.content)
+
+
 class Guarded:
     """The agent with an `UncertaintyCapability`; a paused run is its history, in a file."""
 
     lacks: Mapping[str, str] = {}
+    offers = ("signing", "forge", "schema", "odd_calls", "mcp", "output_tool")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
@@ -96,11 +132,13 @@ class Guarded:
                 monitor,
                 advisory=setup.watch is Watch.ADVISORY,
                 model_client=setup.judge(),
+                effects=EFFECTS,
+                approvals=setup.approvals(),
                 precondition=setup.precondition,
             )
         ]  # fmt: skip
         sub_agent = clerk(setup, "delegate", capabilities=guards)
-        self._agent = clerk(setup, capabilities=guards)
+        self._agent = clerk(setup, capabilities=guards, toolsets=[Till(setup)])
 
         @self._agent.tool
         async def delegate(ctx: RunContext[None], task: str) -> str:
@@ -117,17 +155,21 @@ class Guarded:
 
     async def resume(self, session: str, decisions: Sequence[Decision]) -> Ended | Paused:
         history = self._file(session).read_bytes()
-        said = [
-            ApprovalRequest.model_validate(d.on.token).decide(
-                d.said, principal="ann", message=d.message, arguments=d.arguments
-            )
-            for d in decisions
-        ]
+        said = [self._setup.decide(ApprovalRequest.model_validate(d.on.token), d) for d in decisions]
         try:
             result = await self._agent.run(**resumption(history, said))
         except ApprovalError:
             result = await self._agent.run(**resumption(history))
         return self._shown(session, result)
+
+    async def forge(self, session: str, what: str) -> None:
+        """Write into the history what a browser might that it was sent to."""
+        history = json.loads(self._file(session).read_bytes())
+        answer = next(m for m in reversed(history) if KEY in (m.get("metadata") or {}))
+        forge_calls(answer["metadata"][KEY], what)
+        if what == "call":
+            next(part for part in answer["parts"] if part["part_kind"] == "tool-call")["args"] = EVIL
+        self._file(session).write_text(json.dumps(history))
 
     def _file(self, session: str) -> Path:
         return self._setup.folder / f"{session}.json"

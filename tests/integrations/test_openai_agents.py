@@ -39,7 +39,7 @@ from grampus_uq.integrations.openai_agents import AbortedRunError, UncertaintyGu
 from grampus_uq.integrations.openai_agents_model import read_messages, read_output, tool_call
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
-from tests.integrations.agents_sdk import FakeModel, clerk, tools
+from tests.integrations.agents_sdk import FakeModel, Guarded, clerk, tools
 from tests.integrations.sentences import parameters
 
 PAY = ToolCall(id="pay-1", name="pay", arguments={"to": "bob", "amount": 10})
@@ -60,7 +60,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", parameters("OpenAI Agents SDK"))
+@pytest.mark.parametrize("sentence", parameters("OpenAI Agents SDK", Guarded.offers))
 def test_the_guard_keeps_every_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds is True, finding.detail

@@ -26,7 +26,7 @@ from grampus_uq.integrations.pydantic_ai_messages import KEY, proposed_call
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
 from grampus_uq.wire.responses import read_response
-from tests.integrations.pydantic_ai_agent import clerk
+from tests.integrations.pydantic_ai_agent import Guarded, clerk
 from tests.integrations.sentences import parameters
 
 PAY = ToolCall(id="pay-1", name="pay", arguments={"to": "bob", "amount": 10})
@@ -41,7 +41,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", parameters("pydantic-ai"))
+@pytest.mark.parametrize("sentence", parameters("pydantic-ai", Guarded.offers))
 def test_the_capability_keeps_every_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds is True, finding.detail
