@@ -191,7 +191,7 @@ class _Tally:
     """One pass over a step's readings: what they say, why some say nothing, and what they cost."""
 
     semantic: float | None = None
-    p_true_failed = False
+    p_true_failed = due = False
     calls = tokens = samples = 0
     cost_usd = 0.0
 
@@ -199,7 +199,6 @@ class _Tally:
         self.values: dict[str, float] = {}
         self.sources: list[UncertaintySource] = []
         self.missing: list[str] = []
-        self.due = False
 
     @property
     def lowest(self) -> tuple[str, float]:

@@ -82,11 +82,10 @@ class SessionTraces:
 
     def started(self, place: Place, span: SpanContext) -> None:
         """A step's span was started; it becomes the root of the session's trace when there is none yet."""
-        is_valid = span.is_valid
-        with self._lock:
-            place.latest = span if is_valid else None
-            if place.anchor is None and is_valid:
-                place.anchor = span
+        place.latest = span if span.is_valid else None
+        if place.anchor is None:
+            with self._lock:
+                place.anchor = place.anchor or place.latest
 
     def latest(self, session_id: str) -> SpanContext | None:
         """The estimate span of the session's latest step, or None before the first."""
