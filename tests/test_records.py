@@ -34,7 +34,7 @@ from grampus_uq import (
     UncertaintyLevel,
     Verdict,
 )
-from grampus_uq.building import builder
+from grampus_uq.building import builder, drafter
 from grampus_uq.events import SessionStarted
 from grampus_uq.records import canonical_json, utc
 
@@ -158,6 +158,18 @@ def test_a_value_that_was_built_quickly_cannot_be_changed(cls, given):
         builder(cls)(**given, something_new=1)
     with pytest.raises(TypeError):
         builder(cls)(*given.values())
+
+
+@pytest.mark.parametrize(("cls", "given"), built)
+def test_a_draft_is_a_copy_that_is_frozen_again_and_its_value_stays_as_it_was(cls, given):
+    value, name = cls(**given), next(iter(given))
+    draft = drafter(cls)(value)
+    setattr(draft, name, "other")
+    draft.__class__ = cls
+    assert (type(draft), draft) == (cls, dataclasses.replace(value, **{name: "other"}))
+    assert value == cls(**given)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(draft, name, "again")
 
 
 @pytest.mark.parametrize("cls", [SessionStarted, ToolCall, dict, print])
