@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from grampus_uq.attribution.calibration import (
     CalibratedAttribution,
@@ -21,7 +22,7 @@ from grampus_uq.attribution.method_choice import MethodChoice, choose_method
 from grampus_uq.attribution.methods import AttributionMethod
 from grampus_uq.attribution.result import Attribution
 from grampus_uq.attribution.scorers import AsyncStepScorer, StepScorer
-from grampus_uq.attribution.trajectory import LabelledTrajectory, Trajectory, refuse_duplicates, uniform_draws
+from grampus_uq.attribution.trajectory import LabelledTrajectory, Trajectory, by_task, refuse_duplicates, uniform_draws
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.conformal import whole_rank_size
 
@@ -44,8 +45,10 @@ def part_labelled(
 ) -> Parts:
     """Part labelled failures by their ids, so that neither the order of the rows nor the day changes who is where.
 
+    Trials of one task stay together, and sizes count tasks.
+
     Args:
-        labelled: at least two failures with unique ids.
+        labelled: at least two failures with unique ids, of two tasks.
         level: wanted coverage; the calibration part is shrunk to a size at which the rank is whole
             (`whole_rank_size`), and what is left over goes to the fit.
         fit_share: share of the failures for the fitting part, in (0, 1); less where the level needs more of them to
@@ -64,12 +67,15 @@ def part_labelled(
         hint = "one fits, one calibrates; bring a scorer of your own to calibrate on all"
         raise ConfigurationError.of("labelled", "part_labelled", "at least two failures", len(labelled), hint)
     refuse_duplicates([item.trajectory for item in labelled], "part_labelled")
-    draws = uniform_draws([item.trajectory.trajectory_id for item in labelled], seed, "parts")
-    ordered = [labelled[i] for i in draws.argsort(kind="stable")]
+    tasks = by_task(labelled)
+    if len(tasks) < 2:
+        raise ConfigurationError.of("labelled", "part_labelled", "failures of at least two tasks", len(tasks))
+    draws = uniform_draws([name for name, _ in tasks], seed, "parts")
+    ordered = [tasks[i][1] for i in draws.argsort(kind="stable")]
     spare = max(1, len(ordered) - smallest_calibration(level))
     fitting = min(max(1, math.ceil(fit_share * len(ordered) - 1e-9)), spare)
     calibration = max(1, whole_rank_size(len(ordered) - fitting, level))
-    return Parts(fitting=tuple(ordered[:-calibration]), calibration=tuple(ordered[-calibration:]))
+    return Parts(fitting=tuple(chain(*ordered[:-calibration])), calibration=tuple(chain(*ordered[-calibration:])))
 
 
 def fit_and_calibrate(

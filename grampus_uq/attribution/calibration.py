@@ -27,7 +27,13 @@ from grampus_uq.attribution.scorers import (
     StepScorer,
     StepScores,
 )
-from grampus_uq.attribution.trajectory import LabelledTrajectory, Trajectory, refuse_duplicates, uniform_draws
+from grampus_uq.attribution.trajectory import (
+    LabelledTrajectory,
+    Trajectory,
+    one_of_each_task,
+    refuse_duplicates,
+    uniform_draws,
+)
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records import TokenUsage
 from grampus_uq.stats.aggregation import ragged
@@ -105,7 +111,8 @@ def calibrate(
     """Find the threshold at which the plan's sets hold the labelled errors of enough failures.
 
     Args:
-        labelled: failures with their errors, n >= 1; the scorer was fitted on none of them.
+        labelled: failures with their errors, n >= 1; the scorer was fitted on none of them. Of the trials of a task
+            one counts, drawn by the plan's seed.
         scorer: a plain scorer.
         plan: method, level and so on; default: VCP, the fewest steps, at 80 %.
 
@@ -117,7 +124,7 @@ def calibrate(
             awaited, or laziness asked of a method or scorer that has none.
     """
     plan = plan or Plan()
-    lazy = _checked(labelled, scorer, plan)
+    labelled, lazy = _checked(labelled, scorer, plan)
     rows = [_answered(_conformity(item, plan, lazy), scorer) for item in labelled]
     return _calibrated(labelled, scorer, plan, rows)
 
@@ -127,7 +134,7 @@ async def calibrate_async(
 ) -> CalibratedAttribution:
     """Calibrate with a scorer that may have to be awaited, one failure after the other; otherwise as `calibrate`."""
     plan = plan or Plan()
-    lazy = _checked(labelled, scorer, plan)
+    labelled, lazy = _checked(labelled, scorer, plan)
     rows = [await _answered_async(_conformity(item, plan, lazy), scorer) for item in labelled]
     return _calibrated(labelled, scorer, plan, rows)
 
@@ -155,8 +162,10 @@ async def locate_async(failed: Trajectory, calibrated: CalibratedAttribution) ->
     return await _answered_async(_location(failed, calibrated), calibrated.scorer)
 
 
-def _checked(labelled: Sequence[LabelledTrajectory], scorer: StepScorer | AsyncStepScorer, plan: Plan) -> bool:
-    """Refuse what would void the guarantee; say whether scoring is lazy."""
+def _checked(
+    labelled: Sequence[LabelledTrajectory], scorer: StepScorer | AsyncStepScorer, plan: Plan
+) -> tuple[list[LabelledTrajectory], bool]:
+    """Refuse what would void the guarantee; one failure of each task, and whether scoring is lazy."""
     if not labelled:
         raise ConfigurationError.of("labelled", "calibrate", "at least one failure", "none")
     refuse_duplicates([item.trajectory for item in labelled], "calibrate")
@@ -164,7 +173,7 @@ def _checked(labelled: Sequence[LabelledTrajectory], scorer: StepScorer | AsyncS
     if seen:
         hint = "calibrate on failures that the scorer has not seen"
         raise ConfigurationError.of("labelled", "calibrate", "apart from the scorer's fit", sorted(seen)[:3], hint)
-    return _is_lazy(scorer, plan)
+    return one_of_each_task(labelled, plan.seed), _is_lazy(scorer, plan)
 
 
 def _is_lazy(scorer: StepScorer | AsyncStepScorer, plan: Plan) -> bool:

@@ -14,6 +14,7 @@ from grampus_uq.attribution.trajectory import LabelledTrajectory, Trajectory
 from grampus_uq.errors import DataError
 from grampus_uq.events import ObservationEvent, StepEvent
 from grampus_uq.recording.runs import Run
+from grampus_uq.recording.trajectories import TASK, task_of
 
 __all__ = ["labelled_recordings", "names_a_step", "recorded_trajectory"]
 
@@ -21,14 +22,19 @@ _NOTE: Final = re.compile(r"\berror at (\S+)", re.IGNORECASE)
 _HASHED: Final = re.compile(r"hmac:[0-9a-f]{8,64}:\d+")
 
 
-def labelled_recordings(recorded: Iterable[Run], on_left_out: Callable[[DataError], None]) -> list[LabelledTrajectory]:
-    """Read the labelled failures; each run that is none is left out, and `on_left_out` is told why."""
+def labelled_recordings(
+    recorded: Iterable[Run], on_left_out: Callable[[DataError], None], task_key: str = TASK
+) -> list[LabelledTrajectory]:
+    """Read the labelled failures; each run that is none is left out, and `on_left_out` is told why.
+
+    `task_key` names the metadata that says which task a run is a trial of.
+    """
     labelled = []
     for run in recorded:
         if run.superseded:
             continue
         try:
-            labelled.append(_labelled(run))
+            labelled.append(_labelled(run, task_of(run, task_key) or ""))
         except DataError as error:
             on_left_out(error)
     return labelled
@@ -40,7 +46,7 @@ def names_a_step(run: Run) -> bool:
     return outcome is not None and outcome.success is False and _NOTE.search(outcome.note or "") is not None
 
 
-def _labelled(run: Run) -> LabelledTrajectory:
+def _labelled(run: Run, task: str) -> LabelledTrajectory:
     outcome = run.outcome
     if outcome is None or outcome.success is not False:
         raise DataError(f"run {run.session_id!r:.80} is not labelled a failure.", path=run.path, line=run.line)
@@ -57,7 +63,7 @@ def _labelled(run: Run) -> LabelledTrajectory:
             line=run.line,
             field="outcome.note",
         )
-    return LabelledTrajectory(trajectory=trajectory, error_steps=(places.index(note[1]),))
+    return LabelledTrajectory(trajectory=trajectory, error_steps=(places.index(note[1]),), trial_of=task)
 
 
 def recorded_trajectory(run: Run) -> Trajectory:

@@ -14,7 +14,15 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["LabelledTrajectory", "Trajectory", "TrajectoryStep", "refuse_duplicates", "uniform_draws"]
+__all__ = [
+    "LabelledTrajectory",
+    "Trajectory",
+    "TrajectoryStep",
+    "by_task",
+    "one_of_each_task",
+    "refuse_duplicates",
+    "uniform_draws",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +60,14 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledTrajectory:
-    """A failed run and the 0-based indices of its errors: one, the decisive error, or several."""
+    """A failed run and the 0-based indices of its errors: one, the decisive error, or several.
+
+    trial_of: the task, by a name that all its trials share; "" for a run that is the only one of its task.
+    """
 
     trajectory: Trajectory
     error_steps: tuple[int, ...]
+    trial_of: str = ""
 
     def __post_init__(self) -> None:
         length = len(self.trajectory)
@@ -64,6 +76,22 @@ class LabelledTrajectory:
             rule = f"ascending indices in 0..{length - 1}, at least one"
             hint = f"trajectory {self.trajectory.trajectory_id!r}; leave out a label that points beyond the end"
             raise ConfigurationError.of("error_steps", "LabelledTrajectory", rule, self.error_steps, hint)
+
+
+def by_task(labelled: Iterable[LabelledTrajectory]) -> list[tuple[str, list[LabelledTrajectory]]]:
+    """Each task with its failures; one that names none is a task of its own, by its id."""
+    tasks: dict[tuple[bool, str], list[LabelledTrajectory]] = {}
+    for item in labelled:
+        tasks.setdefault((bool(item.trial_of), item.trial_of or item.trajectory.trajectory_id), []).append(item)
+    return [(name, items) for (_, name), items in tasks.items()]
+
+
+def one_of_each_task(labelled: Iterable[LabelledTrajectory], seed: int) -> list[LabelledTrajectory]:
+    """One failure of each task, drawn by seed: its trials resemble each other, and do not count as independent."""
+    return [
+        items[int(uniform_draws([item.trajectory.trajectory_id for item in items], seed, "trials").argmin())]
+        for _, items in by_task(labelled)
+    ]
 
 
 def uniform_draws(ids: Iterable[str], seed: int, stream: str) -> npt.NDArray[np.float64]:

@@ -33,7 +33,7 @@ def fit_attribution(
         return None, Part(name=NAME, status="not fitted", why=why, needs=f"some twenty labelled failures ({_HOW})")
     refused: list[DataError] = []
     told = (run for run in distinct_runs(paths, on_refused=on_refused) if names_a_step(run))
-    labelled = labelled_recordings(told, refused.append)
+    labelled = labelled_recordings(told, refused.append, options.task_key)
     plan = Plan(level=options.attribution_level, seed=options.seed)
     try:
         found = fit_and_calibrate(labelled, plan)
@@ -47,7 +47,8 @@ def fit_attribution(
         return None, Part(name=NAME, status="not fitted", why=why, needs="more labelled failures")
     promise = (
         f"A set holds the error of a new failed run with probability at least {100 * plan.level:g} %, on average over "
-        f"the {found.threshold.n} failures that set it. This assumes exchangeable failures."
+        f"the {found.threshold.n} failures that set it, one a task. This assumes exchangeable failures of independent "
+        "tasks."
     )
     why = f"On {len(labelled)} failures whose error was labelled."
     if refused:

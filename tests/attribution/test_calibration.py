@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grampus_uq.attribution import (
     AttributionMethod,
@@ -38,10 +41,15 @@ from grampus_uq.attribution import (
     part_labelled,
 )
 from grampus_uq.attribution.composition import smallest_calibration
+from grampus_uq.attribution.labelled_recordings import labelled_recordings
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.recording import runs as runs_of
 from grampus_uq.stats.aggregation import LogSumExpAggregation, MaxAggregation
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.attribution.runs import assuming, failures, trajectory
+from tests.guarantees.afterwards import recorded_failures
+
+MANY = failures(30, 3)
 
 METHODS: list[AttributionMethod] = [
     Vanilla(),
@@ -230,6 +238,35 @@ def test_the_order_of_the_labelled_runs_changes_nothing() -> None:
     assert set(other.calibrated_on) == set(one.calibrated_on)
     new = failures(1, 18)[0].trajectory
     assert locate(new, other).set_steps == locate(new, one).set_steps
+
+
+@given(st.lists(st.sampled_from(["", "a", "b", "c", "d", "e"]), min_size=2, max_size=30), st.integers(0, 3))
+def test_trials_of_a_task_stay_in_one_part_and_one_of_them_counts(tasks: list[str], seed: int) -> None:
+    runs = [replace(run, trial_of=task) for run, task in zip(MANY, tasks, strict=False)]
+    if len({task or number for number, task in enumerate(tasks)}) < 2:
+        with pytest.raises(ConfigurationError, match="two tasks"):
+            part_labelled(runs, 0.8, seed=seed)
+        return
+    parts = part_labelled(runs, 0.8, seed=seed)
+    fitting, calibrating = (
+        {run.trial_of for run in part if run.trial_of} for part in (parts.fitting, parts.calibration)
+    )
+    assert not fitting & calibrating
+    assert len(parts.fitting) + len(parts.calibration) == len(runs)
+    counted = calibrate(runs, StepFunctionScorer(name="assuming", function=assuming), Plan(seed=seed)).calibrated_on
+    named = [task for task, run in zip(tasks, runs, strict=True) if task and run.trajectory.trajectory_id in counted]
+    assert sorted(named) == sorted(set(tasks) - {""})
+    assert len(counted) == len(named) + tasks.count("")
+    again = calibrate(runs[::-1], StepFunctionScorer(name="assuming", function=assuming), Plan(seed=seed)).calibrated_on
+    assert set(again) == set(counted)
+
+
+def test_recordings_say_which_failures_are_trials_of_one_task(tmp_path: Path) -> None:
+    place = tmp_path / "failed.jsonl"
+    meant = recorded_failures(place, np.random.default_rng(0), 12, "f", trials=4)
+    labelled = labelled_recordings(runs_of(place), lambda error: None)
+    assert [item.error_steps for item in labelled] == [(step,) for step in meant.values()]
+    assert [item.trial_of for item in labelled] == [f"f{number // 4}" for number in range(12)]
 
 
 def test_parts_do_not_overlap_and_waste_no_rank() -> None:

@@ -164,22 +164,24 @@ def watched(
     return once
 
 
-def explained(*, spoiled: bool = False) -> Once:
-    """Label 40 recorded failures, have 20 new ones explained by the command: share of errors missed, of steps left out.
+def explained(*, spoiled: bool = False, n: int = 40, trials: int = 1) -> Once:
+    """Label n recorded failures, have 20 new ones explained by the command: share of errors missed, of steps left out.
 
-    spoiled: labels are given by another rule, the step before the error that everybody means.
+    spoiled: labels are given by another rule, the step before the error that everybody means. trials: so many failures
+    of a task go alike.
     """
 
     def once(rng: np.random.Generator, folder: Path, number: int) -> tuple[bool, float, float]:
-        return True, *_explained(rng, folder, number, spoiled=spoiled)
+        labelled = folder / f"labelled{number}.jsonl"
+        recorded_failures(labelled, rng, n, f"l{number}", spoiled=spoiled, trials=trials)
+        return True, *_explained(rng, folder, number, labelled)
 
     return once
 
 
-def _explained(rng: np.random.Generator, folder: Path, number: int, *, spoiled: bool) -> tuple[float, float]:
-    labelled, failed = folder / f"labelled{number}.jsonl", folder / f"failed{number}.jsonl"
-    _failures(labelled, rng, 40, f"l{number}", spoiled=spoiled)
-    meant = _failures(failed, rng, 20, f"f{number}", spoiled=False)
+def _explained(rng: np.random.Generator, folder: Path, number: int, labelled: Path) -> tuple[float, float]:
+    failed = folder / f"failed{number}.jsonl"
+    meant = recorded_failures(failed, rng, 20, f"f{number}")
     asked = ["attribute", str(failed), "--calibration", str(labelled), "--json", "--seed", str(number)]
     done = CliRunner().invoke(_group, asked)
     assert done.exit_code == 0, done.output
@@ -190,16 +192,26 @@ def _explained(rng: np.random.Generator, folder: Path, number: int, *, spoiled: 
     return float(np.mean(missed)), float(np.mean(out))
 
 
-def _failures(path: Path, rng: np.random.Generator, n: int, name: str, *, spoiled: bool) -> dict[str, int]:
+def recorded_failures(
+    path: Path,
+    rng: np.random.Generator,
+    n: int,
+    name: str,
+    *,
+    spoiled: bool = False,
+    trials: int = 1,
+) -> dict[str, int]:
     """Record failures of 4 to 9 steps; the text of the step that was wrong mostly assumes something."""
     kept, meant = Kept(), {}
     monitor = UncertaintyMonitor(policy=POLICY, processors=[kept], advisory=True)
     for i in range(n):
-        run, length = f"{name}-{i}", int(rng.integers(4, 10))
-        wrong = math.floor(rng.beta(1.5, 1.5) * length)
-        session = monitor.session(run, "a", **FITTING)
-        for index in range(length):
-            assumes = rng.random() < (0.7 if index == wrong else 0.1)
+        run = f"{name}-{i}"
+        if i % trials == 0:
+            length = int(rng.integers(4, 10))
+            wrong = math.floor(rng.beta(1.5, 1.5) * length)
+            assume = rng.random(length) < np.where(np.arange(length) == wrong, 0.7, 0.1)
+        session = monitor.session(run, "a", metadata={"task_id": f"{name}{i // trials}"}, **FITTING)
+        for index, assumes in enumerate(assume):
             text = f"{'I assume that it is a placeholder' if assumes else 'I looked it up'}: {rng.integers(99)}"
             session.commit(Step(step_id=f"s{index}", kind="llm_call", time_s=0.0, text=text), ())
         meant[run] = wrong

@@ -316,6 +316,10 @@ def _budget(where: str, world: World, n: int, **given: Any) -> Promise:
     )
 
 
+def _missed(where: str, once: Once) -> Promise:
+    return Promise(name="error sets", where=where, about="missed", level=0.2, delta=None, once=once)
+
+
 PROMISES = {
     "certificate": _certificate("every run calls", SHARP, 160),
     "certificate-few-call": _certificate("a fifth of the runs calls, and is worse", FEW_CALL, 800),
@@ -357,14 +361,8 @@ PROMISES = {
         fit=lambda path, options, base, seed: KnownRatio().profile(options.false_alarms),
     ),
     "watch": Promise(name="watch", where="250 runs", about="watch", level=0.5, delta=WATCHED, once=watched()),
-    "coverage": Promise(
-        name="error sets",
-        where="40 labelled failures",
-        about="missed",
-        level=0.2,
-        delta=None,
-        once=explained(spoiled=False),
-    ),
+    "coverage": _missed("40 labelled failures", explained()),
+    "coverage-trials": _missed("eight labelled failures a task", explained(n=160, trials=8)),
 }
 
 SABOTAGES: dict[str, Callable[[np.random.Generator, Runs], Runs] | dict[str, Any]] = {
