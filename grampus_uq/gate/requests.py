@@ -305,7 +305,10 @@ def rules_digest(approvals: ApprovalPolicy, policy: Mapping[str, Any] | None = N
 
 
 def _signed(what: str, record: BaseModel) -> bytes:
-    content = canonical_json(record.model_dump(mode="json", exclude={"signature"}))
+    try:
+        content = canonical_json(record.model_dump(mode="json", exclude={"signature"}))
+    except ValueError:  # NaN or infinity, which pydantic lets pass where it reads JSON text
+        raise ApprovalError(f"The {what} holds a number that JSON has no word for: it is refused.") from None
     return f"grampus_uq {what} 2\n{content}".encode("utf-8", "surrogatepass")
 
 

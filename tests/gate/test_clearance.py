@@ -144,8 +144,16 @@ def test_a_grant_is_checked_again_when_the_call_runs() -> None:
     assert runs(stored(granted(waiting(), ANN.sign_grant(good))))
     for bad in (good, EVE.sign_grant(good), ANN.sign_grant(good).model_copy(update={"limits": {}})):
         assert not runs(granted(waiting(), bad))
-    for scope in ({"expires_s": NOW}, {"tool": "refund"}, {"session_id": "t"}, {"limits": {"amount": {"max": 4}}}):
+    for scope in (
+        {"expires_s": NOW},
+        {"tool": "refund"},
+        {"agent_id": "s"},
+        {"session_id": "clerk"},
+        {"limits": {"amount": {"max": 4}}},
+    ):
         assert not runs(granted(waiting(), ANN.sign_grant(good.model_copy(update=scope))))
+    for scope in ({"agent_id": "clerk"}, {"session_id": "s"}, {"agent_id": "clerk", "session_id": "s"}):
+        assert runs(granted(waiting(), ANN.sign_grant(good.model_copy(update=scope))))
 
 
 def test_a_decision_under_rules_that_hold_no_more_is_asked_again() -> None:

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest, Grant
+from grampus_uq.gate.requests import (
+    ApprovalDecision,
+    ApprovalKind,
+    ApprovalPolicy,
+    ApprovalRequest,
+    Grant,
+    rules_digest,
+)
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys, signer_from_environment, write_key
 from grampus_uq.records import ToolCall
@@ -129,6 +136,139 @@ def test_one_rejection_settles_what_takes_two_approvals_unless_both_came_before_
     ann, bob, no = said("approve", ANN, "ann"), said("approve", BOB, "bob"), said("reject", BOB, "bob")
     assert TWO.holding(ASKED, [(ann, 150.0), (no, 151.0), (bob, 152.0)])[0] == (no,)
     assert TWO.holding(ASKED, [(ann, 150.0), (bob, 151.0), (no, 152.0)])[0] == (ann, bob)
+
+
+SCOPED = Grant(
+    tool="pay", limits={"amount": {"max": 5}}, agent_id="clerk", session_id="s", principal="a", expires_s=9.0
+)
+COVERED = {"call": PAY, "agent_id": "clerk", "session_id": "s", "now_s": 8.9}
+
+
+@pytest.mark.parametrize(
+    ("limit", "within", "beyond"),
+    [
+        ({"max": 5}, [5, 4.9, -1], [5.1, 6, True, "4", None, float("nan"), [1]]),
+        ({"min": 5}, [5, 5.1, 6], [4.9, 4, True, "6", None, float("nan"), [9]]),
+        ({"min": 1, "max": 5}, [1, 3, 5], [0, 6]),
+        ({"equals": 1}, [1], [1.0, True, 2, "1", None]),
+        ({"equals": {"b": [1], "a": 2}}, [{"a": 2, "b": [1]}], [{"a": 2}, {"a": 2, "b": [1.0]}]),
+        ({"in": ["A", 1]}, ["A", 1], ["B", 1.0, True, None, ["A", 1]]),
+        ({"in": "ABC"}, [], ["A", "ABC"]),
+        ({"in": []}, [], ["A", None]),
+        ({"max": "9"}, [], [5, "5"]),
+        ({"min": False}, [], [5]),
+        ({"max": 5, "equals": 3}, [3], [4, 2]),
+        ({"equals": 4, "max": 3}, [], [4, 3]),
+        ({"in": [4, 2], "min": 3}, [4], [2, 5]),
+        ({"below": 9}, [], [5]),
+        ({"max": 9, "below": 9}, [], [5]),
+        ({}, [], [5, None]),
+    ],
+    ids=str,
+)
+def test_a_limit_of_a_grant_holds_for_just_these_values(limit: Any, within: list[Any], beyond: list[Any]) -> None:
+    grant = SCOPED.model_copy(update={"limits": {"amount": limit}})
+    for values, holds in ((within, True), (beyond, False)):
+        for value in values:
+            call = PAY.model_copy(update={"arguments": {"to": "A", "amount": value}})
+            assert grant.covers(**COVERED | {"call": call}) is holds, value
+
+
+def test_a_grant_covers_its_tool_in_its_scope_until_its_time_and_with_every_argument_that_it_limits() -> None:
+    assert SCOPED.covers(**COVERED)
+    for other in (
+        {"now_s": 9.0},
+        {"agent_id": "s"},
+        {"session_id": "clerk"},
+        {"call": PAY.model_copy(update={"name": "refund"})},
+        {"call": PAY.model_copy(update={"arguments": {"to": "A"}})},
+    ):
+        assert not SCOPED.covers(**COVERED | other), other
+    anywhere = SCOPED.model_copy(update={"agent_id": None, "session_id": None})
+    assert anywhere.covers(**COVERED | {"agent_id": "x", "session_id": "y"})
+
+
+@pytest.mark.parametrize("expires_s", [0.0, -1.0, float("nan")])
+def test_a_request_without_any_time_to_decide_is_a_mistake(expires_s: float) -> None:
+    with pytest.raises(ConfigurationError, match="above 0 seconds"):
+        ApprovalPolicy(expires_s=expires_s)
+    with pytest.raises(ConfigurationError, match="number of approvers"):
+        ApprovalPolicy(required=0)
+    assert ApprovalPolicy(expires_s=0.5).expiry(10.0) == 10.5
+    assert ApprovalPolicy().expiry(10.0) is None
+
+
+def test_approvers_narrow_who_may_decide_among_those_who_have_a_key() -> None:
+    only_bob = ApprovalPolicy(signer=KEYS, approvers=["bob"])
+    only_bob.check(ASKED, said("approve", BOB, "bob"), now_s=150.0)
+    with pytest.raises(ApprovalError, match="not among the approvers"):
+        only_bob.check(ASKED, said("approve", ANN, "ann"), now_s=150.0)
+    with pytest.raises(ApprovalError, match="not among the approvers"):
+        only_bob.check_grant(ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=9e9)))
+    anybody = ApprovalPolicy()
+    anybody.check(ASKED, ASKED.decide("approve", principal="mallory"), now_s=150.0)
+    assert POLICY.approvers == {"ann", "bob"}
+
+
+@pytest.mark.parametrize("kind", list(ApprovalKind))
+def test_just_an_edit_carries_arguments_and_only_a_call_can_be_edited(kind: ApprovalKind) -> None:
+    for arguments in (None, {"to": "A", "amount": 1}):
+        decision = ANN.sign(ASKED.decide(kind, principal="ann", arguments=arguments))
+        if (kind is ApprovalKind.EDIT) is (arguments is not None):
+            POLICY.check(ASKED, decision, now_s=150.0)
+        else:
+            with pytest.raises(ApprovalError, match="An edit carries"):
+                POLICY.check(ASKED, decision, now_s=150.0)
+    run = request(call=None)
+    about_run = ANN.sign(run.decide("edit", principal="ann", arguments={}))
+    with pytest.raises(ApprovalError, match="no call"):
+        POLICY.check(run, about_run, now_s=150.0)
+    POLICY.check(run, ANN.sign(run.decide("approve", principal="ann")), now_s=150.0)
+
+
+def test_the_rules_of_a_request_change_with_who_may_decide_and_with_the_policy() -> None:
+    policies = [
+        ApprovalPolicy(),
+        POLICY,
+        TWO,
+        ApprovalPolicy(signer=KEYS, approvers=["ann"]),
+        ApprovalPolicy(required=2),
+    ]
+    digests = {rules_digest(approvals, {"low": low}) for approvals in policies for low in (0.7, 0.8)}
+    assert len(digests) == 2 * len(policies)
+    assert rules_digest(POLICY) == rules_digest(ApprovalPolicy(signer=KEYS, approvers=["bob", "ann"]), None)
+    assert rules_digest(POLICY) not in digests
+
+
+def test_who_holds_the_shared_key_seals_and_a_policy_of_public_keys_seals_for_itself_only() -> None:
+    def holds(one: ApprovalPolicy, other: ApprovalPolicy) -> bool:
+        assert one.seal is not None
+        assert other.seal is not None
+        return other.seal.authentic("p", one.seal.sealed("p", {"a": 1}))
+
+    shared = [ApprovalPolicy(signer=HmacSigner("k" * 32)) for _ in range(2)]
+    assert holds(*shared)
+    assert not holds(shared[0], ApprovalPolicy(signer=HmacSigner("j" * 32)))
+    assert holds(POLICY, POLICY)
+    assert not holds(POLICY, ApprovalPolicy(signer=KEYS))
+    assert ApprovalPolicy().seal is None
+    mine = Seal("a key of the host's, long enough")
+    assert ApprovalPolicy(seal=mine).seal is mine is ApprovalPolicy(signer=KEYS, seal=mine).seal
+
+
+def test_a_seal_comes_from_the_environment_where_its_key_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRAMPUS_UQ_SEAL_KEY", raising=False)
+    assert Seal.from_environment() is None
+    monkeypatch.setenv("GRAMPUS_UQ_SEAL_KEY", "")
+    assert Seal.from_environment() is None
+    monkeypatch.setenv("GRAMPUS_UQ_SEAL_KEY", "0123456789abcdef")
+    monkeypatch.setenv("OTHER", "fedcba9876543210")
+    seal, other = Seal.from_environment(), Seal.from_environment("OTHER")
+    assert seal is not None
+    assert other is not None
+    assert seal.mac("p", "t") == Seal(b"0123456789abcdef").mac("p", "t") != other.mac("p", "t")
+    with pytest.raises(ConfigurationError, match="16 bytes"):
+        Seal("0123456789abcde")
 
 
 def test_a_grant_of_one_is_no_leave_where_two_are_required() -> None:

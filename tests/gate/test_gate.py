@@ -1,0 +1,544 @@
+"""The steps of a call's life that ask somebody: what is judged, what humans decide, what a request says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq import UncertaintyMonitor
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.call import (
+    EXPIRED,
+    FRAMEWORK,
+    NOT_EXECUTED,
+    REJECTED_BEFORE,
+    REPEATED,
+    UNKNOWN_OUTCOME,
+    UNVOUCHED,
+    CallPhase,
+    CallRecord,
+    Doubt,
+    Terms,
+    asked,
+    asked_again,
+    bound,
+    by_whom,
+    cleared,
+    decided,
+    expired,
+    granted,
+    guided,
+    recovered,
+    request_for,
+    restored,
+    review,
+    settled,
+    told,
+)
+from grampus_uq.gate.effects import ToolEffects
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.preconditions import refusal_of
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.records import ToolCall
+from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+
+NOW = 1_000.0
+TERMS = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rules")
+OPEN = ApprovalPolicy(expires_s=60.0)
+GATE = Gate(approvals=OPEN)
+PAY = ToolCall(id="c1", name="pay", arguments={"to": "A", "amount": 5})
+DOUBT = Doubt(
+    level=UncertaintyLevel.MEDIUM, rule="irreversible_override", reason="why", guarantee="promise", confidence=0.7
+)
+NEW = CallRecord(proposed=PAY, step_id="llm_1")
+PAUSE, PROCEED, ABORT = UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.PROCEED, UncertaintyAction.ABORT
+
+
+def waiting(**given: Any) -> CallRecord:
+    return asked(NEW.change(**given), TERMS, OPEN, DOUBT, NOW)
+
+
+def says(record: CallRecord, kind: str, **given: Any) -> ApprovalDecision:
+    return record.requests[0].decide(kind, principal="ann", **given)
+
+
+# -- judging ----------------------------------------------------------------------------------------------------------
+
+
+def judged(
+    call: ToolCall = PAY,
+    policy: UncertaintyPolicy | None = None,
+    *,
+    gate: Gate = GATE,
+    terms: Terms = TERMS,
+    advisory: bool = False,
+    watched: bool = True,
+    **given: Any,
+) -> tuple[CallRecord, UncertaintyAction]:
+    session = UncertaintyMonitor(policy=policy).session("s", advisory=advisory) if watched else None
+    record = CallRecord(proposed=call, step_id="llm_1")
+
+    async def judge() -> tuple[CallRecord, UncertaintyAction]:
+        return await gate.judge(record, session, terms, now_s=NOW, **given)
+
+    return anyio.run(judge)
+
+
+GUARDS_PAY = UncertaintyPolicy(irreversible_tool_names=["pay"])
+UNVOUCHED_TERMS = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rules", vouched=False)
+
+
+def rule_of(record: CallRecord) -> str | None:
+    return record.requests[0].rule if record.requests else None
+
+
+def test_the_monitor_lets_through_what_it_lets_through_and_asks_the_rest_with_its_reason() -> None:
+    free, action = judged()
+    assert (free.phase, free.cleared_by, free.effect, action) == (CallPhase.CLEARED, "monitor", Effect.UNKNOWN, PROCEED)
+    asks, action = judged(policy=GUARDS_PAY)
+    assert (asks.phase, asks.effect, action) == (CallPhase.WAITING, Effect.IRREVERSIBLE, PAUSE)
+    request = asks.requests[0]
+    assert (request.rule, request.reason) == ("irreversible_override", "irreversible call: nothing read yet")
+    assert (request.level, request.confidence, request.guarantee) == (UncertaintyLevel.MEDIUM, None, None)
+    assert (request.created_s, request.expires_s) == (NOW, NOW + 60.0)
+    declared, _ = judged(declared=Effect.IRREVERSIBLE)
+    assert (rule_of(declared), declared.effect) == ("irreversible_override", Effect.IRREVERSIBLE)
+
+
+def test_what_aborts_is_neither_cleared_nor_asked() -> None:
+    aborting = UncertaintyPolicy(irreversible_tool_names=["pay"], on_missing_evidence=ABORT)
+    assert judged(policy=aborting) == (NEW, ABORT)
+
+
+def test_without_a_monitor_only_what_is_always_asked_for_waits() -> None:
+    free, action = judged(watched=False, declared=Effect.IRREVERSIBLE)
+    assert (free.cleared_by, action) == ("unmonitored", PROCEED)
+    asking = UncertaintyPolicy(always_ask_tool_names=["pay"])
+    asks, action = judged(watched=False, unwatched=asking)
+    assert (rule_of(asks), asks.requests[0].level, action) == ("always_ask", UncertaintyLevel.MEDIUM, PAUSE)
+    assert judged(watched=False, unwatched=asking, call=ToolCall(id="c", name="look"))[1] is PROCEED
+    guarded, _ = judged(watched=False, unwatched=GUARDS_PAY)
+    assert guarded.effect is Effect.IRREVERSIBLE
+
+
+def test_a_call_that_was_rejected_in_this_run_is_settled_and_not_asked_again() -> None:
+    again, action = judged(rejected={PAY.digest()}, repeated=True)
+    assert (again.phase, again.text, again.is_error, action) == (CallPhase.SETTLED, REJECTED_BEFORE, True, PROCEED)
+    other = PAY.model_copy(update={"arguments": {"to": "B", "amount": 5}})
+    assert judged(other, rejected={PAY.digest()})[0].phase is CallPhase.CLEARED
+
+
+STEP_PAUSES = Doubt(level=UncertaintyLevel.HIGH, rule="tier", reason="the step itself pauses")
+
+
+@pytest.mark.parametrize("effect", list(Effect))
+def test_the_gravest_reason_to_ask_is_the_one_that_is_asked(effect: Effect) -> None:
+    """A repeat, then what the monitor says of the call, then no seal, then the step's own pause, then the framework."""
+    harmless = effect in (Effect.READ, Effect.REVERSIBLE)
+    for watched, advisory, vouched, asks, pauses, repeated, delegates in product([True, False], repeat=7):
+        if advisory and not watched:
+            continue
+        record, action = judged(
+            terms=TERMS if vouched else UNVOUCHED_TERMS,
+            advisory=advisory,
+            watched=watched,
+            declared=effect,
+            framework_asks=asks,
+            doubt=STEP_PAUSES if pauses else None,
+            repeated=repeated,
+            delegates=delegates,
+        )
+        reasons = [
+            (REPEATED.rule, repeated and not advisory),
+            ("irreversible_override", watched and not advisory and effect is Effect.IRREVERSIBLE),
+            (UNVOUCHED.rule, not vouched and not advisory and not delegates and not harmless),
+            (STEP_PAUSES.rule, pauses),
+            (FRAMEWORK, asks),
+        ]
+        wanted = next((rule for rule, holds in reasons if holds), None)
+        assert rule_of(record) == wanted
+        assert action is (PROCEED if wanted is None else PAUSE)
+        assert record.phase is (CallPhase.CLEARED if wanted is None else CallPhase.WAITING)
+
+
+def test_the_clock_of_the_request_is_the_hosts_or_else_this_machines() -> None:
+    async def judge() -> CallRecord:
+        return (await GATE.judge(NEW, None, TERMS, framework_asks=True))[0]
+
+    before = time.time()
+    created_s = anyio.run(judge).requests[0].created_s
+    assert before <= created_s <= time.time()
+
+
+def test_an_effect_is_what_declarations_or_the_policy_say_now_whichever_is_graver() -> None:
+    gate = Gate(effects=ToolEffects({"pay": "read", "drop": "irreversible"}))
+    assert gate.effect(PAY, None, None) is Effect.READ
+    assert gate.effect(PAY, None, UncertaintyPolicy()) is Effect.READ
+    assert gate.effect(PAY, None, GUARDS_PAY) is Effect.IRREVERSIBLE
+    assert gate.effect(ToolCall(id="c", name="drop"), Effect.READ, GUARDS_PAY) is Effect.IRREVERSIBLE
+    assert gate.effect(ToolCall(id="c", name="look"), Effect.READ, GUARDS_PAY) is Effect.READ
+
+
+def test_carried_state_is_believed_under_its_seal_or_where_nobody_signs() -> None:
+    assert GATE.believes(False)
+    signing = Gate(approvals=ApprovalPolicy(signer=_Anybody()))
+    assert signing.believes(True)
+    assert not signing.believes(False)
+
+
+class _Anybody:
+    def verifies(self, principal: str, text: bytes, signature: str) -> bool:
+        return True
+
+
+def test_terms_name_the_session_and_the_digest_of_the_rules_that_hold_now() -> None:
+    gate = Gate(approvals=OPEN)
+    terms = gate.terms("clerk", "s", GUARDS_PAY, run_id="r", vouched=False)
+    assert (terms.agent_id, terms.session_id, terms.run_id, terms.vouched) == ("clerk", "s", "r", False)
+    assert gate.terms("clerk", "s", GUARDS_PAY).vouched
+    assert gate.terms("clerk", "s", GUARDS_PAY).run_id == ""
+    same = Gate(approvals=OPEN).terms("clerk", "s", UncertaintyPolicy(irreversible_tool_names=["pay"]))
+    assert terms.rules == same.rules == gate.terms("a", "t", GUARDS_PAY).rules
+    others = {gate.terms("clerk", "s", policy).rules for policy in (None, UncertaintyPolicy(), GUARDS_PAY)}
+    others.add(Gate(approvals=ApprovalPolicy(required=2)).terms("clerk", "s", GUARDS_PAY).rules)
+    assert len(others) == 4
+
+
+# -- deciding ---------------------------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"to": {"type": "string"}, "amount": {"type": "number"}}, "required": ["to"]}
+
+
+def test_what_does_not_wait_is_not_decided_and_the_decision_is_given_back_with_the_reason() -> None:
+    record = waiting()
+    approve = says(record, "approve")
+    two = record.change(requests=(record.requests[0], waiting().requests[0]))
+    for idle in (record.change(phase=CallPhase.CLEARED), record.change(requests=()), two, settled(record, "done")):
+        assert GATE.decide(idle, TERMS, [(approve, NOW)]) == (idle, [(approve, "nothing of this call waits")])
+
+
+def test_a_request_under_other_rules_is_asked_anew_and_what_was_said_to_it_is_given_back() -> None:
+    record = waiting()
+    approve = says(record, "approve")
+    other = Terms(agent_id="clerk", session_id="s", run_id="r", rules="stricter")
+    again, refused = GATE.decide(record, other, [(approve, NOW)])
+    assert refused == [(approve, "the request was made under other rules")]
+    assert again.waiting
+    assert again.requests[0].reason == "asked again, because it was asked under other rules. Before: why"
+    assert again.requests[0].id != record.requests[0].id
+
+
+def test_a_decision_that_holds_is_carried_out_and_none_leaves_the_record_as_it_is() -> None:
+    record = waiting()
+    assert GATE.decide(record, TERMS, []) == (record, [])
+    done, refused = GATE.decide(record, TERMS, [(says(record, "approve"), NOW)])
+    assert (done.phase, done.cleared_by, refused) == (CallPhase.CLEARED, "approve of ann", [])
+    late = GATE.decide(record, TERMS, [(says(record, "approve"), NOW + 60.0)])
+    assert late[0] == record
+    assert "expired" in late[1][0][1]
+
+
+def test_an_edit_counts_once_its_arguments_fit_the_tools_own_schema_and_can_be_stored() -> None:
+    schemas: Mapping[str, Any] = {"pay": SCHEMA}
+    gate = Gate(approvals=OPEN, schema_of=schemas.get)
+    record = waiting()
+    for arguments, why in (
+        ({"to": 5}, "'to' must be string, not int"),
+        ({"to": "A", "amount": float("nan")}, "a number that JSON has no word for"),
+        ({"to": "x" * 2_000_000}, "the arguments exceed"),
+    ):
+        edit = says(record, "edit").model_copy(update={"arguments": arguments})
+        held, refused = gate.decide(record, TERMS, [(edit, NOW)])
+        assert held == record
+        assert why in refused[0][1]
+    done, _ = gate.decide(record, TERMS, [(says(record, "edit", arguments={"to": "B"}), NOW)])
+    assert (done.call.arguments, done.proposed.arguments) == ({"to": "B"}, PAY.arguments)
+    assert gate.problem(ToolCall(id="c", name="look", arguments={"to": 5})) is None
+    assert Gate().problem(ToolCall(id="c", name="pay", arguments={"to": 5})) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "text", "is_error"),
+    [
+        ("reject", None, "Not executed: a human rejected this call. Do not propose it again.", True),
+        ("reject", "Too dear.", "rejected this call. They said: Too dear. Do not propose it again.", True),
+        ("respond", "Paid by hand.", "Paid by hand.", False),
+        ("respond", None, "", False),
+    ],
+)
+def test_a_rejection_and_an_answer_settle_the_call_in_a_humans_words(
+    kind: str, message: str | None, text: str, is_error: bool
+) -> None:
+    record = waiting()
+    decision = says(record, kind, message=message)
+    done = decided(record, [decision])
+    assert told(decision).endswith(text)
+    assert bool(text) is bool(told(decision))
+    assert (done.phase, done.text, done.is_error) == (CallPhase.SETTLED, told(decision), is_error)
+    assert (done.decisions, done.requests) == ((decision,), ())
+
+
+def test_by_whose_word_a_call_runs_is_read_from_its_decisions_then_its_grant_then_the_record() -> None:
+    grant = Grant(id="g1", tool="pay", principal="bob", expires_s=NOW + 1)
+    record = waiting()
+    both = [says(record, "approve"), record.requests[0].decide("approve", principal="bob")]
+    assert by_whom(decided(record.change(grant=grant), both)) == "approve of ann and bob"
+    assert decided(record.change(grant=grant), both).grant is None
+    by_grant = granted(record, grant)
+    assert (by_grant.cleared_by, by_whom(by_grant)) == ("grant g1 of bob", "grant g1 of bob")
+    assert (by_grant.phase, by_grant.grant, by_grant.requests) == (CallPhase.CLEARED, grant, ())
+    assert by_whom(cleared(NEW)) == "monitor"
+    assert by_whom(cleared(NEW, "unmonitored")) == "unmonitored"
+
+
+# -- what a request says, and what becomes of one that nobody answers -------------------------------------------------
+
+
+def test_a_request_carries_the_call_whose_it_is_and_why_it_is_asked() -> None:
+    request = waiting().requests[0]
+    assert (request.agent_id, request.session_id, request.run_id, request.rules) == ("clerk", "s", "r", "rules")
+    assert (request.step_id, request.call, request.unknown_outcome) == ("llm_1", PAY, False)
+    shown = (request.level, request.rule, request.reason, request.guarantee, request.confidence)
+    assert shown == (UncertaintyLevel.MEDIUM, "irreversible_override", "why", "promise", 0.7)
+    assert (request.created_s, request.expires_s) == (NOW, NOW + 60.0)
+    assert asked(NEW, TERMS, OPEN, UNKNOWN_OUTCOME, NOW).requests[0].unknown_outcome
+    on_run = review(TERMS, OPEN, DOUBT, "llm_3", NOW)
+    assert (on_run.call, on_run.step_id, on_run.run_id, on_run.reason) == (None, "llm_3", "r", "why")
+    assert (on_run.created_s, on_run.expires_s) == (NOW, NOW + 60.0)
+    assert request_for(None, TERMS, DOUBT, NOW).step_id == ""
+
+
+def test_asking_takes_back_all_that_was_said_before() -> None:
+    record = waiting()
+    grant = Grant(tool="pay", principal="ann", expires_s=NOW + 1)
+    edited = decided(record, [says(record, "edit", arguments={"to": "B"})]).change(grant=grant, text="x", is_error=True)
+    again = asked(edited, TERMS, OPEN, DOUBT, NOW)
+    assert again.change(requests=()) == NEW.change(phase=CallPhase.WAITING)
+    assert len(again.requests) == 1
+    by_hand = cleared(edited)
+    assert (by_hand.requests, by_hand.decisions, by_hand.grant) == ((), (), None)
+
+
+def test_what_is_asked_again_keeps_what_the_first_request_said() -> None:
+    again = asked_again(waiting(), TERMS, OPEN, NOW)
+    for field in ("level", "rule", "reason", "guarantee", "confidence", "call", "step_id"):
+        assert getattr(again.requests[0], field) == getattr(waiting().requests[0], field)
+    because = asked_again(waiting(), TERMS, OPEN, NOW, "one").requests[0]
+    assert (because.guarantee, because.confidence, because.level) == ("promise", 0.7, UncertaintyLevel.MEDIUM)
+    assert because.reason == "asked again, because one. Before: why"
+    silent = asked(NEW, TERMS, OPEN, Doubt(level=UncertaintyLevel.HIGH, rule="tier", reason=""), NOW)
+    assert asked_again(silent, TERMS, OPEN, NOW, "one").requests[0].reason == "asked again, because one"
+    first = asked_again(silent, TERMS, OPEN, NOW, "one")
+    assert asked_again(first, TERMS, OPEN, NOW, "two").requests[0].reason.startswith("asked again, because two")
+
+
+def test_of_a_sub_agents_requests_nothing_is_asked_again_in_the_parents_name() -> None:
+    its = waiting().requests[0].model_copy(update={"child_session": "child"})
+    for requests in ((), (its,)):
+        again = asked_again(waiting().change(requests=requests), TERMS, OPEN, NOW).requests[0]
+        assert (again.rule, again.reason, again.child_session) == (UNVOUCHED.rule, UNVOUCHED.reason, None)
+
+
+@pytest.mark.parametrize("field", ["agent_id", "session_id", "run_id", "rules", "step_id", "call"])
+def test_a_request_is_bound_to_each_thing_that_it_names(field: str) -> None:
+    record = waiting()
+    assert bound(record.requests[0], record, TERMS)
+    other = {"call": PAY.model_copy(update={"id": "c9"})}.get(field, "other")
+    assert not bound(record.requests[0].model_copy(update={field: other}), record, TERMS)
+
+
+def test_guidance_reaches_a_sub_agent_and_takes_every_other_waiting_call_off() -> None:
+    told_child = guided(waiting().change(child_session="child"), "use the other account")
+    assert (told_child.phase, told_child.cleared_by) == (CallPhase.CLEARED, "unmonitored")
+    assert (told_child.guidance, told_child.requests) == ("use the other account", ())
+    off = guided(waiting(), "no")
+    assert (off.phase, off.text, off.is_error) == (CallPhase.SETTLED, NOT_EXECUTED, True)
+    assert guided(cleared(NEW), "no").phase is CallPhase.CLEARED
+    late = expired(waiting(), NOW + 60.0)
+    assert (late.phase, late.text, late.is_error) == (CallPhase.SETTLED, EXPIRED, True)
+    running = waiting().change(phase=CallPhase.STARTED)
+    assert expired(running, NOW + 60.0) == running
+
+
+# -- a stored record --------------------------------------------------------------------------------------------------
+
+
+def stored(record: CallRecord) -> CallRecord:
+    return CallRecord.model_validate_json(record.model_dump_json())
+
+
+def test_a_believed_record_is_cleared_here_only_where_nobody_else_let_it_through() -> None:
+    back = restored(stored(cleared(NEW)), TERMS, OPEN, NOW, believed=True)
+    assert back.cleared_here
+    grant = Grant(tool="pay", principal="ann", expires_s=NOW + 1)
+    by_human = decided(waiting(), [says(waiting(), "approve")])
+    for record in (by_human, granted(waiting(), grant), waiting(), NEW, settled(NEW, "done")):
+        assert not restored(stored(record), TERMS, OPEN, NOW, believed=True).cleared_here
+    running = restored(stored(GATE.started(cleared(NEW))), TERMS, OPEN, NOW, believed=True)
+    assert running.cleared_here
+    assert running.phase is CallPhase.STARTED
+
+
+def test_of_a_record_that_is_not_believed_what_it_says_of_itself_is_dropped() -> None:
+    lied = waiting().change(
+        call=PAY.model_copy(update={"arguments": {"to": "M"}}), cleared_by="approve of ann", guidance="x",
+        grant=Grant(tool="pay", principal="ann", expires_s=9e9), decisions=(says(waiting(), "approve"),),
+    )  # fmt: skip
+    back = restored(lied, TERMS, OPEN, NOW, believed=False)
+    assert back == NEW.change(phase=CallPhase.WAITING, requests=lied.requests)
+    started = restored(lied.change(phase=CallPhase.STARTED, child_session="x"), TERMS, OPEN, NOW, believed=False)
+    assert (started.requests[0].rule, started.child_session) == (UNKNOWN_OUTCOME.rule, None)
+    unasked = restored(lied.change(requests=()), TERMS, OPEN, NOW, believed=False)
+    assert (unasked.requests[0].rule, unasked.requests[0].created_s) == (UNVOUCHED.rule, NOW)
+    done = settled(lied, "done")
+    assert restored(done, TERMS, OPEN, NOW, believed=False) == done
+
+
+def test_a_sub_agents_call_waits_on_only_where_the_host_knows_the_tool_as_one() -> None:
+    its = waiting().change(child_session="child", guidance="x")
+    assert restored(its, TERMS, OPEN, NOW, believed=False, delegates=True) == its
+    for record, delegates in ((its, False), (its.change(phase=CallPhase.CLEARED), True)):
+        back = restored(record, TERMS, OPEN, NOW, believed=False, delegates=delegates)
+        assert (back.waiting, back.child_session, back.guidance) == (True, None, None)
+
+
+def test_a_dead_processes_call_runs_again_by_itself_only_where_it_reads_and_was_let_through() -> None:
+    running = GATE.started(cleared(NEW, "unmonitored"))
+    again = recovered(running, TERMS, OPEN, Effect.READ, NOW)
+    assert (again.phase, again.cleared_by, again.cleared_here) == (CallPhase.CLEARED, "unmonitored", True)
+    grant = Grant(tool="pay", principal="ann", expires_s=NOW + 1)
+    for record in (granted(waiting(), grant), decided(waiting(), [says(waiting(), "approve")])):
+        by_human = recovered(stored(GATE.started(record)), TERMS, OPEN, Effect.READ, NOW)
+        assert by_human == record
+    for record, effect in ((stored(running), Effect.READ), (running, Effect.REVERSIBLE), (running, Effect.UNKNOWN)):
+        back = recovered(record, TERMS, OPEN, effect, NOW)
+        assert (back.requests[0].rule, back.requests[0].created_s) == (UNKNOWN_OUTCOME.rule, NOW)
+    child = recovered(stored(running).change(child_session="child"), TERMS, OPEN, Effect.IRREVERSIBLE, NOW)
+    assert (child.phase, child.cleared_by) == (CallPhase.CLEARED, "unmonitored")
+    nameless = running.change(cleared_by=None, child_session="child")
+    assert recovered(nameless, TERMS, OPEN, Effect.READ, NOW).cleared_by == "monitor"
+    for record in (waiting(), cleared(NEW), NEW):
+        assert recovered(record, TERMS, OPEN, Effect.READ, NOW) == record
+
+
+def test_the_idempotency_key_is_of_this_call_at_this_step_of_this_run() -> None:
+    key = NEW.key("r")
+    assert key == CallRecord(proposed=PAY, step_id="llm_1").key("r")
+    assert len(key) == 64
+    others = [
+        NEW.key("q"),
+        NEW.change(step_id="llm_2").key("r"),
+        *(NEW.change(call=PAY.model_copy(update={name: v})).key("r") for name, v in (("id", "x"), ("name", "x"))),
+        NEW.change(call=PAY.model_copy(update={"arguments": {}})).key("r"),
+    ]
+    assert len({key, *others}) == 6
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+
+
+def start(gate: Gate, record: CallRecord, **given: Any) -> tuple[CallRecord, list[CallRecord]]:
+    kept: list[CallRecord] = []
+
+    async def run() -> CallRecord:
+        return await gate.start(record, record.call, TERMS, None, None, kept.append, now_s=NOW, **given)
+
+    return anyio.run(run), kept
+
+
+def approved() -> CallRecord:
+    record = waiting()
+    return decided(record, [says(record, "approve")])
+
+
+def test_one_approval_starts_one_call_also_where_the_state_was_put_back() -> None:
+    gate, record = Gate(approvals=OPEN), approved()
+    first, kept = start(gate, record)
+    assert first.phase is CallPhase.STARTED
+    assert kept == [first]
+    second, kept = start(gate, record)
+    assert (second.waiting, second.requests[0].rule) == (True, UNKNOWN_OUTCOME.rule)
+    assert (second.requests[0].created_s, kept) == (NOW, [second])
+    assert start(gate, approved())[0].phase is CallPhase.STARTED
+
+
+def test_of_very_many_approvals_that_were_used_up_the_latest_are_remembered() -> None:
+    gate = Gate()
+    assert all(gate._spend(str(n)) for n in range(65_537))
+    assert not gate._spend("1")
+    assert not gate._spend("65536")
+    assert gate._spend("0"), "the oldest is forgotten, so that memory stays bounded"
+
+
+def test_what_must_not_run_after_all_is_asked_again_by_the_hosts_clock_and_kept() -> None:
+    swapped = approved().change(call=PAY.model_copy(update={"arguments": {"to": "M"}}))
+    back, kept = start(Gate(approvals=OPEN), swapped)
+    assert kept == [back]
+    assert back.requests[0].reason.startswith("asked again, because the approval is void: another call is about to run")
+    assert (back.requests[0].created_s, back.requests[0].expires_s) == (NOW, NOW + 60.0)
+    idle, kept = start(Gate(approvals=OPEN), waiting())
+    assert idle.waiting
+    assert kept == []
+    closed, kept = start(Gate(approvals=OPEN, precondition=lambda call: f"{call.name} is closed"), approved())
+    assert [record.phase for record in kept] == [CallPhase.STARTED, CallPhase.WAITING]
+    assert "the approval is void: pay is closed" in closed.requests[0].reason
+    assert closed.requests[0].created_s == NOW
+    before = time.time()
+    assert before <= GATE.void(approved(), TERMS, "x").requests[0].created_s <= time.time()
+
+
+def test_the_check_writes_down_what_the_call_does_and_by_whose_word_it_runs_now() -> None:
+    gate = Gate(approvals=OPEN, effects=ToolEffects({"pay": "irreversible"}))
+    record = approved().change(cleared_by="somebody", effect=Effect.READ)
+    checked = gate.check(record, PAY, TERMS, None, None, now_s=NOW)
+    assert (checked.effect, checked.cleared_by) == (Effect.IRREVERSIBLE, "approve of ann")
+    assert gate.check(checked, PAY, TERMS, None, None, now_s=NOW) is checked
+    half = checked.change(effect=Effect.READ)
+    assert gate.check(half, PAY, TERMS, None, None, now_s=NOW) == checked
+    named = gate.check(approved(), PAY, TERMS, None, GUARDS_PAY, now_s=NOW)
+    assert named.effect is Effect.IRREVERSIBLE
+
+
+def test_a_grant_is_measured_by_the_hosts_clock_or_else_this_machines() -> None:
+    record = granted(waiting(), Grant(tool="pay", principal="ann", expires_s=NOW + 1))
+    assert GATE.check(record, PAY, TERMS, None, None, now_s=NOW).grant is not None
+    with pytest.raises(ApprovalError, match="grant"):
+        GATE.check(record, PAY, TERMS, None, None)
+
+
+def test_an_unvouched_belief_starts_a_sub_agent_whose_own_calls_are_judged() -> None:
+    record = cleared(NEW)
+    given: tuple[Any, ...] = (record, PAY, UNVOUCHED_TERMS, Effect.IRREVERSIBLE, None)
+    assert GATE.check(*given, delegates=True).effect is Effect.IRREVERSIBLE
+    with pytest.raises(ApprovalError, match="without a seal"):
+        GATE.check(*given)
+
+
+def _broken(call: ToolCall) -> str:
+    raise OSError(f"no connection for {call.name}")
+
+
+async def _later(call: ToolCall) -> str:
+    return f"{call.name} is closed"
+
+
+@pytest.mark.parametrize(
+    ("precondition", "refusal"),
+    [
+        (None, None),
+        (lambda call: None, None),
+        (lambda call: f"{call.name} is closed", "pay is closed"),
+        (_later, "pay is closed"),
+        (_broken, "its precondition could not be checked (OSError: no connection for pay)"),
+    ],
+)
+def test_a_precondition_is_asked_of_this_call_and_one_that_fails_does_not_hold(
+    precondition: Callable[..., Any] | None, refusal: str | None
+) -> None:
+    assert anyio.run(refusal_of, precondition, PAY) == refusal
