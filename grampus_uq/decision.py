@@ -73,8 +73,9 @@ def decide(now: Situation) -> Decision:
         decision = _guarded(now, decision)
         if state.worst_case is not None:
             decision = _in_doubt(now, state.worst_case, decision)
-    milder = decision[0] is not _ABORT and decision[1] != "detector"  # another pause may be lifted by standing leave
-    if milder and now.tool_name is not None and profile.policy.asks_always(now.tool_name):
+    milder = decision[0] is not _ABORT and not (decision[0] is _PAUSE and decision[1] == "detector")
+    asks = milder and now.tool_name is not None and profile.policy.asks_always(now.tool_name)
+    if asks:  # standing leave may lift any other pause
         decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {decision[2] or _numbers(now)}"
     if profile.fallback is not None and decision[0].stops:
         return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {profile.fallback}"
@@ -106,8 +107,11 @@ def _fitted(now: Situation) -> Decision:
         evidence, limit = alarm.evidence.log_peak, detector.threshold.log_value
         action, rule = now.profile.policy.on_alarm, "detector"
         reason = f"log evidence of failure {evidence:.2f} exceeds {limit:.2f}; {_numbers(now)}"
-    if now.irreversible and now.profile.release is not None and not action.stops:
-        return _released(now, now.profile.release, action)
+    release = now.profile.release
+    if now.irreversible and release is not None:
+        released = _released(now, release, action)
+        if not action.stops or _GRAVITY[released[0]] > _GRAVITY[action]:
+            return released
     return action, rule, reason
 
 

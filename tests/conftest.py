@@ -16,6 +16,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 RELAXED = [HealthCheck.too_slow]
 settings.register_profile("grampus", deadline=None, suppress_health_check=RELAXED)
 settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=RELAXED)
+# A mutant that fifty examples let live is worth a test of its own.
+settings.register_profile(
+    "mutation", deadline=None, max_examples=50, suppress_health_check=RELAXED, derandomize=True, database=None
+)
 # In CI the same examples every time: a change is judged by what it changed. New ones are sought everywhere else.
 settings.register_profile("ci", deadline=None, suppress_health_check=RELAXED, derandomize=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "grampus"))

@@ -181,7 +181,7 @@ def paid(profile: Profile, state: SessionState) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_missing_and_no_lower_reading_turns_a_pause_of_an_irreversible_call_into_a_go(family):
-    @settings(max_examples=200)
+    @settings(max_examples=2 * settings().max_examples)
     @given(pairs(family))
     def law(pair):
         profile, run, less = pair

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from itertools import product
 from typing import Any
 
@@ -30,6 +31,7 @@ from grampus_uq.gate.call import (
     by_whom,
     cleared,
     decided,
+    doubt_of,
     expired,
     granted,
     guided,
@@ -45,7 +47,7 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.preconditions import refusal_of
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
 from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.records import ToolCall
+from grampus_uq.records import StepUncertainty, ToolCall, Verdict
 from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
 NOW = 1_000.0
@@ -92,6 +94,17 @@ def judged(
 
 GUARDS_PAY = UncertaintyPolicy(irreversible_tool_names=["pay"])
 UNVOUCHED_TERMS = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rules", vouched=False)
+
+
+def test_a_request_shows_what_the_monitor_said_of_the_call() -> None:
+    verdict = Verdict(action=PAUSE, level=UncertaintyLevel.HIGH, rule="detector", reason="why", guarantee="promise")
+    assert doubt_of(verdict) == Doubt(level=UncertaintyLevel.HIGH, rule="detector", reason="why", guarantee="promise")
+    step = StepUncertainty(
+        index=0, step_id="t", step_type="tool_call", fused_confidence=0.6, propagated_confidence=0.7,
+        level=UncertaintyLevel.MEDIUM, action=PAUSE, rule="irreversible_override", reasoning="why", guarantee="promise",
+        timestamp=datetime.now(UTC),
+    )  # fmt: skip
+    assert doubt_of(step) == DOUBT
 
 
 def rule_of(record: CallRecord) -> str | None:
@@ -152,7 +165,7 @@ def test_the_gravest_reason_to_ask_is_the_one_that_is_asked(effect: Effect) -> N
             framework_asks=asks,
             doubt=STEP_PAUSES if pauses else None,
             repeated=repeated,
-            delegates=delegates,
+            **({"delegates": True} if delegates else {}),
         )
         reasons = [
             (REPEATED.rule, repeated and not advisory),
@@ -259,6 +272,7 @@ def test_an_edit_counts_once_its_arguments_fit_the_tools_own_schema_and_can_be_s
         assert why in refused[0][1]
     done, _ = gate.decide(record, TERMS, [(says(record, "edit", arguments={"to": "B"}), NOW)])
     assert (done.call.arguments, done.proposed.arguments) == ({"to": "B"}, PAY.arguments)
+    assert gate.decide(record, TERMS, [(says(record, "approve"), NOW)])[0].phase is CallPhase.CLEARED
     assert gate.problem(ToolCall(id="c", name="look", arguments={"to": 5})) is None
     assert Gate().problem(ToolCall(id="c", name="pay", arguments={"to": 5})) is None
 
@@ -335,7 +349,7 @@ def test_what_is_asked_again_keeps_what_the_first_request_said() -> None:
     silent = asked(NEW, TERMS, OPEN, Doubt(level=UncertaintyLevel.HIGH, rule="tier", reason=""), NOW)
     assert asked_again(silent, TERMS, OPEN, NOW, "one").requests[0].reason == "asked again, because one"
     first = asked_again(silent, TERMS, OPEN, NOW, "one")
-    assert asked_again(first, TERMS, OPEN, NOW, "two").requests[0].reason.startswith("asked again, because two")
+    assert asked_again(first, TERMS, OPEN, NOW, "two").requests[0].reason == "asked again, because two. Before: one"
 
 
 def test_of_a_sub_agents_requests_nothing_is_asked_again_in_the_parents_name() -> None:
@@ -403,8 +417,9 @@ def test_of_a_record_that_is_not_believed_what_it_says_of_itself_is_dropped() ->
 def test_a_sub_agents_call_waits_on_only_where_the_host_knows_the_tool_as_one() -> None:
     its = waiting().change(child_session="child", guidance="x")
     assert restored(its, TERMS, OPEN, NOW, believed=False, delegates=True) == its
-    for record, delegates in ((its, False), (its.change(phase=CallPhase.CLEARED), True)):
-        back = restored(record, TERMS, OPEN, NOW, believed=False, delegates=delegates)
+    given: dict[str, Any]
+    for record, given in ((its, {}), (its.change(phase=CallPhase.CLEARED), {"delegates": True})):
+        back = restored(record, TERMS, OPEN, NOW, believed=False, **given)
         assert (back.waiting, back.child_session, back.guidance) == (True, None, None)
 
 
@@ -435,9 +450,9 @@ def test_the_idempotency_key_is_of_this_call_at_this_step_of_this_run() -> None:
         NEW.key("q"),
         NEW.change(step_id="llm_2").key("r"),
         *(NEW.change(call=PAY.model_copy(update={name: v})).key("r") for name, v in (("id", "x"), ("name", "x"))),
-        NEW.change(call=PAY.model_copy(update={"arguments": {}})).key("r"),
+        *(NEW.change(call=PAY.model_copy(update={"arguments": {"to": to}})).key("r") for to in ("A", "\ud800")),
     ]
-    assert len({key, *others}) == 6
+    assert len({key, *others}) == 7
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -501,8 +516,8 @@ def test_the_check_writes_down_what_the_call_does_and_by_whose_word_it_runs_now(
     assert gate.check(checked, PAY, TERMS, None, None, now_s=NOW) is checked
     half = checked.change(effect=Effect.READ)
     assert gate.check(half, PAY, TERMS, None, None, now_s=NOW) == checked
-    named = gate.check(approved(), PAY, TERMS, None, GUARDS_PAY, now_s=NOW)
-    assert named.effect is Effect.IRREVERSIBLE
+    for declared, policy in ((None, GUARDS_PAY), (Effect.READ, GUARDS_PAY), (Effect.IRREVERSIBLE, None)):
+        assert Gate(approvals=OPEN).check(approved(), PAY, TERMS, declared, policy).effect is Effect.IRREVERSIBLE
 
 
 def test_a_grant_is_measured_by_the_hosts_clock_or_else_this_machines() -> None:
@@ -518,6 +533,40 @@ def test_an_unvouched_belief_starts_a_sub_agent_whose_own_calls_are_judged() -> 
     assert GATE.check(*given, delegates=True).effect is Effect.IRREVERSIBLE
     with pytest.raises(ApprovalError, match="without a seal"):
         GATE.check(*given)
+
+
+def started(record: CallRecord, declared: Effect | None, policy: UncertaintyPolicy | None, **given: Any) -> CallRecord:
+    async def run() -> CallRecord:
+        return await GATE.start(record, PAY, UNVOUCHED_TERMS, declared, policy, lambda _: None, **given)
+
+    return anyio.run(run)
+
+
+def test_an_unvouched_belief_starts_nothing_else_that_declaration_or_policy_call_irreversible() -> None:
+    for declared, policy, starts in (
+        (Effect.READ, None, True),
+        (Effect.READ, UncertaintyPolicy(), True),
+        (Effect.READ, GUARDS_PAY, False),
+        (Effect.IRREVERSIBLE, None, False),
+        (None, None, False),
+    ):
+        record = started(cleared(NEW), declared, policy)
+        assert (record.phase is CallPhase.STARTED) is starts
+    assert started(cleared(NEW), Effect.IRREVERSIBLE, None, delegates=True).phase is CallPhase.STARTED
+
+
+def test_a_grant_starts_its_call_by_the_hosts_clock_or_else_this_machines() -> None:
+    record = granted(waiting(), Grant(tool="pay", principal="ann", expires_s=NOW + 1))
+    assert started(record, None, None, now_s=NOW).phase is CallPhase.STARTED
+    assert started(record, None, None).waiting
+    spent, before = approved(), time.time()
+    gate = Gate()
+    start(gate, spent)
+
+    async def again() -> CallRecord:
+        return await gate.start(spent, PAY, TERMS, None, None, lambda _: None)
+
+    assert before <= anyio.run(again).requests[0].created_s <= time.time()
 
 
 def _broken(call: ToolCall) -> str:

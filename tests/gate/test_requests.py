@@ -238,6 +238,8 @@ def test_the_rules_of_a_request_change_with_who_may_decide_and_with_the_policy()
     assert len(digests) == 2 * len(policies)
     assert rules_digest(POLICY) == rules_digest(ApprovalPolicy(signer=KEYS, approvers=["bob", "ann"]), None)
     assert rules_digest(POLICY) not in digests
+    assert TWO.rules() == {"signed": True, "approvers": ["ann", "bob"], "required": 2}
+    assert ApprovalPolicy().rules() == {"signed": False, "approvers": None, "required": 1}
 
 
 def test_who_holds_the_shared_key_seals_and_a_policy_of_public_keys_seals_for_itself_only() -> None:
@@ -305,6 +307,19 @@ def test_a_decision_is_in_time_by_when_it_arrived_not_by_what_its_maker_says(arr
     early = ANN.sign(ASKED.decide("approve", principal="ann").model_copy(update={"decided_s": 0.0}))
     deciding, _ = POLICY.holding(ASKED, [(early, arrived_s)])
     assert bool(deciding) is (arrived_s < 200.0)
+
+
+def test_without_another_clock_a_request_expires_by_this_machines() -> None:
+    assert ASKED.expired()
+    assert not request(expires_s=9e12).expired()
+    assert not request(expires_s=None).expired()
+    with pytest.raises(ApprovalError, match="expired"):
+        POLICY.check(ASKED, said("approve", ANN, "ann"))
+
+
+def test_a_digest_that_is_no_text_is_refused_like_any_other() -> None:
+    with pytest.raises(ApprovalError, match="another call"):
+        POLICY.check(ASKED, said("approve", ANN, "ann").model_copy(update={"digest": "\ud800"}), now_s=150.0)
 
 
 def test_an_edit_that_cannot_run_leaves_the_request_open_for_one_that_can() -> None:
@@ -394,4 +409,5 @@ def test_the_seal_that_follows_from_a_shared_key_is_no_signature_of_it() -> None
     signer = HmacSigner("k" * 32)
     text = ASKED.decide("approve", principal="ann").signed_text()
     assert signer.seal().mac("", text.decode()) != signer.signature(text)
-    assert "k" * 32 not in repr(signer) + repr(signer.seal())
+    assert "k" * 32 not in repr(signer)
+    assert repr(signer.seal()) == "Seal(key=…)"

@@ -31,6 +31,28 @@ def test_a_name_beats_a_pattern_and_a_pattern_beats_silence() -> None:
     assert effects.unclassified() == ["frobnicate"]
 
 
+def test_a_word_that_says_nothing_is_no_word() -> None:
+    effects = ToolEffects({"look": None}, patterns={"get_*": None})  # type: ignore[dict-item]  # what a file may hold
+    assert effects.resolve(call("get_user"), Effect.READ) is Effect.READ
+    assert effects.resolve(call("get_user")) is Effect.UNKNOWN
+    assert effects.resolve(call("look")) is Effect.UNKNOWN
+
+
+def test_what_is_said_of_a_name_in_a_namespace_is_not_said_of_the_same_name_in_another() -> None:
+    effects = ToolEffects({"mail.send": "irreversible"}, predicates={"bank.send": lambda _: Effect.IRREVERSIBLE})
+    for name, effect in (("mail.send", Effect.IRREVERSIBLE), ("x.bank.Send", Effect.IRREVERSIBLE)):
+        assert effects.resolve(call(name)) is effect
+    assert effects.resolve(call("crm.send")) is Effect.UNKNOWN
+    assert effects.resolve(call("send")) is Effect.UNKNOWN
+
+
+def test_of_names_that_nobody_classified_a_thousand_are_remembered() -> None:
+    effects = ToolEffects()
+    for number in range(1_001):
+        effects.resolve(call(f"tool{number}"))
+    assert len(effects.unclassified()) == 1_000
+
+
 @given(declared=EFFECTS, opinion=EFFECTS, destructive=st.booleans(), read_only=st.booleans())
 def test_predicates_and_mcp_annotations_raise_danger_and_never_lower_it(
     declared: Effect, opinion: Effect, destructive: bool, read_only: bool

@@ -1,0 +1,412 @@
+"""What is decided about a step follows from every rule that speaks; each rule is stated here once more by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grampus_uq.alarm import (
+    AFTER_REARMING,
+    MIDWAY,
+    AlarmState,
+    acknowledge_alarm,
+    alarm_step,
+    guarantee_of,
+    has_rung,
+    midway,
+    rearm,
+    rings,
+)
+from grampus_uq.decision import Situation, decide, is_irreversible, level_of, may_be_let_through
+from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.release import ReleaseRule
+from grampus_uq.state import SessionState, WorstCase
+from grampus_uq.stats.eprocess import Detector, start
+from grampus_uq.stats.eprocess_baselines import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
+from grampus_uq.turns import TurnEvidence
+from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+
+LOW, MEDIUM, HIGH, CRITICAL = UncertaintyLevel
+PROCEED, LOG, PAUSE, ABORT = UncertaintyAction
+GRAVITY = [PROCEED, LOG, PAUSE, ABORT]
+DETECTOR = Detector(
+    streams=("a", "b"),
+    scorer=running_minimum(bounded=(True, True), neutral=(0.5, 0.5), stream=0),
+    thresholds=(ville_threshold(0.5),),
+    deployed=0,
+    salt="s",
+)
+LIMIT = DETECTOR.threshold.log_value
+QUIET, RINGING = (
+    AlarmState(evidence=start(DETECTOR, "s")._replace(log_m=peak, log_peak=peak)) for peak in (LIMIT - 0.01, LIMIT)
+)
+UNSEEN = AlarmState(evidence=start(DETECTOR, "s"))
+
+
+@dataclass(kw_only=True)
+class Case:
+    """All that a decision rests on, in one place."""
+
+    policy: UncertaintyPolicy = field(default_factory=UncertaintyPolicy)
+    tool_name: str | None = "pay"
+    irreversible: bool = True
+    level: UncertaintyLevel = LOW
+    confidence: float = 0.9
+    has_reading: bool = True
+    turn: TurnEvidence = field(default_factory=lambda: TurnEvidence(read=True))
+    worst: float | None = None
+    acknowledged: UncertaintyLevel | None = None
+    detector: Detector | None = None
+    release: ReleaseRule | None = None
+    alarm: AlarmState | None = None
+    rang: bool = False
+    worst_case: WorstCase | None = None
+    fallback: str | None = None
+    by_counts: bool = False
+
+    def decided(self) -> tuple[UncertaintyAction, str, str]:
+        profile: Any = SimpleNamespace(
+            policy=self.policy, detector=self.detector, release=self.release, fallback=self.fallback,
+            released_by_counts=self.by_counts,
+        )  # fmt: skip
+        state = SessionState(
+            session_id="s", has_reading=self.has_reading, worst=self.worst, acknowledged=self.acknowledged,
+            alarm=self.alarm, rang=self.rang, worst_case=self.worst_case,
+        )  # fmt: skip
+        return decide(
+            Situation(
+                profile=profile, state=state, turn=self.turn, kind="tool_call" if self.tool_name else "llm_call",
+                tool_name=self.tool_name, irreversible=self.irreversible, level=self.level, confidence=self.confidence,
+            )
+        )  # fmt: skip
+
+
+# -- the rules, stated once more --------------------------------------------------------------------------------------
+
+
+def reasons(now: Case) -> list[UncertaintyAction]:
+    """The action of each rule that speaks against an irreversible call, without the worst case."""
+    policy, turn = now.policy, now.turn
+    found = []
+    if now.tool_name is not None and "ask" in now.tool_name:
+        found.append(PAUSE)
+    if now.rang or (now.detector is not None and now.alarm == RINGING):
+        found.append(policy.on_alarm)
+    counted = now.by_counts and turn.p_success is not None
+    lacking = [not now.has_reading, not turn.read] if not counted else []
+    lacking.append(now.release is not None and turn.p_success is None)
+    lacking.append(now.detector is not None and now.alarm in (None, UNSEEN))
+    if any(lacking):
+        found.append(policy.on_missing_evidence)
+    if policy.worst_so_far_floor is not None and now.worst is not None and now.worst < policy.worst_so_far_floor:
+        found.append(PAUSE)
+    if now.release is not None:
+        if now.release.at_least is None:
+            found.append(PAUSE)
+        elif turn.p_success is not None and turn.p_success < now.release.at_least:
+            found.append(ABORT if turn.p_success < (now.release.abort_below or 0.0) else PAUSE)
+    elif now.detector is None:
+        level = now.level
+        if turn.belief is not None and turn.belief < now.confidence:
+            level = level_of(policy, turn.belief, now.has_reading)
+        found += {LOW: [], MEDIUM: [PAUSE], HIGH: [PAUSE], CRITICAL: [ABORT]}[level]
+    return [action for action in found if action in (PAUSE, ABORT)]
+
+
+def in_the_worst_case(now: Case, case: WorstCase) -> Case:
+    chance = now.turn.p_success if now.turn.worst_chance is None else now.turn.worst_chance
+    belief = now.turn.belief if now.turn.worst_belief is None else now.turn.worst_belief
+    turn = TurnEvidence(read=now.turn.read, p_success=chance, belief=belief)
+    level = now.policy.classify(case.cumulative)
+    return replace(now, level=level, confidence=case.cumulative, worst=case.worst, alarm=case.alarm, turn=turn)
+
+
+UNIT = st.sampled_from([0.0, 0.2, 0.39, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+MAYBE = st.none() | UNIT
+POLICIES = st.builds(
+    UncertaintyPolicy,
+    on_alarm=st.sampled_from(GRAVITY),
+    on_missing_evidence=st.sampled_from(GRAVITY),
+    worst_so_far_floor=MAYBE,
+    always_ask_tool_names=st.just(["ask"]),
+)
+TURNS = st.builds(
+    TurnEvidence, read=st.booleans(), p_success=MAYBE, worst_chance=MAYBE, belief=MAYBE, worst_belief=MAYBE
+)
+RELEASES = st.none() | st.builds(
+    lambda at_least, below: ReleaseRule(at_least=at_least, abort_below=None if below is None else min(below, at_least)),
+    UNIT,
+    MAYBE,
+) | st.just(ReleaseRule(at_least=None))  # fmt: skip
+ALARMS = st.sampled_from([None, UNSEEN, QUIET, RINGING])
+CASES = st.none() | st.builds(
+    WorstCase, cumulative=UNIT, memory=st.none(), worst=MAYBE, alarm=ALARMS, p_success=MAYBE, unread=st.just("p_true")
+)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Case:
+    policy, confidence, has_reading = draw(POLICIES), draw(UNIT), draw(st.booleans())
+    return Case(
+        policy=policy,
+        confidence=confidence,
+        level=level_of(policy, confidence, has_reading),
+        has_reading=has_reading,
+        turn=draw(TURNS),
+        tool_name=draw(st.sampled_from([None, "pay", "ask_first"])),
+        worst=draw(MAYBE),
+        detector=draw(st.sampled_from([None, DETECTOR])),
+        release=draw(RELEASES),
+        alarm=draw(ALARMS),
+        rang=draw(st.sampled_from([False, False, True])),
+        worst_case=draw(CASES),
+        by_counts=draw(st.booleans()),
+        acknowledged=draw(st.sampled_from([None, *UncertaintyLevel])),
+    )
+
+
+@settings(max_examples=10 * settings().max_examples)
+@given(situations())
+def test_an_irreversible_call_meets_the_gravest_of_the_rules_that_speak_against_it(now: Case) -> None:
+    against = reasons(now)
+    always = [PAUSE] if now.tool_name == "ask_first" else []
+    if now.worst_case is not None and len(against) == len(always):
+        missing = now.policy.on_missing_evidence
+        if missing in (PAUSE, ABORT) and reasons(in_the_worst_case(now, now.worst_case)):
+            against.append(missing)
+    action, rule, reason = now.decided()
+    assert action.stops is bool(against)
+    if against:
+        assert action is max(against, key=GRAVITY.index)
+        assert reason
+        assert rule != "acknowledged"
+    if action is PAUSE and always and rule not in ("always_ask", "detector"):
+        raise AssertionError("another pause may be lifted by standing leave")
+
+
+@given(situations())
+def test_of_a_reversible_step_only_the_tier_the_alarm_and_the_name_ask(now: Case) -> None:
+    now.irreversible = False
+    action, rule, reason = now.decided()
+    tier = {LOW: PROCEED, MEDIUM: LOG, HIGH: PAUSE, CRITICAL: ABORT}[now.level]
+    wanted, by = tier, "tier"
+    if now.detector is not None or now.release is not None:
+        wanted = PROCEED if now.level is LOW else LOG
+        if now.detector is not None and now.alarm == RINGING:
+            wanted, by = now.policy.on_alarm, "detector"
+    elif tier.stops and now.acknowledged is not None and now.acknowledged.severity >= now.level.severity:
+        wanted, by = LOG, "acknowledged"
+    if now.tool_name == "ask_first" and wanted is not ABORT and (wanted, by) != (PAUSE, "detector"):
+        wanted, by = PAUSE, "always_ask"
+    assert (action, rule) == (wanted, by)
+    assert bool(reason) is (action is not PROCEED or by == "detector")
+
+
+# -- what is said -----------------------------------------------------------------------------------------------------
+
+ASKS = UncertaintyPolicy(always_ask_tool_names=["pay"])
+LOWEST = TurnEvidence(read=True, lowest=("verbalized", 0.3), p_success=0.795, stated=True)
+UNSTATED = TurnEvidence(read=True, lowest=("semantic_entropy", 0.25), p_success=0.1)
+SURE = ReleaseRule(at_least=0.8, abort_below=0.2)
+MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
+
+
+@pytest.mark.parametrize(
+    ("given", "decision"),
+    [
+        ({}, (PROCEED, "tier", "")),
+        ({"irreversible": False, "level": MEDIUM, "confidence": 0.7}, (LOG, "tier", "confidence 0.70 is MEDIUM")),
+        ({"irreversible": False, "level": MEDIUM, "has_reading": False}, (LOG, "tier", "nothing read yet")),
+        (
+            {"irreversible": False, "level": HIGH, "confidence": 0.5996},
+            (PAUSE, "tier", "HIGH: confidence 0.5996, needs 0.6000"),
+        ),
+        (
+            {"irreversible": False, "level": HIGH, "confidence": 0.5, "acknowledged": HIGH, "turn": LOWEST},
+            (LOG, "acknowledged", "HIGH: confidence 0.50, needs 0.60; lowest: stated confidence 0.30"),
+        ),
+        (
+            {"level": MEDIUM, "confidence": 0.7, "turn": UNSTATED},
+            (
+                PAUSE,
+                "irreversible_override",
+                "irreversible call: confidence 0.70, needs 0.80; lowest: semantic entropy 0.25; no confidence stated",
+            ),
+        ),
+        ({"level": HIGH, "confidence": 0.5}, (PAUSE, "tier", "irreversible call: confidence 0.50, needs 0.80")),
+        (
+            {"turn": TurnEvidence(read=True, belief=0.3)},
+            (ABORT, "tier", "irreversible call: confidence 0.30, needs 0.80"),
+        ),
+        ({"policy": ASKS}, (PAUSE, "always_ask", "the policy always asks for this tool; confidence 0.90")),
+        (
+            {"policy": ASKS, "level": HIGH, "confidence": 0.5},
+            (
+                PAUSE,
+                "always_ask",
+                "the policy always asks for this tool; irreversible call: confidence 0.50, needs 0.80",
+            ),
+        ),
+        (
+            {"detector": DETECTOR, "alarm": RINGING, "irreversible": False},
+            (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
+        ),
+        (
+            {"detector": DETECTOR, "alarm": acknowledge_alarm(RINGING), "rang": True},
+            (PAUSE, "detector", "irreversible call after the detector's alarm has rung in this run; confidence 0.90"),
+        ),
+        (
+            {"release": SURE, "turn": LOWEST},
+            (
+                PAUSE,
+                "release",
+                "irreversible call at a chance of success of 0.795, below 0.800; lowest: stated confidence 0.30",
+            ),
+        ),
+        (
+            {"release": SURE, "turn": UNSTATED},
+            (
+                ABORT,
+                "release",
+                "irreversible call at a chance of success of 0.10, below 0.20; lowest: semantic entropy 0.25; "
+                "no confidence stated",
+            ),
+        ),
+        (
+            {"release": SURE, "turn": TurnEvidence(read=True, p_success=0.8), "level": MEDIUM},
+            (LOG, "release", "chance of success 0.80 is at least 0.80"),
+        ),
+        (
+            {"release": ReleaseRule(at_least=None), "turn": LOWEST},
+            (PAUSE, "release", "irreversible call, and no chance of success is high enough to release one"),
+        ),
+        (
+            {"release": SURE, "policy": MISSING_LOGS},
+            (
+                LOG,
+                "missing_evidence",
+                "irreversible call without a chance of success of the turn that proposes it; confidence 0.90",
+            ),
+        ),
+        (
+            {"turn": TurnEvidence()},
+            (
+                PAUSE,
+                "missing_evidence",
+                "irreversible call without any reading of the turn that proposes it; confidence 0.90",
+            ),
+        ),
+        (
+            {"detector": DETECTOR, "alarm": UNSEEN},
+            (PAUSE, "missing_evidence", "irreversible call before the detector had any score; confidence 0.90"),
+        ),
+        (
+            {"policy": UncertaintyPolicy(on_missing_evidence=ABORT), "level": MEDIUM, "has_reading": False},
+            (ABORT, "missing_evidence", "irreversible call, and nothing read yet"),
+        ),
+        (
+            {"policy": UncertaintyPolicy(worst_so_far_floor=0.5), "worst": 0.4},
+            (PAUSE, "worst_so_far", "irreversible call after a step at confidence 0.40, below 0.50"),
+        ),
+        (
+            {"worst_case": WorstCase(cumulative=0.7, memory=None, worst=0.0, alarm=None, p_success=None, unread="p")},
+            (
+                PAUSE,
+                "missing_evidence",
+                "irreversible call without a reading that was due (p); at its worst: irreversible call: "
+                "confidence 0.70, needs 0.80",
+            ),
+        ),
+        (
+            {"fallback": "another model", "level": HIGH, "confidence": 0.5},
+            (
+                PAUSE,
+                "tier",
+                "irreversible call: confidence 0.50, needs 0.80; the fitted profile does not apply here: another model",
+            ),
+        ),
+        ({"fallback": "another model"}, (PROCEED, "tier", "")),
+    ],
+    ids=str,
+)
+def test_a_decision_says_its_rule_and_the_numbers_that_it_rests_on(given: dict[str, Any], decision: Any) -> None:
+    assert Case(**given).decided() == decision
+
+
+@pytest.mark.parametrize(
+    ("confidence", "shown"),
+    [
+        (0.59, "0.59, needs 0.60"),
+        (0.59999999999, "0.59999999999, needs 0.60000000000"),
+        (0.599999999999, "0.599999999999, needs 0.600000000000"),
+        (0.5999999999999, "0.600000000000, needs 0.600000000000"),
+    ],
+)
+def test_two_numbers_are_told_apart_by_as_many_digits_as_it_takes_twelve_at_most(confidence: float, shown: str) -> None:
+    assert Case(irreversible=False, level=HIGH, confidence=confidence).decided()[2] == f"HIGH: confidence {shown}"
+
+
+# -- names, effects and levels ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("effect", [None, *Effect])
+@pytest.mark.parametrize("name", [None, "look", "pay", "ask_first"])
+def test_danger_is_raised_by_the_effect_or_by_the_name_and_lowered_by_neither(
+    name: str | None, effect: Effect | None
+) -> None:
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"], always_ask_tool_names=["ask"])
+    grave = effect is Effect.IRREVERSIBLE or name == "pay"
+    assert is_irreversible(policy, name, effect) is grave
+    harmless = effect in (Effect.READ, Effect.REVERSIBLE) and not grave and name != "ask_first"
+    assert may_be_let_through(policy, "tool_call", name, effect) is harmless
+    assert may_be_let_through(policy, "llm_call", name, effect)
+
+
+def test_before_the_first_reading_no_step_is_low() -> None:
+    assert [level_of(UncertaintyPolicy(), value, True) for value in (0.8, 0.6, 0.4, 0.39)] == list(UncertaintyLevel)
+    assert [level_of(UncertaintyPolicy(), v, False) for v in (1.0, 0.6, 0.4, 0.39)] == [MEDIUM, MEDIUM, HIGH, CRITICAL]
+
+
+# -- the alarm --------------------------------------------------------------------------------------------------------
+
+
+def test_an_alarm_rings_from_its_threshold_on_until_somebody_answers() -> None:
+    assert not rings(DETECTOR, None)
+    assert not has_rung(DETECTOR, None)
+    for state, rung in ((UNSEEN, False), (QUIET, False), (RINGING, True)):
+        assert rings(DETECTOR, state) is has_rung(DETECTOR, state) is rung
+        answered = acknowledge_alarm(state)
+        assert answered.answered
+        assert not rings(DETECTOR, answered)
+        assert has_rung(DETECTOR, answered) is rung
+
+
+def test_rearming_counts_and_starts_the_evidence_anew_and_its_alarms_promise_nothing() -> None:
+    once = rearm(DETECTOR, acknowledge_alarm(RINGING), "s")
+    assert once == AlarmState(evidence=start(DETECTOR, "s"), rearmed=1)
+    assert rearm(DETECTOR, once, "s").rearmed == 2
+    assert guarantee_of(DETECTOR, RINGING) == DETECTOR.threshold.guarantee
+    assert guarantee_of(DETECTOR, once) == AFTER_REARMING
+    begun = midway(DETECTOR, "s")
+    assert begun == AlarmState(evidence=start(DETECTOR, "s"), midway=True)
+    assert guarantee_of(DETECTOR, begun) == guarantee_of(DETECTOR, rearm(DETECTOR, begun, "s")) == MIDWAY
+    assert midway(DETECTOR, "t").evidence.tie != begun.evidence.tie != start(DETECTOR, "t").tie
+
+
+def test_an_alarm_takes_its_own_streams_in_their_order_and_keeps_what_was_said_of_it() -> None:
+    fresh, log_m = alarm_step(DETECTOR, None, "s", {"b": 0.9, "a": 0.1, "c": 0.0})
+    assert fresh.evidence.tie == start(DETECTOR, "s").tie
+    assert log_m == fresh.evidence.log_m
+    assert rings(DETECTOR, fresh)
+    assert not rings(DETECTOR, alarm_step(DETECTOR, None, "s", {"a": 0.9, "b": 0.1})[0])
+    said = AlarmState(evidence=fresh.evidence, answered=True, rearmed=2, midway=True)
+    after, unread = alarm_step(DETECTOR, said, "other", {"b": None})
+    assert (after.answered, after.rearmed, after.midway, after.evidence.step) == (True, 2, True, 2)
+    assert unread == fresh.evidence.log_m
+    assert after.evidence.tie == fresh.evidence.tie
