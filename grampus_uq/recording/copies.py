@@ -19,7 +19,9 @@ from pathlib import Path
 from grampus_uq.errors import DataError
 from grampus_uq.events import OutcomeEvent
 from grampus_uq.recording.codec import encode
-from grampus_uq.recording.reader import raw_lines
+from grampus_uq.recording.lines import MAX_LINE_BYTES
+from grampus_uq.recording.packed import is_parquet, packed_lines
+from grampus_uq.recording.rotation import with_later_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs, runs_of_file
 
 __all__ = ["Copies", "copies", "distinct_ids", "distinct_runs", "without_copies"]
@@ -27,6 +29,7 @@ __all__ = ["Copies", "copies", "distinct_ids", "distinct_runs", "without_copies"
 Copies = dict[str, dict[int, DataError]]
 """By file and line where a copy begins: what to say of it."""
 
+_BLOCK = 2**20
 _ID = re.compile(rb'"session_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
@@ -116,12 +119,27 @@ def _copied(told: list[_Told]) -> Iterator[tuple[_Told, str]]:
 def _session_ids(path: str) -> set[str]:
     found: set[bytes] = set()
     try:
-        for _, line in raw_lines(path):
-            if isinstance(line, bytes) and (quoted := _ID.search(line)):
-                found.add(quoted[1])
-    except DataError:
+        for lines in _whole_lines(Path(path)):
+            found.update(_ID.findall(lines))
+    except (DataError, OSError):
         pass  # whoever reads the runs is told of it
     return {name for text in found if (name := _text(text)) is not None}
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The bytes of a recording in large pieces that end where a line does; a line that no reader takes is left out."""
+    if is_parquet(path):
+        yield from (line for _, line in packed_lines(path, None))
+        return
+    for part in with_later_parts(path):
+        with part.open("rb") as stream:
+            rest = b""
+            while block := stream.read(_BLOCK):
+                rest += block
+                end = rest.rfind(b"\n") + 1
+                yield rest[:end]
+                rest = b"" if len(rest) - end > MAX_LINE_BYTES else rest[end:]
+            yield rest
 
 
 def _text(quoted: bytes) -> str | None:
