@@ -85,6 +85,17 @@ class ToolCall(BaseModel):
         """Name and canonical arguments, equal for calls that differ only in the order of keys."""
         return f"{self.name}({canonical_json(self.arguments)})"
 
+    def __eq__(self, other: object) -> bool:
+        """Equal as it is signed: 1, 1.0 and True are three different arguments."""
+        if self is other:
+            return True
+        if not isinstance(other, ToolCall) or (self.id, self.name) != (other.id, other.name):
+            return False
+        return self.arguments is other.arguments or canonical_json(self.arguments) == canonical_json(other.arguments)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name))
+
     def digest(self) -> str:
         """SHA-256 of the canonical form, in hex: what an approval is bound to."""
         return hashlib.sha256(self.canonical().encode("utf-8", "surrogatepass")).hexdigest()

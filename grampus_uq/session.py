@@ -678,8 +678,9 @@ def _wrong(parameter: str, rule: str, value: object, way_out: str) -> Configurat
 
 
 def _explained(reading: Reading, why: str) -> Reading:
-    """A reading that is missing for want of log-probabilities, with what is wrong with those that came."""
-    return replace(reading, detail=why) if reading.reason == MissingReason.NO_LOGPROBS else reading
+    """A reading that is missing because the log-probabilities that came are broken: it was due, and says why."""
+    broken = reading.reason == MissingReason.NO_LOGPROBS
+    return replace(reading, reason=MissingReason.BROKEN_LOGPROBS, detail=why) if broken else reading
 
 
 def _escalation(assessment: StepUncertainty) -> dict[str, JsonValue]:

@@ -18,67 +18,75 @@ _MAX_CACHED_LENGTH = 256
 _MAX_CACHED_NAMES = 1_024
 _FILLERS = frozenset("\u115f\u1160\u3164\uffa0")  # letters by category, invisible all the same
 _MARKS = re.compile(r"[*?\[\]^$\\()+{}|,;\n]")
-_NAMESPACES = re.compile(r"__|[./:]+")
+_WORDS = re.compile(r"_+|(?<=[a-z0-9])(?=[A-Z])")
+_MAX_ENDINGS = 64
+_REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _LETTER = re.compile(r"(?:LATIN .*LETTER|SYMBOL LETTER) (?:(?!TURNED|REVERSED)[A-Z]+ )*?([A-Z])(?: WITH .*)?$")
 
 _LOOK_ALIKES = {
     "": "ǃɁʔʹʺʻʼʽʾˆˈˊˋːˮॽᎮᐳᐸᑊᚲᛌⲺⳆⵑ〳ノ丶丿ꓸꓹꓺꓻꓽꛫꝸꞌ𐊛𐌟𖼿ー",
     "2": "ƧϨᒿꙄꛯꝚ",
-    "3": "ƷȜЗӠⳌꝪꞫ𑣊𖼻",
+    "3": "ƷȜЗӠⳌꝪꞫ𑣊𖼻𝈆",
     "4": "Ꮞ𑢯",
     "5": "Ƽ𑢻",
     "6": "бᏮⳒ𑣕",
-    "7": "𐓒𑣆",
+    "7": "𐓒𑣆𝈒",
     "8": "Ȣȣ৪੪𐌚",
     "9": "৭੧୨൭ⳊꝮ𑢬𑣌𑣖",
-    "a": "ɑΑαАаᎪᗅꓮꭺ𐊠𖽀",
+    "a": "ɑΑαАаᎪᗅꓮꭺ𐊠𖽀⍺",
     "aa": "Ꜳꜳ",
     "ae": "ÆæӔӕ",
     "ao": "Ꜵꜵ",
+    "ar": "🜇",
     "au": "Ꜷꜷ",
     "av": "ꜸꜹꜺꜻ",
     "ay": "Ꜽꜽ",
     "b": "ƄΒВЬвᏏᏴᏼᑲᒈᖯᗷꓐꞴ𐊂𐊡𐌁",
     "bl": "Ы",
-    "c": "ЄСсԑᏟⲈⲉⲤⲥꓚꮛꮯ𐊢𐌂𐐕𐐩𐐽𐔜𑣎𑣩𑣲",
+    "c": "ЄСсԑᏟⲈⲉⲤⲥꓚꮛꮯ𐊢𐌂𐐕𐐩𐐽𐔜𑣎𑣩𑣲🝌",
     "d": "ԁᎠᏧᑯᒇᗞᗪꓒꓓꭰ",
     "dz": "ʣ",
-    "e": "ΕεЕеєҽԐᎬᏋⴹꓰꞝꭼ𐊆𐐁𐐪𑢦𑢮𖼭",
-    "f": "Ϝքᖴꓝ𐊇𐊥𐔥𑢢𑣂",
+    "e": "ΕεЕеєҽԐᎬᏋⴹꓰꞝꭼ𐊆𐐁𐐪𑢦𑢮𖼭℮⋿",
+    "f": "Ϝքᖴꓝ𐊇𐊥𐔥𑢢𑣂𝈓",
     "g": "ƍԌԍցᏀᏳᏻꓖꮐ",
     "h": "ͰΗНнһհᎨᎰᎻᏂᕼⲎꓧꚱꜧꮀꮋ𐋏",
-    "i": "ɩιіӏᎥꙇꭵ𑣃",
+    "i": "ɩιіӏᎥꙇꭵ𑣃˛⍳",
     "j": "ͿϳЈјյᎫᒍꓙꭻ",
     "k": "ĸΚκКкᏦᛕⲔⲕꓗꮶ𐔘",
-    "l": "ƖǀΙІӀ۱ᏞᒪᛁⲒⳐⳑⵏꓡꓲꮮ𐊊𐌉𐌠𐐛𐑃𐔦𑢣𑢲𖼖𖼨",
-    "ll": "ǁ",
+    "l": "ƖǀΙІӀ۱ᏞᒪᛁⲒⳐⳑⵏꓡꓲꮮ𐊊𐌉𐌠𐐛𐑃𐔦𑢣𑢲𖼖𖼨∣⏽￨𝈪",
+    "ll": "ǁ‖∥",
     "lo": "Ю",
     "ls": "ʪ",
+    "lt": "₶",
     "lz": "ʫ",
     "m": "ʍΜϺМмᎷᗰᛖⲘꓟꭑꮇ𐊰𐌑",
+    "mb": "🝫",
     "n": "ΝոռⲚꓠ𐔓",
     "o": "ͻΟοσϽОоՕօ۵०০੦૦ଠ୦௦౦೦ഠ൦๐໐ဝ၀ჿዐᎤↃↄⲞⲟⵔ〇ꓛꓳ𐊒𐊫𐐄𐐣𐐬𐑋𐓂𐓪𐔖𑓐𑢵𑣈𑣗𑣠",
     "oe": "Œœ",
-    "oo": "ꚘꚙꝎꝏ",
-    "p": "ΡρРрᏢᑭᒆᴩⲢⲣꓑꮲ𐊕",
+    "oo": "ꚘꚙꝎꝏ∞",
+    "p": "ΡρРрᏢᑭᒆᴩⲢⲣꓑꮲ𐊕⍴",
     "q": "ԛգզᶐⵕ",
-    "r": "ƦгґᎡᏒᖇᴦⲅꓣꭇꭱꮁꮢ𐒴𖼵",
+    "qe": "🜀",
+    "r": "ƦгґᎡᏒᖇᴦⲅꓣꭇꭱꮁꮢ𐒴𖼵𝈖",
     "rn": "𑜀𑣣",
     "s": "ƽβЅѕՏᏕᏚᏰꓢꞵꮪ𐊖𐐠𐑈𑣁𖼺",
-    "t": "ΤτТтႠᎢᎿⲦꓔꭲ𐊗𐊱𐌕𑢼𖼊",
+    "sss": "🝜",
+    "t": "ΤτТтႠᎢᎿⲦꓔꭲ𐊗𐊱𐌕𑢼𖼊⊤⟙🝨",
     "t3": "Ꜩ",
     "tf": "ꝷ",
     "ts": "ʦ",
-    "u": "υՍսሀᑌᑧꓴꞟ𐓎𐓶𑢸𑣘𖽂",
+    "u": "υՍսሀᑌᑧꓴꞟ𐓎𐓶𑢸𑣘𖽂∪⋃",
     "ue": "ᵫ",
     "uo": "ꭣ",
-    "v": "νѴѵ۷Ꮩᐯⴸꓦꛟꮩ𐔝𑜆𑢠𑣀𖼈",
+    "v": "νѴѵ۷Ꮩᐯⴸꓦꛟꮩ𐔝𑜆𑢠𑣀𖼈∨⋁𝈍",
+    "vb": "🝬",
     "w": "ɯѡԜԝաᎳᏔꓪꮃ𑜊𑜎𑜏𑣦𑣯",
-    "x": "ΧХхᕁᕽᚷⲬⵝꓫꞳ𐊐𐊴𐌗𐌢𐔧𑣬",
+    "x": "ΧХхᕁᕽᚷⲬⵝꓫꞳ𐊐𐊴𐌗𐌢𐔧𑣬×᙭᙮╳⤫⤬⨯",
     "y": "ɣΥγУуҮүყᎩᎽⲨꓬ𐊲𑢤𑣜𖽃",
     "z": "ΖᏃꓜꮓ𐋵𑢩𑣄𑣥",
 }
-"""Letters and digits beyond ASCII that look like these, from Unicode's confusables (UTS 39).
+"""Letters, digits and symbols beyond ASCII that look like these, from Unicode's confusables (UTS 39).
 
 Left out is what compatibility decomposition or the character's own name tells already.
 """
@@ -128,6 +136,15 @@ def _may_mislead(name: str) -> bool:
     return not name.isascii() or any(c in name for c in "I01|")
 
 
+def reordered(name: str) -> bool:
+    """True for a name with marks of direction in it: what a reader sees is not what is written.
+
+    >>> reordered("\u202eyap")
+    True
+    """
+    return not _REORDERING.isdisjoint(name)
+
+
 def looks_like(character: str) -> str:
     """The ASCII letters or digits that a reader takes another character for; empty for any that he does not.
 
@@ -162,6 +179,8 @@ class NamePatterns:
         return known
 
     def _look(self, name: str) -> bool:
+        if reordered(name):
+            return bool(self._forms)
         form, looks, misleading = normal_form(name), _looks(name), _may_mislead(name)
         return any(plain in form or ((misleading or odd) and seen in looks) for plain, seen, odd in self._forms)
 
@@ -187,19 +206,27 @@ def refusal_of(pattern: object) -> tuple[str, str] | None:
 def same_tool_keys(name: str) -> tuple[str, ...]:
     """What a name shares with every other spelling of the same tool, as a reader reads it and as he mistakes it.
 
-    The first two are of the whole name, the others without its outer namespaces.
+    The first two are of the whole name, the others of its endings that start a word: a namespace or prefix is before.
 
-    >>> same_tool_keys("mail.sendMail")
-    ('mailsendmail', '~mallsendmall', 'sendmail', '~sendmall')
+    >>> same_tool_keys("bank.payNow")
+    ('bankpaynow', '~bankpaynow', 'paynow', '~paynow', 'now', '~now')
     """
     return _same_tool_keys(name) if len(name) <= _MAX_CACHED_LENGTH else _same_tool_keys.__wrapped__(name)
 
 
 @functools.lru_cache(maxsize=_MAX_CACHED_NAMES)
 def _same_tool_keys(name: str) -> tuple[str, ...]:
-    parts = _NAMESPACES.split(unicodedata.normalize("NFKC", name))[-4:]
-    tails = [name, *("_".join(parts[start:]) for start in range(1, len(parts)))]
+    words = _WORDS.split("".join(_written(c) for c in unicodedata.normalize("NFKC", name)))
+    first = max(1, len(words) - _MAX_ENDINGS)
+    tails = [name, *("_".join(words[start:]) for start in range(first, len(words)))]
     return tuple(key for tail in tails for key in (normal_form(tail), f"~{_looks(tail)}"))
+
+
+def _written(c: str) -> str:
+    """A character of a word as it is, nothing for one that nobody sees, and an underscore for any between words."""
+    if c.isalnum() or _looks(c):
+        return c
+    return "" if unicodedata.category(c)[0] in "MC" or c in _FILLERS else "_"
 
 
 def glob_keys(glob: str) -> tuple[str, ...]:

@@ -122,6 +122,7 @@ class MissingReason(StrEnum):
     SIGNAL_ERROR = "signal_error"
     UNSUPPORTED_BY_MODEL = "unsupported_by_model"
     NO_LOGPROBS = "no_logprobs"
+    BROKEN_LOGPROBS = "broken_logprobs"
     NO_MODEL = "no_model"
     NOTHING_TO_JUDGE = "nothing_to_judge"
     TOO_FEW_SAMPLES = "too_few_samples"

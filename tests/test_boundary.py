@@ -32,6 +32,7 @@ from grampus_uq import (
     Reading,
     SessionConflictError,
     ToolCall,
+    UncertaintyAction,
     UncertaintyEstimator,
     UncertaintyMonitor,
     UncertaintyPolicy,
@@ -308,8 +309,21 @@ async def test_one_null_log_probability_makes_the_token_readings_missing_with_th
     readings = {reading.source: reading for reading in kept.events[-1].readings}
     for name in ("token_probability", "token_entropy"):
         assert readings[name].value is None
-        assert readings[name].reason == MissingReason.NO_LOGPROBS
+        assert readings[name].reason == MissingReason.BROKEN_LOGPROBS
         assert f"token {place}" in (readings[name].detail or "")
+
+
+@pytest.mark.parametrize("broken", [math.nan, None, -math.inf, 5.0, "-1", True, [], {"token": 7}])
+async def test_a_stream_with_one_broken_number_releases_nothing_that_the_whole_one_holds(broken: Any) -> None:
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+    low = [{"token": "I", "logprob": -3.0}, {"token": " pay", "logprob": -3.0}]
+    verdicts = []
+    for tokens in (low, [*low, {"token": "x", "logprob": broken}]):
+        session = UncertaintyMonitor(policy=policy).session("s")
+        call = ToolCall(id="c1", name="pay")
+        await session.observe_llm_response('I pay. {"confidence": 0.97}', "s1", tool_calls=[call], logprobs=tokens)
+        verdicts.append(session.would_allow(call).action)
+    assert verdicts == [UncertaintyAction.PAUSE_FOR_HUMAN] * 2
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", '{"a": NaN}', '{"a":' * 500, "x" * 2_000_000])

@@ -25,13 +25,13 @@ INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad\u202e\u2066\u180e\u034f\u0301\
 # Chosen by eye, not taken from the table that is tested.
 LOOK_ALIKES = {
     "s": "ѕＳｓ𝐬𝓼ꜱŝšᏚⓢ🅂🆂🇸",
-    "e": "еＥｅ𝐞ｅéêëèēėęΕЕᎬⓔℯⅇɛ🅴",
+    "e": "еＥｅ𝐞ｅéêëèēėęΕЕᎬⓔℯⅇɛ🅴℮⋿",
     "n": "ｎΝոñńňⓝ𝗇ɴ🅝",
     "d": "ԁｄⅾďđᎠⓓ𝖽ᴅ",
     "m": "ｍⅿΜМᎷⓜ𝗆ᴍм",
-    "a": "аａαɑàáâãäåΑАⓐ𝖺ᴀ🄰",
+    "a": "аａαɑàáâãäåΑАⓐ𝖺ᴀ🄰⍺",
     "i": "іｉıìíîïⅰℹⓘ𝗂ɩӏІ1Il",
-    "l": "ⅼｌӏ|1Iןⓛ𝗅ʟᏞ",
+    "l": "ⅼｌӏ|1Iןⓛ𝗅ʟᏞ∣⏽￨",
 }
 LOOK_ALIKES = {letter: like.replace("ן", "") for letter, like in LOOK_ALIKES.items()}
 
@@ -50,7 +50,20 @@ def spellings(draw: st.DrawFn, name: str = DECLARED) -> str:
         written.append(draw(st.text(INVISIBLE, max_size=1)))
     spelt = "".join(written)
     spelt = unicodedata.normalize(draw(st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"])), spelt)
-    return draw(st.sampled_from(["", "mcp__mail__", "functions.", "mail.", "tools/", "MCP::"])) + spelt
+    before = [
+        "",
+        "mcp__mail__",
+        "functions.",
+        "mail.",
+        "tools/",
+        "MCP::",
+        "gmail_",
+        "gmail-",
+        "acme corp ",
+        "ｇ＿",
+        "a‐",
+    ]
+    return draw(st.sampled_from(before)) + spelt
 
 
 @given(spellings())
@@ -207,3 +220,19 @@ def test_a_predicate_that_answers_nonsense_counts_as_irreversible():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert ToolEffects({"pay": "read"}).resolve(ToolCall(name="pay")) is Effect.READ
+
+
+def test_a_name_that_reads_in_another_order_than_it_is_written_may_be_any_protected_one():
+    policy, effects = Policy(irreversible_tool_names=["pay"]), ToolEffects({"pay": "irreversible"})
+    for name in ("\u202eyap", "\u2067yap\u2069", "look\u200f", "p\u202eya"):
+        assert policy.is_irreversible(name)
+        assert effects.resolve(ToolCall(name=name)) is Effect.IRREVERSIBLE
+    assert not Policy().is_irreversible("\u202eyap")
+
+
+def test_a_prefix_in_front_of_an_irreversible_name_changes_nothing_unless_the_name_has_its_own_word():
+    effects = ToolEffects({"pay": "irreversible", "check_pay": "read"})
+    for name in ("bank_pay", "bankPay", "bank-pay", "bank pay", "eu_west_bank_pay", "bank‐pay", "bank->pay"):
+        assert effects.resolve(ToolCall(name=name)) is Effect.IRREVERSIBLE, name
+    for name in ("check_pay", "payee_list", "display", "pay_slips"):
+        assert effects.resolve(ToolCall(name=name)) is not Effect.IRREVERSIBLE, name

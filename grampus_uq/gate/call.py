@@ -160,7 +160,7 @@ class CallRecord(BaseModel):
     @property
     def edited(self) -> bool:
         """True when a human changed the arguments."""
-        return self.call.arguments != self.proposed.arguments
+        return self.call != self.proposed
 
     @property
     def cleared_here(self) -> bool:

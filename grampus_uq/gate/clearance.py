@@ -9,7 +9,7 @@ from __future__ import annotations
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import CallPhase, CallRecord, Terms, bound
 from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
-from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.records import ToolCall
 from grampus_uq.vocabulary import Effect
 
 __all__ = ["HARMLESS", "check_clearance"]
@@ -39,11 +39,11 @@ def check_clearance(
     if record.grant is not None:
         approvals.check_grant(record.grant)
         covers = record.grant.covers(call, agent_id=terms.agent_id, session_id=terms.session_id, now_s=now_s)
-        if not covers or not _same(call, record.proposed) or not _same(call, record.call):
+        if not covers or not call == record.proposed == record.call:
             raise ApprovalError("the grant does not cover the call")
         return
     if not record.cleared_here_for(call):
-        same = _same(call, record.call)
+        same = call == record.call
         whose = "nobody whose word counts here let the call through"
         raise ApprovalError(whose if same else "another call is about to run than the one that was let through")
     if not terms.vouched and effect not in HARMLESS:
@@ -62,14 +62,5 @@ def _check_decisions(record: CallRecord, call: ToolCall, terms: Terms, approvals
     if first.kind not in (ApprovalKind.APPROVE, ApprovalKind.EDIT):
         raise ApprovalError(f"the decision is to {first.kind.value} it")
     arguments = record.proposed.arguments if first.arguments is None else first.arguments
-    if not _same(call, record.proposed.model_copy(update={"arguments": arguments})):
+    if call != record.proposed.model_copy(update={"arguments": arguments}):
         raise ApprovalError("another call is about to run than the one that was decided on")
-
-
-def _same(one: ToolCall, other: ToolCall) -> bool:
-    """Equal as it is signed: 1, 1.0 and True are three different arguments."""
-    if one is other:
-        return True
-    if (one.id, one.name) != (other.id, other.name):
-        return False
-    return canonical_json(one.arguments) == canonical_json(other.arguments)

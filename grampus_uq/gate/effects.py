@@ -5,8 +5,9 @@ patterns, MCP annotations. Whatever raises the danger wins: a predicate, an anno
 a call irreversible, none of them makes an irreversible tool harmless. MCP annotations come from the server, which is
 not trusted: they may raise danger, never lower it.
 
-What is said of a name is said of its other spellings too (`tool_names`: case, separators, namespaces in front,
-look-alike letters) as far as it raises danger. What lowers it holds for the exact name alone.
+What is said of a name is said of its other spellings too (`tool_names`: case, separators, namespaces and prefixes in
+front, look-alike letters) as far as it raises danger: `pay` says it of `bank_pay`, unless that has a word of its own.
+What lowers it holds for the exact name alone.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records import ToolCall
-from grampus_uq.tool_names import glob_keys, same_tool_keys
+from grampus_uq.tool_names import glob_keys, reordered, same_tool_keys
 from grampus_uq.vocabulary import Effect, parse_effect
 
 __all__ = ["ToolEffects"]
@@ -81,7 +82,7 @@ class ToolEffects:
         # MCP's readOnlyHint is only the server's word and lowers nothing.
         if any(notes.get("destructiveHint") is True for notes in _spelt(self._mcp, keys)):
             found.append(Effect.IRREVERSIBLE)
-        if call.name not in self._by_name and not self._grave.isdisjoint(keys):
+        if call.name not in self._by_name and (reordered(call.name) or not self._grave.isdisjoint(keys)):
             found.append(Effect.IRREVERSIBLE)
         return [opinion for opinion in found if opinion is not None]
 

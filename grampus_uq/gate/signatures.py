@@ -44,6 +44,11 @@ class Verifier(Protocol):
 class PublicKey(Protocol):
     """One key of a principal, of any kind: Ed25519 here, a WebAuthn credential in `gate.webauthn`."""
 
+    @property
+    def material(self) -> bytes:
+        """The public key itself (SubjectPublicKeyInfo in DER): equal for one key, however it is written."""
+        ...
+
     def holds(self, text: bytes, signature: str) -> bool:
         """True when the signature on the text was made with the key's private half; False for anything malformed."""
         ...
@@ -154,11 +159,15 @@ class Ed25519Signer(_Signs):
 class _Ed25519Key:
     def __init__(self, text: str) -> None:
         try:
-            raw = bytes.fromhex(text.removeprefix(_KIND))
+            raw = bytes.fromhex(text.strip().lower().removeprefix(_KIND))
             self._key = _ed25519().Ed25519PublicKey.from_public_bytes(raw)
         except ValueError as error:
             rule = f'"{_KIND}" and 64 hexadecimal digits'
             raise ConfigurationError.of("keys", "PublicKeys", rule, text, "grampus-uq approvals keygen") from error
+
+    @property
+    def material(self) -> bytes:
+        return public_material(self._key)
 
     def holds(self, text: bytes, signature: str) -> bool:
         from cryptography.exceptions import InvalidSignature
@@ -180,16 +189,17 @@ class PublicKeys:
     """
 
     def __init__(self, keys: Mapping[str, str | PublicKey | Sequence[str | PublicKey]]) -> None:
-        owners: dict[object, str] = {}
+        owners: dict[bytes, str] = {}
         self._keys: dict[str, list[PublicKey]] = {}
         for principal, given in keys.items():
             several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
-            for key in several:
-                known = key.strip().lower() if isinstance(key, str) else key  # another kind of key is itself
-                if owners.setdefault(known, principal) != principal:
+            for one in several:
+                key = _Ed25519Key(one) if isinstance(one, str) else one
+                owner = owners.setdefault(key.material, principal)
+                if owner != principal:
                     rule = "of one principal each"
-                    raise ConfigurationError.of("keys", "PublicKeys", rule, f"{owners[known]} and {principal}")
-                self._keys.setdefault(principal, []).append(_Ed25519Key(known) if isinstance(known, str) else known)
+                    raise ConfigurationError.of("keys", "PublicKeys", rule, f"{owner} and {principal}")
+                self._keys.setdefault(principal, []).append(key)
         if not self._keys:
             raise ConfigurationError.of("keys", "PublicKeys", "at least one key of one principal", dict(keys))
 
@@ -234,6 +244,12 @@ def signer_from_environment() -> Ed25519Signer | HmacSigner | None:
     GRAMPUS_UQ_APPROVAL_KEY; None without either."""
     path = os.environ.get("GRAMPUS_UQ_APPROVAL_KEY_FILE")
     return Ed25519Signer.from_file(path) if path else HmacSigner.from_environment()
+
+
+def public_material(key: Any) -> bytes:
+    """A public key of `cryptography` as SubjectPublicKeyInfo in DER."""
+    serialization = _serialization()
+    return bytes(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
 
 
 def _ed25519() -> Any:

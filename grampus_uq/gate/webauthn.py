@@ -15,6 +15,7 @@ from collections.abc import Collection
 from typing import Any
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
+from grampus_uq.gate.signatures import public_material
 
 __all__ = ["WebAuthnKey"]
 
@@ -56,19 +57,24 @@ class WebAuthnKey:
         self._origins = frozenset(origins)
         self._flags = _PRESENT | (_VERIFIED if user_verification else 0)
 
+    @property
+    def material(self) -> bytes:
+        """The credential's public key as SubjectPublicKeyInfo in DER."""
+        return public_material(self._key)
+
     def holds(self, text: bytes, signature: str) -> bool:
         """True for an assertion over this text by this credential; False for anything malformed."""
         try:
             given = json.loads(_decoded(signature.removeprefix(_KIND))) if signature.startswith(_KIND) else {}
             data, client = _decoded(given["authenticatorData"]), _decoded(given["clientDataJSON"])
             said, raw = json.loads(client), _decoded(given["signature"])
-            challenge = _decoded(said["challenge"])
+            challenge, origin = _decoded(said["challenge"]), str(said["origin"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return False
         return (
             said.get("type") == "webauthn.get"
             and hmac.compare_digest(challenge, hashlib.sha256(text).digest())
-            and said.get("origin") in self._origins
+            and origin in self._origins
             and len(data) >= 37
             and hmac.compare_digest(data[:32], self._rp)
             and data[32] & self._flags == self._flags

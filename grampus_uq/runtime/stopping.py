@@ -122,8 +122,11 @@ async def stops_to_heed(ledger: Ledger, state: AgentState) -> tuple[int, int]:
     running included.
     """
     to_all, own = await stops_now(ledger, state)
+    if not state.sealed:  # who could write the state could write there that it has seen every order to come
+        return 0, 0
     if state.stops_seen is not None:
-        return (state.stops_seen[0] if state.status is AgentStatus.RUNNING else to_all), state.stops_seen[1]
+        seen_all, seen_own = map(min, state.stops_seen, (to_all, own))
+        return (seen_all if state.status is AgentStatus.RUNNING else to_all), seen_own
     if state.v < 2 and own and state.claimed_s:  # taken up by a release that compared times
         found = await ledger.store.get("stop", session_key(state.agent_id, state.session_id))
         if found is not None and float(json.loads(found.body)["time_s"]) > max(state.claimed_s, state.created_s):

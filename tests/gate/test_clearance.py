@@ -130,6 +130,26 @@ def test_whoever_let_it_through_another_call_does_not_run_on_it(changed: ToolCal
         assert runs(record)
         assert not runs(record, changed)
         assert not runs(record.change(call=changed))
+    assert not runs(approved().change(call=changed, proposed=changed), changed)
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, -0.0, 1.0, 2.0]) | st.text("a1é", max_size=2)
+)
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab"), inner), max_leaves=4
+)
+
+
+@given(VALUES, VALUES)
+def test_two_calls_are_equal_just_when_they_are_signed_alike(one: Any, other: Any) -> None:
+    calls = [PAY.model_copy(update={"arguments": {"x": value}}) for value in (one, other)]
+    assert (calls[0] == calls[1]) is (calls[0].digest() == calls[1].digest())
+    assert calls[0] != calls[1] or hash(calls[0]) == hash(calls[1])
+    record = waiting(calls[0])
+    decision = ANN.sign(record.requests[0].decide("approve", principal="ann"))
+    forged = decided(record, [decision]).change(proposed=calls[1], call=calls[1])
+    assert runs(forged, calls[1]) is (calls[0] == calls[1])
 
 
 def test_a_call_runs_once() -> None:

@@ -278,9 +278,19 @@ def test_a_grant_of_one_is_no_leave_where_two_are_required() -> None:
         TWO.check_grant(ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=9e9)))
 
 
-def test_one_key_under_two_names_is_refused_and_so_are_more_signatures_than_approvers() -> None:
+@pytest.mark.parametrize(
+    "spelt",
+    [
+        str,
+        str.upper,
+        lambda key: key.removeprefix("ed25519:"),
+        lambda key: f" {key[:20]} {key[20:]}\t",
+        lambda key: [key],
+    ],
+)
+def test_one_key_under_two_names_is_refused_and_so_are_more_signatures_than_approvers(spelt: Any) -> None:
     with pytest.raises(ConfigurationError, match="of one principal each"):
-        PublicKeys({"ann": ANN.public_key, "bob": ANN.public_key.upper().replace("ED25519", "ed25519")})
+        PublicKeys({"ann": ANN.public_key, "bob": spelt(ANN.public_key)})
     with pytest.raises(ConfigurationError, match="number of approvers"):
         ApprovalPolicy(signer=KEYS, required=3)
     with pytest.raises(ConfigurationError, match="Verifier"):

@@ -89,6 +89,31 @@ def test_what_is_no_assertion_does_not_hold(authenticator: Authenticator, odd: s
     assert not key_of(authenticator).holds(b"x", odd)
 
 
+ODD: list[Any] = [None, True, 7, 1.5, "", "é", [], [ORIGIN], {}, {"origin": ORIGIN}, [[]]]
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("field", ["type", "challenge", "origin"])
+def test_an_assertion_that_says_something_odd_does_not_hold(
+    authenticator: Authenticator, field: str, value: Any
+) -> None:
+    assert not key_of(authenticator).holds(b"x", authenticator.sign(b"x", **{field: value}))
+
+
+@pytest.mark.parametrize("value", ODD)
+@pytest.mark.parametrize("field", ["authenticatorData", "clientDataJSON", "signature"])
+def test_an_assertion_with_an_odd_part_does_not_hold(authenticator: Authenticator, field: str, value: Any) -> None:
+    kind, coded = authenticator.sign(b"x").split(":")
+    parts = json.loads(base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)))
+    for given in (parts | {field: value}, parts | {field: url64(json.dumps(value).encode())}, value):
+        assert not key_of(authenticator).holds(b"x", f"{kind}:{url64(json.dumps(given).encode())}")
+
+
+def test_one_credential_is_one_key_however_it_was_given(authenticator: Authenticator) -> None:
+    with pytest.raises(ConfigurationError, match="one principal"):
+        PublicKeys({"ann": key_of(authenticator), "bob": key_of(authenticator, user_verification=False)})
+
+
 def test_other_kinds_of_key_are_refused() -> None:
     for public in (b"no key", Authenticator(rsa.generate_private_key(65537, 2048)).public):
         with pytest.raises(ConfigurationError, match="public_key"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
@@ -13,13 +14,15 @@ from hypothesis import strategies as st
 from grampus_uq import (
     AgentRunner,
     AgentStatus,
+    ApprovalPolicy,
     FunctionTools,
     ToolCall,
     UncertaintyMonitor,
     UncertaintyPolicy,
     tool,
 )
-from grampus_uq.errors import SessionError, StoreError
+from grampus_uq.errors import GrampusError, SessionError, StoreError
+from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.runtime.audit import AuditLog, unknown_calls
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stopping import order_stop
@@ -174,3 +177,34 @@ async def test_where_orders_cannot_be_read_an_approved_call_does_not_run_and_a_h
     texts = [message.content for message in result.messages if message.tool_call_id == "pay"]
     assert ran == ["search"]
     assert "session store cannot be reached" in texts[0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seen", [(0, 0), (10**9, 10**9), None])
+@pytest.mark.parametrize("status", ["waiting_for_human", "running"])
+async def test_no_writer_of_the_store_talks_a_session_out_of_an_order_that_was_given_while_it_waited(
+    seen: tuple[int, int] | None, status: str
+) -> None:
+    ann, store, ran = Ed25519Signer.generate(), MemoryStore(), []
+
+    @tool(effect=Effect.IRREVERSIBLE)
+    async def pay(n: int) -> str:
+        ran.append(n)
+        return "paid"
+
+    def runner() -> AgentRunner:
+        approvals = ApprovalPolicy(signer=PublicKeys({"ann": ann.public_key}))
+        turns = [answer("Go.", tool_calls=[ToolCall(id="c", name="pay", arguments={"n": 1})]), "Done."]
+        return AgentRunner(scripted(turns), FunctionTools(pay), store=store, approvals=approvals)
+
+    (request,) = (await runner().run(AGENT, "x", session_id="s")).pending
+    await runner().stop("mailer", "s")
+    found = await store.get("session", "mailer/s")
+    assert found is not None
+    values = json.loads(found.body) | {"stops_seen": seen, "status": status}
+    del values["seal"]
+    forged = Put(kind="session", key="mailer/s", body=json.dumps(values), label=status, expected=found.version)
+    await store.write(forged)
+    with contextlib.suppress(GrampusError):
+        await runner().resume("mailer", "s", ann.sign(request.decide("approve", principal="ann")))
+    assert ran == []

@@ -1,0 +1,165 @@
+"""Mutation testing: changes the code that decides, one operator at a time, and names the changes that no test notices.
+
+    python -m tests.mutation [--only grampus_uq/gate/call.py ...] [--sample 150] [--folder DIRECTORY]
+
+`mutants.toml` beside this file says which files are mutated, which tests judge them, and which surviving changes are
+accepted, with the reason. A change is named by its function and its lines, not by a number, so that the list outlives
+edits elsewhere. Wrong is: a survivor that is not listed, and a listed one that is killed or no longer exists.
+
+mutmut makes and runs the mutants, in a copy of the project. It changes functions and methods without decorators (but
+static and class methods), not constants of a module. Left out are changes of prose alone (text in which there is a
+space, unless it is compared or searched for, and what an exception says), and dropped arguments: each is tried as None.
+
+`--sample` takes the first mutants by a digest of name and files: the same ones for the same code, others when it
+changes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import textwrap
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SEARCHES = {"split", "removeprefix", "removesuffix", "startswith", "endswith", "partition", "replace", "get"}
+CONFIGURATION = """
+[tool.mutmut]
+source_paths = ["grampus_uq"]
+only_mutate = {files}
+pytest_add_cli_args = ["-p", "no:cacheprovider"]
+pytest_add_cli_args_test_selection = {tests}
+also_copy = ["README.md", "docs"]
+timeout_constant = 20.0
+timeout_multiplier = 3.0
+track_dependencies = false
+use_git_change_detection = false
+"""
+
+
+class _WithoutProse(ast.NodeTransformer):
+    """Drops text for people: a literal with a space in it, except where the program compares or searches with it."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        return node if isinstance(node.func, ast.Attribute) and node.func.attr in SEARCHES else self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> ast.AST:
+        return ast.Raise(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        return ast.Constant("") if isinstance(node.value, str) and " " in node.value else node
+
+
+def _meaning(lines: list[str]) -> tuple[str, list[int]]:
+    """The code without prose, and how many arguments its calls have."""
+    tree = _WithoutProse().visit(ast.parse(textwrap.dedent("\n".join(lines))))
+    return ast.dump(tree), [len(n.args) + len(n.keywords) for n in ast.walk(tree) if isinstance(n, ast.Call)]
+
+
+def _worth_trying(old: list[str], new: list[str]) -> bool:
+    (meaning, arguments), (changed, fewer) = _meaning(old), _meaning(new)
+    return meaning != changed and not (len(arguments) == len(fewer) and sum(fewer) == sum(arguments) - 1)
+
+
+def mutants_of(file: str) -> Iterator[tuple[str, str]]:
+    """mutmut's name of each mutant of a file, and what it changes: function, old lines, new lines."""
+    from mutmut.mutation.file_mutation import mutate_file_contents
+    from mutmut.utils.format_utils import get_mutant_name, orig_function_and_class_names_from_key
+
+    made = mutate_file_contents(file, Path(file).read_text("utf-8"))
+    lines, spans = made.code.splitlines(), made.line_span_by_function_name
+    for mutant in made.mutant_names:
+        original = mutant.partition("__mutmut_")[0] + "__mutmut_orig"
+        old, new = (lines[spans[name].start - 1 : spans[name].end] for name in (original, mutant))
+        function, owner = orig_function_and_class_names_from_key(mutant)
+        old, new = [o.replace(original, function) for o in old], [n.replace(mutant, function) for n in new]
+        if not _worth_trying(old, new):
+            continue
+        for _ in range(2):  # what both begin with goes, then what both end with
+            same = next((n for n, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), 0)
+            old, new = old[same:][::-1], new[same:][::-1]
+        before, after = (" ".join(map(str.strip, part)) for part in (old, new))
+        yield get_mutant_name(Path(file), mutant), f"{owner + '.' if owner else ''}{function}: {before} => {after}"
+
+
+def run(files: list[str], tests: list[str], sample: int | None) -> tuple[dict[str, set[str]], set[str]]:
+    """In the copy: the statuses of what ran, by change, and all changes that there are."""
+    text = (ROOT / "pyproject.toml").read_text("utf-8")
+    Path("pyproject.toml").write_text(text + CONFIGURATION.format(files=json.dumps(files), tests=json.dumps(tests)))
+    changes = {name: f"{file}: {change}" for file in files for name, change in mutants_of(file)}
+    contents = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
+    order = sorted(changes, key=lambda name: hashlib.sha256((name + contents).encode()).digest())
+    chosen = order[:sample]
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": "mutation"}
+    mutmut = [sys.executable, "-m", "mutmut"]
+    ran = subprocess.run(
+        [*mutmut, "run", "--max-children", "1", *chosen], env=environment, capture_output=True, text=True, check=False
+    )
+    listed = subprocess.run([*mutmut, "results", "--all", "true"], capture_output=True, text=True, check=False)
+    pairs = [line.strip().rpartition(": ")[::2] for line in listed.stdout.splitlines()]
+    statuses: dict[str, set[str]] = defaultdict(set)
+    for name, status in pairs:
+        if name in chosen:
+            statuses[changes[name]].add(status)
+    if ran.returncode or {"not checked"} in statuses.values() or len(statuses) == 0:
+        sys.exit(f"mutmut failed:\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
+    return statuses, set(changes.values())
+
+
+def problems_of(group: dict[str, list[str]], accepted: set[str], sample: int | None) -> list[str]:
+    """What is wrong with the mutants of a group's files: new survivors, and accepted ones that are none any more."""
+    statuses, existing = run(group["files"], group["tests"], sample)
+    alive = {change for change, found in statuses.items() if not found <= {"killed", "timeout"}}
+    listed = {change for change in accepted if change.partition(": ")[0] in group["files"]}
+    tried = f"{len(statuses)} of {len(existing)} changes tried: {len(alive)} survive, {len(listed)} are accepted"
+    print(", ".join(group["files"]), tried, sep="\n", flush=True)
+    return [
+        *(
+            f"{'/'.join(statuses[change])}: {json.dumps(change, ensure_ascii=False)},"
+            for change in sorted(alive - listed)
+        ),
+        *(f"accepted, but killed: {change}" for change in sorted(listed & set(statuses) - alive)),
+        *(f"accepted, but exists no more: {change}" for change in sorted(listed - existing)),
+    ]
+
+
+def main() -> int:
+    """Exit status 1 where something is wrong; what, goes to the standard output."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", help="files to mutate, of those that mutants.toml names; all by default")
+    parser.add_argument("--sample", type=int, help="so many mutants of each group; all by default")
+    parser.add_argument("--folder", type=Path, help="where the copies are made and kept; a temporary one by default")
+    given = parser.parse_args()
+    settings = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text("utf-8"))
+    accepted = {change for changes in settings["survivors"].values() for change in changes}
+    problems: list[str] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, group in settings["groups"].items():
+            files = [file for file in group["files"] if not given.only or file in given.only]
+            if files:
+                copy = (given.folder or Path(temporary)) / name
+                for part in ("grampus_uq", "tests", "docs"):
+                    shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+                shutil.copy(ROOT / "README.md", copy)
+                os.chdir(copy)
+                problems += problems_of({**group, "files": files}, accepted, given.sample)
+                os.chdir(ROOT)
+    print(*problems, sep="\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
