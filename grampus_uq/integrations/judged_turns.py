@@ -215,6 +215,8 @@ class TurnJudge:
         session = self.monitor.session(session_id, self.agent_id, snapshot=snapshot, advisory=self.advisory)
         terms = self.gate.terms(session.agent_id, session.session_id, session.profile.policy, vouched=belief["vouched"])
         turn = held.get("turn")
+        if turn and not believed:  # when a decision arrived nobody vouches for: nothing expired is made good
+            turn = {**turn, "arrived": [[one, time.time()] for one, _ in turn.get("arrived", ())]}
         carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
         return replace(carried, records=self.restored(carried, turn["calls"] if turn else (), believed=believed))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_type_hints
 
@@ -119,6 +119,8 @@ class UncertaintyGuard:
         schema = _schema(builder, after, node)
         if not isinstance(tools, str):
             builder.add_node(node, self.tool_node(tools), input_schema=schema)
+        elif node in builder.nodes:
+            self._know(getattr(builder.nodes[node].runnable, "tools_by_name", {}))
         score, gate = (name if name not in builder.nodes else f"{name}_{after}" for name in (SCORE, GATE))
         wired = GuardNodes(
             guard=self,
@@ -135,11 +137,12 @@ class UncertaintyGuard:
             builder.add_node(name, _Node(name, work), input_schema=schema, **given)
             if conditional_edges:
                 builder.add_conditional_edges(name, _seeing(schema, wired.route), list(ways))
-        if conditional_edges or not (
-            self._adds_messages(builder) and _lead_on(builder, after, schema, wired.inside, (score, *ways))
-        ):
+        inside = not conditional_edges and self._adds_messages(builder)
+        if not (inside and _wrap(builder, after, schema, wired.inside, (score, *ways))):
             builder.add_edge(after, score)
-        if conditional_edges or not _lead_on(builder, node, schema, wired.behind_tools, (after, gate), whole=True):
+        fence = wired.not_cleared if isinstance(tools, str) else None
+        wrapped = _wrap(builder, node, schema, wired.behind_tools, () if conditional_edges else (after, gate), fence)
+        if conditional_edges or not wrapped:
             builder.add_conditional_edges(node, _seeing(schema, wired.after_tools), [after, gate])
 
     def _adds_messages(self, builder: StateGraph[Any, Any, Any, Any]) -> bool:
@@ -153,8 +156,12 @@ class UncertaintyGuard:
         )
 
         node = ToolNode(tools, wrap_tool_call=self.wrap_tool_call, awrap_tool_call=self.awrap_tool_call, **given)
-        self.judge.schemas |= {name: functools.partial(schema_of, tool) for name, tool in node.tools_by_name.items()}
+        self._know(node.tools_by_name)
         return node
+
+    def _know(self, tools: Mapping[str, Any]) -> None:
+        """A human's edits are held against the schemas of these tools."""
+        self.judge.schemas |= {name: functools.partial(schema_of, tool) for name, tool in tools.items()}
 
     # -- the tools' own fence -------------------------------------------------------------------------------------
 
@@ -175,15 +182,16 @@ class UncertaintyGuard:
         config = request.runtime.config
         held = request.state.get(KEY) if isinstance(request.state, dict) else None
         if held is not None:
-            carried: Carried | None = taken(self.judge, config, held)
-        else:
-            carried = self.judge.latest(session_id_of(config))
-        if carried is None:
-            return False
-        call = plain_call(request.tool_call)
+            return self.clears(taken(self.judge, config, held), request.tool_call)
+        carried = self.judge.latest(session_id_of(config))
+        return carried is not None and self.clears(carried, request.tool_call)
+
+    def clears(self, carried: Carried, given: Any) -> bool:
+        """True for a call, as it stands in a message, that may run now."""
+        call = plain_call(given)
         record = carried.record(call)
         if record is None:
-            call = read_call(request.tool_call)
+            call = read_call(given)
             record = carried.record(call)
         return self.judge.clears(carried, record, call)
 
@@ -311,9 +319,23 @@ class GuardNodes:
         alone = messages[index].model_copy(update=update)
         return Send(self.tools, {**state, self.guard.messages_key: [*messages[:index], alone]})
 
+    def not_cleared(self, state: dict[str, Any], config: RunnableConfig) -> Any:
+        """What answers the turn's calls when one of them may not run: the fence of a tools' node without one."""
+        messages = state.get(self.guard.messages_key) or ()
+        index = last_answer(messages)
+        calls = [] if index is None else messages[index].tool_calls
+        if not calls or not self.guard.judge.acts:
+            return None
+        carried = taken(self.guard.judge, config, state.get(KEY))
+        answered = _answered(messages)
+        calls = [call for call in calls if call["id"] not in answered]
+        if all(self.guard.clears(carried, call) for call in calls):
+            return None
+        return {self.guard.messages_key: [not_cleared(call) for call in calls]}
+
     async def behind_tools(self, state: dict[str, Any], said: Any, config: RunnableConfig) -> Any:
         """What the tools' node returned, and where it leads."""
-        return _leading(said, self.after_tools(state, config))
+        return _leading(said, self.after_tools(state, config)) if self.commands else said
 
     def after_tools(self, state: dict[str, Any], config: RunnableConfig) -> str:
         """Conditional edge from the tools' node: back to the gate while something waits, else to the model."""
@@ -334,13 +356,12 @@ class _Node(RunnableLambda[Any, Any]):
         work: Callable[..., Coroutine[Any, Any, Any]],
         inner: Any = None,
         read: Callable[[Any], Any] = dict,
+        instead: Callable[[Any, RunnableConfig], Any] | None = None,
     ) -> None:
         self.name = name
-        self._work = work
-        self._inner = inner
-        self._read = read
-        self.func = self.invoke
-        self.afunc = self.ainvoke
+        self._work, self._inner, self._read = work, inner, read
+        self._instead = instead or (lambda state, config: None)
+        self.func, self.afunc = self.invoke, self.ainvoke
 
     @property
     def deps(self) -> list[Runnable[Any, Any]]:
@@ -350,42 +371,44 @@ class _Node(RunnableLambda[Any, Any]):
         config = config or {}
         if self._inner is None:
             return run_blocking(lambda: self._work(input, config))
-        said = self._inner.invoke(self._read(input), config, **more)
+        said = self._instead(input, config)
+        if said is None:
+            said = self._inner.invoke(self._read(input), config, **more)
         return run_blocking(lambda: self._work(input, said, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
         config = config or {}
         if self._inner is None:
             return await self._work(input, config)
-        return await self._work(input, await self._inner.ainvoke(self._read(input), config, **more), config)
+        said = self._instead(input, config)
+        if said is None:
+            said = await self._inner.ainvoke(self._read(input), config, **more)
+        return await self._work(input, said, config)
 
 
-def _lead_on(
+def _wrap(
     builder: StateGraph[Any, Any, Any, Any],
     name: str,
     schema: Any,
     work: Callable[..., Coroutine[Any, Any, Any]],
     ways: tuple[str, ...],
-    *,
-    whole: bool = False,
+    instead: Callable[[Any, RunnableConfig], Any] | None = None,
 ) -> bool:
-    """Let a node of the graph go on to `work` with what it returned; False for one that cannot: add an edge behind it.
+    """Let a node of the graph go on to `work` with what it returned; False for one that is not there, cached, a graph.
 
-    The node sees what it saw before, or, with `whole`, the guard's channel as well.
+    The node sees what it saw before; where `instead` has something for it to return it is not run.
     """
     spec = builder.nodes.get(name)
-    if spec is None or spec.cache_policy or getattr(spec, "timeout", None) or hasattr(spec.runnable, "get_subgraphs"):
+    if spec is None or spec.cache_policy or hasattr(spec.runnable, "get_subgraphs"):
         return False
     own, keys = spec.input_schema, tuple(builder.schemas[spec.input_schema])
     plain = isinstance(own, type) and issubclass(own, dict)
 
     def read(state: dict[str, Any]) -> Any:
-        if whole and plain:
-            return state
         values = {key: state[key] for key in keys if key in state}
         return values if plain else own(**values)
 
-    runnable: Any = _Node(name, work, spec.runnable, read)
+    runnable: Any = _Node(name, work, spec.runnable, read, instead)
     ends = tuple(dict.fromkeys([*(spec.ends or ()), *ways]))
     builder.nodes[name] = replace(spec, runnable=runnable, input_schema=schema, ends=ends)
     return True
