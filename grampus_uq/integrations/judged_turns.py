@@ -172,26 +172,29 @@ class TurnJudge:
 
     # -- carried state --------------------------------------------------------------------------------------------
 
-    def take(self, session_id: str, place: str, held: Held | None, *, to_judge: bool = False) -> Carried:
+    def take(
+        self, session_id: str, place: str, held: Held | None, *, to_judge: bool = False, begun: bool = False
+    ) -> Carried:
         """Take up carried state; a new session without any, and in advisory mode instead of what is none.
 
         The state alone decides. State that this process made is taken up as this process knows it, which saves reading
         it again and leaves nothing of it to forge. `place` is what the framework, not the state, calls the run: the
         seal is bound to it. With `to_judge` nothing is left at hand: a step that fails half-way begins from the state.
+        A run that has `begun` without any state of ours is one that nobody vouches for.
 
         Raises:
             DataError: state of another version, or that is none.
         """
         try:
-            return self._taken(session_id, place, held or {}, to_judge)
+            return self._taken(session_id, place, held or {}, to_judge, begun)
         except (AttributeError, ConfigurationError, DataError, KeyError, TypeError, ValueError) as error:
             if self.acts:
                 raise (
                     error if isinstance(error, DataError) else DataError(f"no carried state: {error!r:.200}")
                 ) from error
-            return self._taken(session_id, place, {}, to_judge)
+            return self._taken(session_id, place, {}, to_judge, begun)
 
-    def _taken(self, session_id: str, place: str, held: Held, to_judge: bool) -> Carried:
+    def _taken(self, session_id: str, place: str, held: Held, to_judge: bool, begun: bool) -> Carried:
         given: Belief = held.get("belief") or {}
         repeats = [str(digest) for digest in held.get("repeats", ())]  # of a fork: it can only make more calls ask
         snapshot = given.get("session")
@@ -208,7 +211,7 @@ class TurnJudge:
                     )
         if given.get("v", VERSION) not in _READABLE:
             raise DataError(f"version {given.get('v')!r:.40} is not {VERSION}", field="v")
-        believed = not given or self.believes(place, held)
+        believed = self.believes(place, held) if given or begun else True
         belief = {**_FIRST, **given}
         belief |= {"turns": int(belief["turns"]), "rejected": list(belief["rejected"])}
         belief |= {"repeats": [*belief["repeats"], *repeats], "vouched": belief["vouched"] is True and believed}
@@ -276,6 +279,7 @@ class TurnJudge:
             usage=said.usage,
         )
         doubt = doubt_of(step)
+        undecided = {r.proposed.digest(): _doubt(r.requests[0]) for r in carried.records if r.waiting and r.requests}
         stopped = _why(doubt) if action is UncertaintyAction.ABORT else None
         records: list[CallRecord] = []
         for call in said.calls if stopped is None else ():
@@ -285,7 +289,7 @@ class TurnJudge:
                 carried.terms,
                 rejected=belief["rejected"],
                 repeated=bool(belief["repeats"]) and call.digest() in belief["repeats"],
-                doubt=doubt if action.stops else None,
+                doubt=doubt if action.stops else undecided.get(call.digest()) if undecided else None,
             )
             records.append(record)
             if verdict is UncertaintyAction.ABORT:
@@ -358,10 +362,7 @@ class TurnJudge:
             if holding:
                 turn |= {"review": None, "reviewed": [decision.model_dump(mode="json") for decision in holding]}
             elif request.expired(now_s):
-                doubt = Doubt(
-                    level=request.level, rule=request.rule, reason=request.reason, guarantee=request.guarantee
-                )
-                again = review(carried.terms, self.gate.approvals, doubt, request.step_id, now_s)
+                again = review(carried.terms, self.gate.approvals, _doubt(request), request.step_id, now_s)
                 turn["review"] = again.model_dump(mode="json")
         after_all = replace(carried, turn=turn, records=tuple(records))
         still = {request["id"] for request in requests_of(after_all)}
@@ -425,6 +426,10 @@ def requests_of(carried: Carried) -> list[dict[str, Any]]:
 def _on(requests: Sequence[ApprovalRequest], arrived: Sequence[tuple[ApprovalDecision, float]]) -> list[Any]:
     ids = {request.id for request in requests}
     return [one for one in arrived if one[0].request_id in ids]
+
+
+def _doubt(request: ApprovalRequest) -> Doubt:
+    return Doubt(level=request.level, rule=request.rule, reason=request.reason, guarantee=request.guarantee)
 
 
 def _why(doubt: Doubt) -> str:

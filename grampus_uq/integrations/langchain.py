@@ -115,10 +115,11 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         message: Any = with_ids(result[index])
         result[index] = message
         judge, config, held = self.judge, get_config(), _held(request.state)
-        carried = taken(judge, config, held, to_judge=True)
+        before = request.state["messages"]
+        begun = any(one.type == "ai" for one in before)
+        carried = taken(judge, config, held, to_judge=True, begun=begun)
         believed = [item for item in held.get("decided", ()) if judge.believes(carried.place, item, *_item_keys(item))]
         carried = judge.record(carried, [read_decided(item) for item in believed])
-        before = request.state["messages"]
         observe_between(carried.session, before, len(before))
         system = [] if request.system_message is None else [request.system_message]
         said = read_turn(message, [*system, *request.messages] if judge.model_client is not None else ())

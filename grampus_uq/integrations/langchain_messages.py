@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-def last_answer(messages: Sequence[AnyMessage]) -> int | None:
+def last_answer(messages: Sequence[Any]) -> int | None:
     """Where the model's latest message stands; None when it has said nothing."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].type == "ai":

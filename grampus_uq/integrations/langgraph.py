@@ -35,7 +35,7 @@ from grampus_uq.integrations.langchain_messages import (
 from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
 try:
-    from langchain_core.messages import AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+    from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
     from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
     from langgraph.config import get_stream_writer
     from langgraph.graph import END, StateGraph, add_messages
@@ -244,7 +244,8 @@ class GuardNodes:
     ) -> tuple[Carried, Any, list[Any]]:
         """The state after the turn, its message with ids for its calls, and what is told beside it."""
         judge, message = self.guard.judge, with_ids(messages[index])
-        carried = taken(judge, config, state.get(KEY), to_judge=True)
+        begun = any(message.type == "ai" for message in messages[:index])
+        carried = taken(judge, config, state.get(KEY), to_judge=True, begun=begun)
         observe_between(carried.session, messages, index)
         said = read_turn(message, messages[:index] if judge.model_client is not None else ())
         carried = await judge.judge(carried, replace(said, tools=judge.schemas))
@@ -256,7 +257,7 @@ class GuardNodes:
 
     async def gate(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
-        judge, held = self.guard.judge, state[KEY]
+        judge, held = self.guard.judge, state.get(KEY) or {}
         before = taken(judge, config, held, to_judge=True)
         waiting = requests_of(before)
         if not waiting:
@@ -267,7 +268,8 @@ class GuardNodes:
         told: list[Any] = answered_for(fresh)
         if any(record.edited for record in fresh):
             messages = state[self.guard.messages_key]
-            told.insert(0, with_arguments(messages[last_answer(messages) or 0], after.records))
+            index = last_answer(messages)
+            told[:0] = [] if index is None else [with_arguments(messages[index], after.records)]
         reviewed = ((after.turn or {}).get("reviewed") or [None])[0]
         kinds = [decision.kind.value for record in fresh for decision in record.decisions]
         after = judge.record(after, fresh)
@@ -313,33 +315,30 @@ class GuardNodes:
     def _send(self, state: dict[str, Any], record: CallRecord) -> Send:
         """One cleared call as a task of its own: the tools' node sees the state with a turn of this call alone."""
         messages = state[self.guard.messages_key]
-        index = last_answer(messages) or 0
-        called = next(call for call in messages[index].tool_calls if call["id"] == record.proposed.id)
-        update = {"tool_calls": [{**called, "args": dict(record.call.arguments)}]}
-        alone = messages[index].model_copy(update=update)
+        index = last_answer(messages)
+        call = {"name": record.call.name, "args": dict(record.call.arguments), "id": record.proposed.id}
+        said = AIMessage("") if index is None else messages[index]
+        alone = said.model_copy(update={"tool_calls": [{**call, "type": "tool_call"}]})
         return Send(self.tools, {**state, self.guard.messages_key: [*messages[:index], alone]})
 
-    def not_cleared(self, state: dict[str, Any], config: RunnableConfig) -> Any:
-        """What answers the turn's calls when one of them may not run: the fence of a tools' node without one."""
-        messages = state.get(self.guard.messages_key) or ()
-        index = last_answer(messages)
-        calls = [] if index is None else messages[index].tool_calls
-        if not calls or not self.guard.judge.acts:
+    def not_cleared(self, given: Any, config: RunnableConfig) -> Any:
+        """What answers calls when one of them may not run: the fence of a tools' node that has none of its own."""
+        key, judge = self.guard.messages_key, self.guard.judge
+        calls = _calls(given, key) if judge.acts else []
+        if not calls:
             return None
-        carried = taken(self.guard.judge, config, state.get(KEY))
-        answered = _answered(messages)
-        calls = [call for call in calls if call["id"] not in answered]
+        carried = taken(judge, config, given.get(KEY) if isinstance(given, dict) else None)
         if all(self.guard.clears(carried, call) for call in calls):
             return None
-        return {self.guard.messages_key: [not_cleared(call) for call in calls]}
+        return {key: [not_cleared(call) for call in calls]}
 
-    async def behind_tools(self, state: dict[str, Any], said: Any, config: RunnableConfig) -> Any:
+    async def behind_tools(self, state: Any, said: Any, config: RunnableConfig) -> Any:
         """What the tools' node returned, and where it leads."""
         return _leading(said, self.after_tools(state, config)) if self.commands else said
 
-    def after_tools(self, state: dict[str, Any], config: RunnableConfig) -> str:
+    def after_tools(self, state: Any, config: RunnableConfig) -> str:
         """Conditional edge from the tools' node: back to the gate while something waits, else to the model."""
-        held = state.get(KEY)
+        held = state.get(KEY) if isinstance(state, dict) else None
         return self.gate_node if held and requests_of(taken(self.guard.judge, config, held)) else self.agent
 
 
@@ -404,7 +403,9 @@ def _wrap(
     own, keys = spec.input_schema, tuple(builder.schemas[spec.input_schema])
     plain = isinstance(own, type) and issubclass(own, dict)
 
-    def read(state: dict[str, Any]) -> Any:
+    def read(state: Any) -> Any:
+        if not isinstance(state, dict):  # calls that somebody sent a node of tools
+            return state
         values = {key: state[key] for key in keys if key in state}
         return values if plain else own(**values)
 
@@ -455,9 +456,9 @@ def _seeing(schema: Any, route: Callable[[dict[str, Any], RunnableConfig], Any])
 # -- what the middleware for LangChain does just so -------------------------------------------------------------------
 
 
-def taken(judge: TurnJudge, config: RunnableConfig, held: Held | None, *, to_judge: bool = False) -> Carried:
-    """Carried state, taken up in the session of the run that this config belongs to."""
-    return judge.take(session_id_of(config), place_of(judge, config), held, to_judge=to_judge)
+def taken(judge: TurnJudge, config: RunnableConfig, held: Held | None, **how: bool) -> Carried:
+    """Carried state, taken up in the session of the run that this config belongs to (`TurnJudge.take`)."""
+    return judge.take(session_id_of(config), place_of(judge, config), held, **how)
 
 
 def session_id_of(config: RunnableConfig) -> str:
@@ -496,6 +497,19 @@ def said_of_answer(kind: str, message: str | None) -> str:
 def not_cleared(call: Any) -> ToolMessage:
     """What answers a call that may not run."""
     return ToolMessage(NOT_CLEARED, tool_call_id=call["id"], name=call["name"], status="error")
+
+
+def _calls(given: Any, key: str) -> list[Any]:
+    """The calls that a node of tools is to run: of the latest turn, or sent to it one by one."""
+    if isinstance(given, dict) and "tool_call" in given:
+        return [given["tool_call"]]
+    entries = given if isinstance(given, list | tuple) else given.get(key) or () if isinstance(given, dict) else ()
+    calls = [one for one in entries if isinstance(one, dict) and "args" in one]
+    messages: list[Any] = [one for one in entries if isinstance(one, BaseMessage)]
+    index = last_answer(messages)
+    done = _answered(messages)
+    said: list[Any] = [] if index is None else [call for call in messages[index].tool_calls if call["id"] not in done]
+    return calls + said
 
 
 def _answered(messages: Sequence[AnyMessage]) -> set[str]:

@@ -14,17 +14,25 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
-from grampus_uq import ApprovalDecision, ApprovalError
+from grampus_uq import ApprovalError
 from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume_with, waiting_requests
 from grampus_uq.integrations.langgraph import KEY
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, Watch
-from tests.integrations.langgraph_agent import ScriptedChatModel, decided, tools_of
+from tests.integrations.langgraph_agent import (
+    EFFECTS,
+    NO_OUTPUT_TOOLS,
+    ScriptedChatModel,
+    decided,
+    rewrite,
+    tools_of,
+)
 
 
 class ChainAgent:
     """An agent of `create_agent` with the middleware."""
 
-    lacks: Mapping[str, str] = {}
+    lacks: Mapping[str, str] = {"output_tool": NO_OUTPUT_TOOLS}
+    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "mcp")
 
     def __init__(self, setup: AgentSetup, checkpointer: Any) -> None:
         self.setup = setup
@@ -46,6 +54,8 @@ class ChainAgent:
             UncertaintyMiddleware(
                 monitor,
                 model_client=self.setup.judge(),
+                effects=EFFECTS,
+                approvals=self.setup.approvals(),
                 precondition=self.setup.precondition,
                 advisory=self.setup.watch is Watch.ADVISORY,
             )
@@ -71,6 +81,9 @@ class ChainAgent:
     async def state(self, session: str) -> Any:
         return await self.app.aget_state(self.config(session))
 
+    async def forge(self, session: str, what: str) -> None:
+        await anyio.to_thread.run_sync(rewrite, self.app.checkpointer, self.config(session), what)
+
     async def run(self, session: str, prompt: str) -> Ended | Paused:
         await self.invoke({"messages": [("user", prompt)]}, session)
         return await self.shown(session)
@@ -86,7 +99,7 @@ class ChainAgent:
         return await self.shown(session)
 
     async def resume(self, session: str, decisions: Sequence[Decision]) -> Ended | Paused:
-        said = [ApprovalDecision.model_validate(decided(decision)) for decision in decisions]
+        said = [decided(self.setup, decision) for decision in decisions]
         try:
             command = resume_with(await self.state(session), said)
         except ApprovalError:
@@ -149,6 +162,7 @@ class StockChainAgent(ChainAgent):
     """`HumanInTheLoopMiddleware` alone, as its documentation shows it."""
 
     NO_MONITOR = "nothing watches the run"
+    offers: Sequence[str] = ()
     lacks: Mapping[str, str] = {
         "abort": NO_MONITOR,
         "advisory": NO_MONITOR,

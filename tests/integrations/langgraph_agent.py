@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,14 +13,14 @@ from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackMana
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.tools import BaseTool, tool
+from langchain_core.tools import BaseTool, StructuredTool, tool
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 from langgraph.types import Command
 
-from grampus_uq import ApprovalRequest
+from grampus_uq import ApprovalDecision, ApprovalRequest, ToolEffects
 from grampus_uq.integrations.langgraph import KEY, uncertainty_guard
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, Watch
 
@@ -82,7 +83,24 @@ class ScriptedChatModel(BaseChatModel):
             yield chunk
 
 
+EFFECTS = ToolEffects({"mcp_pay": "irreversible"})
+NO_OUTPUT_TOOLS = "its forms of an answer are no functions"
+
+
 def tools_of(setup: AgentSetup, delegate: BaseTool | None = None) -> list[BaseTool]:
+    """The tools of the scene, one of them of an MCP server, called by the protocol."""
+
+    async def mcp_pay(to: str, amount: int) -> str:
+        """Pay money."""
+        from mcp import Client
+        from mcp.server import MCPServer
+
+        till = MCPServer("till")
+        till.add_tool(setup.pay, name="mcp_pay", description="Pay money.")
+        async with Client(till) as client:
+            result = await client.call_tool("mcp_pay", {"to": to, "amount": amount})
+        return "".join(getattr(part, "text", "") for part in result.content)
+
     @tool
     def look_up(query: str) -> str:
         """Look something up."""
@@ -93,7 +111,34 @@ def tools_of(setup: AgentSetup, delegate: BaseTool | None = None) -> list[BaseTo
         """Pay money."""
         return setup.pay(to, amount)
 
-    return [look_up, pay, *([delegate] if delegate is not None else [])]
+    blocking: Any = functools.partial(anyio.run, lambda to, amount: mcp_pay(to, amount))
+    mcp = StructuredTool.from_function(
+        lambda to, amount: blocking(to, amount), mcp_pay, name="mcp_pay", description="Pay money.", infer_schema=True
+    )
+    return [look_up, pay, mcp, *([delegate] if delegate is not None else [])]
+
+
+def forged(values: dict[str, Any], what: str) -> None:
+    """Write into a checkpoint's values as somebody would who has no key."""
+    held = values[KEY]
+    record = next(record for record in held["turn"]["calls"] if record["phase"] == "waiting")
+    if what == "call":
+        record["proposed"]["arguments"] = {"to": "mallory", "amount": 99_999}
+        answer = next(m for m in reversed(values["messages"]) if m.type == "ai")
+        answer.tool_calls[0]["args"] = {"to": "mallory", "amount": 99_999}
+    elif what == "phase":
+        record |= {"phase": "cleared", "cleared_by": "monitor", "effect": "read", "requests": []}
+    else:
+        record |= {"phase": "new", "requests": []}
+        held["belief"]["session"]["state"] |= {"cumulative": 1.0, "level": "low"}
+
+
+def rewrite(saver: Any, config: Any, what: str) -> None:
+    """Put a thread's latest checkpoint back, forged."""
+    found = saver.get_tuple(config)
+    forged(found.checkpoint["channel_values"], what)
+    parent = found.parent_config or {"configurable": {**config["configurable"], "checkpoint_ns": ""}}
+    saver.put(parent, found.checkpoint, found.metadata, {})
 
 
 def pending_of(interrupts: Sequence[Any]) -> tuple[Pending, ...]:
@@ -111,16 +156,15 @@ def pending_of(interrupts: Sequence[Any]) -> tuple[Pending, ...]:
     )
 
 
-def decided(decision: Decision) -> dict[str, Any]:
-    request = ApprovalRequest.model_validate(decision.on.token["request"])
-    said = request.decide(decision.said, principal="ann", message=decision.message, arguments=decision.arguments)
-    return said.model_dump(mode="json")
+def decided(setup: AgentSetup, decision: Decision) -> ApprovalDecision:
+    return setup.decide(ApprovalRequest.model_validate(decision.on.token["request"]), decision)
 
 
 class GraphAgent:
     """A graph whose agent calls a model and whose tools are guarded."""
 
-    lacks: Mapping[str, str] = {}
+    lacks: Mapping[str, str] = {"output_tool": NO_OUTPUT_TOOLS}
+    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "mcp")
 
     def __init__(self, setup: AgentSetup, checkpointer: Any) -> None:
         self.setup = setup
@@ -162,6 +206,8 @@ class GraphAgent:
         guard = uncertainty_guard(
             monitor,
             model_client=self.setup.judge(),
+            effects=EFFECTS,
+            approvals=self.setup.approvals(),
             precondition=self.setup.precondition,
             advisory=self.setup.watch is Watch.ADVISORY,
         )
@@ -192,13 +238,16 @@ class GraphAgent:
         state = await self.state(session)
         if not state.interrupts:
             return await self.shown(session)
-        said = [decided(decision) for decision in decisions]
+        said = [decided(self.setup, decision).model_dump(mode="json") for decision in decisions]
         command: Any = Command(resume={one.id: {"decisions": said} for one in state.interrupts})
         await self.invoke(command, session)
         return await self.shown(session)
 
     async def state(self, session: str) -> Any:
         return await self.app.aget_state(self.config(session))
+
+    async def forge(self, session: str, what: str) -> None:
+        await anyio.to_thread.run_sync(rewrite, self.app.checkpointer, self.config(session), what)
 
     async def shown(self, session: str) -> Ended | Paused:
         state = await self.state(session)
@@ -224,6 +273,8 @@ class EdgesAgent(GraphAgent):
         uncertainty_guard(
             monitor,
             model_client=self.setup.judge(),
+            effects=EFFECTS,
+            approvals=self.setup.approvals(),
             precondition=self.setup.precondition,
             advisory=self.setup.watch is Watch.ADVISORY,
         ).attach(builder, tools="my_tools", conditional_edges=True)

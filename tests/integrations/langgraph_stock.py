@@ -25,6 +25,7 @@ STOPPED = "stopped"
 class StockAgent(GraphAgent):
     """The documented pattern: the tool that needs approval interrupts."""
 
+    offers: Sequence[str] = ()
     lacks: Mapping[str, str] = {
         "abort": NO_MONITOR,
         "advisory": NO_MONITOR,
@@ -88,6 +89,7 @@ class NaiveState(MessagesState):
 class NaiveGuardAgent(StockAgent):
     """Monitor and interrupt in one node: what the first example of a guard that one writes looks like."""
 
+    offers: Sequence[str] = ()
     lacks: Mapping[str, str] = {"precondition": "has none"}
 
     def guard(self, builder: StateGraph[Any, Any, Any, Any], tools: list[BaseTool]) -> None:

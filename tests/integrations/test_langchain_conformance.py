@@ -10,7 +10,9 @@ import pytest
 from grampus_uq.testing import SENTENCES, AgentLaboratory, Sentence, check_agent
 from tests.integrations.sentences import parameters
 
-pytest.importorskip("langchain.agents", reason="the extra langchain is not installed")
+harness = pytest.importorskip(
+    "tests.integrations.langchain_agent", reason="the extra langchain is not installed", exc_type=ImportError
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", parameters("LangChain"))
+@pytest.mark.parametrize("sentence", parameters("LangChain", harness.ChainAgent.offers))
 def test_the_middleware_keeps_the_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds, finding.detail

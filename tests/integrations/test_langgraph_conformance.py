@@ -10,7 +10,9 @@ import pytest
 from grampus_uq.testing import SENTENCES, AgentLaboratory, Sentence, check_agent
 from tests.integrations.sentences import parameters
 
-pytest.importorskip("langgraph.checkpoint.sqlite", reason="the extra langgraph is not installed")
+harness = pytest.importorskip(
+    "tests.integrations.langgraph_agent", reason="the extra langgraph is not installed", exc_type=ImportError
+)
 
 
 def laboratory_of(build: str, folder: Path) -> AgentLaboratory:
@@ -23,7 +25,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", parameters("LangGraph"))
+@pytest.mark.parametrize("sentence", parameters("LangGraph", harness.GraphAgent.offers))
 def test_the_guard_keeps_the_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds, finding.detail
