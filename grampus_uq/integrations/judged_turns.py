@@ -173,14 +173,14 @@ class TurnJudge:
     # -- carried state --------------------------------------------------------------------------------------------
 
     def take(
-        self, session_id: str, place: str, held: Held | None, *, to_judge: bool = False, begun: bool = False
+        self, session_id: str, place: str, held: Held | None, *, to_judge: bool = False, begun: bool = True
     ) -> Carried:
         """Take up carried state; a new session without any, and in advisory mode instead of what is none.
 
         The state alone decides. State that this process made is taken up as this process knows it, which saves reading
         it again and leaves nothing of it to forge. `place` is what the framework, not the state, calls the run: the
         seal is bound to it. With `to_judge` nothing is left at hand: a step that fails half-way begins from the state.
-        A run that has `begun` without any state of ours is one that nobody vouches for.
+        A run that has `begun`, and has no state of ours, is one that nobody vouches for.
 
         Raises:
             DataError: state of another version, or that is none.
@@ -211,15 +211,17 @@ class TurnJudge:
                     )
         if given.get("v", VERSION) not in _READABLE:
             raise DataError(f"version {given.get('v')!r:.40} is not {VERSION}", field="v")
-        believed = self.believes(place, held) if given or begun else True
+        turn = None if not held.get("turn") else _read_turn(held["turn"])
+        believed = (not given and turn is None and not begun) or self.believes(place, held)
         belief = {**_FIRST, **given}
         belief |= {"turns": int(belief["turns"]), "rejected": list(belief["rejected"])}
         belief |= {"repeats": [*belief["repeats"], *repeats], "vouched": belief["vouched"] is True and believed}
         session = self.monitor.session(session_id, self.agent_id, snapshot=snapshot, advisory=self.advisory)
         terms = self.gate.terms(session.agent_id, session.session_id, session.profile.policy, vouched=belief["vouched"])
-        turn = held.get("turn")
-        if turn and not believed:  # when a decision arrived nobody vouches for: nothing expired is made good
-            turn = {**turn, "arrived": [[one, time.time()] for one, _ in turn.get("arrived", ())]}
+        if (
+            turn is not None and not believed
+        ):  # nobody vouches for when a decision arrived: nothing expired is made good
+            turn["arrived"] = [[one, time.time()] for one, _ in turn["arrived"]]
         carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
         return replace(carried, records=self.restored(carried, turn["calls"] if turn else (), believed=believed))
 
@@ -229,6 +231,22 @@ class TurnJudge:
         records = [read_record(entry, step_id) for entry in entries]
         policy = self.gate.approvals
         return tuple(restored(record, carried.terms, policy, now_s, believed=believed) for record in records)
+
+    def packed(self, carried: Carried) -> dict[str, Any]:
+        """Records and turn for a task's result, which is checkpointed: sealed, because others may write it."""
+        calls = [write_record(record) for record in carried.records]
+        return self.sealed(carried.place, {"turn": {**(carried.turn or {}), "calls": calls}})
+
+    def unpacked(self, carried: Carried, packed: Mapping[str, Any], count: int) -> Carried:
+        """What `packed` wrote of so many records, as far as it is believed; raises DataError."""
+        try:
+            believed = self.believes(carried.place, packed, "turn")
+            turn = _read_turn({"step_id": "", "calls": packed.get("records", ()), **packed["turn"]})
+            if len(turn["calls"]) != count:
+                raise ValueError(f"{len(turn['calls'])} records instead of {count}")
+            return replace(carried, records=self.restored(carried, turn["calls"], believed=believed), turn=turn)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"not what a task wrote: {error!r:.200}") from error
 
     def held(self, carried: Carried) -> dict[str, Any]:
         """What the framework is to keep: belief, turn and seal."""
@@ -348,7 +366,7 @@ class TurnJudge:
             if decision.request_id not in known:
                 refusals.append(f"Nothing waits under request {decision.request_id:.40}: stale, or already decided.")
         turn: Turn = dict(carried.turn or {})
-        arrived = [(ApprovalDecision.model_validate(one), at) for one, at in turn.get("arrived", ())]
+        arrived = [(ApprovalDecision.model_validate(one), at) for one, at in turn.get("arrived") or ()]
         arrived += [(decision, now_s) for decision in given if decision.request_id in known]
         records = []
         for record in carried.records:
@@ -421,6 +439,18 @@ def requests_of(carried: Carried) -> list[dict[str, Any]]:
     waiting = [r.model_dump(mode="json") for record in carried.records if record.waiting for r in record.requests]
     asked_review = None if carried.turn is None else carried.turn.get("review")
     return waiting if asked_review is None else [*waiting, asked_review]
+
+
+def _read_turn(turn: Mapping[str, Any]) -> Turn:
+    """A turn as it is carried, what others rely on checked; raises KeyError, TypeError or ValueError."""
+    review, arrived = turn.get("review"), turn.get("arrived") or ()
+    return {
+        **turn,
+        "step_id": str(turn["step_id"]),
+        "calls": list(turn["calls"]),
+        "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),
+        "arrived": [[ApprovalDecision.model_validate(one).model_dump(mode="json"), float(at)] for one, at in arrived],
+    }
 
 
 def _on(requests: Sequence[ApprovalRequest], arrived: Sequence[tuple[ApprovalDecision, float]]) -> list[Any]:

@@ -190,7 +190,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             record = carried.record(call)
             if record is None:  # another middleware changed the call, or the model never proposed it
                 packed = yield functools.partial(self._judge_late, carried, call)
-                (record,) = self._unpacked(carried, packed).records
+                (record,) = judge.unpacked(carried, packed, 1).records
         waited = record.waiting
         if waited:
             if request.tool is not None:
@@ -215,25 +215,15 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         while requests_of(carried):
             answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
             packed = yield functools.partial(self._decide, carried, answer)
-            carried, refused = self._unpacked(carried, packed), packed["refused"]
+            carried, refused = self.judge.unpacked(carried, packed, len(carried.records)), packed.get("refused", [])
         return carried
 
     async def _decide(self, carried: Carried, answer: Any) -> dict[str, Any]:
         after, refused = await self.judge.decide(carried, answer)
-        return {**self._packed(after), "refused": refused}
+        return {**self.judge.packed(after), "refused": refused}
 
     async def _judge_late(self, carried: Carried, call: ToolCall) -> dict[str, Any]:
-        return self._packed(replace(carried, records=(self.judge.judge_late(carried, call),)))
-
-    def _packed(self, carried: Carried) -> dict[str, Any]:
-        """The records for a task's result, which is checkpointed: sealed, because others may write the checkpoint."""
-        records = [write_record(record) for record in carried.records]
-        return self.judge.sealed(carried.place, {"records": records, "turn": carried.turn})
-
-    def _unpacked(self, carried: Carried, packed: dict[str, Any]) -> Carried:
-        believed = self.judge.believes(carried.place, packed, "records", "turn")
-        records = self.judge.restored(carried, packed["records"], believed=believed)
-        return replace(carried, records=records, turn=packed["turn"])
+        return self.judge.packed(replace(carried, records=(self.judge.judge_late(carried, call),)))
 
     def _with_decisions(self, result: Any, record: CallRecord | None) -> Any:
         """The tool's result, and what humans decided, for the belief."""

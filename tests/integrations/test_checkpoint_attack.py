@@ -115,6 +115,19 @@ def nothing_of_ours_and_the_model_speaks_again(thread: Thread) -> None:
 
 
 @chosen
+def cleared_beside_an_empty_belief(thread: Thread) -> None:
+    cleared_by_the_monitor(thread)
+    thread.held["belief"] = {}
+
+
+@chosen
+def swapped_and_cleared_without_any_belief(thread: Thread) -> None:
+    cleared_by_the_monitor(thread)
+    swap(thread)
+    thread.held["belief"] = None
+
+
+@chosen
 def no_seal(thread: Thread) -> None:
     cleared_by_the_monitor(thread)
     thread.held.pop("seal", None)
