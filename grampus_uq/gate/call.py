@@ -210,10 +210,17 @@ def cleared(record: CallRecord, by: str = "monitor") -> CallRecord:
     return new
 
 
-def may_be_granted(record: CallRecord) -> bool:
-    """True for a call whose pause a grant may lift: it asks for the tool's sake, not because the run is in doubt."""
+def may_be_granted(record: CallRecord, terms: Terms) -> bool:
+    """True for a call whose pause a grant may lift: it asks for the tool's sake, not because the run is in doubt.
+
+    Of a run whose belief nobody vouches for it is not known whether it is in doubt.
+    """
     grave = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
-    return record.waiting and all(r.level not in grave and r.rule not in _NOT_LIFTED for r in record.requests)
+    return (
+        record.waiting
+        and terms.vouched
+        and all(r.level not in grave and r.rule not in _NOT_LIFTED for r in record.requests)
+    )
 
 
 def granted(record: CallRecord, grant: Grant) -> CallRecord:

@@ -36,6 +36,8 @@ def check_clearance(
     if record.decisions:
         _check_decisions(record, call, terms, approvals)
         return
+    if not terms.vouched and effect not in HARMLESS:
+        raise ApprovalError("the belief that let it through came from outside without a seal that holds")
     if record.grant is not None:
         approvals.check_grant(record.grant)
         covers = record.grant.covers(call, agent_id=terms.agent_id, session_id=terms.session_id, now_s=now_s)
@@ -46,8 +48,6 @@ def check_clearance(
         same = call == record.call
         whose = "nobody whose word counts here let the call through"
         raise ApprovalError(whose if same else "another call is about to run than the one that was let through")
-    if not terms.vouched and effect not in HARMLESS:
-        raise ApprovalError("the belief that let it through came from outside without a seal that holds")
 
 
 def _check_decisions(record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy) -> None:

@@ -139,7 +139,7 @@ class Turn:
             if new.phase is CallPhase.SETTLED:
                 self._state.settle(new, new.text or "", is_error=new.is_error)
             else:
-                self._state.keep(await self._granted(new) if may_be_granted(new) else new)
+                self._state.keep(await self._granted(new) if may_be_granted(new, self.terms()) else new)
         return UncertaintyAction.PROCEED
 
     async def _granted(self, record: CallRecord) -> CallRecord:

@@ -32,6 +32,10 @@ _FIELD = re.compile(
     r"""(?<=["'])(?:p_true|probability|confidence|confidence_score)["']\s{0,64}:\s{0,64}"""
     r"""("[^"\n]{0,40}"|[^\s,}\]"']{1,40}+(?![^\s,}\]"'])(?:\s?%)?|(?=\S))"""  # whole or not at all
 )
+_FENCE = r"\s{0,64}(?:```[a-z]{0,10}\s{0,64})?"
+_OPENS = re.compile(_FENCE + r"\{")
+_CLOSES = re.compile(r"[.!?:\n]" + _FENCE + r"\{[^{}]{0,160}\}\s{0,16}(?:```)?\s{0,16}\Z")
+_LONGEST_OBJECT = 400
 MIN_TRUE_FALSE_MASS = 0.25
 """Below this share of the first token's probability on the two words the model was answering something else."""
 
@@ -66,13 +70,18 @@ def true_false_mass(response: ModelResponse) -> float | None:
 
 
 def parse_p_true(text: str) -> float | None:
-    """The probability in a reply such as '{"p_true": 0.8}', "0.8" or "80%"; None when there is none. Linear time."""
-    last = None
-    for match in _FIELD.finditer(text.lower()):
-        last = match
-    if last is not None:
-        return parse_number(last[1].strip("\"'").rstrip(".,;"))
-    return parse_number(text) if len(text) <= 40 else None
+    """The probability in a reply such as '{"p_true": 0.8}', "0.8" or "80%"; None when there is none. Linear time.
+
+    The object counts where it opens the reply or closes it after a whole sentence: in mid-sentence it is somebody's
+    words. Of several values the least counts, and one that is no probability makes the reply none.
+    """
+    lower = text.lower()
+    found = [parse_number(match[1].strip("\"'").rstrip(".,;")) for match in _FIELD.finditer(lower)]
+    if not found:
+        return parse_number(text) if len(text) <= 40 else None
+    values = [value for value in found if value is not None]
+    own = _OPENS.match(lower) or _CLOSES.search(lower, max(0, len(lower) - _LONGEST_OBJECT))
+    return min(values) if own and len(values) == len(found) else None
 
 
 class PTrue:

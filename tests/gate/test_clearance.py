@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -284,12 +285,17 @@ def test_a_grant_lifts_what_the_tool_asks_for_and_never_doubt_about_the_run(leve
         CallRecord(proposed=PAY, step_id="llm_1"), TERMS, SIGNED, Doubt(level=level, rule=rule, reason=""), NOW
     )
     mild = level in (UncertaintyLevel.LOW, UncertaintyLevel.MEDIUM)
-    assert may_be_granted(record) is (mild and rule in ("irreversible_override", "missing_evidence"))
+    assert may_be_granted(record, TERMS) is (mild and rule in ("irreversible_override", "missing_evidence"))
+    outside = replace(TERMS, vouched=False)
+    assert not may_be_granted(record, outside)  # whether the run is in doubt is not known
+    grant = ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
+    assert not runs(granted(record, grant), terms=outside)
+    assert runs(granted(record, grant), terms=outside, effect=Effect.READ)
 
 
 @pytest.mark.parametrize("doubt", [UNKNOWN_OUTCOME, UNVOUCHED, REPEATED])
 def test_no_grant_answers_what_is_asked_about_one_call(doubt: Doubt) -> None:
-    assert not may_be_granted(asked(CallRecord(proposed=PAY, step_id="llm_1"), TERMS, SIGNED, doubt, NOW))
+    assert not may_be_granted(asked(CallRecord(proposed=PAY, step_id="llm_1"), TERMS, SIGNED, doubt, NOW), TERMS)
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
