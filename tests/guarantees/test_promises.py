@@ -11,11 +11,12 @@ from tests.guarantees.promises import PROMISES, SABOTAGES, sabotaged, simulate
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 
 LITTLE_POWER = {
-    "wrong-few": 0.4,
+    "wrong-few": 0.8,
     "wrong-prone": 0.3,
     "pac-few": 0.5,
     "certificate-small": 0.4,
     "certificate-few-call": 0.7,
+    "certificate-trials": 0.75,  # some 25 of 50 tasks reach the best threshold; of fewer none may be wrong
 }
 """The least share of calibrations that publish; the others publish in nine of ten."""
 UNHURRIED = pytest.mark.timeout(3600)
