@@ -1,8 +1,9 @@
 """Which recorded runs are copies of others: a run counts once, in however many folders it lies.
 
 Two runs of different files are one if they have the same session id and nothing but labels tells them apart, or one
-breaks off where the other goes on. The one that goes on longest counts; of equal ones that with more labels, then the
-first. Runs of one id that differ in anything else are different runs.
+breaks off where the other goes on. Hashed texts are as good as texts of their length: many keep both. The one that
+goes on longest counts; of equal ones that with more labels, then with texts, then the first. Runs of one id that differ
+in anything else are different runs.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import OutcomeEvent
+from grampus_uq.events import Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.recording.codec import encode
+from grampus_uq.recording.content import redact
 from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.packed import is_parquet, packed_lines
 from grampus_uq.recording.rotation import with_later_parts
@@ -30,6 +32,7 @@ Copies = dict[str, dict[int, DataError]]
 """By file and line where a copy begins: what to say of it."""
 
 _BLOCK = 2**20
+_HASHED = re.compile(r"hmac:[0-9a-f]{32}:(\d{1,9})")
 _ID = re.compile(rb'"session_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
@@ -75,7 +78,7 @@ def copies(paths: Paths) -> Copies:
                 told.setdefault(run.session_id, []).append(_told(run))
     result: Copies = {}
     for name, same in told.items():
-        for copy, path in _copied(sorted(same, key=lambda one: (-len(one.so_far), -one.labels, one.path, one.line))):
+        for copy, path in _copied(sorted(same, key=lambda one: one.order)):
             reason = f"the session {name!r:.100} is also in {path}, and a run counts once."
             error = DataError(reason, path=copy.path, line=copy.line, field="session_id")
             result.setdefault(copy.path, {})[copy.line] = error
@@ -84,24 +87,41 @@ def copies(paths: Paths) -> Copies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Told:
-    """Where a run is, digests of it up to each event that is no label, and how many labels it has."""
+    """Where a run is, digests of it up to each event that is no label, how many labels it has, and no texts."""
 
     path: str
     line: int
     so_far: dict[bytes, None]
     labels: int
+    hashed: bool
+
+    @property
+    def order(self) -> tuple[int, int, bool, str, int]:
+        """The run that counts comes first."""
+        return (-len(self.so_far), -self.labels, self.hashed, self.path, self.line)
 
 
 def _told(run: Run) -> _Told:
-    digest, labels = hashlib.blake2b(digest_size=16), 0
+    digest, labels, hashed = hashlib.blake2b(digest_size=16), 0, False
     so_far: dict[bytes, None] = {}
     for event in run.events:
         if isinstance(event, OutcomeEvent) and event.outcome.labelled_by is not None:
             labels += 1
         else:
-            digest.update(encode(event))
+            length, is_hashed = _text_of(event)
+            hashed = hashed or is_hashed
+            digest.update(b"%d %b" % (length, encode(redact(event, "none", b""))))
             so_far[digest.digest()] = None
-    return _Told(path=run.path, line=run.line, so_far=so_far, labels=labels)
+    return _Told(path=run.path, line=run.line, so_far=so_far, labels=labels, hashed=hashed)
+
+
+def _text_of(event: Event) -> tuple[int, bool]:
+    """How long the text of an event was, and whether only its hash was kept."""
+    text = (
+        event.step.text if isinstance(event, StepEvent) else event.text if isinstance(event, ObservationEvent) else ""
+    )
+    kept = _HASHED.fullmatch(text)
+    return (int(kept[1]), True) if kept else (len(text), False)
 
 
 def _copied(told: list[_Told]) -> Iterator[tuple[_Told, str]]:

@@ -19,6 +19,7 @@ from grampus_uq.evaluate import read_recordings
 from grampus_uq.events import Event, OutcomeEvent
 from grampus_uq.profiles.labelled import labelled_runs
 from grampus_uq.recording import Label, encode, label, pack
+from grampus_uq.recording.content import redact
 from grampus_uq.recording.copies import copies, distinct_runs
 from grampus_uq.recording.runs import Run
 from grampus_uq.records import Outcome
@@ -39,6 +40,7 @@ STATES = {
     "labelled": labelled,
     "labelled otherwise": lambda made: labelled(made, replace(TOLD, labelled_by="another")),
     "labelled twice": lambda made: labelled(labelled(made)),
+    "hashed": lambda made: [redact(event, "hashed", b"k" * 32) for event in made],
     "written by another hand": lambda made: made,
 }
 places = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(sorted(STATES)), st.integers(0, 3)), max_size=12)
