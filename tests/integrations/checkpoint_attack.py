@@ -224,9 +224,10 @@ Manipulation = Callable[[Thread, random.Random], object]
 
 def decided(thread: Thread, **given: Any) -> Values:
     """An approval of what waits that ann did not sign, with these fields in place of its own."""
-    requests = thread.call.get("requests") or [{}]
+    requests = thread.call.get("requests")
+    first = requests[0] if isinstance(requests, list) and requests else {}
     try:
-        base = ApprovalRequest.model_validate(requests[0]).decide("approve", principal="ann").model_dump(mode="json")
+        base = ApprovalRequest.model_validate(first).decide("approve", principal="ann").model_dump(mode="json")
     except ValueError:
         base = {**thread.signed[0], "signature": None}
     return {**base, **given}
@@ -247,7 +248,8 @@ def swapped(value: Any, own: Any, other: Any) -> Any:
 
 def swap(thread: Thread, *, transcript: bool = True, record: bool = True) -> None:
     """Other arguments in place of those of the call that waits: in what is ours, or in all that is not."""
-    own = (thread.call.get("proposed") or {}).get("arguments")
+    proposed = thread.call.get("proposed")
+    own = proposed.get("arguments") if isinstance(proposed, dict) else None
     for channel, value in thread.values.items():
         if record if channel == KEY else transcript:
             thread.values[channel] = swapped(value, own, EVIL)
@@ -324,7 +326,8 @@ def _decisions(thread: Thread, rng: random.Random) -> None:
 
 def _requests(thread: Thread, rng: random.Random) -> None:
     others = [r for held in thread.others.values() for c in held["turn"]["calls"] for r in c.get("requests", [])]
-    for request in thread.call.get("requests") or []:
+    own = thread.call.get("requests")
+    for request in [one for one in own if isinstance(one, dict) and one] if isinstance(own, list) else []:
         request[rng.choice(sorted(request))] = rng.choice([None, 0.0, "", "v", rng.choice(others)["call"]])
     if rng.random() < 0.3:
         thread.call["requests"] = rng.sample(others, 1)
@@ -359,11 +362,18 @@ def send(thread: Thread, arguments: Values) -> None:
     thread.writes = []
 
 
+def records_in(result: Any) -> list[Values]:
+    """The records in what a task of ours left behind."""
+    turn = result.get("turn") if isinstance(result, dict) else None
+    calls = turn.get("calls") if isinstance(turn, dict) else None
+    return [one for one in calls if isinstance(one, dict)] if isinstance(calls, list) else []
+
+
 def _results(thread: Thread, rng: random.Random) -> None:
     """What tasks that ran, or a human that answered, left beside the checkpoint."""
     for write in thread.writes:
         if isinstance(write[2], dict | list):
-            for record in write[2].get("records", []) if isinstance(write[2], dict) else []:
+            for record in records_in(write[2]):
                 record.update({"phase": "cleared", "cleared_by": "monitor", "requests": rng.choice([[], [{}]])})
             if rng.random() < 0.5:
                 _anywhere(write[2], rng)

@@ -3,7 +3,8 @@
     python -m tests.integrations.matrix            # print it
     python -m tests.integrations.matrix --write    # put it into the page, between its marks
 
-"yes" and "no" are what the check found; "-" stands where the framework cannot be asked, and the notes say why.
+"yes" and "no" are what the check found; where the framework cannot be asked the cell says why, and "-" stands where its
+harness here does not offer the question.
 """
 
 from __future__ import annotations
@@ -47,20 +48,28 @@ def findings(factories: Mapping[str, str], folder: Path) -> dict[str, list[Findi
 
 
 def table(found: Findings) -> str:
-    """One row a sentence, one column a way to run an agent; the reasons of the dashes below."""
-    shown = {True: "yes", False: "**no**", None: "-"}
+    """One row a sentence, one column a way to run an agent; what is not asked below."""
     lines = ["| | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
     for number, sentence in enumerate(SENTENCES):
-        cells = [shown[column[number].holds] for column in found.values()]
+        cells = [_cell(column[number]) for column in found.values()]
         lines.append(f"| {sentence.text} | " + " | ".join(cells) + " |")
     notes = []
     for name, column in found.items():
-        why = sorted({part for finding in column if finding.holds is None for part in finding.detail.split("; ")})
-        unasked = [part.removesuffix(f": {NOT_OFFERED}") for part in why if part.endswith(NOT_OFFERED)]
-        lacking = [part for part in why if not part.endswith(NOT_OFFERED)]
-        notes += [f"- {name} lacks {'; '.join(lacking)}."] if lacking else []
+        unasked = sorted({need for finding in column for need, why in _lacking(finding) if why == NOT_OFFERED})
         notes += [f"- {name} is not asked here about {', '.join(unasked)}."] if unasked else []
     return "\n".join(lines + (["", *notes] if notes else []))
+
+
+def _lacking(finding: Finding) -> list[tuple[str, str]]:
+    """What stands in the way of the question: what is needed, and why it is not there."""
+    parts = [part.partition(": ") for part in finding.detail.split("; ")] if finding.holds is None else []
+    return [(need, why) for need, _, why in parts]
+
+
+def _cell(finding: Finding) -> str:
+    if finding.holds is not None:
+        return "yes" if finding.holds else "**no**"
+    return "; ".join(why for _, why in _lacking(finding) if why and why != NOT_OFFERED) or "-"
 
 
 def section(adapters: Findings, stock: Findings) -> str:

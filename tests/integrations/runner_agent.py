@@ -46,7 +46,10 @@ def scripted(setup: AgentSetup) -> ModelClient:
 
 
 class RunnerAgent:
-    lacks: Mapping[str, str] = {}
+    lacks: Mapping[str, str] = {
+        "mcp": "a function of yours calls it, and is a tool like any other",
+        "output_tool": "its answer is a text",
+    }
     offers = ("signing", "forge", "schema", "odd_calls")
 
     def __init__(self, setup: AgentSetup) -> None:
