@@ -411,6 +411,7 @@ def test_of_a_record_that_is_not_believed_what_it_says_of_itself_is_dropped() ->
     unasked = restored(lied.change(requests=()), TERMS, OPEN, NOW, believed=False)
     assert (unasked.requests[0].rule, unasked.requests[0].created_s) == (UNVOUCHED.rule, NOW)
     done = settled(lied, "done")
+    assert (done.text, done.is_error) == ("done", False)
     assert restored(done, TERMS, OPEN, NOW, believed=False) == done
 
 

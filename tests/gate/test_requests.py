@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from grampus_uq.gate.requests import (
 )
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys, signer_from_environment, write_key
-from grampus_uq.records import ToolCall
+from grampus_uq.records import ToolCall, canonical_json
 from grampus_uq.vocabulary import UncertaintyLevel
 
 ANN, BOB, EVE = Ed25519Signer.generate(), Ed25519Signer.generate(), Ed25519Signer.generate()
@@ -325,6 +326,37 @@ def test_without_another_clock_a_request_expires_by_this_machines() -> None:
     assert not request(expires_s=None).expired()
     with pytest.raises(ApprovalError, match="expired"):
         POLICY.check(ASKED, said("approve", ANN, "ann"))
+
+
+def test_requests_and_decisions_of_an_older_version_keep_their_digest_and_their_signed_text() -> None:
+    """Both written once more by themselves: what waits in a store was bound to these bytes."""
+    odd = request(call=PAY.model_copy(update={"arguments": {"to": "\ud800 é"}}), id="q1")
+    bound = [2, "q1", ["clerk", "s", "r", "llm_1"], ["c1", "pay", {"to": "\ud800 é"}], "p", "irreversible_override"]
+    assert (
+        odd.digest()
+        == hashlib.sha256(canonical_json([*bound, False, 200.0]).encode(errors="surrogatepass")).hexdigest()
+    )
+    decision = odd.decide("edit", principal="ann", arguments={"to": "\ud800"}).model_copy(update={"decided_s": 1.0})
+    content = {
+        "arguments": {"to": "\ud800"}, "decided_s": 1.0, "digest": odd.digest(), "kind": "edit", "message": None,
+        "principal": "ann", "request_id": "q1",
+    }  # fmt: skip
+    wanted = f"grampus_uq decision 2\n{canonical_json(content)}".encode(errors="surrogatepass")
+    assert decision.signed_text() == wanted
+
+
+def test_a_seal_and_its_check_take_text_that_is_no_unicode() -> None:
+    seal = Seal("a key of the host's, long enough")
+    assert seal.authentic("\ud800", seal.sealed("\ud800", {"a": "\udfff"}))
+    assert not seal.authentic("s", {"a": 1, "seal": "\ud800"})
+    assert not seal.holds("s", "text", "\ud800")
+
+
+def test_what_is_not_signed_is_said_to_be_a_decision_or_a_grant() -> None:
+    with pytest.raises(ApprovalError, match="The decision is not signed"):
+        POLICY.check(ASKED, ASKED.decide("approve", principal="ann"), now_s=150.0)
+    with pytest.raises(ApprovalError, match="The grant is not signed"):
+        POLICY.check_grant(Grant(tool="pay", principal="ann", expires_s=9e9))
 
 
 def test_a_digest_that_is_no_text_is_refused_like_any_other() -> None:

@@ -46,6 +46,40 @@ def test_what_is_said_of_a_name_in_a_namespace_is_not_said_of_the_same_name_in_a
     assert effects.resolve(call("send")) is Effect.UNKNOWN
 
 
+def test_of_several_patterns_the_gravest_counts_also_of_one_that_has_no_other_spelling() -> None:
+    for patterns in (
+        {"[d]elete_*": "irreversible", "delete_*": "read"},
+        {"delete_*": "read", "[d]elete_*": "irreversible"},
+        {"*_file": "reversible", "[d]elete_*": "irreversible"},
+    ):
+        assert ToolEffects(patterns=patterns).resolve(call("delete_file")) is Effect.IRREVERSIBLE
+
+
+def test_an_opinion_that_a_tool_can_be_undone_classifies_nothing() -> None:
+    effects = ToolEffects(predicates={"pay": lambda _: Effect.REVERSIBLE})
+    assert effects.resolve(call("pay")) is Effect.UNKNOWN
+    assert effects.resolve(call("pay"), Effect.READ) is Effect.REVERSIBLE
+    unsure = ToolEffects({"pay": "reversible"}, predicates={"pay": lambda _: Effect.UNKNOWN})
+    assert unsure.resolve(call("pay")) is Effect.REVERSIBLE
+
+
+def test_a_users_word_on_one_spelling_raises_every_other_that_has_no_word_of_its_own() -> None:
+    effects = ToolEffects({"delete_file": "irreversible", "deleteFile": "reversible"})
+    assert effects.resolve(call("delete_file")) is Effect.IRREVERSIBLE
+    assert effects.resolve(call("DELETE-FILE"), Effect.READ) is Effect.IRREVERSIBLE
+    assert effects.resolve(call("deleteFile")) is Effect.REVERSIBLE
+    both = ToolEffects(predicates={"pay": lambda _: Effect.IRREVERSIBLE, "Pay": lambda _: None})
+    assert both.resolve(call("pay")) is both.resolve(call("PAY")) is Effect.IRREVERSIBLE
+    assert both.resolve(call("look"), Effect.READ) is Effect.READ
+
+
+def test_a_misspelt_effect_is_refused_where_it_was_said() -> None:
+    with pytest.raises(ConfigurationError, match="`ToolEffects`"):
+        ToolEffects({"pay": "irreversibel"})
+    with pytest.raises(ConfigurationError, match=r"`ToolEffects\.resolve`"):
+        ToolEffects().resolve(call("pay"), "irreversibel")
+
+
 def test_of_names_that_nobody_classified_a_thousand_are_remembered() -> None:
     effects = ToolEffects()
     for number in range(1_001):
