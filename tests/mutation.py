@@ -39,7 +39,6 @@ source_paths = ["grampus_uq"]
 only_mutate = {files}
 pytest_add_cli_args = ["-p", "no:cacheprovider"]
 pytest_add_cli_args_test_selection = {tests}
-also_copy = ["README.md", "docs"]
 timeout_constant = 20.0
 timeout_multiplier = 3.0
 track_dependencies = false
@@ -60,6 +59,8 @@ class _WithoutProse(ast.NodeTransformer):
         return ast.Raise(node.exc.func if isinstance(node.exc, ast.Call) else node.exc)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
+        if node.value == "UTF-8":
+            return ast.Constant("utf-8")
         return ast.Constant("") if isinstance(node.value, str) and " " in node.value else node
 
 
@@ -95,45 +96,41 @@ def mutants_of(file: str) -> Iterator[tuple[str, str]]:
         yield get_mutant_name(Path(file), mutant), f"{owner + '.' if owner else ''}{function}: {before} => {after}"
 
 
-def run(files: list[str], tests: list[str], sample: int | None) -> tuple[dict[str, set[str]], set[str]]:
-    """In the copy: the statuses of what ran, by change, and all changes that there are."""
-    text = (ROOT / "pyproject.toml").read_text("utf-8")
-    Path("pyproject.toml").write_text(text + CONFIGURATION.format(files=json.dumps(files), tests=json.dumps(tests)))
-    changes = {name: f"{file}: {change}" for file in files for name, change in mutants_of(file)}
-    contents = hashlib.sha256(b"".join(Path(file).read_bytes() for file in files)).hexdigest()
-    order = sorted(changes, key=lambda name: hashlib.sha256((name + contents).encode()).digest())
-    chosen = order[:sample]
+def run(group: dict[str, list[str]], sample: int | None) -> tuple[dict[str, set[str]], set[str]]:
+    """In a copy: the statuses of what was tried, by change, and all changes that there are."""
+    files, tests = json.dumps(group["files"]), json.dumps(group["tests"])
+    with Path("pyproject.toml").open("a", encoding="utf-8") as settings:
+        settings.write(CONFIGURATION.format(files=files, tests=tests))
+    names = defaultdict(list)
+    for file in group["files"]:
+        for name, change in mutants_of(file):
+            names[f"{file}: {change}"].append(name)
+    contents = b"".join(Path(file).read_bytes() for file in group["files"])
+    tried = sorted(names, key=lambda change: hashlib.sha256(change.encode() + contents).digest())[:sample]
+    mutmut, given = [sys.executable, "-m", "mutmut"], {"capture_output": True, "text": True, "check": False}
     environment = {**os.environ, "HYPOTHESIS_PROFILE": "mutation"}
-    mutmut = [sys.executable, "-m", "mutmut"]
-    ran = subprocess.run(
-        [*mutmut, "run", "--max-children", "1", *chosen], env=environment, capture_output=True, text=True, check=False
-    )
-    listed = subprocess.run([*mutmut, "results", "--all", "true"], capture_output=True, text=True, check=False)
-    pairs = [line.strip().rpartition(": ")[::2] for line in listed.stdout.splitlines()]
-    statuses: dict[str, set[str]] = defaultdict(set)
-    for name, status in pairs:
-        if name in chosen:
-            statuses[changes[name]].add(status)
-    if ran.returncode or {"not checked"} in statuses.values() or len(statuses) == 0:
+    chosen = [name for change in tried for name in names[change]]
+    ran = subprocess.run([*mutmut, "run", "--max-children", "1", *chosen], env=environment, **given)
+    listed = subprocess.run([*mutmut, "results", "--all", "true"], **given)
+    status = dict(line.strip().rpartition(": ")[::2] for line in listed.stdout.splitlines())
+    found = {change: {status.get(name, "not checked") for name in names[change]} for change in tried}
+    if ran.returncode or any("not checked" in statuses for statuses in found.values()):
         sys.exit(f"mutmut failed:\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
-    return statuses, set(changes.values())
+    return found, set(names)
 
 
-def problems_of(group: dict[str, list[str]], accepted: set[str], sample: int | None) -> list[str]:
+def problems_of(group: dict[str, list[str]], accepted: set[str], sample: int | None) -> Iterator[str]:
     """What is wrong with the mutants of a group's files: new survivors, and accepted ones that are none any more."""
-    statuses, existing = run(group["files"], group["tests"], sample)
-    alive = {change for change, found in statuses.items() if not found <= {"killed", "timeout"}}
+    found, existing = run(group, sample)
+    alive = {change for change, statuses in found.items() if not statuses <= {"killed", "timeout"}}
     listed = {change for change in accepted if change.partition(": ")[0] in group["files"]}
-    tried = f"{len(statuses)} of {len(existing)} changes tried: {len(alive)} survive, {len(listed)} are accepted"
-    print(", ".join(group["files"]), tried, sep="\n", flush=True)
-    return [
-        *(
-            f"{'/'.join(statuses[change])}: {json.dumps(change, ensure_ascii=False)},"
-            for change in sorted(alive - listed)
-        ),
-        *(f"accepted, but killed: {change}" for change in sorted(listed & set(statuses) - alive)),
-        *(f"accepted, but exists no more: {change}" for change in sorted(listed - existing)),
-    ]
+    print(
+        f"{', '.join(group['files'])}\n{len(found)} of {len(existing)} changes tried, {len(alive)} survive", flush=True
+    )
+    for change in sorted(alive - listed):
+        yield f"{'/'.join(sorted(found[change]))}: {json.dumps(change, ensure_ascii=False)},"
+    yield from (f"accepted, but killed: {change}" for change in sorted(listed & set(found) - alive))
+    yield from (f"accepted, but exists no more: {change}" for change in sorted(listed - existing))
 
 
 def main() -> int:
@@ -149,14 +146,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         for name, group in settings["groups"].items():
             files = [file for file in group["files"] if not given.only or file in given.only]
-            if files:
-                copy = (given.folder or Path(temporary)) / name
-                for part in ("grampus_uq", "tests", "docs"):
-                    shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-                shutil.copy(ROOT / "README.md", copy)
-                os.chdir(copy)
-                problems += problems_of({**group, "files": files}, accepted, given.sample)
-                os.chdir(ROOT)
+            if not files:
+                continue
+            copy = (given.folder or Path(temporary)) / name
+            for part in ("grampus_uq", "tests"):
+                shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+            shutil.copy(ROOT / "pyproject.toml", copy)
+            os.chdir(copy)
+            problems += problems_of({**group, "files": files}, accepted, given.sample)
+            os.chdir(ROOT)
     print(*problems, sep="\n")
     return 1 if problems else 0
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from grampus_uq.alarm import (
     AFTER_REARMING,
     MIDWAY,
     AlarmState,
+    DetectorField,
     acknowledge_alarm,
     alarm_step,
     guarantee_of,
@@ -214,6 +216,8 @@ ASKS = UncertaintyPolicy(always_ask_tool_names=["pay"])
 LOWEST = TurnEvidence(read=True, lowest=("verbalized", 0.3), p_success=0.795, stated=True)
 UNSTATED = TurnEvidence(read=True, lowest=("semantic_entropy", 0.25), p_success=0.1)
 SURE = ReleaseRule(at_least=0.8, abort_below=0.2)
+SURE_CASE = WorstCase(cumulative=0.9, unread="p")
+LOGS_ALARMS = UncertaintyPolicy(always_ask_tool_names=["pay"], on_alarm=LOG)
 MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
 
 
@@ -324,6 +328,74 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             ),
         ),
         (
+            {"turn": TurnEvidence(read=True, belief=0.9, worst_belief=0.5), "worst_case": SURE_CASE},
+            (
+                PAUSE,
+                "missing_evidence",
+                "irreversible call without a reading that was due (p); at its worst: irreversible call: "
+                "confidence 0.50, needs 0.80",
+            ),
+        ),
+        (
+            {
+                "turn": TurnEvidence(read=True, p_success=0.9, worst_chance=0.5),
+                "release": SURE,
+                "worst_case": SURE_CASE,
+                "policy": UncertaintyPolicy(on_missing_evidence=ABORT),
+            },
+            (
+                ABORT,
+                "missing_evidence",
+                "irreversible call without a reading that was due (p); at its worst: irreversible call at a chance of "
+                "success of 0.50, below 0.80",
+            ),
+        ),
+        (
+            {"detector": DETECTOR, "alarm": QUIET, "worst_case": replace(SURE_CASE, alarm=RINGING)},
+            (
+                PAUSE,
+                "missing_evidence",
+                "irreversible call without a reading that was due (p); at its worst: log evidence of failure 0.69 "
+                "exceeds 0.69; confidence 0.90",
+            ),
+        ),
+        (
+            {
+                "policy": UncertaintyPolicy(worst_so_far_floor=0.5),
+                "worst": 0.6,
+                "worst_case": replace(SURE_CASE, worst=0.4),
+            },
+            (
+                PAUSE,
+                "missing_evidence",
+                "irreversible call without a reading that was due (p); at its worst: irreversible call after a step at "
+                "confidence 0.40, below 0.50",
+            ),
+        ),
+        ({"worst_case": SURE_CASE}, (PROCEED, "tier", "")),
+        ({"release": SURE, "policy": UncertaintyPolicy(on_missing_evidence=PROCEED)}, (PROCEED, "tier", "")),
+        (
+            {"release": SURE, "turn": TurnEvidence(read=True, p_success=0.2)},
+            (PAUSE, "release", "irreversible call at a chance of success of 0.20, below 0.80"),
+        ),
+        (
+            {"detector": DETECTOR, "alarm": RINGING, "release": SURE, "turn": UNSTATED},
+            (
+                ABORT,
+                "release",
+                "irreversible call at a chance of success of 0.10, below 0.20; lowest: semantic entropy 0.25; "
+                "no confidence stated",
+            ),
+        ),
+        (
+            {"policy": LOGS_ALARMS, "detector": DETECTOR, "alarm": RINGING, "irreversible": False},
+            (
+                PAUSE,
+                "always_ask",
+                "the policy always asks for this tool; log evidence of failure 0.69 exceeds 0.69; confidence 0.90",
+            ),
+        ),
+        (
             {"fallback": "another model", "level": HIGH, "confidence": 0.5},
             (
                 PAUSE,
@@ -397,6 +469,12 @@ def test_rearming_counts_and_starts_the_evidence_anew_and_its_alarms_promise_not
     assert begun == AlarmState(evidence=start(DETECTOR, "s"), midway=True)
     assert guarantee_of(DETECTOR, begun) == guarantee_of(DETECTOR, rearm(DETECTOR, begun, "s")) == MIDWAY
     assert midway(DETECTOR, "t").evidence.tie != begun.evidence.tie != start(DETECTOR, "t").tie
+
+
+def test_a_detector_in_a_profile_is_read_from_json_and_taken_as_it_is() -> None:
+    field = TypeAdapter(DetectorField)
+    assert field.validate_python(DETECTOR) is DETECTOR
+    assert field.validate_python(field.dump_python(DETECTOR)) == DETECTOR
 
 
 def test_an_alarm_takes_its_own_streams_in_their_order_and_keeps_what_was_said_of_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from pathlib import Path
 from typing import Any
@@ -350,6 +351,12 @@ def test_a_seal_and_its_check_take_text_that_is_no_unicode() -> None:
     assert seal.authentic("\ud800", seal.sealed("\ud800", {"a": "\udfff"}))
     assert not seal.authentic("s", {"a": 1, "seal": "\ud800"})
     assert not seal.holds("s", "text", "\ud800")
+
+
+def test_a_seal_of_an_older_version_holds() -> None:
+    key = hmac.new(b"0123456789abcdef", b"grampus_uq seal", hashlib.sha256).digest()
+    mac = hmac.new(key, "2:é{}".encode(), hashlib.sha256).hexdigest()
+    assert Seal("0123456789abcdef").authentic("é", {"seal": mac})
 
 
 def test_what_is_not_signed_is_said_to_be_a_decision_or_a_grant() -> None:
