@@ -33,6 +33,7 @@ class Situation:
 
     `state` is the session's after the step (before it for a call that is only asked about), `turn` what was read of
     this step of the model, or of the one that proposes the call; by `level` and `confidence` the step is judged.
+    `proposed` is False for a call that no turn listed, or with other arguments.
     """
 
     profile: Profile
@@ -43,6 +44,7 @@ class Situation:
     irreversible: bool
     level: UncertaintyLevel
     confidence: float
+    proposed: bool = True
 
 
 def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
@@ -163,6 +165,8 @@ def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
 
 def _missing(now: Situation) -> str | None:
     """Why there is no evidence on an irreversible call; None where there is."""
+    if not now.proposed:
+        return f"irreversible call with arguments that no turn of the model proposed; {_numbers(now)}"
     profile, alarm = now.profile, now.state.alarm
     counted = profile.released_by_counts and now.turn.p_success is not None
     if not now.state.has_reading and not counted:

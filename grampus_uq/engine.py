@@ -22,7 +22,17 @@ from grampus_uq.records import Reading, Step, StepUncertainty, ToolCall, Verdict
 from grampus_uq.risk import confidence_of_risk, risk_step
 from grampus_uq.state import Profile, SessionState, WorstCase, has_rung_in_run
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.turns import MAX_CALLS, TurnEvidence, new_turn, placed, proposed, text_key, with_turn
+from grampus_uq.turns import (
+    MAX_CALLS,
+    TurnEvidence,
+    is_proposed,
+    listed,
+    new_turn,
+    placed,
+    proposed,
+    text_key,
+    with_turn,
+)
 from grampus_uq.vocabulary import (
     GRAVE,
     NOT_DUE,
@@ -118,6 +128,7 @@ def advance(
             irreversible=is_call and is_irreversible(policy, tool_name, step.effect),
             level=level,
             confidence=propagated,
+            proposed=seen.proposed,
         )
     )
     advisory = profile.advisory or (
@@ -156,24 +167,15 @@ def _turns_after(
             worst_belief=None if worst_case is None else worst_case.cumulative,
             calls=proposed(step) if step.tool_calls else (),
             more=len(step.tool_calls) > MAX_CALLS,
+            listed=listed(step) if step.tool_calls else (),
         )
         return with_turn(state.turns, turn), turn
     call = step.tool_calls[0] if step.tool_calls else None
-    turns, turn = _placed(state, call, step.step_id)
+    turns, turn = placed(state.turns, call, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
         lowest = min(turn.lowest or lowest, lowest, key=_value)
         turn = replace(turn, read=True, lowest=lowest, belief=None, worst_belief=None)  # the belief has it already
     return turns, turn
-
-
-def _placed(
-    state: SessionState, call: ToolCall | None, step_id: str | None
-) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
-    """See `placed`; in a state of an older version the latest turn is all that is known."""
-    if state.turns:
-        return placed(state.turns, call, step_id)
-    worst_chance = None if state.worst_case is None else state.worst_case.p_success
-    return (), TurnEvidence(read=state.turn_read, p_success=state.p_success, worst_chance=worst_chance)
 
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
@@ -181,6 +183,7 @@ _HIGH = UncertaintyLevel.HIGH
 _LOG, _PAUSE = UncertaintyAction.PROCEED_WITH_LOG, UncertaintyAction.PAUSE_FOR_HUMAN
 _PROPAGATED = UncertaintySource.PROPAGATED
 _TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
+_NOT_PROPOSED = MissingReason.NOT_PROPOSED
 _UNREADABLE = frozenset({MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR})
 
 
@@ -192,6 +195,7 @@ class _Tally:
 
     semantic: float | None = None
     p_true_failed = due = False
+    proposed = True
     calls = tokens = samples = 0
     cost_usd = 0.0
 
@@ -215,7 +219,9 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
         source, value = reading.source, reading.value
         if value is None:
             tally.missing.append(_missing(source, reading.reason))
-            if reading.reason not in NOT_DUE:
+            if reading.reason == _NOT_PROPOSED:
+                tally.proposed = False
+            elif reading.reason not in NOT_DUE:
                 tally.due = True
         else:
             if source == "semantic_entropy":
@@ -259,12 +265,13 @@ def judge_call(
         _new_situation(
             profile=profile,
             state=state,
-            turn=_placed(state, call, step_id)[1],
+            turn=placed(state.turns, call, step_id)[1],
             kind="tool_call",
             tool_name=tool_name,
             irreversible=is_irreversible(policy, tool_name, effect),
             level=level,
             confidence=confidence,
+            proposed=is_proposed(state.turns, call, step_id),
         )
     )
     guarantee = _promise(profile, state.alarm, rule, action)

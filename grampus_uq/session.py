@@ -50,6 +50,7 @@ from grampus_uq.state import (
     state_from_json,
     state_to_values,
 )
+from grampus_uq.turns import is_proposed
 from grampus_uq.vocabulary import STOPPING, Effect, MissingReason, UncertaintyAction, UncertaintyLevel, parse_effect
 from grampus_uq.wire.fields import field, kind_of, text_field
 from grampus_uq.wire.messages import read_messages, told_text
@@ -68,6 +69,7 @@ SNAPSHOT_VERSION = 1
 APPROVALS = frozenset({"approve", "edit"})
 """The answers after which a pause of steps that can be undone is not repeated."""
 _READ_TRIES = 32  # each that fails means that another step or observation got through
+_NOT_PROPOSED = (Reading(source="proposal", value=None, reason=MissingReason.NOT_PROPOSED),)
 _new_step = builder(Step)
 _new_step_event = builder(StepEvent)
 
@@ -247,10 +249,11 @@ class Session:
         call = self._proposed(tool_name, "observe_tool_call")
         step_id = self._name(step_id, "step_id", "observe_tool_call")
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
+        readings = () if is_proposed(self._state.turns, call, step_id) else _NOT_PROPOSED
         if self._watch is None:
-            assessment = self._commit(step, (), started_ns)
+            assessment = self._commit(step, readings, started_ns)
         else:
-            assessment = await self._read_and_commit(self._watch, step, (), started_ns)
+            assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
         return assessment, assessment.action
 
     async def _read_and_commit(

@@ -143,7 +143,8 @@ class SessionState:
 
     `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
     `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model
-    that may have proposed calls, with what was read of each (empty in states of older versions). `rang` is True once a
+    that may have proposed calls, with what was read of each (empty in states of older versions: nothing then speaks for
+    an irreversible call until the model's next turn). `rang` is True once a
     detector's alarm has rung in this run, answered or not, under whatever profile. `worst` is the least fused
     confidence so far; `acknowledged` is the gravest level that a human already answered for; both token counts are
     sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no reading;

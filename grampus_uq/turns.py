@@ -5,8 +5,11 @@ turn's step, or by its name alone; where several turns could have proposed it, t
 call that nothing is known of gets the least of the latest turn and of those with calls still open. A turn also keeps
 what was believed after it: what later turns make the belief recover speaks for their own calls. Callers who never
 list the calls of a turn are taken at their order: the latest turn proposes, unless the step's id says otherwise. A
-session keeps 16 turns that listed calls; two that have to go with calls still open become one that keeps the least of
-both. Arguments take no part: a recording may have left them out, and a replay decides alike.
+session keeps 16 turns; of those that listed calls, two that have to go with calls still open become one that keeps the
+least of both.
+
+A turn vouches for the calls that it listed, name and arguments: `is_proposed` knows them by their digests. That is
+asked when a call is seen, and recorded with its step: a replay, which may lack the arguments, decides alike.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from grampus_uq.building import builder
-from grampus_uq.records import Step, ToolCall
+from grampus_uq.records import Step, ToolCall, canonical_json
 from grampus_uq.tool_names import same_tool_keys
 
 __all__ = [
     "MAX_CALLS",
     "TurnEvidence",
+    "is_proposed",
     "least",
+    "listed",
     "new_turn",
     "placed",
     "proposed",
@@ -36,7 +41,7 @@ __all__ = [
 
 MAX_TURNS = 16
 MAX_CALLS = 32
-_MAX_UNLISTED = 4  # of a caller who lists no calls
+_DIGEST = 24
 _LONGEST = 64
 _LONGEST_NAME = 256
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -50,7 +55,8 @@ class TurnEvidence:
     case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
     the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
     case. `calls` are the keys of the calls it proposed that were
-    not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept.
+    not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept. `listed` are the
+    digests of all of them, name and arguments.
     """
 
     step: str = ""
@@ -64,6 +70,7 @@ class TurnEvidence:
     calls: tuple[str, ...] = ()
     called: tuple[str, ...] = ()
     more: bool = False
+    listed: tuple[str, ...] = ()
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -112,13 +119,42 @@ def proposed(step: Step) -> tuple[str, ...]:
     return tuple([_call_key(call) for call in step.tool_calls[:MAX_CALLS]])
 
 
+def listed(step: Step) -> tuple[str, ...]:
+    """The digests of the same calls, name and arguments."""
+    return tuple([_digest(call) for call in step.tool_calls[:MAX_CALLS]])
+
+
+def _digest(call: ToolCall) -> str:
+    """One digest for every spelling of the name and order of the keys; empty where the arguments are no JSON."""
+    try:
+        written = f"{_name_key(call.name)}({canonical_json(call.arguments)})"
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    return hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+
+
+def is_proposed(turns: Turns, call: ToolCall, step_id: str | None) -> bool:
+    """False for a call that its turn did not list so: other arguments, or a name that no turn listed.
+
+    True where nothing can be compared: the call came without arguments, or no turn listed calls.
+    """
+    if "arguments" not in call.model_fields_set:
+        return True
+    listing = [turn for turn in turns if turn.calls or turn.called or turn.more]
+    if not listing:
+        return True
+    of_call = [turn for turn in _found(turns, call, step_id) or () if turn.listed] or listing
+    digest = _digest(call)
+    return any(digest in turn.listed for turn in of_call) and bool(digest)
+
+
 def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:
     """The turns after a step of the model, whose own turn is the last."""
     if not turns:
         return (turn,)
     first = turns[0]
     if not turn.calls and not first.calls and not first.called and not first.more:
-        return (*turns[1 - _MAX_UNLISTED :], turn)
+        return (*turns[1 - MAX_TURNS :], turn)
     turns = tuple([t for t in turns if t.calls or t.called or t.more])  # a turn without any proposed none
     if len(turns) < MAX_TURNS:
         return (*turns, turn)
@@ -130,11 +166,16 @@ def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:
 
 def _both(first: TurnEvidence, second: TurnEvidence) -> TurnEvidence:
     """Two turns as one that no call is found by, and that may have proposed any."""
-    return replace(least((first, second)), more=True)
+    return replace(least((first, second)), more=True, listed=(*first.listed, *second.listed)[-MAX_CALLS:])
 
 
 def placed(turns: Turns, call: ToolCall | None, step_id: str | None) -> tuple[Turns, TurnEvidence]:
-    """The turns after a tool step, and what was read of the turn that proposed its call: there it is open no more."""
+    """The turns after a tool step, and what was read of the turn that proposed its call: there it is open no more.
+
+    Without any turn (a state that holds none) nothing speaks for the call.
+    """
+    if not turns:
+        return (), TurnEvidence()
     found = _found(turns, call, step_id)
     if found is None:
         found = [*(turn for turn in turns[:-1] if turn.open), turns[-1]]
@@ -161,6 +202,7 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
         calls=tuple([known for known in turn.calls if known not in mine]),
         called=(*turn.called, *mine),
         more=turn.more,
+        listed=turn.listed,
     )
 
 

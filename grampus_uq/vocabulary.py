@@ -131,10 +131,12 @@ class MissingReason(StrEnum):
     NOT_NEEDED = "not_needed"
     NOT_SENSED = "not_sensed"
     PROFILE_CHANGED = "profile_changed"
+    NOT_PROPOSED = "not_proposed"
 
 
 NOT_DUE = frozenset(
-    {MissingReason.NOT_STATED, MissingReason.NO_LOGPROBS, MissingReason.NO_MODEL, MissingReason.NOT_NEEDED}
+    {MissingReason.NOT_STATED, MissingReason.NO_LOGPROBS, MissingReason.NO_MODEL}
+    | {MissingReason.NOT_NEEDED, MissingReason.NOT_PROPOSED}
 )
 """Reasons that say that nobody asked: the reading does not belong to this agent or step. Any other reason says that a
 reading was due and did not come, and then an irreversible call is judged as if it had been the worst."""

@@ -29,6 +29,7 @@ from grampus_uq import (
 from grampus_uq.engine import judge_call
 from grampus_uq.policy import UncertaintyPolicy as Policy
 from grampus_uq.state import acknowledge, state_to_json, state_to_values
+from grampus_uq.turns import TurnEvidence
 
 Action, Level, Source = UncertaintyAction, UncertaintyLevel, UncertaintySource
 START = SessionState(session_id="s")
@@ -89,7 +90,8 @@ def believing(confidence, **given):
     """A state after a model's step that left this belief."""
     level = PLAIN.policy.classify(confidence)
     known = {"has_reading": True, "turn_read": True, "worst": confidence, "cumulative": confidence, "level": level}
-    return SessionState(session_id="s", n_steps=1, **(known | given))
+    known |= given
+    return SessionState(session_id="s", n_steps=1, turns=(TurnEvidence(read=known["turn_read"]),), **known)
 
 
 # -- laws over any run --

@@ -13,6 +13,9 @@ from grampus_uq import Effect, Reading, SessionState, Step, ToolCall, Uncertaint
 from grampus_uq import UncertaintyAction as Action
 from grampus_uq import UncertaintyPolicy as Policy
 from grampus_uq.engine import judge_call
+from grampus_uq.recording.writer import RecordingProcessor
+from grampus_uq.records import canonical_json
+from grampus_uq.replay import replay_file
 from grampus_uq.state import Profile, state_from_json, state_to_json
 from grampus_uq.turns import MAX_CALLS, MAX_TURNS
 
@@ -179,12 +182,149 @@ def test_calls_beyond_those_that_are_kept_are_judged_on_the_least_of_the_open_tu
     assert judged(state, pay(str(MAX_CALLS + 1))).rule == "missing_evidence"
 
 
-def test_a_state_of_an_older_version_is_judged_on_its_latest_turn():
-    written = json.loads(state_to_json(turn(START, "a", 1.0)))
-    del written["turns"], written["rang"]
-    old = state_from_json(json.dumps(written))
-    assert judged(old, PAY).action is Action.PROCEED
-    assert judged(state_from_json(json.dumps(written | {"turn_read": False})), PAY).rule == "missing_evidence"
+@pytest.mark.parametrize("turns", ["gone", []])
+def test_a_state_without_its_turns_speaks_for_no_irreversible_call_until_the_models_next_turn(turns):
+    """Of an older version, or with the turns stripped: whose calls are open, and what was read, is not known."""
+    written = json.loads(state_to_json(turn(turn(START, "silent", None, pay("a")), "b", 1.0)))
+    if turns == "gone":
+        del written["turns"], written["rang"]
+    else:
+        written["turns"] = turns
+    for turn_read in (True, False):
+        old = state_from_json(json.dumps(written | {"turn_read": turn_read}))
+        for call in (pay(), pay("a"), pay("b")):
+            assert judged(old, call).rule == called(old, call)[1].rule == "missing_evidence"
+        assert not judge_call(PROFILE, old, "look").action.stops
+        assert judged(turn(old, "next", 1.0, pay("n")), pay("n")).action is Action.PROCEED
+
+
+@given(st.lists(st.sampled_from([None, 1.0]), min_size=1, max_size=MAX_TURNS), st.data())
+def test_of_sixteen_turns_at_once_that_list_no_calls_each_is_found_by_its_steps_id(values, data):
+    state = START
+    for number, value in enumerate(values):
+        state = turn(state, f"m{number}", value)
+    number = data.draw(st.integers(0, len(values) - 1))
+    assert judged(state, PAY, f"m{number}").action.stops is (values[number] is None)
+
+
+# -- arguments --
+
+AMOUNT = {"to": "ann", "amount": 5}
+CHANGED = [
+    {"to": "ann", "amount": 5000},
+    {"to": "mallory", "amount": 5},
+    {"to": "ann"},
+    {},
+    {"to": "ann", "amount": 5, "urgent": True},
+    {"to": "ann", "amount": "5"},
+    {"to": "ann", "amount": True},
+    {"To": "ann", "amount": 5},
+    {"to": ["ann"], "amount": 5},
+    {"to": "ann ", "amount": 5},
+    {"unparsed_arguments": '{"to": "ann", "amount": 5}'},
+]
+
+
+def session_of(policy=None):
+    monitor = UncertaintyMonitor(policy=policy or Policy(irreversible_tool_names=[PAY]))
+    return monitor.session("s")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("arguments", CHANGED, ids=str)
+@pytest.mark.parametrize("call_id", ["c1", "", "another"])
+async def test_a_turn_vouches_for_no_other_arguments_than_those_it_listed(arguments, call_id):
+    session = session_of()
+    await session.observe_llm_response(
+        "I am 100% sure.", "m", tool_calls=[ToolCall(id="c1", name=PAY, arguments=AMOUNT)]
+    )
+    for _ in range(2):
+        changed = ToolCall(id=call_id, name=PAY, arguments=arguments)
+        verdict = session.would_allow(changed)
+        assert (verdict.action, verdict.rule) == (Action.PAUSE_FOR_HUMAN, "missing_evidence")
+        assert verdict.reason.startswith("irreversible call with arguments that no turn of the model proposed; ")
+        step, action = await session.observe_tool_call(changed, "t")
+        assert (action, step.reasoning) == (verdict.action, verdict.reason)
+        assert step.missing_reason.startswith("proposal: not_proposed")
+
+
+SAME = [
+    ToolCall(id="c1", name=PAY, arguments={"amount": 5, "to": "ann"}),
+    ToolCall(id="c1", name="Pay", arguments=AMOUNT),
+    ToolCall(id="", name=PAY, arguments=AMOUNT),
+    ToolCall(id="other", name=PAY, arguments=AMOUNT),
+    {"id": "c1", "function": {"name": PAY, "arguments": '{"amount":5,"to":"ann"}'}},
+    {"id": "c1", "name": PAY, "args": AMOUNT},
+    ToolCall(id="c1", name=PAY),
+    {"id": "c1", "name": PAY},
+    PAY,
+]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("call", SAME, ids=str)
+async def test_the_call_that_a_turn_listed_goes_ahead_in_every_form_and_without_its_arguments_too(call):
+    session = session_of()
+    listed = {"id": "c1", "type": "function", "function": {"name": PAY, "arguments": json.dumps(AMOUNT)}}
+    await session.observe_llm_response("I am 100% sure.", "m", tool_calls=[listed])
+    for _ in range(2):
+        assert session.would_allow(call).action is Action.PROCEED
+        assert (await session.observe_tool_call(call, "t"))[1] is Action.PROCEED
+
+
+@pytest.mark.anyio
+async def test_changed_arguments_of_a_call_that_can_be_undone_stop_nothing_and_callers_who_list_none_are_not_compared():
+    session = session_of()
+    await session.observe_llm_response("I am 100% sure.", "m", tool_calls=[ToolCall(name="look", arguments=AMOUNT)])
+    assert session.would_allow(ToolCall(name="look", arguments={})).action is Action.PROCEED
+    session = session_of()
+    await session.observe_llm_response("I am 100% sure.", "m")
+    assert session.would_allow(ToolCall(name=PAY, arguments={"to": "mallory"})).action is Action.PROCEED
+    session = session_of(Policy(irreversible_tool_names=[PAY], on_missing_evidence=Action.PROCEED_WITH_LOG))
+    await session.observe_llm_response("I am 100% sure.", "m", tool_calls=[ToolCall(name=PAY, arguments=AMOUNT)])
+    assert not session.would_allow(ToolCall(name=PAY, arguments={})).action.stops
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(-9, 9, width=16) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=4,
+)
+json_objects = st.dictionaries(st.text(max_size=2), json_values, max_size=3)
+
+
+@given(st.lists(json_objects, min_size=1, max_size=4), st.lists(json_objects, max_size=2), json_objects, st.data())
+def test_a_call_is_vouched_for_exactly_by_the_arguments_that_its_turn_listed(listed, others, asked, data):
+    calls = [ToolCall(id=str(n), name=PAY, arguments=arguments) for n, arguments in enumerate(listed)]
+    state = turn(START, "own", 1.0, *calls)
+    state = turn(state, "beside", 1.0, *[ToolCall(id=f"o{n}", name=PAY, arguments=a) for n, a in enumerate(others)])
+    asked = data.draw(st.sampled_from([*listed, *others, asked]))
+    call = ToolCall(id=str(data.draw(st.integers(0, len(listed) - 1))), name=PAY, arguments=asked)
+    same = canonical_json(asked) in map(canonical_json, listed)
+    assert judged(state, call).action.stops is not same
+    back = state_from_json(state_to_json(state))
+    assert judged(back, call) == judged(state, call)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("content", ["full", "hashed", "none"])
+async def test_a_recording_that_left_the_arguments_out_replays_a_call_with_changed_ones_as_it_was(content, tmp_path):
+    recorder = RecordingProcessor(tmp_path, content=content)
+    monitor = UncertaintyMonitor(policy=Policy(irreversible_tool_names=[PAY]), processors=[recorder])
+    session = monitor.session("s")
+    await session.observe_llm_response(
+        "I am 100% sure.", "m", tool_calls=[ToolCall(id="c", name=PAY, arguments=AMOUNT)]
+    )
+    seen = [
+        (await session.observe_tool_call(ToolCall(id="c", name=PAY, arguments=arguments), "t"))[1]
+        for arguments in (AMOUNT, {"to": "mallory"}, AMOUNT)
+    ]
+    recorder.close()
+    assert seen == [Action.PROCEED, Action.PAUSE_FOR_HUMAN, Action.PROCEED]
+    (path,) = tmp_path.glob("*.jsonl")
+    replayed = list(replay_file(path, monitor.profile))
+    assert all(step.same for step in replayed)
+    assert [step.assessment.action for step in replayed[1:]] == seen
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

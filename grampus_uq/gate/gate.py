@@ -148,7 +148,10 @@ class Gate:
             if unwatched is not None and unwatched.asks_always(record.proposed.name):
                 why = ALWAYS_ASK
         else:
-            step, action = await session.observe_tool_call(record.proposed, record.step_id, effect=effect)
+            proposed = record.proposed.model_copy(
+                update={"arguments": record.proposed.arguments}
+            )  # those that would run
+            step, action = await session.observe_tool_call(proposed, record.step_id, effect=effect)
             if action is UncertaintyAction.ABORT:
                 return record, action
             if action is UncertaintyAction.PAUSE_FOR_HUMAN:

@@ -12,15 +12,26 @@ __all__ = ["ANSWER_FIELDS", "FIELDS", "ClosingObject", "closing_object"]
 
 FIELDS = frozenset({"confidence", "confidence_score"})
 ANSWER_FIELDS = FIELDS | {
-    *("answer", "final_answer", "response", "reason", "reasoning", "explanation", "rationale", "thought", "thoughts"),
-    *("decision", "action", "conclusion", "summary", "justification", "solution"),
+    *(
+        "answer",
+        "final_answer",
+        "final",
+        "response",
+        "reply",
+        "solution",
+        "conclusion",
+        "summary",
+        "decision",
+        "choice",
+    ),
+    *("reason", "reasoning", "explanation", "rationale", "justification", "thought", "thoughts", "chain_of_thought"),
+    *("action", "plan", "steps", "next_step", "next_steps", "next_action", "recommendation", "assumptions"),
 }
+"""What an answer has beside its confidence; an object with any other field may be a tool's result or a page's data."""
 _OTHERS_FIELDS = frozenset(
     {"role", "tool", "tool_name", "tool_call_id", "tool_result", "tool_output", "observation"}
     | {"type", "arguments", "args", "parameters"}
 )
-_DENYING = re.compile(r"wrong|fail|incorrect|false|error|uncertain|doubt")
-_UNIT = re.compile(r"scale|unit|range|(?:^|_)(?:max|min|out_of)")
 _FIELD = re.compile(r"""["']confidence(?:_score)?["']\s{0,64}:""", re.IGNORECASE)
 _FLAT = re.compile(
     r"""\{\s{0,64}(["'])confidence(?:_score)?\1\s{0,64}:\s{0,64}(["']?)([^\s"'{}\[\],]{1,60}(?:\s?%)?)\2\s{0,64},?\s{0,64}\}""",
@@ -37,17 +48,32 @@ _LONGEST = 20_000
 _MOST_STARTS = 8
 
 
+_MOST_TEXTS = 100
+
+
 class ClosingObject(NamedTuple):
     """What precedes the object, the values that it states (`INVALID` for no probability), and its other fields.
 
-    It is the model's answer when it is the whole message, or has no other fields than an answer has: any other may be a
-    tool's result.
+    It is the model's answer when it has no other fields than an answer has: any other may be a tool's result.
     """
 
     before: str
     values: tuple[float, ...] = ()
     is_answer: bool = True
     others: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        """What its other fields say, at any depth: the first hundred texts."""
+        found: list[str] = []
+        waiting: list[Any] = list(self.others)[::-1]
+        while waiting and len(found) < _MOST_TEXTS:
+            value = waiting.pop()
+            if isinstance(value, str):
+                found.append(value)
+            elif isinstance(value, list | tuple):
+                waiting += value[::-1]
+        return found
 
 
 def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
@@ -64,15 +90,15 @@ def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
     stripped = stripped if closing is None else stripped[: closing.start()]
     before, inner = _fenced(stripped)
     if inner is not None:
-        found = _read(inner, before, whole=not before.strip(), other_scale=other_scale)
+        found = _read(inner, before, other_scale)
         return ClosingObject(text) if found is None else found
     if stripped.startswith("{"):
-        found = _read(stripped, "", whole=True, other_scale=other_scale)
+        found = _read(stripped, "", other_scale)
         if found is not None:
             return found
     if stripped.endswith("}"):
         for start in _starts(stripped):
-            found = _read(stripped[start:], stripped[:start], whole=False, other_scale=other_scale)
+            found = _read(stripped[start:], stripped[:start], other_scale)
             if found is not None:
                 return found
     return ClosingObject(text)
@@ -104,7 +130,7 @@ def _starts(text: str) -> list[int]:
     return starts
 
 
-def _read(text: str, before: str, *, whole: bool, other_scale: bool) -> ClosingObject | None:
+def _read(text: str, before: str, other_scale: bool) -> ClosingObject | None:
     """What an object states that is all of the text, after another one; None when the text is no such object."""
     try:
         fields = _DECODER.decode(text)
@@ -113,19 +139,15 @@ def _read(text: str, before: str, *, whole: bool, other_scale: bool) -> ClosingO
     if not isinstance(fields, tuple):
         return None
     names = {name.lower().replace(" ", "_") for name, _ in fields}
-    is_answer = names <= ANSWER_FIELDS
-    if not is_answer:
-        if names & _OTHERS_FIELDS:
-            return ClosingObject(before)
-        is_answer = whole and not any(map(_DENYING.search, names))
-        other_scale = other_scale or any(map(_UNIT.search, names))
+    if names & _OTHERS_FIELDS:
+        return ClosingObject(before)
     values, others = [], []
     for name, value in fields:
         if name.lower() in FIELDS:
             values.append(_value(value, other_scale))
         else:
             others.append((name, value))
-    return ClosingObject(before, tuple(values), is_answer, tuple(others))
+    return ClosingObject(before, tuple(values), names <= ANSWER_FIELDS, tuple(others))
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple)

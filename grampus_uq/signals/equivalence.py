@@ -59,7 +59,8 @@ class Equivalence(Protocol):
 def same_wording(first: str, second: str) -> bool:
     """True when two texts say the same in the same words: no other word, number, symbol, or order of them.
 
-    Case, sentence punctuation, articles, ways of writing a number, and an opening such as "The answer is" do not count.
+    Case, sentence punctuation, articles, thousands separators, and an opening such as "The answer is" do not count; a
+    question mark does, and so does every digit ("1.10" is not "1.1").
     "A is B" and "B is A" are the same; "A pays B" and "B pays A" are not. Two ways to say one thing are not either:
     to tell that takes a model (`EntailmentEquivalence`). Texts of more than 20,000 characters must be equal.
 
@@ -83,8 +84,8 @@ def _wording(text: str) -> list[str]:
 
 
 def _plain_word(chunk: str) -> str:
-    """A word without the punctuation around it; a symbol by itself stays, and so does the case of what has digits."""
-    bare = chunk.lstrip("\"'“‘([{*_`#").rstrip("\"'”’)]}*_`.,;:!?…")
+    """A word without the punctuation around it; symbols stay, a question mark, the case of what has digits."""
+    bare = chunk.lstrip("\"'“‘([{*_`#").rstrip("\"'”’)]}*_`.,;:!…")
     if not bare:
         return "" if set(chunk) <= set("*_`#\"'“”‘’") else chunk
     if _NUMBER.fullmatch(bare):
@@ -167,7 +168,10 @@ def _negations(words: frozenset[str]) -> int:
 
 
 def _numbers(text: str) -> list[str]:
-    """The numbers of a text in their order, each in one way of writing: "1,000.50" and "1000.5" are the same number."""
+    """The numbers of a text in their order, each in one way of writing: "1,000" and "1000" are the same number.
+
+    "1.10" and "1.1" are not: as versions they differ, and who reads two amounts apart is only more careful.
+    """
     return [_plain_number(number) for number in _NUMBER.findall(text)]
 
 
@@ -176,7 +180,7 @@ def _plain_number(number: str) -> str:
     sign, digits = ("-", plain[1:]) if plain.startswith("-") else ("", plain)
     whole, _, fraction = digits.partition(".")
     grouped = whole.replace(",", "") if _THOUSANDS.fullmatch(whole) else whole  # "1,5" and "0049" are as they stand
-    return f"{sign}{grouped}.{fraction.rstrip('0')}"
+    return f"{sign}{grouped}.{fraction}" if fraction else f"{sign}{grouped}"
 
 
 class SameWording:

@@ -7,10 +7,11 @@ itself therefore cannot end its own quotation and go on in the model's name.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["GAP", "LAZY", "SPEAKER", "OwnWords", "own_words"]
+__all__ = ["GAP", "LAZY", "SPEAKER", "OwnWords", "as_read", "own_words"]
 
 GAP: Final = "\ufffc"
 """Stands where something was taken out."""
@@ -74,6 +75,21 @@ class OwnWords(NamedTuple):
     text: str
     rest: str
     open: bool
+
+
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def as_read(text: str) -> str:
+    """The text as a reader sees it: compatibility forms (full width, ligatures) resolved, invisible characters gone.
+
+    >>> as_read("Con\u00adfidence： １０％")
+    'Confidence: 10%'
+    """
+    return unicodedata.normalize("NFKC", _INVISIBLE.sub("", text))
 
 
 def own_words(text: str) -> OwnWords:

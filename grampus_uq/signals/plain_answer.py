@@ -10,6 +10,7 @@ import functools
 import re
 from typing import Final
 
+from grampus_uq.signals.admissions import ADMITTING
 from grampus_uq.signals.closing_object import ANSWER_FIELDS, FIELDS
 from grampus_uq.signals.own_words import SPEAKER
 from grampus_uq.signals.standing import FRAME, REPORT, SOURCE
@@ -24,10 +25,10 @@ _PLAIN: Final = re.compile(
     rf"(0(?:\.[0-9]{{1,20}})?|1(?:\.0{{1,20}})?)(?:, ?{_OTHER_FIELD}){{0,8}} ?\}}"
 )
 _WORDS: Final = re.compile(r"[a-z]+")
+_TEXTS: Final = re.compile(r'"([^"]*)"')
 _DIGIT: Final = re.compile(r"[0-9]")
 _OF_PHRASES: Final = frozenset(
-    {"word", "words", "text", "told", "asked", "idea", "know", "guess", "guessing", "made", "point", "percent"}
-    | {"five", "seven", "ten", "hundred"}
+    {"word", "words", "text", "told", "asked", "point", "percent", "five", "seven", "ten", "hundred"}
 )
 """Words of phrases that no other word of the phrase gives away."""
 
@@ -43,6 +44,9 @@ def plain_answer(stripped: str) -> float | None:
         return None
     lowered = stripped.lower()
     if "know" in lowered:  # "Let me know if ...}" would be a closing word
+        return None
+    told = " ".join([text for text in _TEXTS.findall(lowered, match.end(1)) if text not in ANSWER_FIELDS]).split()
+    if not _HARMLESS.issuperset(told) and any(map(_matters, told)):
         return None
     if match[1]:
         words = lowered[: match.end(1)].split()
@@ -73,6 +77,7 @@ def _is_sought(word: str) -> bool:
     within = f"{word} x"
     return (
         word in _OF_PHRASES
+        or word in ADMITTING
         or SPEAKER.search(word) is not None
         or SPEAKER.search(within) is not None
         or any(search(within) for search in (FRAME, REPORT, SOURCE, MAY_STATE, OTHER_SCALE))

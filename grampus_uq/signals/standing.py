@@ -22,7 +22,7 @@ _ABBREVIATION = re.compile(
 FRAME = WordSearch(
     r"\b(?:below|follow(?:s|ing)|verbatim|quot\w{1,7}|word for word|own words|these words|this text|pasted?|copied"
     r"|suppose|imagine|pretend\w{0,3}|hypothetical\w{0,2}|role-?play\w{0,3}|example|template|fiction\w{0,2}|draft|joking"
-    r"|told to|repeat\w{0,3}|asked me to)\b|\b(?:this|these|with|then|not|never)[.,]?$",
+    r"|told to|repeat\w{0,3}|asked me to|placeholder|dummy)\b|\b(?:this|these|with|then|not|never)[.,]?$",
 )
 REPORT = WordSearch(
     r"\b(?:says?|said|wrote|writes?|reads|report(?:s|ed)|return(?:s|ed)|repl(?:y|ies|ied)|answer(?:s|ed)|respond(?:s|ed)"
@@ -35,7 +35,7 @@ SOURCE = WordSearch(
     r"|customer|user|client|website|article|message|text|letter|search|query|function|attacker"
     r"|web\w{0,8}|content|extract\w{0,4}|fields?|ocr|invoice|scan\w{0,3}|ignore|metadata|data)\b|\w\(|(?:=|[=-]>)$",
 )
-_SIGNED = re.compile(r"[—–] ?\w|--? ?[A-Z]\w+\s*$")
+_SIGNED = re.compile(r"[—–] ?\w|--? ?(?:[A-Z]|(?:the|a|your|our) )\w+\s*$")
 _RULE = re.compile(r"[*=#~+_-]{3,}")
 _ENDED = re.compile(r"[.!?\ufffc][*_)\]]{0,3}$|[:=] ")
 _SHORT = 6  # words of a line that is rather a heading than a sentence
@@ -43,10 +43,15 @@ _FIRST_PERSON = re.compile(r"[\W_]*(?:i|we|i'm|i've|i'll)\b", re.IGNORECASE)
 _TAKES_BACK = re.compile(
     r"[\W_]*(?:no|not|nope|never|hardly|just kidding|kidding|joking|or (?:not|rather)|wait|scratch that|correction|if"
     r"|unless|provided|assuming|only if|but (?:only|not|if)|except|end(?: of)?|according"
+    r"|of (?:failure|error)"
+    r"|source ?: (?:the |an? )?(?:ocr|tool|classifier|scan\w{0,3}|model|customer|user|page|e-?mail|api)"
+    r"|on second thoughts?|then again|strike that|maybe not|probably not|false\b|/s\b|hmm|let me (?:reconsider|correct)"
+    r"|i (?:take|took) (?:that|this|it) back|(?:but )?i (?:retract|withdraw|doubt)|but i (?:am|'m) (?:not|un)"
     r"|(?:that|this|it|those|these)(?: (?:is|was|are|were|would be)|'s)"
     r" (?:what|how|not|wrong|false|a lie|a quote|a joke|the |his|her|their|its|from|copied|an? (?:example|quot))"
     r"|\(?as (?:reported|stated|said|given|quoted)|sorry|best(?: regards)?,|regards|cheers|sincerely|yours|thanks,"
-    r"|actually,? no|disregard|ignore (?:this|that|it|the)|oops|on reflection|edit(?=:)|well, [0-9]{1,9}|i do not agree"
+    r"|actually,? (?:no|[0-9]{1,9})|disregard|ignore (?:this|that|it|the)|oops|on reflection|edit(?=:)"
+    r"|well, [0-9]{1,9}|i do not agree"
     r"|quoted|(?:the )?(?:line |text )?above (?:is|was|were|comes?|came)|psych|but (?:that|this|it) is a joke"
     r"|so (?:said|says|he|she|it|they)\b|(?:the )?(?:he|she|they|customer|user|tool|email|page|model) "
     r"(?:said|says?|wrote|writes?|claim\w{0,3}|think\w?|believe\w?)(?![^.!?\n]*[:\ufffc\ufffb]))\b",

@@ -51,7 +51,11 @@ _IT = rf"(?:this|that|it|(?:this|that|my|the) {_THING})"
 _RIGHT = r"(?:right|correct|accurate|true)"
 _ABOUT_IT = rf" (?:in|of|about|on|with) {_IT}(?: being {_RIGHT})?"
 _NAME = (  # an answer, not a sentence
-    r"(?!(?:no|not|none|nothing|nobody|wrong|false|fraud|fake|unsafe|a scam|a lie)\b)"
+    r"(?!(?:[\w'-]{1,20} ){0,3}(?:no|not|none|nothing|nobody|never"
+    r"|un(?:true|safe|known|clear|certain|likely|reliable|finished|solved|verified|tested|done)"
+    r"|in(?:correct|accurate|valid|complete)|wrong|false|mistaken|erroneous|fraud\w*|fakes?|forged|bogus|nonsense|rubbish"
+    r"|guess\w*|lies?|scam|spam|phishing|dangerous|risky|harmful|malicious|illegal|unauthori[sz]ed|impossible|broken|bad"
+    r"|invented|fabricated|hallucinat\w*|doubtful|dubious|doomed|hopeless)\b)"
     r"(?-i:[0-9](?:[0-9.,:]{0,15}[0-9])?|[A-Z][\w'-]{0,20}(?: [A-Z][\w'-]{0,20}){0,3})"
 )
 _CLAIM = (
@@ -77,7 +81,8 @@ _FORMS: Final = tuple(
     re.compile(_LEAD + form, re.IGNORECASE)
     for form in (
         rf"(?:(?:my|overall|final|current|own|estimated) ){{0,3}}{_CONFIDENCE}(?: (?:score|level|rating|estimate))?"
-        rf"(?:{_ABOUT_IT})?(?:{_ZERO_TO_ONE})?(?: ?[:=] ?| is | is at | stands at ){_AMOUNT}(?P<tail>.*)",
+        rf"(?:{_ABOUT_IT})?(?:{_ZERO_TO_ONE})?"
+        rf"(?: ?[:=] ?| is | is at | stands at | (?:has )?(?:dropped|fallen|sunk|risen) to ){_AMOUNT}(?P<tail>.*)",
         rf"(?:with )?(?:a )?{_CONFIDENCE} of {_AMOUNT}(?P<tail>.*)",
         rf"{_I_AM} (?:a |an )?{_AMOUNT} {_SURE}\b(?P<tail>.*)",
         rf"i (?:have|say this with|answer(?: this)? with|give this answer with) (?:a |an )?{_AMOUNT}"

@@ -17,8 +17,9 @@ from grampus_uq.building import builder
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.protocols import SenseContext
 from grampus_uq.records import Message, Reading, Step
+from grampus_uq.signals.admissions import UNDECIDED, admissions
 from grampus_uq.signals.closing_object import ClosingObject, closing_object
-from grampus_uq.signals.own_words import own_words
+from grampus_uq.signals.own_words import as_read, own_words
 from grampus_uq.signals.plain_answer import plain_answer
 from grampus_uq.signals.standing import is_doubtful, sentences_of
 from grampus_uq.signals.stated import INVALID, MAY_STATE, OTHER_SCALE, STATING_WORDS, parse_number, stated
@@ -41,25 +42,6 @@ _ADMISSIONS = (
     "i am guessing", "i'm guessing", "i’m guessing", "just guessing", "only guessing", "wild guess",
 )  # fmt: skip
 _ADMITTING = ("sure", "certain", "confident", "idea", "know", "guess")  # one of them is in every admission
-_OUTRIGHT = re.compile(
-    r"(?:^|[.!?]\s)[*_ ]{0,3}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
-    r"(?:i (?:really |honestly )?(?:have no idea|do not know|don['’]t know)"
-    r"|i(?:['’]m| am) (?:really |just |only )?(?:not (?:at all )?(?:sure|certain|confident)|unsure|uncertain|guessing)"
-    r"|(?:this|that|it)(?:['’]s| is) (?:just |only )?a (?:wild )?guess|i made (?:this|it|that) up)"
-    r"(?: (?:about|of) (?:this|it|that|my answer))?[.!]",
-    re.IGNORECASE | re.MULTILINE,
-)
-_DENIED = re.compile(
-    r"(?:^|[.!?]\s)\s{0,8}[*_ ]{0,3}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
-    r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
-    r"(?:(?P<far>(?:very |quite )?far from)|not|never)? ?"
-    r"(?:100 ?%|(?:one|a) hundred percent|fully|entirely|completely|absolutely|totally|perfectly)? ?"
-    r"(?P<word>sure|certain|confident)(?: (?:about|of|in) (?:this|it|that|(?:my|this) answer))?[.!,;]",
-    re.IGNORECASE | re.MULTILINE,
-)
-_CERTAIN = 0.99  # from here on a number contradicts that full certainty was denied
-_ADMITTED = 0.3  # what an outright admission reads, with or without a number beside it
-_UNDECIDED = 0.5  # up to here a statement that may be somebody else's counts: it can only make the reading more careful
 _LONGEST_SENTENCE = 320
 _LONGEST_ANSWER = 20_000
 _MOST_SENTENCES = 200
@@ -96,14 +78,17 @@ def parse_confidence(text: str) -> tuple[float | None, MissingReason | None]:
     plain = plain_answer(stripped) if stripped.endswith("}") else None
     if plain is not None:
         return plain, None
-    return _parsed(text) if _has_any(text.lower(), STATING_WORDS) else (None, _NOT_STATED)
+    seen = text if text.isascii() else as_read(text)
+    return _parsed(text, seen) if _has_any(seen.lower(), STATING_WORDS) else (None, _NOT_STATED)
 
 
-def _parsed(text: str) -> tuple[float | None, MissingReason | None]:
-    """The same of any text, by all the rules."""
+def _parsed(text: str, seen: str) -> tuple[float | None, MissingReason | None]:
+    """The same of any text, by all the rules; what only a reader sees (`as_read`) can only make it more careful."""
     values = _statements(text)
+    if seen != text:
+        values += [value for value in _statements(seen) if 0.0 <= value <= UNDECIDED]
     valid = [value for value in values if value != INVALID]
-    if valid and (len(valid) == len(values) or min(valid) <= _UNDECIDED):
+    if valid and (len(valid) == len(values) or min(valid) <= UNDECIDED):
         return min(valid), None
     return None, _INVALID if values else _NOT_STATED
 
@@ -116,27 +101,22 @@ def _statements(text: str) -> list[float]:
     other_scale = OTHER_SCALE(own.text)
     values = list(_in_prose(lines, other_scale)) if MAY_STATE(own.text) else []
     if own.rest:
-        values += [value for value in _in_prose(_lines(own.rest), other_scale) if 0.0 <= value <= _UNDECIDED]
+        values += [value for value in _in_prose(_lines(own.rest), other_scale) if 0.0 <= value <= UNDECIDED]
     if rest.values:
         earlier = closing_object(rest.before)
         after_another = bool(earlier.values or earlier.others)  # one of several objects in a row may be a tool's
         doubtful = own.open or after_another or not rest.is_answer or is_doubtful(lines, len(lines), (), 0)
         stated_last = closing_object(text, other_scale=True).values if other_scale else rest.values
-        values += [value for value in stated_last if not doubtful or 0.0 <= value <= _UNDECIDED]
-        values += [value for value in earlier.values if 0.0 <= value <= _UNDECIDED]
-    if values and _OUTRIGHT.search(own.text):
-        values.append(_ADMITTED)
-    if values and any(_denies(found, max(values)) for found in _DENIED.finditer(own.text)):
-        values.append(_UNDECIDED)
+        values += [value for value in stated_last if not doubtful or 0.0 <= value <= UNDECIDED]
+        values += [value for value in earlier.values if 0.0 <= value <= UNDECIDED]
+    if values:
+        values += admissions(own.text, max(values))
+        for text in rest.texts:  # what the answer itself says can only make the reading more careful
+            shown = own_words(text).text
+            told = [*_in_prose(_lines(shown), other_scale), *closing_object(text).values]
+            values += [value for value in told if 0.0 <= value <= UNDECIDED]
+            values += admissions(shown, max(values))
     return values
-
-
-def _denies(found: re.Match[str], highest: float) -> bool:
-    """True for a denial of certainty that the highest number contradicts."""
-    words = found[0].lower()
-    return found["far"] is not None or (
-        highest >= _CERTAIN and re.search(r"\bnot\b|never|can(?:no|['’])t", words) is not None
-    )
 
 
 def without_confidence(text: str) -> str:
@@ -172,7 +152,7 @@ def _in_prose(lines: Sequence[str], other_scale: bool) -> Iterator[float]:
             if examined > _MOST_SENTENCES:
                 return
             value = stated(sentence, other_scale=other_scale)
-            if value is not None and (0.0 <= value <= _UNDECIDED or not is_doubtful(lines, number, sentences, index)):
+            if value is not None and (0.0 <= value <= UNDECIDED or not is_doubtful(lines, number, sentences, index)):
                 yield value
 
 

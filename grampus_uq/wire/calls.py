@@ -104,11 +104,13 @@ def read_call(value: Any, *, stand_in_id: str = "") -> ReadCall:
     if name is None and field(named, *_ARGUMENTS) is None and not kind:
         nobody = ToolCall(id=identity, name="", arguments={UNPARSED: _kept(value)})
         return ReadCall(call=nobody, problem=f"is no tool call: {kind_of(value)}", recognised=False)
-    read = read_arguments(_given(named, kind))
+    given = _given(named, kind)
+    read = read_arguments(given)
     known = whole_text(name) if isinstance(name, str) else ""
     problem = None if read.problem is None else f"has arguments that {read.problem}"
+    arguments = {} if given is None else {"arguments": read.values}  # a call that came without any says so
     return ReadCall(
-        call=ToolCall(id=whole_text(identity), name=known, arguments=read.values),
+        call=ToolCall(id=whole_text(identity), name=known, **arguments),
         problem=problem if known else "has no name",
     )
 

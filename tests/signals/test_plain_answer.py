@@ -15,7 +15,9 @@ from grampus_uq.signals.plain_answer import plain_answer
 from grampus_uq.signals.verbalized import _parsed
 
 ROOM = Path(standing.__file__).parent
-SOURCES = [(ROOM / f"{name}.py").read_text(encoding="utf-8") for name in ("standing", "own_words", "stated")]
+SOURCES = [
+    (ROOM / f"{name}.py").read_text(encoding="utf-8") for name in ("standing", "own_words", "stated", "admissions")
+]
 SOURCES += [(ROOM / f"{name}.py").read_text(encoding="utf-8") for name in ("verbalized", "closing_object")]
 STEMS = sorted({word.lower() for source in SOURCES for word in re.findall(r"[A-Za-z]{2,}", source)})
 WORDS = [stem + end for stem, end in product(STEMS, ["", "s", "ed", "ing"])]
@@ -32,7 +34,7 @@ OBJECTS = [
 def agrees(text: str) -> bool:
     """Whether something was read at a glance, and then what all the rules read."""
     value = plain_answer(text.strip())
-    assert value is None or (value, None) == _parsed(text)
+    assert value is None or (value, None) == _parsed(text, text)
     return value is not None
 
 

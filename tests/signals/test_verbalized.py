@@ -142,7 +142,7 @@ def test_an_unusable_statement_takes_a_high_one_with_it_and_leaves_a_low_one():
 
 @given(unit)
 def test_any_probability_that_json_writes_is_read_back_exactly(value):
-    assert parse_confidence(json.dumps({"a": [1], "confidence": value, "z": {}})) == (value, None)
+    assert parse_confidence(json.dumps({"answer": [1], "confidence": value, "plan": {}})) == (value, None)
 
 
 @given(st.floats() | st.integers() | st.booleans() | st.none() | st.text(max_size=20))

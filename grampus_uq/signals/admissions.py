@@ -1,0 +1,110 @@
+"""What a model says in words against a number beside them: that it does not know, that it is wrong, "confidence: low".
+
+Words only ever lower a reading, so they are sought more widely than statements are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from grampus_uq.signals.stated import MAY_STATE
+from grampus_uq.signals.word_search import WordSearch
+
+__all__ = ["ADMITTING", "UNDECIDED", "admissions"]
+
+UNDECIDED: Final = 0.5
+"""Up to here a statement that may be somebody else's counts: it can only make the reading more careful."""
+
+_CERTAIN = 0.99  # from here on a number contradicts that full certainty was denied
+_ADMITTED = 0.3  # what an outright admission reads, with or without a number beside it
+ADMITTING: Final = frozenset((
+    "idea", "know", "sure", "certain", "confident", "unsure", "uncertain", "guess", "guessing", "guesswork",
+    "guessed", "coin", "doubt", "doubts", "give", "failed", "could", "trust", "ignore", "disregard", "made",
+    "invented", "fabricated", "hallucinated", "hallucinating", "wrong", "mistaken", "mistake", "lying",
+    "incorrect", "false", "invalid", "nonsense", "unreliable", "meaningless", "correct", "right", "true",
+    "reliable",
+))  # fmt: skip
+"""One of these words is in every admission."""
+_MAY_ADMIT = WordSearch(rf"\b(?:{'|'.join(sorted(ADMITTING))})\b")
+_LOW = (
+    r"low|poor|weak|none|nil|no|zero|minimal|limited|little|shaky|tiny|negligible|lacking|(?:one|two|three|four|five|six"
+    r"|seven|eight|nine|ten|fifteen|twenty|thirty|forty) (?:percent|per cent)"
+)
+_MIDDLING = r"medium|moderate|mixed"
+_MAY_BE_LOW = WordSearch(rf"\b(?:{_LOW}|{_MIDDLING})\b")
+_LEAD = (
+    r"(?:^|[.!?]\s)[*_ ]{0,3}"
+    r"(?:(?:(?:final[ _])?answer|reason(?:ing)?|explanation|thoughts?|response|conclusion|decision|action)[*_]{0,3}: )?"
+    r"(?:(?:but|honestly|actually|frankly|in truth|to be honest|on reflection|update|edit|correction|p\.?s\.?|sadly"
+    r"|unfortunately|sorry|probably|i (?:think|believe|fear|suspect)(?: that)?)[,:]? ){0,2}"
+)
+_SOFTLY = r"(?:probably |most likely |likely |almost certainly |definitely |completely )?"
+_WORTHLESS = (
+    r"(?:not (?:right|correct|true|reliable|certain)|wrong|incorrect|false|mistaken|invalid|made up|fabricated|invented"
+    r"|nonsense|unreliable|meaningless|a (?:wild )?guess)"
+)
+_THING = (
+    r"(?:answer|response|reply|result|solution|conclusion|choice|decision|assessment|calculation|plan|estimate"
+    r"|statement|confidence)"
+)
+_OUTRIGHT = re.compile(
+    rf"{_LEAD}(?:i (?:really |honestly )?(?:have no idea|do not know|don['’]t know)(?: the answer| how| why)?"
+    r"|i(?:['’]m| am) (?:really |just |only )?(?:not (?:at all )?(?:sure|certain|confident)|unsure|uncertain|guessing)"
+    r"|no idea|not (?:sure|confident)(?: at all)?|unsure|just guessing|a coin (?:flip|toss)"
+    r"|(?:(?:just |only )?a )?(?:(?:wild|pure|complete|total|mere) )?guess(?:work)?"
+    r"|i (?:(?:highly|strongly|really|seriously) )?doubt (?:it|this|that|my \w{1,20}|whether this is right)"
+    r"|i have (?:(?:serious|grave|strong|many|my) )?doubts"
+    r"|i give up|i (?:have )?failed|i could not (?:solve|do|answer) (?:it|this)"
+    r"|(?:do not|don['’]t) trust (?:me|this|my \w{1,20})|(?:ignore|disregard) (?:my|this) answer"
+    r"|(?:this|that|it)(?:['’]s| is) (?:(?:just |only )?a (?:wild )?guess|made up|fabricated|invented)"
+    r"|i (?:made (?:this|it|that) up|made a mistake"
+    r"|(?:invented|fabricated|hallucinated|guessed)(?: (?:this|it|that|(?:the|my|this) \w{1,20}))?)"
+    rf"|i(?:['’]m| am| was) {_SOFTLY}(?:wrong|mistaken|lying|hallucinating)"
+    rf"|(?:my|this|the above) (?:final |own |last )?{_THING}(?: is| was| might well be|:) {_SOFTLY}{_WORTHLESS})"
+    r"(?: (?:about|of) (?:this|it|that|my answer))?(?:[.!]|$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_DENIED = re.compile(
+    r"(?:^|[.!?]\s)\s{0,8}[*_ ]{0,3}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
+    r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "
+    r"(?:(?P<far>(?:very |quite )?far from)|not|never)? ?"
+    r"(?:100 ?%|(?:one|a) hundred percent|fully|entirely|completely|absolutely|totally|perfectly)? ?"
+    r"(?P<word>sure|certain|confident)(?: (?:about|of|in) (?:this|it|that|(?:my|this) answer))?[.!,;]",
+    re.IGNORECASE | re.MULTILINE,
+)
+_IN_WORDS = re.compile(
+    r"(?:^|[.!?|]\s)[\W_]{0,8}(?:"
+    r"(?:(?:my|overall|final|current|own) ){0,2}(?:confidence|certainty)(?: (?:in|of|about) (?:this|it|my answer))?"
+    r"(?: (?:score|level|rating))?[*_ ]{0,3}(?: is\b| was\b| remains\b|[:=|–-])?\s{0,3}[*_ ]{0,3}"
+    r"(?:[0-9.]{1,6} ?%? ?\(|[0-9.]{1,6} ?%?, )?(?:(?:very|quite|rather|extremely|fairly|still|only) ){0,2}"
+    r"|i (?:have|say this with|answer with|feel) (?:very )?|with (?:very )?"
+    r"|(?:very )?(?=(?:low|no|zero|little|minimal) (?:confidence|certainty)))"
+    rf"(?:(?P<low>{_LOW})|{_MIDDLING})"
+    r"\b(?! (?:risk|price|cost|doubt|reason))",
+    re.IGNORECASE | re.MULTILINE,
+)
+
+
+def admissions(text: str, highest: float) -> Iterator[float]:
+    """What words make of numbers beside them, the highest of which is given: 0.3 or 0.5, once for each that is found.
+
+    >>> list(admissions("My answer is wrong.", 1.0)), list(admissions("Confidence: low", 1.0))
+    ([0.3], [0.3])
+    """
+    if _MAY_ADMIT(text):
+        if _OUTRIGHT.search(text):
+            yield _ADMITTED
+        if any(_denies(found, highest) for found in _DENIED.finditer(text)):
+            yield UNDECIDED
+    if _MAY_BE_LOW(text) and MAY_STATE(text):
+        yield from (_ADMITTED if found["low"] else UNDECIDED for found in _IN_WORDS.finditer(text))
+
+
+def _denies(found: re.Match[str], highest: float) -> bool:
+    """True for a denial of certainty that the highest number contradicts."""
+    words = found[0].lower()
+    return found["far"] is not None or (
+        highest >= _CERTAIN and re.search(r"\bnot\b|never|can(?:no|['’])t", words) is not None
+    )
