@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import (
@@ -347,6 +347,7 @@ def test_whoever_wants_calls_to_go_ahead_without_evidence_says_so_in_the_policy(
 
 
 @given(st.lists(unit, min_size=1, max_size=4), unit)
+@example([0.56], 0.54 / 0.56)
 def test_a_worse_judgement_never_raises_the_level_by_leaving_the_trigger_zone(sampled, lower):
     """Below the zone the guide draws no samples: P(True) .54 gave .717 where .56 gave .450."""
     estimator = UncertaintyEstimator()

@@ -126,8 +126,9 @@ def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
 def lexical_similarity(first: str, second: str) -> float:
     """Jaccard similarity of the two word sets in [0, 1], and 0 where what differs may turn the meaning.
 
-    That is: another negation or number, shared words in another order ("A beats B", "B beats A"), or a word on one side
-    and its opposite on the other ("approve", "deny"; the commonest ones). Case, punctuation and articles do not count.
+    That is: another negation or number, a question and a statement, shared words in another order ("A beats B", "B
+    beats A"), or a word on one side and its opposite on the other ("approve", "deny"; the commonest ones). Case,
+    punctuation and articles do not count.
     "is the capital" and "is not the capital" have Jaccard .86 and similarity 0. What words cannot show stays unseen:
     "pay Alice" and "pay Mallory" share one word of three. Texts without any word, or of more than 20,000 characters,
     are the same only when they are equal.
@@ -140,7 +141,7 @@ def lexical_similarity(first: str, second: str) -> float:
     if max(len(first), len(second)) > MAX_COMPARED_CHARACTERS:
         return 1.0 if first == second else 0.0
     numbers = _numbers(first)
-    if numbers != _numbers(second):
+    if numbers != _numbers(second) or _asks(first) != _asks(second):
         return 0.0
     a_words, b_words = _words(first), _words(second)
     a, b = frozenset(a_words), frozenset(b_words)
@@ -160,6 +161,10 @@ def lexical_similarity(first: str, second: str) -> float:
 def _words(text: str) -> list[str]:
     """The words of a text; not its bare numbers, which `_numbers` has in one way of writing."""
     return [word.replace("’", "'") for word in _WORD.findall(text.casefold()) if not word.isdecimal()]
+
+
+def _asks(text: str) -> bool:
+    return text.rstrip(" \n\t\"'”’)*_!.").endswith("?")
 
 
 def _negations(words: frozenset[str]) -> int:
