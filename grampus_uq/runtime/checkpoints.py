@@ -8,15 +8,16 @@ proportion to its length.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel, Field
 
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.records import Message
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.state import AgentState, Segment, read_state
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.state import AgentState, Segment
+from grampus_uq.runtime.store import Document, SessionStore, parsed
 
 __all__ = [
     "Checkpoint",
@@ -31,13 +32,22 @@ __all__ = [
 KIND = "checkpoint"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """A stored checkpoint: before which step, after how many messages, and its text."""
+class Checkpoint(BaseModel):
+    """A state before a step of the model without its messages: how many there were, and the hash over them."""
 
-    step: int
-    messages: int
-    body: str
+    v: Literal[1] = 1
+    messages: int = Field(ge=0)
+    digest: str
+    state: AgentState
+
+    @property
+    def step(self) -> int:
+        """The step that the run had not made."""
+        return self.state.current_step
+
+    def body(self) -> str:
+        """As it is stored."""
+        return self.model_dump_json(exclude={"state": {"messages"}})
 
 
 def lineage_of(state: AgentState) -> list[Segment]:
@@ -52,16 +62,9 @@ def run_prefix(state: AgentState) -> str:
 
 async def write_checkpoint(ledger: Ledger, state: AgentState) -> None:
     """Keep this state as the one before step `current_step`; a step that is tried again replaces its checkpoint."""
-    body = json.dumps(
-        {
-            "v": 1,
-            "messages": len(state.messages),
-            "digest": _digest(state.messages),
-            "state": json.loads(state.model_dump_json(exclude={"messages"})),
-        }
-    )
+    checkpoint = Checkpoint(messages=len(state.messages), digest=_digest(state.messages), state=state)
     key = _key(state, state.branch, state.current_step)
-    body = ledger.sealed(key, body)
+    body = ledger.sealed(key, checkpoint.body())
     try:
         await ledger.store.put(KIND, key, body, expected=0)
     except SessionConflictError:
@@ -72,13 +75,9 @@ async def write_checkpoint(ledger: Ledger, state: AgentState) -> None:
 
 async def checkpoints_of(store: SessionStore, state: AgentState) -> list[Checkpoint]:
     """The checkpoints of the steps that this state consists of, by step; those of discarded branches are left out."""
-    found = {document.key: document.body for document in await store.scan(KIND, prefix=run_prefix(state))}
-    kept = []
-    for step in range(state.current_step + 1):
-        body = found.get(_key(state, _branch_at(state, step), step))
-        if body is not None:
-            kept.append(Checkpoint(step=step, messages=_field(body, "messages"), body=body))
-    return kept
+    own = {_key(state, _branch_at(state, step), step) for step in range(state.current_step + 1)}
+    kept = [_read(found) for found in await store.scan(KIND, prefix=run_prefix(state)) if found.key in own]
+    return sorted(kept, key=lambda checkpoint: checkpoint.step)
 
 
 async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> AgentState:
@@ -92,10 +91,11 @@ async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> Agent
             f"Session {state.session_id!r:.80} has no checkpoint before step {step}: a run that may be rolled back "
             "needs AgentRunner(..., checkpoints=True) from its start."
         )
-    before = state.messages[: _field(found.body, "messages")]
-    if _digest(before) != json.loads(found.body).get("digest"):
+    checkpoint = _read(found)
+    before = state.messages[: checkpoint.messages]
+    if _digest(before) != checkpoint.digest:
         raise StoreError(f"The checkpoint before step {step} does not fit the session's transcript.")
-    restored = read_state(json.dumps(json.loads(found.body).get("state")))
+    restored = checkpoint.state
     restored.messages = list(before)
     restored._sealed = ledger.opened(found.key, found.body)[1]
     return restored
@@ -107,9 +107,8 @@ async def copy_checkpoints(
     """Give a copy of this run the checkpoints of the steps before `until`; what was believed is the run's own."""
     for checkpoint in await checkpoints_of(source, state):
         if checkpoint.step < until:
-            body = json.loads(checkpoint.body)
-            body["state"]["belief"] = None
-            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), json.dumps(body), expected=0)
+            checkpoint.state.belief = None
+            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), checkpoint.body(), expected=0)
 
 
 def _branch_at(state: AgentState, step: int) -> int:
@@ -120,11 +119,8 @@ def _key(state: AgentState, branch: int, step: int) -> str:
     return f"{run_prefix(state)}{branch:04d}/{step:06d}"
 
 
-def _field(body: str, name: str) -> int:
-    value = json.loads(body).get(name)
-    if not isinstance(value, int) or value < 0:
-        raise StoreError(f"A stored checkpoint cannot be read: its {name!r} is {value!r:.40}.")
-    return value
+def _read(found: Document) -> Checkpoint:
+    return parsed(Checkpoint, found.body, "A stored checkpoint")
 
 
 def _digest(messages: Sequence[Message]) -> str:

@@ -15,8 +15,8 @@ from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflict
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, Grant
 from grampus_uq.gate.seal import Seal
 from grampus_uq.records import Message, ToolCall, canonical_json
-from grampus_uq.runtime.state import STATE_VERSION, AgentState, PendingSession, Standing, read_standing, read_state
-from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore
+from grampus_uq.runtime.state import STATE_VERSION, AgentState, PendingSession, Standing
+from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.vocabulary import AgentStatus
 from grampus_uq.wire.whole_text import whole
@@ -114,7 +114,7 @@ class Ledger:
         """A stored state without its messages, and until when it is held."""
         self._heard(found.read_s)
         body, holds = self.opened(found.key, found.body)
-        state = read_state(body)
+        state = parsed(AgentState, body, f"The stored session {found.key!r:.80}")
         if session_key(state.agent_id, state.session_id) != found.key:
             raise StoreError(f"What is stored as session {found.key!r:.100} is the state of another one.")
         state._sealed = holds
@@ -124,7 +124,7 @@ class Ledger:
     def standing(self, found: Document) -> tuple[Standing, float]:
         """Where a stored session stands, and for how long its worker may still hold it (0: nobody does)."""
         self._heard(found.read_s)
-        state = read_standing(self.opened(found.key, found.body)[0])
+        state = parsed(Standing, self.opened(found.key, found.body)[0], f"The stored session {found.key!r:.80}")
         return state, max(0.0, _left(state, found)) if state.status is AgentStatus.RUNNING else 0.0
 
     async def save(self, state: AgentState, version: int, notes: Sequence[Note] = ()) -> int:

@@ -14,12 +14,11 @@ is kept first, then one compare-and-set puts the new branch in its place, with i
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import BaseModel, JsonValue
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import Doubt, Terms, request_for
@@ -30,8 +29,9 @@ from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_pref
 from grampus_uq.runtime.deciding import ROLLBACK
 from grampus_uq.runtime.discarded import executed_calls
 from grampus_uq.runtime.runner import AgentRunner
-from grampus_uq.runtime.state import AgentState, ExecutedCall, ExecutionResult, Segment, read_state
+from grampus_uq.runtime.state import AgentState, ExecutedCall, ExecutionResult, Segment
 from grampus_uq.runtime.stopping import stops_now
+from grampus_uq.runtime.store import parsed
 from grampus_uq.runtime.suspects import SuspectSet, restart_step, what_failed
 from grampus_uq.vocabulary import AgentStatus, Role, UncertaintyLevel
 
@@ -45,15 +45,19 @@ MAX_NOTE = 4_000
 _MAX_LISTED = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Branch:
+class Branch(BaseModel):
     """A discarded branch as it was kept: why it ended, before which step the next one began, and its whole state."""
 
-    number: int
+    v: Literal[1] = 1
     to_step: int
     note: str
     kept_s: float
     state: AgentState
+
+    @property
+    def number(self) -> int:
+        """Its number, from 0."""
+        return self.state.branch
 
 
 async def rollback(
@@ -163,21 +167,9 @@ async def recover(
 async def branches(runner: AgentRunner, agent_id: str, session_id: str) -> list[Branch]:
     """The discarded branches of a session, the oldest first; raises SessionError when there is no such session."""
     current, _ = await runner.ledger.known(agent_id, session_id)
-    found = []
-    for document in await runner.ledger.store.scan(BRANCH, prefix=run_prefix(current)):
-        content = json.loads(document.body)
-        state = read_state(json.dumps(content["state"]))
-        if state.branch != current.branch:  # else a rollback died before it took place
-            found.append(
-                Branch(
-                    number=state.branch,
-                    to_step=int(content["to_step"]),
-                    note=str(content["note"]),
-                    kept_s=float(content["kept_s"]),
-                    state=state,
-                )
-            )
-    return found
+    documents = await runner.ledger.store.scan(BRANCH, prefix=run_prefix(current))
+    found = [parsed(Branch, document.body, "A stored branch") for document in documents]
+    return [branch for branch in found if branch.number != current.branch]  # else a rollback died before it took place
 
 
 async def _at_rest(runner: AgentRunner, agent_id: str, session_id: str) -> tuple[AgentState, int]:
@@ -282,9 +274,7 @@ def _question(
 
 async def _keep(runner: AgentRunner, old: AgentState, to_step: int, note: str) -> None:
     """Store the branch that is about to be discarded; a second attempt at the same rollback writes it again."""
-    body = json.dumps(
-        {"v": 1, "to_step": to_step, "note": note, "kept_s": time.time(), "state": old.model_dump(mode="json")}
-    )
+    body = Branch(to_step=to_step, note=note, kept_s=time.time(), state=old).model_dump_json()
     key = f"{run_prefix(old)}{old.branch:04d}"
     found = await runner.ledger.store.get(BRANCH, key)
     await runner.ledger.store.put(

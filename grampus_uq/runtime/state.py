@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 
-from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord, settled
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records import Message, TokenUsage, ToolCall
@@ -24,12 +23,9 @@ __all__ = [
     "PendingSession",
     "Segment",
     "Standing",
-    "read_standing",
-    "read_state",
 ]
 
 STATE_VERSION = 2
-Stored = TypeVar("Stored", "AgentState", "Standing")
 PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
 
@@ -81,7 +77,7 @@ class AgentState(BaseModel):
 
     model_config = ConfigDict(extra="forbid", validate_assignment=False)
 
-    v: int = STATE_VERSION
+    v: int = Field(default=STATE_VERSION, le=STATE_VERSION)
     agent_id: str
     session_id: str
     run_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -217,7 +213,7 @@ class Standing(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    v: int
+    v: int = Field(le=STATE_VERSION)
     agent_id: str
     session_id: str
     status: AgentStatus
@@ -236,29 +232,6 @@ class Standing(BaseModel):
 def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _Asking]) -> list[ApprovalRequest]:
     """Everything that waits for a decision: the run's own requests, then those of its calls."""
     return [*review, *(request for call in turn if call.phase is CallPhase.WAITING for request in call.requests)]
-
-
-def read_standing(body: str) -> Standing:
-    """Parse where a stored session stands; raises StoreError when it is broken or from a newer version."""
-    return _current(_parsed(Standing, body))
-
-
-def read_state(body: str) -> AgentState:
-    """Parse a stored state; raises StoreError when it is broken or from a newer version."""
-    return _current(_parsed(AgentState, body))
-
-
-def _parsed(model: type[Stored], body: str) -> Stored:
-    try:
-        return model.model_validate_json(body)
-    except ValueError as error:
-        raise StoreError(f"The stored session cannot be read: {str(error)[:500]}") from error
-
-
-def _current(stored: Stored) -> Stored:
-    if stored.v > STATE_VERSION:
-        raise StoreError(f"The stored session has version {stored.v}; this version reads up to {STATE_VERSION}.")
-    return stored
 
 
 class ExecutionResult(BaseModel):

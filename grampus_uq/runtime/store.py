@@ -13,8 +13,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeVar, runtime_checkable
 from urllib.parse import urlsplit
+
+from pydantic import BaseModel
 
 from grampus_uq.errors import ConfigurationError, StoreError
 
@@ -33,9 +35,11 @@ __all__ = [
     "check_schema",
     "link",
     "open_store",
+    "parsed",
 ]
 
 SCHEMA_VERSION = 2
+Stored = TypeVar("Stored", bound=BaseModel)
 GENESIS: Final = "0" * 64
 """What the first entry of a chained log follows."""
 
@@ -201,6 +205,14 @@ def after_prefix(prefix: str) -> str | None:
         return None
     following = ord(stem[-1]) + 1
     return stem[:-1] + chr(0xE000 if 0xD800 <= following <= 0xDFFF else following)
+
+
+def parsed(model: type[Stored], body: str, what: str) -> Stored:
+    """What is stored as this model; raises StoreError, with `what` it is, when it cannot be read."""
+    try:
+        return model.model_validate_json(body)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"{what} cannot be read: {str(error)[:500]}") from error
 
 
 def check_schema(version: int) -> None:

@@ -7,12 +7,13 @@ session's document names the log, how many of its entries count, and the hash ov
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from grampus_uq.errors import StoreError
 from grampus_uq.records import Message
+from grampus_uq.runtime.store import parsed
 
 __all__ = ["Transcript", "changes", "extended", "replayed"]
 
@@ -68,15 +69,8 @@ def replayed(transcript: Transcript, entries: Sequence[str]) -> list[Message]:
     if extended(Transcript(log=transcript.log), counted) != transcript:
         raise StoreError("The stored transcript does not fit its session: it was changed, or part of it is gone.")
     messages: list[Message] = []
-    for entry in _parsed(counted):
+    for body in counted:
+        entry = parsed(_Entry, body, "The stored transcript")
         del messages[entry.length :]
         messages[entry.start : entry.start + len(entry.messages)] = entry.messages
     return messages
-
-
-def _parsed(entries: Sequence[str]) -> Iterator[_Entry]:
-    for entry in entries:
-        try:
-            yield _Entry.model_validate_json(entry)
-        except ValueError as error:
-            raise StoreError(f"The stored transcript cannot be read: {str(error)[:300]}") from error

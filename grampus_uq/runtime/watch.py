@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.records import Outcome
-from grampus_uq.runtime.store import Document, SessionStore
+from grampus_uq.runtime.store import Document, SessionStore, parsed
 from grampus_uq.session import Session
 from grampus_uq.stats.calibration_watch import (
     CalibrationWatchState,
@@ -282,7 +282,4 @@ def _run_key(state: CalibrationWatchState, run_id: str) -> str:
 
 
 def _read(model: type[Read], document: Document) -> Read:
-    try:
-        return model.model_validate_json(document.body)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"The {document.kind} {document.key!r:.80} cannot be read: {str(error)[:500]}") from error
+    return parsed(model, document.body, f"The {document.kind} {document.key!r:.80}")
