@@ -218,8 +218,8 @@ async def test_a_task_cancelled_by_asyncio_in_the_middle_of_a_write_still_gives_
     class Slow(SQLiteStore):
         armed = False
 
-        def _transact(self, work: Any, kind: str) -> Any:
-            result = super()._transact(work, kind)
+        def _call(self, work: Any, kind: str = "DEFERRED") -> Any:
+            result = super()._call(work, kind)
             if self.armed and kind == "IMMEDIATE":
                 self.armed = False
                 writing.set()
@@ -799,7 +799,7 @@ def test_an_order_to_stop_a_session_that_is_not_there_is_an_error(tmp_path: Path
     assert CliRunner().invoke(stop_command, ["mailer", "s", "--store", url]).exit_code == 0
     result = CliRunner().invoke(stop_command, ["mailer", "typo", "--store", url])
     assert result.exit_code == 1
-    assert "There is no session 'typo'" in result.output
+    assert "There is no session 'typo'" in str(result.exception)
 
 
 async def test_a_paused_session_that_was_ordered_to_stop_runs_nothing_when_it_is_approved_later() -> None:
