@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
+    "APPROVAL",
     "ATTRIBUTES",
     "ESCALATE",
     "ESCALATED",
@@ -24,6 +25,7 @@ __all__ = [
 ESTIMATE: Final = "uncertainty.estimate"
 SEMANTIC: Final = "uncertainty.semantic"
 ESCALATE: Final = "uncertainty.escalate"
+APPROVAL: Final = "uncertainty.approval"
 EVALUATION: Final = "gen_ai.evaluation.result"
 PARENT: Final = "parent"
 """Stands for the recording span that was current when a step was committed: the framework's or the application's."""
@@ -54,7 +56,7 @@ def _a(key: str, kind: str, on: str | tuple[str, ...], when: str, privacy: str) 
     return Attribute(key=key, type=kind, on=(on,) if isinstance(on, str) else on, when=when, privacy=privacy)
 
 
-_EVERY: Final = (ESTIMATE, SEMANTIC, ESCALATE)
+_EVERY: Final = (ESTIMATE, SEMANTIC, ESCALATE, APPROVAL)
 _BOTH: Final = (ESTIMATE, PARENT)
 _ALARM: Final = (ESTIMATE, ESCALATE)
 
@@ -62,7 +64,7 @@ _ALL: Final = (
     # The guide's bare keys.
     _a("session_id", "string", _EVERY, "always", "id"),
     _a("agent_id", "string", _EVERY, "always", "id"),
-    _a("step_id", "string", _EVERY, "always", "id"),
+    _a("step_id", "string", _EVERY, "always; on an approval where the decision names one", "id"),
     _a("step_type", "string", ESTIMATE, "always", "id"),
     _a("verbalized_confidence", "double", ESTIMATE, "always; 0.5 when none was stated", "number"),
     _a("p_true_confidence", "double", ESTIMATE, "always; -1 when not run, 0.5 when it failed", "number"),
@@ -83,6 +85,7 @@ _ALL: Final = (
     _a("cumulative_confidence", "double", ESCALATE, "always", "number"),
     _a("irreversible", "boolean", ESCALATE, "always", "number"),
     _a("wanted_action", "string", ESCALATE, "always; differs from `action` where the monitor only advises", "word"),
+    _a("decision", "string", APPROVAL, "always: approve, edit, reject, respond, guidance", "word"),
     _a("guarantee", "string", ESCALATE, "always; `no guarantee` where there is none", "word"),
     # Numbers that are evidence, and only those; the same keys on the parent.
     _a("uncertainty.confidence.fused", "double", _BOTH, "something was read", "number"),
@@ -105,8 +108,16 @@ _ALL: Final = (
     # OpenTelemetry's GenAI conventions.
     _a("gen_ai.conversation.id", "string", _EVERY, "always: the session", "id"),
     _a("gen_ai.agent.name", "string", _EVERY, "the agent has an id", "id"),
+    _a("gen_ai.operation.name", "string", _EVERY, "always: `evaluate`, on an approval `await_approval`", "word"),
+    _a("openinference.span.kind", "string", _EVERY, "always: EVALUATOR; GUARDRAIL on escalations, approvals", "word"),
     _a("gen_ai.tool.name", "string", ESTIMATE, "a tool step", "name"),
-    _a("gen_ai.tool.call.id", "string", ESTIMATE, "a tool step whose call has an id", "name"),
+    _a(
+        "gen_ai.tool.call.id",
+        "string",
+        (ESTIMATE, APPROVAL),
+        "a tool step or decision whose call has an id",
+        "name",
+    ),
     _a("gen_ai.evaluation.name", "string", EVALUATION, "always", "word"),
     _a("gen_ai.evaluation.score.value", "double", EVALUATION, "always", "number"),
     _a("gen_ai.evaluation.score.label", "string", EVALUATION, "the fused confidence: the level", "word"),

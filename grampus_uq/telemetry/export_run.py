@@ -92,14 +92,19 @@ class RunAsSpans:
         number = self._counts[kind] = self._counts.get(kind, -1) + 1
         return f"{kind} {number}"
 
-    def _step(self, event: StepEvent, ended_ns: int) -> None:
-        key = self._next("step")
+    def _emit(self, event: Event, kind: str) -> str:
+        """Let the emitter make its spans of the event beneath the run's; returns the event's key."""
+        key = self._next(kind)
         self._ids.begin_event(key)
         token = otel_context.attach(self._context)
         try:
             self._emitter.on_event(event)
         finally:
             otel_context.detach(token)
+        return key
+
+    def _step(self, event: StepEvent, ended_ns: int) -> None:
+        key = self._emit(event, "step")
         if event.step.kind == "tool_call":
             since_ns = None if event.assessment.action.stops else ended_ns
             for call in event.step.tool_calls:
@@ -141,6 +146,7 @@ class RunAsSpans:
         if event.acknowledged is not None:
             attributes["acknowledged"] = event.acknowledged.value
         self._root.add_event(DECISION, attributes, time_ns)
+        self._emit(event, "decision")
         held = self._open.get(event.call_id) if event.call_id is not None else None
         if held is not None:
             held.since_ns = time_ns if event.decision in ("approve", "edit") else None

@@ -10,7 +10,7 @@ from typing import Final
 
 from opentelemetry.util.types import AttributeValue
 
-from grampus_uq.events import StepEvent
+from grampus_uq.events import DecisionEvent, StepEvent
 from grampus_uq.records import Reading, StepUncertainty
 from grampus_uq.telemetry.content import plain_name
 from grampus_uq.telemetry.conventions import ESCALATED
@@ -18,6 +18,7 @@ from grampus_uq.telemetry.evaluations import Evaluation, fused_of
 from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
 
 __all__ = [
+    "approval_attributes",
     "escalate_attributes",
     "estimate_attributes",
     "evaluation_attributes",
@@ -32,16 +33,32 @@ _WHERE_READ: Final = ("missing_reason", "token_probability", "token_entropy", "s
 Attributes = dict[str, AttributeValue]
 
 
-def _ids(event: StepEvent) -> Attributes:
+# What a span is to others: without these a backend takes every span with a tool's name for a call of the tool.
+_EVALUATES: Attributes = {"gen_ai.operation.name": "evaluate", "openinference.span.kind": "EVALUATOR"}
+_GUARDS: Attributes = {"gen_ai.operation.name": "evaluate", "openinference.span.kind": "GUARDRAIL"}
+
+
+def _ids(event: StepEvent | DecisionEvent, step_id: str | None, what: Attributes) -> Attributes:
     ids: Attributes = {
         "session_id": event.session_id,
         "agent_id": event.agent_id,
-        "step_id": event.assessment.step_id,
         "gen_ai.conversation.id": event.session_id,
+        **what,
     }
+    if step_id is not None:
+        ids["step_id"] = step_id
     if event.agent_id:
         ids["gen_ai.agent.name"] = event.agent_id
     return ids
+
+
+def approval_attributes(event: DecisionEvent) -> Attributes:
+    """What a human decided on what waited; not who."""
+    attributes = _ids(event, event.step_id, _GUARDS)
+    attributes |= {"gen_ai.operation.name": "await_approval", "decision": event.decision}
+    if event.call_id:
+        attributes["gen_ai.tool.call.id"] = plain_name(event.call_id, None)
+    return attributes
 
 
 def estimate_attributes(
@@ -57,6 +74,8 @@ def estimate_attributes(
         "agent_id": event.agent_id,
         "step_id": said["step_id"],
         "gen_ai.conversation.id": event.session_id,
+        "gen_ai.operation.name": "evaluate",
+        "openinference.span.kind": "EVALUATOR",
         "step_type": said["step_type"],
         "verbalized_confidence": said["verbalized_confidence"],
         "p_true_confidence": said["p_true_confidence"],
@@ -143,7 +162,7 @@ def spending_attributes(asked: Sequence[Reading]) -> Attributes:
 
 def semantic_attributes(event: StepEvent, reading: Reading) -> Attributes:
     """What the sampling of a step's answers came to."""
-    attributes = _ids(event)
+    attributes = _ids(event, event.assessment.step_id, _EVALUATES)
     attributes["sample_count"] = reading.samples
     attributes["early_stopped"] = bool(reading.early_stopped)
     if reading.value is not None:
@@ -156,7 +175,7 @@ def semantic_attributes(event: StepEvent, reading: Reading) -> Attributes:
 def escalate_attributes(event: StepEvent) -> Attributes:
     """Why a step escalates, with the promise behind it; wanted is what would be done if the monitor may act."""
     step = event.assessment
-    attributes = _ids(event)
+    attributes = _ids(event, event.assessment.step_id, _GUARDS)
     attributes |= {
         ESCALATED: True,
         "level": step.level.value,

@@ -11,17 +11,18 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from opentelemetry import trace
-from opentelemetry.context import Context, get_current
-from opentelemetry.trace import Span, SpanContext, Tracer
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Tracer
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import Event, StepEvent
+from grampus_uq.events import DecisionEvent, Event, StepEvent
 from grampus_uq.records import Reading, StepUncertainty
 from grampus_uq.telemetry.content import Redact, content_attributes
-from grampus_uq.telemetry.conventions import ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
+from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
 from grampus_uq.telemetry.evaluations import escalates, evaluations
 from grampus_uq.telemetry.log_events import EventLog
 from grampus_uq.telemetry.span_attributes import (
+    approval_attributes,
     escalate_attributes,
     estimate_attributes,
     evaluation_attributes,
@@ -29,7 +30,8 @@ from grampus_uq.telemetry.span_attributes import (
     semantic_attributes,
     spending_attributes,
 )
-from grampus_uq.telemetry.trace_context import OverPause, SessionTraces
+from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
+from grampus_uq.vocabulary import UncertaintyAction
 
 __all__ = ["SpanEmitter", "resolve_tracer"]
 
@@ -59,7 +61,7 @@ _calls_of = operator.attrgetter("calls")
 
 
 class SpanEmitter:
-    """A processor: `uncertainty.estimate` a step, `uncertainty.semantic` and `uncertainty.escalate` beneath it.
+    """A processor: `uncertainty.estimate` a step, beneath it `uncertainty.semantic`, `.escalate` and `.approval`.
 
     `UncertaintyMonitor(tracer=...)` makes one with the defaults, or takes this one.
 
@@ -121,11 +123,12 @@ class SpanEmitter:
         return self._traces.latest(session_id)
 
     def on_event(self, event: Event) -> None:
-        """Emit the spans of a step; other events have none."""
+        """Emit the spans of a step, and of a decision the span of what waited for it; other events have none."""
         if not isinstance(event, StepEvent):
+            if isinstance(event, DecisionEvent):
+                self._approval(event)
             return
-        current = get_current()  # looked up once here instead of three times in the SDK
-        around = trace.get_current_span(current)
+        current, around = surroundings()  # looked up once here instead of three times in the SDK
         context, links, place = self._traces.parent(event.session_id, current, around.get_span_context())
         step = event.assessment
         grave = escalates(step)
@@ -140,12 +143,30 @@ class SpanEmitter:
         )
         ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
         self._traces.started(place, span.get_span_context())
+        if step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
+            self._traces.pause(place, span.get_span_context(), ended_ns)
         self._evaluate(step, span, context, ended_ns)
         if asked or grave:
             self._beneath(event, asked, span, context, ended_ns, grave)
         span.end(ended_ns)
         if self._copy and around.is_recording():
             around.set_attributes(parent_attributes(step, escalates=grave))
+
+    def _approval(self, event: DecisionEvent) -> None:
+        """Emit how long something waited, beneath the step that paused, with a link to where it was decided."""
+        paused = self._traces.paused(event.session_id)
+        if paused is None or event.alarm_rearmed:
+            return
+        asked, since_ns = paused
+        current, around = surroundings()
+        decided = around.get_span_context()
+        self._tracer.start_span(
+            APPROVAL,
+            context=trace.set_span_in_context(NonRecordingSpan(asked), current),
+            start_time=since_ns,
+            attributes=approval_attributes(event),
+            links=(Link(decided),) if decided.is_valid else (),
+        ).end(max(since_ns, int(event.time_s * 1e9)))
 
     def _evaluate(self, step: StepUncertainty, span: Span, context: Context, ended_ns: int) -> None:
         """Add the evaluation events, where anything was evaluated."""

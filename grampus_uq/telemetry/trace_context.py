@@ -6,6 +6,7 @@ has a span around it. The place travels in `Session.snapshot` as W3C `traceparen
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from opentelemetry import trace
-from opentelemetry.context import Context
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext
+from opentelemetry.context import Context, get_current
+from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 __all__ = ["OverPause", "SessionTraces", "context_of"]
@@ -28,7 +29,8 @@ _W3C: Final = TraceContextTextMapPropagator()
 class Place:
     """`anchor` is where spans go when no span is current; `earlier` is linked from the next span, once.
 
-    `made` is the context with the anchor that was made of `within`: from step to step it is the same.
+    `made` is the context with the anchor that was made of `within`: from step to step it is the same. `paused` is the
+    estimate span of the latest step that paused, and when it ended, in nanoseconds since 1970.
     """
 
     anchor: SpanContext | None = None
@@ -36,6 +38,7 @@ class Place:
     earlier: SpanContext | None = None
     within: Context | None = None
     made: Context | None = None
+    paused: tuple[SpanContext, int] | None = None
 
 
 class SessionTraces:
@@ -55,7 +58,7 @@ class SessionTraces:
         earlier = span_context_of(carrier) if isinstance(carrier, Mapping) else None
         anchor = earlier if self._over_pause == "continue" else None
         with self._lock:
-            self._places[session_id] = Place(anchor=anchor, earlier=earlier)
+            self._places[session_id] = Place(anchor=anchor, earlier=earlier, paused=_paused(carrier))
             self._places.move_to_end(session_id)
             self._shorten()
 
@@ -101,7 +104,22 @@ class SessionTraces:
             return None
         headers: dict[str, str] = {}
         _W3C.inject(headers, trace.set_span_in_context(NonRecordingSpan(place.anchor)))
+        if place.paused is not None:
+            paused: dict[str, str] = {}
+            _W3C.inject(paused, trace.set_span_in_context(NonRecordingSpan(place.paused[0])))
+            headers |= {"paused": paused["traceparent"], "paused_ns": str(place.paused[1])}
         return headers
+
+    def pause(self, place: Place, span: SpanContext, ended_ns: int) -> None:
+        """The step of this estimate span paused the session: from its end on something waits for a human."""
+        if span.is_valid:
+            place.paused = span, ended_ns
+
+    def paused(self, session_id: str) -> tuple[SpanContext, int] | None:
+        """The estimate span of the session's latest step that paused, and when the waiting began; in any process."""
+        with self._lock:
+            place = self._places.get(session_id)
+        return None if place is None else place.paused
 
     def _place(self, session_id: str) -> Place:
         place = self._places.get(session_id)
@@ -115,6 +133,30 @@ class SessionTraces:
     def _shorten(self) -> None:
         while len(self._places) > _MOST_SESSIONS:
             self._places.popitem(last=False)
+
+
+def surroundings() -> tuple[Context, Span]:
+    """The context that a span made now belongs in, and the span that it would be beneath.
+
+    OpenInference's instrumentation of LangChain makes none of its spans current, and says which one is meant. Of that
+    and the current one, the span that began later is within the other.
+    """
+    context = get_current()
+    current = trace.get_current_span(context)
+    instrumentation = sys.modules.get("openinference.instrumentation.langchain")
+    meant = None if instrumentation is None else instrumentation.get_current_span()
+    if meant is None or (getattr(current, "start_time", None) or 0) > (getattr(meant, "start_time", None) or 0):
+        return context, current
+    return trace.set_span_in_context(meant, context), meant
+
+
+def _paused(carrier: Any) -> tuple[SpanContext, int] | None:
+    """Since when a carried session waits; None when it says nothing that could be."""
+    if not isinstance(carrier, Mapping):
+        return None
+    span, since = span_context_of({"traceparent": carrier.get("paused")}), str(carrier.get("paused_ns", ""))
+    digits = since.isascii() and since.isdigit() and len(since) < 20
+    return (span, int(since)) if span is not None and digits else None
 
 
 def span_context_of(carrier: Mapping[str, Any]) -> SpanContext | None:

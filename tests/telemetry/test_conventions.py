@@ -59,6 +59,7 @@ def everything():
             await session.observe_tool_call(
                 ToolCall(id="c", name="pay", arguments=ARGUMENTS), "t", effect=Effect.IRREVERSIBLE
             )
+            session.record_decision("approve", principal="ann", step_id="t", call=ToolCall(id="c", name="pay"))
             await session.observe_llm_response("Confidence: 1%", "grave")
             event = next(event for event in reversed(captured.events) if isinstance(event, StepEvent))
             fitted = {

@@ -17,7 +17,16 @@ from hypothesis import strategies as st
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, TraceIdRatioBased
 
-from grampus_uq import AgentDefinition, AgentRunner, Effect, FunctionTools, ToolCall, UncertaintyMonitor, open_store
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    Effect,
+    FunctionTools,
+    ToolCall,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+    open_store,
+)
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.telemetry import GrampusTracer
 from grampus_uq.telemetry.sampling import AlarmSampler
@@ -26,6 +35,7 @@ from grampus_uq.testing import ScriptedModel, answer
 from tests.telemetry.kept_spans import KeptSpans
 
 pytestmark = pytest.mark.anyio
+POLICY = UncertaintyPolicy(enable_p_true=False)
 SURE, UNSURE = "Confidence: 100%", "Confidence: 5%"
 
 
@@ -48,6 +58,30 @@ async def test_continue_puts_pause_and_resumption_into_one_trace():
     assert second.parent.span_id == first.context.span_id
     assert second.parent.is_remote
     assert not second.links
+
+
+async def test_an_approval_is_a_span_of_the_wait_beneath_the_step_that_paused_linked_to_the_decision():
+    before = KeptSpans(monitor={"policy": POLICY})
+    session, call = before.monitor.session("s1", "desk"), ToolCall(id="c", name="pay", arguments={"to": "bob"})
+    await session.observe_tool_call(call, "t", effect=Effect.IRREVERSIBLE)
+    after = KeptSpans(monitor={"policy": POLICY})
+    resumed = after.monitor.session("s1", snapshot=json.loads(json.dumps(session.snapshot())))
+    with after.application.start_as_current_span("decide") as decide:
+        resumed.record_decision("approve", principal="ann", step_id="t", call=call)
+    paused, approval = before.only("estimate"), after.only("approval")
+    assert approval.parent.span_id == paused.context.span_id
+    assert approval.context.trace_id == paused.context.trace_id
+    assert approval.start_time == paused.end_time <= approval.end_time
+    assert [link.context.span_id for link in approval.links] == [decide.get_span_context().span_id]
+    assert "ann" not in str(approval.attributes)
+
+
+@given(paused=st.text() | st.none() | st.integers(), since=st.text() | st.integers() | st.none())
+def test_what_a_store_says_of_a_pause_is_no_span_unless_it_is_a_place_and_a_time(paused, since):
+    carrier = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "paused": paused, "paused_ns": since}
+    traces = SessionTraces("continue")
+    traces.begin("s", {"trace": carrier})
+    assert traces.paused("s") is None
 
 
 async def test_link_begins_another_trace_that_links_to_the_first():

@@ -65,7 +65,9 @@ def test_the_monitors_spans_are_those_that_were_live_to_the_nanosecond_and_the_a
     live = watched(tmp_path)
     report, spans = sent(tmp_path)
     mine = [span for span in spans if span.name.startswith("uncertainty.")]
-    assert {span.name for span in mine} == {"uncertainty.estimate", "uncertainty.semantic", "uncertainty.escalate"}
+    assert {span.name for span in mine} == {
+        f"uncertainty.{name}" for name in ("estimate", "semantic", "escalate", "approval")
+    }
 
     def content(found: Any) -> list[Any]:
         told = [(s.name, s.start_time, s.end_time, dict(s.attributes), len(s.events)) for s in found]
@@ -85,9 +87,10 @@ def test_a_pause_does_not_break_the_trace_and_every_span_lies_beneath_the_run(tm
     for span in spans:
         if span is not root:
             parent = by_id[span.parent.span_id]
-            wanted = "uncertainty.estimate" if span.name.endswith(("semantic", "escalate")) else root.name
+            wanted = "uncertainty.estimate" if span.name.endswith(("semantic", "escalate", "approval")) else root.name
             assert parent.name == wanted
-            assert parent.start_time <= span.start_time <= span.end_time <= parent.end_time
+            around = root if span.name.endswith("approval") else parent  # one waits after the step that paused
+            assert around.start_time <= span.start_time <= span.end_time <= around.end_time
     assert root.name == "invoke_agent desk"
     told = {event.name: event for event in root.events}
     assert set(told) == {"uncertainty.resumed", "uncertainty.decision"}
