@@ -158,7 +158,7 @@ class Gate:
                 why = doubt_of(step)
         if policy is not None and policy.is_irreversible(record.proposed.name):
             effect = Effect.IRREVERSIBLE
-        record = record.change(effect=effect)
+        record = record if record.effect is effect else record.change(effect=effect)
         acts = session is None or not session.profile.advisory
         if why is None or why is FRAMEWORK_ASKS:
             why = doubt or why

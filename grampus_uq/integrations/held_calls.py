@@ -29,7 +29,6 @@ from grampus_uq import (
     ApprovalRequest,
     ConfigurationError,
     DataError,
-    Effect,
     Session,
     ToolCall,
     UncertaintyAction,
@@ -137,22 +136,15 @@ class HeldCalls:
 
     # -- judging --------------------------------------------------------------------------------------------------
 
-    async def judge(
-        self,
-        call: ToolCall,
-        declared: Effect | None = None,
-        *,
-        framework_asks: bool = False,
-        from_model: bool = False,
-    ) -> CallRecord:
+    async def judge(self, call: ToolCall, *, framework_asks: bool = False, from_model: bool = False) -> CallRecord:
         """Commit that this call is proposed, the first time it is seen; raises UncertaintyError when the run aborts.
 
         With `framework_asks` it waits even where the monitor would let it through. A call that no answer of the model
         held (nor the adapter knows to be `from_model`) is vouched for by nobody.
         """
-        return self._records[await self._judged(call, declared, framework_asks, from_model)]
+        return self._records[await self._judged(call, framework_asks, from_model)]
 
-    async def _judged(self, call: ToolCall, declared: Effect | None, framework_asks: bool, from_model: bool) -> int:
+    async def _judged(self, call: ToolCall, framework_asks: bool = False, from_model: bool = False) -> int:
         key = self._key(call)
         steps = self._unseen.pop(key, [])
         if len(steps) > 1:
@@ -174,7 +166,6 @@ class HeldCalls:
             self._records[slot],
             self.session,
             terms,
-            declared,
             rejected=self._rejected if self.acts else (),
             framework_asks=framework_asks,
         )
@@ -331,7 +322,6 @@ class HeldCalls:
     async def release(
         self,
         call: ToolCall,
-        declared: Effect | None = None,
         *,
         running: ToolCall | None = None,
         principal: str | None = None,
@@ -342,7 +332,7 @@ class HeldCalls:
         framework that comes here only with calls that it holds for approved: one that still waits is first taken as
         approved by it, if this policy takes such decisions. A request that is renewed here waits on.
         """
-        slot = await self._judged(call, declared, False, False)
+        slot = await self._judged(call)
         record = self._renew(slot)
         policy = self.session.profile.policy
         if principal is not None and record.waiting:
@@ -350,7 +340,7 @@ class HeldCalls:
             record = self._records[slot]
         again = record.child_session is not None or slot in self._from_outside
         if record.phase is CallPhase.STARTED and again:
-            effect = self.gate.effect(record.proposed, declared, policy)
+            effect = self.gate.effect(record.proposed, None, policy)
             record = recovered(record, self.terms, self.gate.approvals, effect, time.time())
             self._keep(slot, record.change(child_session=None))
         if record.phase is CallPhase.CLEARED:
@@ -358,7 +348,7 @@ class HeldCalls:
                 self._records[slot],
                 record.call if running is None else running,
                 self.terms,
-                declared,
+                None,
                 policy,
                 lambda new: self._keep(slot, new),
             )
@@ -423,9 +413,9 @@ class HeldCalls:
         records = (r for r in self._records.values() if r.edited and r.proposed.id in ids)
         return [note for record in records if (note := edit_note(record)) is not None]
 
-    def would_allow(self, call: ToolCall, declared: Effect | None = None) -> bool:
+    def would_allow(self, call: ToolCall) -> bool:
         """What would be said of this call now. Changes nothing."""
-        return self.session.would_allow(call, effect=self.gate.effects.resolve(call, declared)).allowed
+        return self.session.would_allow(call, effect=self.gate.effects.resolve(call)).allowed
 
     # -- in another process ---------------------------------------------------------------------------------------
 

@@ -55,9 +55,15 @@ from grampus_uq.integrations.openai_agents_model import (
     answered_ids,
     read_messages,
 )
-from grampus_uq.integrations.openai_agents_paused import VERSION, PausedRun, interrupted_call, read_paused
 from grampus_uq.integrations.openai_agents_reach import AgentWatch
-from grampus_uq.integrations.openai_agents_run import AbortedRunError, WatchedRun
+from grampus_uq.integrations.openai_agents_run import (
+    VERSION,
+    AbortedRunError,
+    PausedRun,
+    WatchedRun,
+    interrupted_call,
+    read_paused,
+)
 from grampus_uq.integrations.openai_agents_tools import mcp_policy
 from grampus_uq.protocols import ModelClient
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from grampus_uq import Message, MissingDependencyError, Role, TokenUsage, ToolCall, wire
-from grampus_uq.wire import TokenStream, field, read_call, read_response, text_field
+from agents import Model, ModelProvider, ModelResponse
 
-try:
-    from agents import Model, ModelProvider, ModelResponse
-except ImportError as error:
-    raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
+from grampus_uq import Message, Role, TokenUsage, ToolCall, wire
+from grampus_uq.wire import TokenStream, field, read_call, read_response, text_field
 
 __all__ = [
     "Answer",
@@ -219,26 +216,35 @@ def read_output(output: Iterable[Any], usage: Any, tools: Iterable[Any] = ()) ->
     """Text, calls, token log-probabilities and usage of one answer of a model that was given these tools."""
     items = list(output)
     read = read_response({"output": items, "usage": usage})
-    functions = [item for item in items if text_field(item, "type") == "function_call"]
-    gated = _LOCAL if any(_hosted_shell(tool) for tool in tools) else _LOCAL | {"shell_call"}
-    made = [item for item in items if text_field(item, "type").endswith("_call")]
+    kinds = [(text_field(item, "type"), item) for item in items]
+    made = [(kind, item) for kind, item in kinds if kind.endswith("_call") or kind in _CALLS]
+    calls = tuple(call.call for call in read.calls)
+    ungated = [] if all(kind == "function_call" for kind, _ in made) else _ungated(made, calls, tools)
     return Answer(
         text=read.text,
-        calls=tuple(call.call for call in read.calls),
-        ungated=tuple((read_call(i).call, _result(i)) for i in made if text_field(i, "type") not in gated),
+        calls=calls,
+        ungated=tuple(ungated),
         logprobs=read.logprobs,
         usage=read.usage or TokenUsage(),
-        written=tuple((read_call(item).call, text_field(item, "arguments")) for item in functions),
+        written=tuple(
+            (call, text_field(item, "arguments"))
+            for (kind, item), call in zip(made, calls, strict=False)
+            if kind == "function_call"
+        ),
     )
+
+
+def _ungated(made: Sequence[tuple[str, Any]], calls: Sequence[ToolCall], tools: Iterable[Any]) -> Iterator[Any]:
+    """The calls that run without asking anybody, each with what came of it."""
+    gated = _LOCAL if any(_hosted_shell(tool) for tool in tools) else _LOCAL | {"shell_call"}
+    for (kind, item), call in zip(made, calls, strict=False):
+        if kind not in gated and field(item, "approval_request_id") is None:  # with one, its request was the step
+            found = field(item, "output", "error", "results", "outputs")
+            yield call, None if found is None else plain(found)
 
 
 def _hosted_shell(tool: Any) -> bool:
     return getattr(tool, "type", "") == "shell" and getattr(tool, "executor", None) is None
-
-
-def _result(item: Any) -> Any:
-    found = field(item, "output", "error", "results", "outputs")
-    return None if found is None else plain(found)
 
 
 def read_messages(system: str | None, items: Any) -> list[Message]:

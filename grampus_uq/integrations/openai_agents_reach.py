@@ -9,15 +9,12 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from grampus_uq import ConfigurationError, MissingDependencyError
+from agents import Agent, Handoff, Model
+
+from grampus_uq import ConfigurationError
 from grampus_uq.integrations.held_calls import note_schema
 from grampus_uq.integrations.openai_agents_model import WatchedModel
 from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
-
-try:
-    from agents import Agent, Handoff, Model
-except ImportError as error:
-    raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
 __all__ = ["AgentWatch"]
 

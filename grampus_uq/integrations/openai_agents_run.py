@@ -1,19 +1,19 @@
-"""One watched run of an OpenAI Agents SDK agent: its session's calls, what its model proposed, why it was aborted."""
+"""One watched run of an OpenAI Agents SDK agent, and the same run while it waits: one text for another process."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq import AgentBeliefState, MissingDependencyError, ToolCall, UncertaintyError
+from agents import AgentsException
+
+from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, UncertaintyError
 from grampus_uq.integrations.held_calls import HeldCalls
-from grampus_uq.integrations.openai_agents_model import Answer, form_of, tool_call
+from grampus_uq.integrations.openai_agents_model import Answer, form_of, item_call, plain, tool_call
 
-try:
-    from agents import AgentsException
-except ImportError as error:
-    raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
-
-__all__ = ["AbortedRunError", "WatchedRun"]
+__all__ = ["VERSION", "AbortedRunError", "PausedRun", "WatchedRun", "interrupted_call", "read_paused"]
 
 _MAX_PROPOSED = 256
 
@@ -40,14 +40,21 @@ class WatchedRun:
         if len(self._proposed) > _MAX_PROPOSED:
             self._proposed.clear()
         self._proposed.update(((call.id, call.name, written), call) for call, written in answer.written)
-        ungated = {(call.id, call.name) for call, _ in answer.ungated}
-        calls = [call for call in answer.calls if (call.id, call.name) not in ungated]
-        self._latest = calls
-        self.calls.propose(calls, step_id)
+        ungated = [id(call) for call, _ in answer.ungated]
+        self._latest = [call for call in answer.calls if id(call) not in ungated]
+        self.calls.propose(self._latest, step_id)
 
     def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
-        """The call with this id, name and arguments: the model's own object where its answer held just this text."""
-        known = self._proposed.get((call_id, name, arguments)) if isinstance(arguments, str) else None
+        """The call with this id, name and arguments: the model's own object where its answer held just these.
+
+        What the SDK parsed of the text, as its hooks are given it, is compared as Python compares it; what runs is the
+        text.
+        """
+        if isinstance(arguments, str):
+            known = self._proposed.get((call_id, name, arguments))
+        else:
+            known = next((c for c in self._latest if (c.id, c.name) == (call_id, name)), None)
+            known = known if known is not None and known.arguments == arguments else None
         return tool_call(call_id, name, arguments) if known is None else known
 
     def meant(self, call_id: str, name: str, given: Any) -> ToolCall:
@@ -65,3 +72,49 @@ class WatchedRun:
     def belief(self) -> AgentBeliefState:
         """What is believed now."""
         return self.calls.session.belief()
+
+
+# -- a run that waits --------------------------------------------------------------------------------------------------
+
+VERSION = 2
+_READABLE = (1, 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedRun:
+    """A run that waits: what for, and everything that another process needs to go on, as one JSON text."""
+
+    session_id: str
+    requests: tuple[ApprovalRequest, ...]
+    text: str
+
+
+def interrupted_call(item: Any) -> ToolCall:
+    """The call of one interruption."""
+    call = item_call(item.raw_item)
+    if call is not None and item.tool_name:
+        return call.model_copy(update={"name": item.tool_name})
+    return call or ToolCall(name=item.tool_name or "", arguments={"input": plain(item.raw_item)})
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "session_id": lambda value: isinstance(value, str),
+    "agent_id": lambda value: isinstance(value, str),
+    "model": lambda value: isinstance(value, str),
+    "calls": lambda value: isinstance(value, dict),
+    "run_state": lambda value: isinstance(value, dict),
+}
+
+
+def read_paused(text: str) -> dict[str, Any]:
+    """What `pause` wrote; raises DataError, naming the field."""
+    try:
+        envelope = json.loads(text)
+    except ValueError as failure:
+        raise DataError(f"not a paused run: {failure}") from failure
+    if not isinstance(envelope, dict) or envelope.get("v") not in _READABLE:
+        raise DataError(f"not a paused run of version {VERSION}", field="v")
+    for name, holds in _FIELDS.items():
+        if not holds(envelope.get(name)):
+            raise DataError("missing or of another type", field=name)
+    return envelope

@@ -16,22 +16,19 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from grampus_uq import ConfigurationError, MissingDependencyError, ToolCall
+from agents import (
+    ApplyPatchResult,
+    ApplyPatchTool,
+    CustomTool,
+    FunctionTool,
+    HostedMCPTool,
+    ShellTool,
+)
+from agents.tool_context import ToolContext
+
+from grampus_uq import ConfigurationError, ToolCall
 from grampus_uq.integrations.held_calls import HeldCalls, Release
 from grampus_uq.integrations.openai_agents_model import plain, with_arguments
-
-try:
-    from agents import (
-        ApplyPatchResult,
-        ApplyPatchTool,
-        CustomTool,
-        FunctionTool,
-        HostedMCPTool,
-        ShellTool,
-    )
-    from agents.tool_context import ToolContext
-except ImportError as error:
-    raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
 __all__ = ["GATE", "Gate", "WatchedRun", "gate_tools", "gated_by", "mcp_policy", "without_gate"]
 

@@ -173,8 +173,7 @@ def means(args: Any, arguments: Any, validator: Any, ctx: Any, *, of_output: boo
         return False
 
 
-def _text(values: Any) -> str:
-    return json.dumps(values, sort_keys=True)
+_text = json.JSONEncoder(sort_keys=True).encode
 
 
 def _alike(text: str, values: Any, of_output: bool) -> bool:

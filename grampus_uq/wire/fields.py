@@ -16,7 +16,8 @@ def field(value: Any, *names: str) -> Any:
     >>> field({"args": {"a": 1}}, "arguments", "args")
     {'a': 1}
     """
-    keyed = isinstance(value, Mapping)
+    kind: Any = type(value)
+    keyed = kind is dict or _is_mapping(kind)
     for name in names:
         try:
             found = value.get(name) if keyed else getattr(value, name, None)

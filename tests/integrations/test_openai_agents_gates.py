@@ -12,7 +12,7 @@ pytest.importorskip("agents", reason="the OpenAI Agents SDK is not installed")
 from agents import Agent, FunctionTool, RunConfig, RunContextWrapper, Runner
 from agents.tool_context import ToolContext
 
-from grampus_uq import ApprovalKind, Effect, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import ApprovalKind, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.gate.gate import Gate
 from grampus_uq.integrations.held_calls import HeldCalls, take_up
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
@@ -94,7 +94,7 @@ async def test_other_arguments_under_an_id_take_the_waiting_ones_place_and_leave
     calls = held()
     await calls.release(CALL, principal="framework")
     for to in ("eve", "mallory"):
-        await calls.judge(ToolCall(id="c", name="pay", arguments={"to": to}), Effect.IRREVERSIBLE)
+        await calls.judge(ToolCall(id="c", name="pay", arguments={"to": to}))
     assert [request.call.arguments["to"] for request in calls.requests() if request.call] == ["mallory"]
     again = held(calls.snapshot())
     await again.judge(ToolCall(id="c", name="pay", arguments={"to": "carol"}))

@@ -213,7 +213,8 @@ async def test_two_equal_operations_of_one_answer_are_two_calls() -> None:
 async def test_a_call_that_its_provider_ran_is_a_step_with_its_result() -> None:
     search = {"type": "web_search_call", "id": "w1", "status": "completed", "action": {"type": "search", "query": "x"}}
     mcp = {"type": "mcp_call", "id": "m1", "name": "send", "arguments": '{"to": "bob"}', "server_label": "mail"}
-    desk = Desk([search, {**mcp, "output": "sent"}], sure=0.99)
+    asked = {**mcp, "id": "m2", "output": "sent", "approval_request_id": "r1"}  # a step when it was asked for
+    desk = Desk([search, {**mcp, "output": "sent"}, asked], sure=0.99)
     await desk.go()
     assert desk.recorder.calls == ["web_search", "send"]
     assert [e.text for e in desk.recorder.events if getattr(e, "kind", "") == "tool_result"] == ["sent"]
