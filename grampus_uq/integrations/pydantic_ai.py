@@ -23,18 +23,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic_ai import Agent, RunContext
-from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
-from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
-from pydantic_ai.messages import (
-    ModelMessage,
-    ModelMessagesTypeAdapter,
-    ModelResponse,
-    ToolCallPart,
-)
-from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition, ToolDenied
-from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
-
 from grampus_uq import (
     ApprovalDecision,
     ApprovalError,
@@ -42,6 +30,7 @@ from grampus_uq import (
     ApprovalRequest,
     ConfigurationError,
     DataError,
+    MissingDependencyError,
     ToolCall,
     ToolEffects,
     UncertaintyAction,
@@ -79,6 +68,21 @@ from grampus_uq.integrations.pydantic_ai_messages import (
 )
 from grampus_uq.protocols import ModelClient
 from grampus_uq.wire import read_arguments, read_messages
+
+try:
+    from pydantic_ai import Agent, RunContext
+    from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
+    from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
+    from pydantic_ai.messages import (
+        ModelMessage,
+        ModelMessagesTypeAdapter,
+        ModelResponse,
+        ToolCallPart,
+    )
+    from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition, ToolDenied
+    from pydantic_ai.toolsets import AbstractToolset, ToolsetTool, WrapperToolset
+except ImportError as error:
+    raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
 __all__ = ["UncertaintyCapability", "WatchedRun", "pending", "resume", "resumption", "run_sub_agent", "waiting"]
 

@@ -215,7 +215,8 @@ class Pydantic:
     @staticmethod
     def held(values: Any) -> Values:
         for message in reversed(values if isinstance(values, list) else []):
-            found = (message.get("metadata") or {}).get(KEY) if isinstance(message, dict) else None
+            metadata = message.get("metadata") if isinstance(message, dict) else None
+            found = metadata.get(KEY) if isinstance(metadata, dict) else None
             if isinstance(found, dict):
                 return found
         return {}
@@ -358,7 +359,8 @@ def _anywhere(carried: Carried, rng: random.Random) -> None:
 
 
 def _belief(carried: Carried, rng: random.Random) -> None:
-    state = (carried.held(carried.values).get("belief") or {}).get("state")
+    belief = carried.held(carried.values).get("belief")
+    state = belief.get("state") if isinstance(belief, dict) else None
     if isinstance(state, dict):
         state.update({name: 1.0 for name, value in state.items() if isinstance(value, float)})
 
