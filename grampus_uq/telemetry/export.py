@@ -144,7 +144,7 @@ def _send_file(
                 refuse(DataError(reason, path=str(path), line=line))
         if run is not None:
             report.steps += isinstance(event, StepEvent)
-            run.take(_timed(event))
+            run.take(_timed(event, run.latest_ns))
     if run is not None:
         run.finish()
 
@@ -153,10 +153,10 @@ def _began_ns(first: Event) -> int:
     return (first.started_ns if isinstance(first, StepEvent) else 0) or time_ns_of(first)
 
 
-def _timed(event: Event) -> Event:
-    """A step of an imported run has no times of its own; it is shown at the time that it was given."""
+def _timed(event: Event, latest_ns: int) -> Event:
+    """A step of an imported run has no times of its own; it is shown at the time that it was given, or at the latest."""
     if isinstance(event, StepEvent) and not (event.started_ns and event.ended_ns):
-        at_ns = time_ns_of(event)
+        at_ns = time_ns_of(event) or latest_ns
         return dataclasses.replace(event, started_ns=event.started_ns or at_ns, ended_ns=event.ended_ns or at_ns)
     return event
 

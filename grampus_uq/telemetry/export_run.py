@@ -60,7 +60,7 @@ class RunAsSpans:
         self._emitter = SpanEmitter(self._tracer, content=content, redact=redact)
         self._counts: dict[str, int] = {}
         self._open: OrderedDict[str, _OpenCall] = OrderedDict()
-        self._latest_ns = began_ns
+        self.latest_ns = began_ns
         ids.begin_run(first.agent_id, first.session_id, began_ns)
         name = f"{RUN} {first.agent_id}" if first.agent_id else RUN
         self._root: Span = self._tracer.start_span(
@@ -82,11 +82,11 @@ class RunAsSpans:
             return  # a label of days later does not make the run longer
         elif isinstance(event, SessionStarted) and event.resumed:
             self._root.add_event(RESUMED, timestamp=time_ns)
-        self._latest_ns = max(self._latest_ns, time_ns)
+        self.latest_ns = max(self.latest_ns, time_ns)
 
     def finish(self) -> None:
         """End the span of the run, at the time of its latest event."""
-        self._root.end(self._latest_ns)
+        self._root.end(self.latest_ns)
 
     def _next(self, kind: str) -> str:
         number = self._counts[kind] = self._counts.get(kind, -1) + 1

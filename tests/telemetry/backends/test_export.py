@@ -252,6 +252,14 @@ def test_whatever_a_recording_holds_is_sent_or_named_and_texts_stay(tmp_path: Pa
         assert 0 < span.start_time_unix_nano <= span.end_time_unix_nano
 
 
+def test_a_step_without_any_time_is_shown_at_the_latest_time_of_its_run(tmp_path: Path) -> None:
+    decided = DecisionEvent(session_id="s1", agent_id="agent", decision="approve", principal="ann", time_s=START_S)
+    step = step_event(0)
+    timeless = dataclasses.replace(step, started_ns=0, ended_ns=0, step=dataclasses.replace(step.step, time_s=0.0))
+    write(tmp_path / "a.jsonl", [decided, timeless])
+    assert {span.start_time for span in sent(tmp_path)[1]} == {round(START_S * 1e9)}
+
+
 def _planted(event: Event) -> Event:
     if isinstance(event, StepEvent):
         readings = tuple(dataclasses.replace(reading, detail=SECRET) for reading in event.readings)
