@@ -154,7 +154,7 @@ def _began_ns(first: Event) -> int:
 
 
 def _timed(event: Event, latest_ns: int) -> Event:
-    """A step of an imported run has no times of its own; it is shown at the time that it was given, or at the latest."""
+    """A step of an imported run has no times of its own: shown when it was given, or at the latest."""
     if isinstance(event, StepEvent) and not (event.started_ns and event.ended_ns):
         at_ns = time_ns_of(event) or latest_ns
         return dataclasses.replace(event, started_ns=event.started_ns or at_ns, ended_ns=event.ended_ns or at_ns)
