@@ -188,6 +188,8 @@ def test_an_irreversible_call_meets_the_gravest_of_the_rules_that_speak_against_
         assert action is max(against, key=GRAVITY.index)
         assert reason
         assert rule != "acknowledged"
+    if action is PAUSE is now.policy.on_alarm and now.rang and not now.policy.on_missing_evidence.stops:
+        assert rule == "detector"
     if action is PAUSE and always and rule not in ("always_ask", "detector"):
         raise AssertionError("another pause may be lifted by standing leave")
 
@@ -373,6 +375,10 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             ),
         ),
         ({"worst_case": SURE_CASE}, (PROCEED, "tier", "")),
+        (
+            {"rang": True, "level": MEDIUM, "confidence": 0.7},
+            (PAUSE, "detector", "irreversible call after the detector's alarm has rung in this run; confidence 0.70"),
+        ),
         ({"release": SURE, "policy": UncertaintyPolicy(on_missing_evidence=PROCEED)}, (PROCEED, "tier", "")),
         (
             {"release": SURE, "turn": TurnEvidence(read=True, p_success=0.2)},
@@ -474,7 +480,10 @@ def test_rearming_counts_and_starts_the_evidence_anew_and_its_alarms_promise_not
 def test_a_detector_in_a_profile_is_read_from_json_and_taken_as_it_is() -> None:
     field = TypeAdapter(DetectorField)
     assert field.validate_python(DETECTOR) is DETECTOR
-    assert field.validate_python(field.dump_python(DETECTOR)) == DETECTOR
+    written = field.dump_python(DETECTOR)
+    assert field.validate_python(written) == DETECTOR
+    with pytest.raises(ValueError, match="unknown"):
+        field.validate_python({**written, "unknown": 1})
 
 
 def test_an_alarm_takes_its_own_streams_in_their_order_and_keeps_what_was_said_of_it() -> None:
