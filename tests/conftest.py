@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # A shell starts what runs in the background with Ctrl-C ignored, and every process that a test starts would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -16,9 +16,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 RELAXED = [HealthCheck.too_slow]
 settings.register_profile("grampus", deadline=None, suppress_health_check=RELAXED)
 settings.register_profile("thorough", deadline=None, max_examples=2000, suppress_health_check=RELAXED)
-# A mutant that fifty examples let live is worth a test of its own.
+# A mutant that fifty examples let live is worth a test of its own; that it dies is all one asks, not of what.
 settings.register_profile(
-    "mutation", deadline=None, max_examples=50, suppress_health_check=RELAXED, derandomize=True, database=None
+    "mutation",
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=RELAXED,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
 )
 # In CI the same examples every time: a change is judged by what it changed. New ones are sought everywhere else.
 settings.register_profile("ci", deadline=None, suppress_health_check=RELAXED, derandomize=True)

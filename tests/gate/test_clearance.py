@@ -153,6 +153,19 @@ def test_two_calls_are_equal_just_when_they_are_signed_alike(one: Any, other: An
     assert runs(forged, calls[1]) is (calls[0] == calls[1])
 
 
+def test_decisions_count_on_the_one_request_of_their_call_and_a_refusal_says_what_is_wrong() -> None:
+    record = approved()
+    for requests in ((), (record.requests[0], waiting().requests[0]), (waiting().requests[0], record.requests[0])):
+        assert not runs(record.change(requests=requests))
+    free = cleared(CallRecord(proposed=PAY, step_id="llm_1"))
+    for written, call, why in (
+        (free, CALLS[1], "another call is about to run"),
+        (stored(free), PAY, "nobody whose word"),
+    ):
+        with pytest.raises(ApprovalError, match=why):
+            check_clearance(written, call, TERMS, SIGNED, effect=Effect.READ, now_s=NOW)
+
+
 def test_a_call_runs_once() -> None:
     record = Gate(approvals=SIGNED).started(approved())
     assert record.phase is CallPhase.STARTED
