@@ -43,6 +43,7 @@ _LAST_FOREIGN_END = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _BREAKING_TAG = re.compile(r"</?(?:answer|final_answer|response|explanation|br|hr|p|li|ul|ol)\s?/?>", re.IGNORECASE)
+_BRACKET_TAG = re.compile(r"\[(/?)([a-z]{1,20})(?:[= ][^\[\]\n]{0,80})?\]", re.IGNORECASE)
 _INLINE_TAG = re.compile(r"</?(?:b|i|em|strong|u|sub|sup)>", re.IGNORECASE)
 _MARKS = '"“”„‟«»‹›「」『』〝〞＂'
 _OPENS = re.compile(r"[“„‟«‹「『〝»›]|(?<!\w)[\"＂]|[\"＂](?=\w)")
@@ -99,6 +100,7 @@ def own_words(text: str) -> OwnWords:
     'The page says .... It may be wrong.'
     """
     text = "\n".join(text.splitlines())
+    text = _BRACKET_TAG.sub(r"<\1\2>", text) if "[/" in text else text
     text, opened = _shown(text) if _MARK.search(text) else (text, False)
     text = _INLINE_TAG.sub("", _BREAKING_TAG.sub("\n", text)) if "<" in text else text
     rest = ""

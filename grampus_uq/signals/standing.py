@@ -65,6 +65,10 @@ _INTRODUCTION = re.compile(
     r"(?: (?:is|in json|as json|as requested|with confidence|with my confidence))?)[\W_]*",
     re.IGNORECASE,
 )
+_PRESENTS = re.compile(
+    r"[\W_]*(?:(?:so|ok|okay|sure)[,!.]? )?(?:here(?:'s| is| are)|this is|these are|below|the following)\b",
+    re.IGNORECASE,
+)
 _OWN_KEYS = (
     r"(?:(?:final|my|short) )?answer|confidence|certainty|confidence[ _](?:score|level)|reason(?:ing)?|explanation"
     r"|rationale|conclusion|decision|summary|action|thought|recommendation|next steps?|justification|solution"
@@ -110,7 +114,7 @@ def _below(lines: Sequence[str], number: int) -> str:
 
 
 def _frames(sentence: str) -> bool:
-    if FRAME(sentence):
+    if FRAME(sentence) or (_PRESENTS.match(sentence) and SOURCE(sentence) and not _INTRODUCTION.fullmatch(sentence)):
         return True
     if _FIRST_PERSON.match(sentence) or sentence.rstrip(".,!?;)]} ").endswith(GAP):  # what was reported stands there
         return False
