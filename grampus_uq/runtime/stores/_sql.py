@@ -18,7 +18,7 @@ class SQLStore(ThreadedStore):
     """Reads documents by one range of an index, and logs by their places; a dialect says where it differs.
 
     `_key`: the key in the order of code points. `_clock`: seconds since 1970. `_by_label`: what makes the planner use
-    the index by label. `_texts`: a table of the texts in a JSON array, in its column `value`. `_mark`: a parameter.
+    the index by label. `_of_each`: for each text of a JSON array the documents of a range. `_mark`: a parameter.
     """
 
     _documents = "documents"
@@ -27,7 +27,7 @@ class SQLStore(ThreadedStore):
     _key = "documents.key"
     _clock: str
     _mark = "?"
-    _texts = "json_each(?)"
+    _of_each = "json_each(?) AS texts CROSS JOIN documents ON {}"
 
     def _rows(self, db: Any, sql: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
         found: list[tuple[Any, ...]] = db.execute(sql.replace("?", self._mark), values).fetchall()
@@ -72,11 +72,9 @@ class SQLStore(ThreadedStore):
 
     async def children(self, kind: str, parents: Sequence[str]) -> list[Document]:
         """A range of the index for each parent, in one query."""
-        where = (
-            f"kind = ? AND {self._key} > texts.value || '/' AND {self._key} < texts.value || '0' ORDER BY {self._key}"
-        )
-        source = f"{self._texts} AS texts CROSS JOIN {self._documents}"
-        return await self._select(where, (json.dumps(parents), kind), source)
+        below = f"kind = ? AND {self._key} > texts.value || '/' AND {self._key} < texts.value || '0'"
+        source = self._of_each.format(below)
+        return await self._select(f"TRUE ORDER BY {self._key}", (json.dumps(parents), kind), source)
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         """The entries from `start` on."""

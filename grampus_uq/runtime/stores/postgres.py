@@ -105,7 +105,10 @@ class PostgresStore(SQLStore):
     _key = 'grampus_documents.key COLLATE "C"'
     _clock = "extract(epoch FROM clock_timestamp())::float8"
     _mark = "%s"
-    _texts = "json_array_elements_text(?::json)"
+    _of_each = (  # the bounds within, and OFFSET 0 around them: else the planner may read a whole kind for each text
+        "json_array_elements_text(?::json) AS texts"
+        " CROSS JOIN LATERAL (SELECT * FROM grampus_documents WHERE {} OFFSET 0) AS grampus_documents"
+    )
 
     def __init__(self, url: str, *, connect_timeout_s: int = 5, create: bool = True) -> None:
         super().__init__(create=create)

@@ -1,0 +1,99 @@
+"""What lists cost does not grow with what is stored beside them: by index, and in a fixed number of questions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import Append, Delete, Document, Drop, Put
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.stores.postgres import PostgresStore
+from grampus_uq.runtime.stores.sqlite import SQLiteStore
+from tests.runtime.agents import AGENT, SEND_ONE, World, runner
+
+pytestmark = pytest.mark.anyio
+
+
+async def ask_everything(store: Any) -> None:
+    await store.get("session", "a/1")
+    await store.scan("session", label="waiting_for_human")
+    await store.scan("session", label="waiting_for_human", prefix="a/", after="a/1", limit=3)
+    await store.scan("session", prefix="a/")
+    await store.children("decision", ["r1", "r2"])
+    await store.read("log", start=2)
+
+
+async def test_every_question_to_sqlite_is_a_search_in_an_index(tmp_path: Path) -> None:
+    plans: list[str] = []
+
+    class Explained(SQLiteStore):
+        def _rows(self, db: Any, sql: str, values: Any) -> list[tuple[Any, ...]]:
+            plans.extend(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", values))
+            return super()._rows(db, sql, values)
+
+    store = Explained(tmp_path / "s.db")
+    await store.put("session", "a/1", "{}", expected=0)
+    await ask_everything(store)
+    await store.aclose()
+    searches = [plan for plan in plans if "texts" not in plan]
+    assert len(searches) == 6 + ("USE TEMP B-TREE FOR ORDER BY" in searches)
+    bound = ("key=?", "key>?", "position>?")
+    for plan in searches:
+        assert plan.startswith("USE TEMP") or (plan.startswith("SEARCH") and any(b in plan for b in bound)), plan
+
+
+async def test_every_question_to_postgres_is_bounded_by_an_index(postgres_url: str) -> None:
+    plans: list[str] = []
+
+    class Explained(PostgresStore):
+        def _rows(self, db: Any, sql: str, values: Any) -> list[tuple[Any, ...]]:
+            plans.append("\n".join(row[0] for row in db.execute(f"EXPLAIN {sql.replace('?', '%s')}", values)))
+            return super()._rows(db, sql, values)
+
+    store, kinds = Explained(postgres_url), {"session": "a", "decision": "r"}
+    for kind, stem in kinds.items():  # few rows are read faster without an index
+        puts = (Put(kind=kind, key=f"{stem}/{n}", body="{}", expected=0, label="completed") for n in range(5_000))
+        await store.write(*puts)
+    await store.write(Append(log="log", bodies=tuple("{}" for _ in range(2_000)), expected=0))
+    await ask_everything(store)
+    await store.write(
+        *(Delete(kind=k, key=f"{stem}/{n}", expected=1) for k, stem in kinds.items() for n in range(5_000))
+    )
+    await store.write(Drop(log="log"))
+    await store.aclose()
+    for plan in plans:
+        assert "Index Cond" in plan, plan
+        condition = plan.partition("Index Cond")[2].splitlines()[0]
+        assert "position" in condition or re.search(r"key\)?(::text)? (=|>)", condition), plan
+
+
+async def test_a_list_with_its_decisions_asks_as_often_for_fifty_waiting_sessions_as_for_one() -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Counting(MemoryStore):
+        async def scan(self, kind: str, **options: Any) -> list[Document]:
+            found = await super().scan(kind, **options)
+            asked.append((kind, len(found)))
+            return found
+
+        async def children(self, kind: str, parents: Any) -> list[Document]:
+            asked.append((kind, len(parents)))
+            return []
+
+    for waiting in (1, 50):
+        store = Counting()
+        await store.write(
+            *(Put(kind="session", key=f"old/{n}", body="{}", expected=0, label="completed") for n in range(500))
+        )
+        one = runner(World(), SEND_ONE, store=store)
+        for number in range(waiting):
+            await one.run(AGENT, "mail bob", session_id=f"{number}")
+        asked.clear()
+        ledger = Ledger(store)
+        requests = [request for session in await ledger.pending() for request in session.requests]
+        await ledger.decisions([request.id for request in requests])
+        assert asked == [("session", waiting), ("session", 0), ("decision", waiting)]
