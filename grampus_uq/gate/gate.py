@@ -11,10 +11,12 @@ of a record is `gate.call`'s, and whether a call may run is `gate.clearance`'s.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from grampus_uq.errors import ApprovalError
@@ -51,6 +53,7 @@ from grampus_uq.wire.calls import read_arguments
 __all__ = ["Gate"]
 
 _MAX_SPENT = 65_536
+_RUNNING: ContextVar[frozenset[str]] = ContextVar("grampus_uq_running", default=frozenset())
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 
 ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks for this tool")
@@ -245,12 +248,37 @@ class Gate:
         A state that was put back to before the call ran would run it once more.
         """
         with self._lock:
-            if request_id in self._spent:
+            if request_id in self._spent and request_id not in _RUNNING.get():
                 return False
             self._spent[request_id] = None
             while len(self._spent) > _MAX_SPENT:
                 self._spent.popitem(last=False)
         return True
+
+    def spent(self, record: CallRecord) -> bool:
+        """True when a call started here on what was decided to this record's request, and not around this task."""
+        request_id = record.requests[0].id if record.decisions else ""
+        return request_id in self._spent and request_id not in _RUNNING.get()
+
+    @contextlib.contextmanager
+    def once(self, record: CallRecord) -> Iterator[bool]:
+        """For hosts that cannot keep a record as started: True for the one task that runs what was decided.
+
+        Fences inside it see True as well. What is raised in it gives the decision back: the host may try again.
+        """
+        request_id = record.requests[0].id if record.decisions else ""
+        if not record.decisions or not self._spend(request_id):
+            yield not record.decisions
+            return
+        token = _RUNNING.set(_RUNNING.get() | {request_id})
+        try:
+            yield True
+        except Exception:
+            with self._lock:
+                self._spent.pop(request_id, None)
+            raise
+        finally:
+            _RUNNING.reset(token)
 
     async def start(
         self,

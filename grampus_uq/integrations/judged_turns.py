@@ -10,12 +10,13 @@ nothing that may be irreversible for the rest of the run.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -41,6 +42,10 @@ from grampus_uq import (
 )
 from grampus_uq.gate.call import (
     MAX_REJECTED,
+    RAN_BEFORE,
+    REJECTED_BEFORE,
+    REPEATED,
+    UNKNOWN_OUTCOME,
     UNVOUCHED,
     CallPhase,
     CallRecord,
@@ -54,7 +59,7 @@ from grampus_uq.gate.call import (
     review,
     settled,
 )
-from grampus_uq.gate.carried import read_record, write_record
+from grampus_uq.gate.carried import read_decided, read_record, write_record
 from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.preconditions import Precondition
@@ -77,6 +82,7 @@ _MAX_AT_HAND = 1_024
 _TAGS = itertools.count()
 _PROCESS = uuid.uuid4().hex
 STOPPED = "Not executed: the run was stopped ({why})."
+NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of the model."
 _FIRST: Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
 
 
@@ -198,11 +204,12 @@ class TurnJudge:
         given: Belief = held.get("belief") or {}
         repeats = [str(digest) for digest in held.get("repeats", ())]  # of a fork: it can only make more calls ask
         snapshot = given.get("session")
-        if snapshot is not None:  # a sub-graph that shares its parent's state goes on with its session
-            session_id = snapshot["state"]["session_id"]
+        if snapshot is not None:
+            if snapshot["state"]["session_id"] != session_id:  # another's: whose run this is the framework says
+                snapshot = {**snapshot, "state": {**snapshot["state"], "session_id": session_id}}
             with self._lock:
                 tag, known = self._at_hand.get(session_id, ("", None))
-                if known is not None and tag == given.get("tag"):
+                if known is not None and known.place == place and tag == given.get("tag"):
                     if to_judge:
                         del self._at_hand[session_id]
                     belief = known.belief
@@ -218,33 +225,50 @@ class TurnJudge:
         belief |= {"repeats": [*belief["repeats"], *repeats], "vouched": belief["vouched"] is True and believed}
         session = self.monitor.session(session_id, self.agent_id, snapshot=snapshot, advisory=self.advisory)
         terms = self.gate.terms(session.agent_id, session.session_id, session.profile.policy, vouched=belief["vouched"])
-        if (
-            turn is not None and not believed
-        ):  # nobody vouches for when a decision arrived: nothing expired is made good
+        if turn is not None and not believed:  # nobody knows when a decision arrived: nothing expired is made good
             turn["arrived"] = [[one, time.time()] for one, _ in turn["arrived"]]
+        if turn is not None and not self.acts:
+            turn |= {"stopped": None, "review": None}
         carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
         return replace(carried, records=self.restored(carried, turn["calls"] if turn else (), believed=believed))
 
     def restored(self, carried: Carried, entries: Iterable[Any], *, believed: bool) -> tuple[CallRecord, ...]:
         """Records out of carried JSON values, each worth what the seal, or its own decisions, make it worth."""
-        now_s, step_id = time.time(), f"llm_{max(0, carried.belief['turns'] - 1)}"
-        records = [read_record(entry, step_id) for entry in entries]
-        policy = self.gate.approvals
-        return tuple(restored(record, carried.terms, policy, now_s, believed=believed) for record in records)
+        now_s, step_id, policy = time.time(), _step_id(carried), self.gate.approvals
+        found = []
+        for record in [read_record(entry, step_id) for entry in entries]:
+            if not self.acts:  # nothing waits, and nothing is answered for
+                found.append(cleared(record.change(text=None, is_error=False)))
+            elif believed or record.step_id == step_id:
+                found.append(restored(record, carried.terms, policy, now_s, believed=believed))
+            else:  # what was decided at another step is no word on this one
+                found.append(asked(record.change(step_id=step_id), carried.terms, policy, UNVOUCHED, now_s))
+        return tuple(found)
+
+    def decided(self, place: str, held: Held) -> list[CallRecord]:
+        """What humans decided beside the latest turn, as far as it is believed; raises DataError."""
+        try:
+            items = [item for item in held.get("decided", ()) if self.believes(place, item, *_item_keys(item))]
+            return [read_decided(item) for item in items]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if self.acts:
+                raise DataError(f"not what humans decided: {error!r:.200}", field="decided") from error
+            return []
 
     def packed(self, carried: Carried) -> dict[str, Any]:
         """Records and turn for a task's result, which is checkpointed: sealed, because others may write it."""
         calls = [write_record(record) for record in carried.records]
         return self.sealed(carried.place, {"turn": {**(carried.turn or {}), "calls": calls}})
 
-    def unpacked(self, carried: Carried, packed: Mapping[str, Any], count: int) -> Carried:
-        """What `packed` wrote of so many records, as far as it is believed; raises DataError."""
+    def unpacked(self, carried: Carried, packed: Mapping[str, Any]) -> Carried:
+        """What `packed` wrote of just these calls, as far as it is believed; raises DataError."""
         try:
             believed = self.believes(carried.place, packed, "turn")
             turn = _read_turn({"step_id": "", "calls": packed.get("records", ()), **packed["turn"]})
-            if len(turn["calls"]) != count:
-                raise ValueError(f"{len(turn['calls'])} records instead of {count}")
-            return replace(carried, records=self.restored(carried, turn["calls"], believed=believed), turn=turn)
+            records = self.restored(carried, turn["calls"], believed=believed)
+            if [_logical(record) for record in records] != [_logical(record) for record in carried.records]:
+                raise ValueError("it is on other calls")
+            return replace(carried, records=records, turn=turn)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"not what a task wrote: {error!r:.200}") from error
 
@@ -337,17 +361,34 @@ class TurnJudge:
         }
         return replace(carried, belief={**belief, "turns": belief["turns"] + 1}, turn=turn, records=tuple(records))
 
-    def judge_late(self, carried: Carried, call: ToolCall) -> CallRecord:
-        """The record of a call that the model's turn did not hold (another hook changed it): judged, not committed."""
-        record = CallRecord(proposed=call, call=call, step_id=carried.turn["step_id"] if carried.turn else "llm_0")
-        session, policy = carried.session, carried.session.profile.policy
-        record = record.change(effect=self.gate.effect(call, None, policy))
+    def doubted(self, carried: Carried) -> Carried:
+        """The state as one that nobody vouches for, from here to the run's end; as it is where nobody signs."""
+        vouched = carried.terms.vouched and self.gate.believes(False)
+        terms = replace(carried.terms, vouched=vouched)
+        return replace(carried, belief={**carried.belief, "vouched": vouched}, terms=terms)
+
+    def late(self, carried: Carried, call: ToolCall) -> Carried:
+        """The state with the record, still new, of a call that the model's turn did not hold."""
+        return replace(carried, records=(CallRecord(proposed=call, call=call, step_id=_step_id(carried)),))
+
+    def judge_late(self, carried: Carried) -> Carried:
+        """Judge, and do not commit, the call of `late`: another hook changed it."""
+        (record,), session = carried.records, carried.session
+        return replace(carried, records=(self._judged_late(carried, record, session),))
+
+    def _judged_late(self, carried: Carried, record: CallRecord, session: Session) -> CallRecord:
+        call = record.proposed
+        if call.digest() in carried.belief["rejected"]:
+            return settled(record, REJECTED_BEFORE, is_error=True)
+        record = record.change(effect=self.gate.effect(call, None, session.profile.policy))
         verdict = session.would_allow(call, effect=record.effect)
-        if not verdict.allowed:
+        if call.digest() in carried.belief["repeats"]:
+            doubt = REPEATED
+        elif not verdict.allowed:
             doubt = doubt_of(verdict)
-        elif carried.terms.vouched or record.effect in HARMLESS or session.profile.advisory:
+        elif self.gate.believes(False) or record.effect in HARMLESS:
             return cleared(record)
-        else:
+        else:  # that another hook changed it, and not the checkpoint's owner, nobody can tell
             doubt = UNVOUCHED
         return asked(record, carried.terms, self.gate.approvals, doubt, time.time())
 
@@ -397,6 +438,9 @@ class TurnJudge:
         if after.waiting and record.requests[0].expired(now_s):
             return asked_again(record, terms, self.gate.approvals, now_s, "the request before it expired"), refusals
         if after.phase is CallPhase.CLEARED:
+            if self.gate.spent(after):
+                again = asked(after, terms, self.gate.approvals, UNKNOWN_OUTCOME, now_s)
+                return again, [*refusals, RAN_BEFORE]
             why = await self.gate.hindrance(after)
             if why is not None:
                 return self.gate.void(after, terms, why), [*refusals, f"The approval is void: {why}"]
@@ -433,6 +477,30 @@ class TurnJudge:
             return False
         return record is not None
 
+    def clears_harmless(self, carried: Carried, record: CallRecord, call: ToolCall) -> bool:
+        """True for other arguments of a cleared call that, as they are now, only read or can be undone."""
+        effect = self.gate.effect(call, None, carried.session.profile.policy)
+        return effect in HARMLESS and call.name == record.call.name and self.clears(carried, record, record.call)
+
+    @contextlib.contextmanager
+    def running(self, carried: Carried, record: CallRecord | None, call: ToolCall) -> Iterator[str | None]:
+        """What to say in a call's place, or None where exactly this call runs now: a decided one once in a process.
+
+        When the tool raises, the framework may run it again.
+        """
+        refused = self.refusal(carried, record, call)
+        if record is None or refused is not None:
+            yield refused
+            return
+        with self.gate.once(record) as first:
+            yield None if first else RAN_BEFORE
+
+    def refusal(self, carried: Carried, record: CallRecord | None, call: ToolCall) -> str | None:
+        """What to say in a call's place when it may not run now."""
+        if record is None or not self.clears(carried, record, call):
+            return NOT_CLEARED
+        return RAN_BEFORE if self.gate.spent(record) else None
+
 
 def requests_of(carried: Carried) -> list[dict[str, Any]]:
     """The requests that wait, as JSON values, in the order of the calls."""
@@ -451,6 +519,19 @@ def _read_turn(turn: Mapping[str, Any]) -> Turn:
         "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),
         "arrived": [[ApprovalDecision.model_validate(one).model_dump(mode="json"), float(at)] for one, at in arrived],
     }
+
+
+def _item_keys(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("record",) if "record" in item else ("call", "decision")  # the latter as version 1 wrote it
+
+
+def _step_id(carried: Carried) -> str:
+    """The step of the latest turn."""
+    return f"llm_{max(0, carried.belief['turns'] - 1)}"
+
+
+def _logical(record: CallRecord) -> tuple[str, str, str]:
+    return record.step_id, record.proposed.id, record.proposed.digest()
 
 
 def _on(requests: Sequence[ApprovalRequest], arrived: Sequence[tuple[ApprovalDecision, float]]) -> list[Any]:

@@ -15,22 +15,20 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.gate.carried import read_decided, write_record
-from grampus_uq.gate.clearance import HARMLESS
+from grampus_uq.gate.carried import write_record
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import Carried, Settings, TurnJudge, requests_of
+from grampus_uq.integrations.judged_turns import NOT_CLEARED, Carried, Settings, TurnJudge, requests_of
 from grampus_uq.integrations.langchain_messages import (
     answered_for,
     last_answer,
     observe_between,
-    plain_call,
-    read_call,
     read_turn,
     schema_of,
     with_arguments,
@@ -39,7 +37,7 @@ from grampus_uq.integrations.langchain_messages import (
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, hook_config
-    from langchain.agents.middleware.types import ModelResponse, PrivateStateAttr
+    from langchain.agents.middleware.types import ModelResponse, PrivateStateAttr, ToolCallRequest
     from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
     from langgraph.config import get_config
     from langgraph.func import task
@@ -48,11 +46,11 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("langchain", "langchain", "The middleware for LangChain") from error
 
-from grampus_uq.integrations.langgraph import KEY, not_cleared, place_of, said_of_answer, shown, taken, told_of
+from grampus_uq.integrations.langgraph import KEY, found, not_run, place_of, said_of_answer, shown, taken, told_of
 from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
 if TYPE_CHECKING:
-    from langchain.agents.middleware.types import ModelRequest, ToolCallRequest
+    from langchain.agents.middleware.types import ModelRequest
     from langgraph.runtime import Runtime
 
 __all__ = ["UncertaintyMiddleware", "UncertaintyState", "resume_with", "waiting_requests"]
@@ -62,8 +60,9 @@ def _merge(before: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]
     """A new turn replaces what was; decisions of parallel calls add up until it takes them into its belief."""
     if "turn" in new:
         return new
-    held = before or {}
-    return {**held, "decided": [*held.get("decided", ()), *new["decided"]]}
+    held = before if isinstance(before, dict) else {}
+    decided = held.get("decided")
+    return {**held, "decided": [*(decided if isinstance(decided, list) else ()), *new["decided"]]}
 
 
 class UncertaintyState(AgentState[Any]):
@@ -96,16 +95,23 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[Any]]
     ) -> Any:
         """Call the model and judge its turn: no interrupt, so it runs once."""
-        request, edits = _with_edits(request)
-        return await self._judged(request, await handler(request), edits)
+        decided = self._decided(request)
+        request, edits = _with_edits(request, decided)
+        return await self._judged(request, await handler(request), edits, decided)
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         """`awrap_model_call` for agents that run without awaiting."""
-        request, edits = _with_edits(request)
+        decided = self._decided(request)
+        request, edits = _with_edits(request, decided)
         response = handler(request)
-        return run_blocking(lambda: self._judged(request, response, edits))
+        return run_blocking(lambda: self._judged(request, response, edits, decided))
 
-    async def _judged(self, request: ModelRequest[Any], response: Any, told: list[Any]) -> Any:
+    def _decided(self, request: ModelRequest[Any]) -> list[CallRecord]:
+        return self.judge.decided(place_of(self.judge, get_config()), _held(request.state))
+
+    async def _judged(
+        self, request: ModelRequest[Any], response: Any, told: list[Any], decided: list[CallRecord]
+    ) -> Any:
         if isinstance(response, AIMessage):
             response = ModelResponse(result=[response])
         result = list(response.result)
@@ -118,8 +124,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         before = request.state["messages"]
         begun = any(one.type == "ai" for one in before)
         carried = taken(judge, config, held, to_judge=True, begun=begun)
-        believed = [item for item in held.get("decided", ()) if judge.believes(carried.place, item, *_item_keys(item))]
-        carried = judge.record(carried, [read_decided(item) for item in believed])
+        carried = judge.record(carried, decided)
         observe_between(carried.session, before, len(before))
         system = [] if request.system_message is None else [request.system_message]
         said = read_turn(message, [*system, *request.messages] if judge.model_client is not None else ())
@@ -154,7 +159,8 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     def _reviewed(self, state: Any) -> Steps:
         held = _held(state)
-        if (held.get("turn") or {}).get("review") is None:
+        turn = held.get("turn")
+        if not self.judge.acts or not turn or (isinstance(turn, dict) and turn.get("review") is None):
             return None
         carried = yield from self._ask(replace(taken(self.judge, get_config(), held), records=()))
         said = carried.turn["reviewed"][0]
@@ -184,13 +190,11 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         if not judge.acts:
             return request, None
         carried = taken(judge, get_config(), _held(request.state))
-        record = carried.record(plain_call(request.tool_call))
-        if record is None:
-            call = read_call(request.tool_call)
-            record = carried.record(call)
-            if record is None:  # another middleware changed the call, or the model never proposed it
-                packed = yield functools.partial(self._judge_late, carried, call)
-                (record,) = judge.unpacked(carried, packed, 1).records
+        record, call = found(carried, request.tool_call)
+        if record is None:  # another middleware changed the call, or the model never proposed it
+            late = judge.late(carried, call)
+            packed = yield functools.partial(self._judge_late, late)
+            (record,) = judge.unpacked(late, packed).records
         waited = record.waiting
         if waited:
             if request.tool is not None:
@@ -202,12 +206,26 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             return answered_for([record])[0], record if waited else None
         if record.edited:
             request = request.override(tool_call={**request.tool_call, "args": dict(record.call.arguments)})
-        if request.tool is None or (record.effect in HARMLESS and not record.decisions):
-            # Middleware inside this one may change it on its way: it only reads, or can be undone.
-            runs = judge.clears(carried, record, record.call)
-            return request if runs else not_cleared(request.tool_call), record if waited else None
-        bound = _bound(request.tool, functools.partial(judge.clears, carried, record), record.call)
-        return request.override(tool=bound), record if waited else None
+        refused = judge.refusal(carried, record, record.call)
+        if refused is not None:
+            return not_run(request.tool_call, refused), record if waited else None
+        bind = _binding(functools.partial(self._running, carried, record, request.tool))
+        return _Guarded.of(request, bind), record if waited else None
+
+    def _running(
+        self, carried: Carried, record: CallRecord, own: Any, tool: Any, given: Any
+    ) -> AbstractContextManager[str | None]:
+        """The check where a tool is called: by the tool that the agent had for the call, its name and its arguments."""
+        if tool.name != given["name"] or (own is not None and tool is not own):
+            return nullcontext(NOT_CLEARED)
+        judge, arguments = self.judge, given["args"]
+        if arguments != record.call.arguments:  # what the framework injects is none of the model's
+            free = {*schema_of(tool).get("properties", ()), *record.call.arguments}
+            arguments = {name: value for name, value in arguments.items() if name in free}
+        call = ToolCall.model_construct(id=record.call.id, name=given["name"], arguments=arguments)
+        if not record.decisions and judge.clears_harmless(carried, record, call):
+            return nullcontext()  # middleware inside this one may change what only reads, or can be undone
+        return judge.running(carried, record, call)
 
     def _ask(self, carried: Carried) -> Steps:
         """Interrupt until decisions hold on all that waits; the state after them."""
@@ -215,15 +233,15 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         while requests_of(carried):
             answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
             packed = yield functools.partial(self._decide, carried, answer)
-            carried, refused = self.judge.unpacked(carried, packed, len(carried.records)), packed.get("refused", [])
+            carried, refused = self.judge.unpacked(carried, packed), packed.get("refused", [])
         return carried
 
     async def _decide(self, carried: Carried, answer: Any) -> dict[str, Any]:
         after, refused = await self.judge.decide(carried, answer)
         return {**self.judge.packed(after), "refused": refused}
 
-    async def _judge_late(self, carried: Carried, call: ToolCall) -> dict[str, Any]:
-        return self.judge.packed(replace(carried, records=(self.judge.judge_late(carried, call),)))
+    async def _judge_late(self, late: Carried) -> dict[str, Any]:
+        return self.judge.packed(self.judge.judge_late(late))
 
     def _with_decisions(self, result: Any, record: CallRecord | None) -> Any:
         """The tool's result, and what humans decided, for the belief."""
@@ -282,14 +300,9 @@ def _held(state: Any) -> dict[str, Any]:
     return state.get(KEY) or {}
 
 
-def _item_keys(item: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("record",) if "record" in item else ("call", "decision")  # the latter as version 1 wrote it
-
-
-def _with_edits(request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any]]:
+def _with_edits(request: ModelRequest[Any], decided: list[CallRecord]) -> tuple[ModelRequest[Any], list[Any]]:
     """The request with the calls as they ran: a human's edits stand in the transcript from the next turn on."""
-    items = _held(request.state).get("decided", ())
-    edited = [record for record in map(read_decided, items) if record.edited]
+    edited = [record for record in decided if record.edited]
     index = last_answer(request.messages) if edited else None
     if index is None:
         return request, []
@@ -297,26 +310,49 @@ def _with_edits(request: ModelRequest[Any]) -> tuple[ModelRequest[Any], list[Any
     return request.override(messages=[*request.messages[:index], message, *request.messages[index + 1 :]]), [message]
 
 
-def _bound(tool: Any, clears: Callable[[ToolCall], bool], call: ToolCall) -> Any:
-    """The tool, checking what it is called with when it is, inside all other middleware."""
+def _binding(running: Callable[[Any, Any], AbstractContextManager[str | None]]) -> Callable[[Any], Any]:
+    """What makes of a tool one that checks what it is called with when it is, inside all other middleware."""
+    made: list[Any] = []
 
-    def may_run(given: Any) -> bool:
-        arguments = given["args"]
-        if arguments != call.arguments:  # what the framework injects is none of the model's
-            free = {*schema_of(tool).get("properties", ()), *call.arguments}
-            arguments = {name: value for name, value in arguments.items() if name in free}
-        return clears(ToolCall.model_construct(id=call.id, name=given["name"], arguments=arguments))
+    def bind(tool: Any) -> Any:
+        if any(tool is one for one in made):
+            return tool
 
-    def invoke(given: Any, config: Any = None, **more: Any) -> Any:
-        return tool.invoke(given, config, **more) if may_run(given) else not_cleared(given)
+        def invoke(given: Any, config: Any = None, **more: Any) -> Any:
+            with running(tool, given) as refused:
+                return tool.invoke(given, config, **more) if refused is None else not_run(given, refused)
 
-    async def ainvoke(given: Any, config: Any = None, **more: Any) -> Any:
-        return await tool.ainvoke(given, config, **more) if may_run(given) else not_cleared(given)
+        async def ainvoke(given: Any, config: Any = None, **more: Any) -> Any:
+            with running(tool, given) as refused:
+                return await tool.ainvoke(given, config, **more) if refused is None else not_run(given, refused)
 
-    bound = copy.copy(tool)
-    object.__setattr__(bound, "invoke", invoke)  # of this one copy: the tool's model declares no such fields
-    object.__setattr__(bound, "ainvoke", ainvoke)
-    return bound
+        bound = copy.copy(tool)
+        object.__setattr__(bound, "invoke", invoke)  # of this one copy: the tool's model declares no such fields
+        object.__setattr__(bound, "ainvoke", ainvoke)
+        made.append(bound)
+        return bound
+
+    return bind
+
+
+class _Guarded(ToolCallRequest):
+    """A request whose tool is bound, whichever other middleware puts there."""
+
+    @classmethod
+    def of(cls, request: ToolCallRequest, bind: Callable[[Any], Any]) -> _Guarded:
+        new = cls(**{field.name: getattr(request, field.name) for field in fields(request)})
+        object.__setattr__(new, "_bind", bind)
+        object.__setattr__(new, "tool", None if request.tool is None else bind(request.tool))
+        return new
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        bind = self.__dict__.get("_bind")
+        super().__setattr__(name, bind(value) if bind is not None and name == "tool" and value is not None else value)
+
+    def override(self, **changes: Any) -> ToolCallRequest:
+        """A request with these changes, guarded as this one is."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return _Guarded.of(ToolCallRequest(**{**values, **changes}), self.__dict__["_bind"])
 
 
 def _untraced(hook: Callable[[Any, Any], Any]) -> Any:

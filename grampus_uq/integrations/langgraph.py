@@ -12,15 +12,17 @@ know how to read) the node `score` behind it does that.
 from __future__ import annotations
 
 import functools
+import json
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_type_hints
 
-from grampus_uq import ConfigurationError, MissingDependencyError, UncertaintyMonitor
+from grampus_uq import ConfigurationError, MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import Carried, Held, Settings, TurnJudge, requests_of
+from grampus_uq.integrations.judged_turns import NOT_CLEARED, Carried, Held, Settings, TurnJudge, requests_of
 from grampus_uq.integrations.langchain_messages import (
     answered_for,
     last_answer,
@@ -35,7 +37,15 @@ from grampus_uq.integrations.langchain_messages import (
 from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
 
 try:
-    from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+    from langchain_core.messages import (
+        AIMessage,
+        AnyMessage,
+        BaseMessage,
+        HumanMessage,
+        SystemMessage,
+        ToolMessage,
+        convert_to_messages,
+    )
     from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
     from langgraph.config import get_stream_writer
     from langgraph.graph import END, StateGraph, add_messages
@@ -62,7 +72,8 @@ __all__ = [
 KEY = "uncertainty"
 """The channel that the guard adds to the graph's state: {"belief": ..., "turn": ...}, JSON values."""
 SCORE, GATE = "uncertainty_score", "uncertainty_gate"
-NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of the model."
+_MAX_SAID = 1_024
+Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
 
 
 def uncertainty_guard(
@@ -90,6 +101,7 @@ class UncertaintyGuard:
     def __init__(self, judge: TurnJudge, messages_key: str = "messages") -> None:
         self.judge = judge
         self.messages_key = messages_key
+        self._said: dict[tuple[str, str], None] = {}
 
     def attach(
         self,
@@ -139,8 +151,9 @@ class UncertaintyGuard:
                 builder.add_conditional_edges(name, _seeing(schema, wired.route), list(ways))
         inside = not conditional_edges and self._adds_messages(builder)
         if not (inside and _wrap(builder, after, schema, wired.inside, (score, *ways))):
+            _wrap(builder, after, schema, wired.noted, ())
             builder.add_edge(after, score)
-        fence = wired.not_cleared if isinstance(tools, str) else None
+        fence = wired.fence if isinstance(tools, str) else None
         wrapped = _wrap(builder, node, schema, wired.behind_tools, () if conditional_edges else (after, gate), fence)
         if conditional_edges or not wrapped:
             builder.add_conditional_edges(node, _seeing(schema, wired.after_tools), [after, gate])
@@ -167,33 +180,39 @@ class UncertaintyGuard:
 
     def wrap_tool_call(self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Any]) -> Any:
         """Run a call only as it was cleared; for `ToolNode(wrap_tool_call=...)`."""
-        return handler(request) if self._may_run(request) else not_cleared(request.tool_call)
+        with self._running(request) as refused:
+            return handler(request) if refused is None else not_run(request.tool_call, refused)
 
     async def awrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[Any]]
     ) -> Any:
         """`wrap_tool_call`, awaited; for `ToolNode(awrap_tool_call=...)`."""
-        return await handler(request) if self._may_run(request) else not_cleared(request.tool_call)
+        with self._running(request) as refused:
+            return await handler(request) if refused is None else not_run(request.tool_call, refused)
 
-    def _may_run(self, request: ToolCallRequest) -> bool:
-        """The check at the moment of running. A node of the user's own that sees no channel of ours is looked up."""
+    def _running(self, request: ToolCallRequest) -> AbstractContextManager[str | None]:
+        """`TurnJudge.running`. A node of the user's own that sees no channel of ours is looked up."""
         if not self.judge.acts:
-            return True
+            return nullcontext()
         config = request.runtime.config
         held = request.state.get(KEY) if isinstance(request.state, dict) else None
-        if held is not None:
-            return self.clears(taken(self.judge, config, held), request.tool_call)
-        carried = self.judge.latest(session_id_of(config))
-        return carried is not None and self.clears(carried, request.tool_call)
+        carried = self.judge.latest(session_id_of(config)) if held is None else taken(self.judge, config, held)
+        if carried is None:
+            return nullcontext(NOT_CLEARED)
+        return self.judge.running(carried, *found(carried, request.tool_call))
 
-    def clears(self, carried: Carried, given: Any) -> bool:
-        """True for a call, as it stands in a message, that may run now."""
-        call = plain_call(given)
-        record = carried.record(call)
-        if record is None:
-            call = read_call(given)
-            record = carried.record(call)
-        return self.judge.clears(carried, record, call)
+    # -- what the model's node said -------------------------------------------------------------------------------
+
+    def note(self, config: RunnableConfig, said: Any) -> None:
+        """Remember a message of the model as its node returned it, until it is judged behind that node."""
+        self._said[session_id_of(config), _words(said)] = None
+        while len(self._said) > _MAX_SAID:
+            self._said.pop(next(iter(self._said)), None)
+
+    def noted(self, config: RunnableConfig, said: Any) -> bool:
+        """True, once, for a message that the model's node returned here; the checkpoint's may be anybody's."""
+        kept = config.get("configurable", {}).get("thread_id")
+        return not kept or self._said.pop((session_id_of(config), _words(said)), self) is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,12 +236,20 @@ class GuardNodes:
         before: Sequence[AnyMessage] = state.get(key) or ()
         added = _added(before, update.get(key)) if isinstance(update, dict) else None
         if added is None:
-            return _leading(said, self.score_node)
+            return _leading(await self.noted(state, said, config), self.score_node)
         carried, message, told = await self._judged([*before, *added], len(before) + len(added) - 1, state, config)
         held = self._held(carried)
         update = {**update, key: [*added[:-1], message, *told], KEY: held}
         goto = self._next({**state, key: [*before, *added[:-1], message], KEY: held}, told, carried)
         return _leading(replace(said, update=update) if isinstance(said, Command) else update, goto)
+
+    async def noted(self, state: dict[str, Any], said: Any, config: RunnableConfig) -> Any:
+        """What the model's node returned, remembered for `score`."""
+        for one in said if isinstance(said, list | tuple) else [said]:
+            update = one.update if isinstance(one, Command) else one
+            for message in _spoken(update.get(self.guard.messages_key)) if isinstance(update, dict) else ():
+                self.guard.note(config, message)
+        return said
 
     async def score(self, state: dict[str, Any], config: RunnableConfig) -> Any:
         """Judge the turn that the model's node wrote: one superstep, checkpointed, without an interrupt."""
@@ -234,18 +261,29 @@ class GuardNodes:
                 return Command(goto=self.end) if self.commands else {}
             rule = "with a message of the model, which the guard judges"
             raise ConfigurationError.of(key, "uncertainty_guard", rule, f"{len(messages)} messages")
-        carried, message, told = await self._judged(messages, index, state, config)
+        vouched = self.guard.noted(config, messages[index])
+        carried, message, told = await self._judged(messages, index, state, config, vouched=vouched)
         if message is not messages[index]:
             told.insert(0, message)
         return self._go_on(state, carried, told)
 
     async def _judged(
-        self, messages: Sequence[AnyMessage], index: int, state: dict[str, Any], config: RunnableConfig
+        self,
+        messages: Sequence[AnyMessage],
+        index: int,
+        state: dict[str, Any],
+        config: RunnableConfig,
+        *,
+        vouched: bool = True,
     ) -> tuple[Carried, Any, list[Any]]:
-        """The state after the turn, its message with ids for its calls, and what is told beside it."""
+        """The state after the turn, its message with ids for its calls, and what is told beside it.
+
+        `vouched` False is for a message of which nobody here knows that the model said it.
+        """
         judge, message = self.guard.judge, with_ids(messages[index])
         begun = any(message.type == "ai" for message in messages[:index])
         carried = taken(judge, config, state.get(KEY), to_judge=True, begun=begun)
+        carried = carried if vouched else judge.doubted(carried)
         observe_between(carried.session, messages, index)
         said = read_turn(message, messages[:index] if judge.model_client is not None else ())
         carried = await judge.judge(carried, replace(said, tools=judge.schemas))
@@ -299,10 +337,15 @@ class GuardNodes:
 
     def _next(self, state: dict[str, Any], told: Sequence[Any], carried: Carried) -> Any:
         """Where a turn leads: to the tools with what is cleared and has not run, else to the human, else on."""
-        turn = carried.turn or {}
+        turn, messages = carried.turn or {}, state[self.guard.messages_key]
+        answered = {*_answered(messages), *(getattr(one, "tool_call_id", None) for one in told)}
+        if not self.guard.judge.acts:  # as the transcript says, whatever is carried
+            index = last_answer(messages)
+            calls = [] if index is None else messages[index].tool_calls
+            open_calls = [call for call in calls if call["id"] not in answered]
+            return self.tools if open_calls else self.agent if calls else self.end
         if turn.get("stopped") is not None:
             return self.end
-        answered = {*_answered(state[self.guard.messages_key]), *(getattr(one, "tool_call_id", None) for one in told)}
         ready = [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in answered]
         if ready and len(ready) == len(carried.records) and not any(record.edited for record in ready):
             return self.tools
@@ -321,16 +364,24 @@ class GuardNodes:
         alone = said.model_copy(update={"tool_calls": [{**call, "type": "tool_call"}]})
         return Send(self.tools, {**state, self.guard.messages_key: [*messages[:index], alone]})
 
-    def not_cleared(self, given: Any, config: RunnableConfig) -> Any:
-        """What answers calls when one of them may not run: the fence of a tools' node that has none of its own."""
+    @contextmanager
+    def fence(self, given: Any, config: RunnableConfig) -> Iterator[Any]:
+        """What answers calls when one of them may not run: for a tools' node that may have no fence of its own."""
         key, judge = self.guard.messages_key, self.guard.judge
         calls = _calls(given, key) if judge.acts else []
         if not calls:
-            return None
+            yield None
+            return
         carried = taken(judge, config, given.get(KEY) if isinstance(given, dict) else None)
-        if all(self.guard.clears(carried, call) for call in calls):
-            return None
-        return {key: [not_cleared(call) for call in calls]}
+        pairs = [found(carried, call) for call in calls]
+        refused = [judge.refusal(carried, *pair) for pair in pairs]
+        if len({call["id"] for call in calls}) < len(calls):  # ours have an id each
+            refused = [NOT_CLEARED for _ in calls]
+        with ExitStack() as running:
+            if not any(refused):
+                refused = [running.enter_context(judge.running(carried, *pair)) for pair in pairs]
+            told = [not_run(call, why or NOT_CLEARED) for call, why in zip(calls, refused, strict=True)]
+            yield {key: told} if any(refused) else None
 
     async def behind_tools(self, state: Any, said: Any, config: RunnableConfig) -> Any:
         """What the tools' node returned, and where it leads."""
@@ -355,11 +406,11 @@ class _Node(RunnableLambda[Any, Any]):
         work: Callable[..., Coroutine[Any, Any, Any]],
         inner: Any = None,
         read: Callable[[Any], Any] = dict,
-        instead: Callable[[Any, RunnableConfig], Any] | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self.name = name
         self._work, self._inner, self._read = work, inner, read
-        self._instead = instead or (lambda state, config: None)
+        self._fence = fence or (lambda state, config: nullcontext())
         self.func, self.afunc = self.invoke, self.ainvoke
 
     @property
@@ -370,18 +421,18 @@ class _Node(RunnableLambda[Any, Any]):
         config = config or {}
         if self._inner is None:
             return run_blocking(lambda: self._work(input, config))
-        said = self._instead(input, config)
-        if said is None:
-            said = self._inner.invoke(self._read(input), config, **more)
+        with self._fence(input, config) as said:
+            if said is None:
+                said = self._inner.invoke(self._read(input), config, **more)
         return run_blocking(lambda: self._work(input, said, config))
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
         config = config or {}
         if self._inner is None:
             return await self._work(input, config)
-        said = self._instead(input, config)
-        if said is None:
-            said = await self._inner.ainvoke(self._read(input), config, **more)
+        with self._fence(input, config) as said:
+            if said is None:
+                said = await self._inner.ainvoke(self._read(input), config, **more)
         return await self._work(input, said, config)
 
 
@@ -391,11 +442,11 @@ def _wrap(
     schema: Any,
     work: Callable[..., Coroutine[Any, Any, Any]],
     ways: tuple[str, ...],
-    instead: Callable[[Any, RunnableConfig], Any] | None = None,
+    fence: Fence | None = None,
 ) -> bool:
     """Let a node of the graph go on to `work` with what it returned; False for one that is not there, cached, a graph.
 
-    The node sees what it saw before; where `instead` has something for it to return it is not run.
+    The node sees what it saw before; where `fence` has something for it to return it is not run.
     """
     spec = builder.nodes.get(name)
     if spec is None or spec.cache_policy or hasattr(spec.runnable, "get_subgraphs"):
@@ -409,7 +460,7 @@ def _wrap(
         values = {key: state[key] for key in keys if key in state}
         return values if plain else own(**values)
 
-    runnable: Any = _Node(name, work, spec.runnable, read, instead)
+    runnable: Any = _Node(name, work, spec.runnable, read, fence)
     ends = tuple(dict.fromkeys([*(spec.ends or ()), *ways]))
     builder.nodes[name] = replace(spec, runnable=runnable, input_schema=schema, ends=ends)
     return True
@@ -458,20 +509,41 @@ def _seeing(schema: Any, route: Callable[[dict[str, Any], RunnableConfig], Any])
 
 def taken(judge: TurnJudge, config: RunnableConfig, held: Held | None, **how: bool) -> Carried:
     """Carried state, taken up in the session of the run that this config belongs to (`TurnJudge.take`)."""
-    return judge.take(session_id_of(config), place_of(judge, config), held, **how)
+    return judge.take(session_id_of(config, held), place_of(judge, config), held, **how)
 
 
-def session_id_of(config: RunnableConfig) -> str:
-    """The thread's id, and for a sub-graph its place within the run; a graph without a checkpointer has a new one."""
+def session_id_of(config: RunnableConfig, held: Any = None) -> str:
+    """The thread's id, and for a sub-graph its place within the run; a graph without a checkpointer has a new one.
+
+    A sub-graph that shares the state of a graph around it goes on with that one's session.
+    """
     given = config.get("configurable", {})
-    within = str(given.get("checkpoint_ns") or "").rpartition("|")[0]
-    thread = str(given.get("thread_id") or f"run-{uuid.uuid4().hex}")
-    return f"{thread}/{within}" if within else thread
+    within = str(given.get("checkpoint_ns") or "").split("|")[:-1]
+    try:
+        known = held["belief"]["session"]["state"]["session_id"]
+    except (KeyError, TypeError):
+        known = None
+    thread = given.get("thread_id")
+    if not thread:
+        return known if isinstance(known, str) else f"run-{uuid.uuid4().hex}"
+    around = ["/".join([str(thread), *(["|".join(within[:depth])] if depth else [])]) for depth in range(len(within))]
+    return known if known in around else "/".join([str(thread), *(["|".join(within)] if within else [])])
 
 
 def place_of(judge: TurnJudge, config: RunnableConfig) -> str:
     """What the framework calls the run: a seal is bound to it. Sub-graphs that share a state share it."""
-    return f"{judge.agent_id}/{config.get('configurable', {}).get('thread_id') or ''}"
+    thread = str(config.get("configurable", {}).get("thread_id") or "")
+    return "/".join(name.replace("~", "~0").replace("/", "~1") for name in (judge.agent_id, thread))
+
+
+def found(carried: Carried, given: Any) -> tuple[CallRecord | None, ToolCall]:
+    """The record of a call as it stands in a message, and the call in our words."""
+    call = plain_call(given)
+    record = carried.record(call)
+    if record is None:
+        call = read_call(given)
+        record = carried.record(call)
+    return record, call
 
 
 def told_of(judge: TurnJudge, carried: Carried) -> list[Any]:
@@ -494,9 +566,27 @@ def said_of_answer(kind: str, message: str | None) -> str:
     return f"A human rejected this answer. {message or ''}".strip() if kind == "reject" else message or ""
 
 
-def not_cleared(call: Any) -> ToolMessage:
+def not_run(call: Any, why: str) -> ToolMessage:
     """What answers a call that may not run."""
-    return ToolMessage(NOT_CLEARED, tool_call_id=call["id"], name=call["name"], status="error")
+    return ToolMessage(why, tool_call_id=call["id"], name=call["name"], status="error")
+
+
+def _spoken(said: Any) -> list[AIMessage]:
+    """The model's messages in what a node returned, in any form that LangChain reads."""
+    try:
+        messages = convert_to_messages(said if isinstance(said, list | tuple) else [said])
+    except Exception:  # noqa: BLE001 (what only the graph's own reducer reads: nobody vouches for it then)
+        return []
+    return [message for message in messages if isinstance(message, AIMessage)]
+
+
+def _words(said: Any) -> str:
+    """All of a message that is judged; of one that is no JSON, what no other message is."""
+    parts = (said.content, said.tool_calls, said.response_metadata, said.usage_metadata)
+    try:
+        return json.dumps(parts, default=str, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return uuid.uuid4().hex
 
 
 def _calls(given: Any, key: str) -> list[Any]:

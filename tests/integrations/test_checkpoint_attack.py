@@ -17,12 +17,14 @@ from tests.integrations.checkpoint_attack import (
     FRAMEWORKS,
     Scene,
     Thread,
+    at_once,
     attack,
     certain,
     decided,
     forge,
     lead_to,
     records_in,
+    say,
     scene,
     send,
     swap,
@@ -226,6 +228,32 @@ def decided_beside_the_turn(thread: Thread) -> None:
     thread.held["decided"] = [{"record": {**thread.call, "decisions": [decided(thread)], "phase": "cleared"}}]
 
 
+@chosen
+def an_answer_of_the_model(thread: Thread) -> None:
+    say(thread)
+    for node in ("uncertainty_score", "model", "tools"):
+        lead_to(thread, node)
+
+
+@chosen
+def an_answer_of_the_model_and_no_state_of_ours(thread: Thread) -> None:
+    say(thread, behind=False)
+    thread.values["uncertainty"] = {"belief": None, "turn": None}
+    lead_to(thread, "uncertainty_score")
+
+
+@chosen
+def the_first_steps_approval_at_the_second(thread: Thread) -> None:
+    decision = thread.signed[0]
+    request = thread.requests[decision["request_id"]]
+    own = {"requests": [request], "proposed": request["call"], "step_id": request["step_id"]}
+    thread.call.update({**own, "decisions": [decision], "phase": "cleared"})
+    thread.part("turn")["step_id"] = request["step_id"]
+    send(thread, request["call"]["arguments"])
+    thread.values["__pregel_tasks"] *= 2
+    at_once(thread)
+
+
 async def _scene(framework: str, policy: str) -> Scene:
     if (framework, policy) not in _scenes:
         _scenes[framework, policy] = await scene(framework, policy)
@@ -251,8 +279,9 @@ def test_a_chosen_manipulation_pays_nothing_that_nobody_approved(framework: str,
 
 @victims
 @policies
-def test_without_a_manipulation_anns_approval_pays_once(framework: str, policy: str) -> None:
-    """That nothing is paid otherwise is no broken scene."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_a_manipulation_anns_approval_pays_once(framework: str, policy: str, workers: int) -> None:
+    """That nothing is paid otherwise is no broken scene; nor does it pay twice when it is delivered twice at once."""
 
     async def run() -> list[object]:
         found = await _scene(framework, policy)
@@ -260,6 +289,7 @@ def test_without_a_manipulation_anns_approval_pays_once(framework: str, policy: 
         request = CallRecord.model_validate(forged.call).requests[0]
         signed = ann(policy).sign(request.decide("approve", principal="ann"))
         forged.decisions.append(signed.model_dump(mode="json"))
+        forged.at_once = workers
         return await attack(found, forged)
 
     assert anyio.run(run) == [("B", 6)]
