@@ -19,12 +19,12 @@ pytestmark = pytest.mark.anyio
 
 
 async def ask_everything(store: Any) -> None:
-    await store.get("session", "a/1")
-    await store.scan("session", label="waiting_for_human")
-    await store.scan("session", label="waiting_for_human", prefix="a/", after="a/1", limit=3)
-    await store.scan("session", prefix="a/")
-    await store.children("decision", ["r1", "r2"])
-    await store.read("log", start=2)
+    await store.get("full", "a/1")
+    await store.scan("full", label="waiting_for_human")
+    await store.scan("full", label="waiting_for_human", prefix="a/", after="a/1", limit=3)
+    await store.scan("full", prefix="a/")
+    await store.children("verdict", ["r1", "r2"])
+    await store.read("full", start=2)
 
 
 async def test_every_question_to_sqlite_is_a_search_in_an_index(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ async def test_every_question_to_sqlite_is_a_search_in_an_index(tmp_path: Path) 
             return super()._rows(db, sql, values)
 
     store = Explained(tmp_path / "s.db")
-    await store.put("session", "a/1", "{}", expected=0)
+    await store.put("full", "a/1", "{}", expected=0)
     await ask_everything(store)
     await store.aclose()
     searches = [plan for plan in plans if "texts" not in plan]
@@ -54,16 +54,16 @@ async def test_every_question_to_postgres_is_bounded_by_an_index(postgres_url: s
             plans.append("\n".join(row[0] for row in db.execute(f"EXPLAIN {sql.replace('?', '%s')}", values)))
             return super()._rows(db, sql, values)
 
-    store, kinds = Explained(postgres_url), {"session": "a", "decision": "r"}
+    store, kinds = Explained(postgres_url), {"full": "a", "verdict": "r"}
     for kind, stem in kinds.items():  # few rows are read faster without an index
         puts = (Put(kind=kind, key=f"{stem}/{n}", body="{}", expected=0, label="completed") for n in range(5_000))
         await store.write(*puts)
-    await store.write(Append(log="log", bodies=tuple("{}" for _ in range(2_000)), expected=0))
+    await store.write(Append(log="full", bodies=tuple("{}" for _ in range(2_000)), expected=0))
     await ask_everything(store)
     await store.write(
         *(Delete(kind=k, key=f"{stem}/{n}", expected=1) for k, stem in kinds.items() for n in range(5_000))
     )
-    await store.write(Drop(log="log"))
+    await store.write(Drop(log="full"))
     await store.aclose()
     for plan in plans:
         assert "Index Cond" in plan, plan
