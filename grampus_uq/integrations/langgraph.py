@@ -590,16 +590,14 @@ def _words(said: Any) -> str:
 
 
 def _calls(given: Any, key: str) -> list[Any]:
-    """The calls that a node of tools is to run: of the latest turn, or sent to it one by one."""
+    """The calls that a node of tools is to run: all of the latest turn, answered or not, or those sent to it."""
     if isinstance(given, dict) and "tool_call" in given:
         return [given["tool_call"]]
     entries = given if isinstance(given, list | tuple) else given.get(key) or () if isinstance(given, dict) else ()
     calls = [one for one in entries if isinstance(one, dict) and "args" in one]
     messages: list[Any] = [one for one in entries if isinstance(one, BaseMessage)]
     index = last_answer(messages)
-    done = _answered(messages)
-    said: list[Any] = [] if index is None else [call for call in messages[index].tool_calls if call["id"] not in done]
-    return calls + said
+    return calls + ([] if index is None else list(messages[index].tool_calls))
 
 
 def _answered(messages: Sequence[AnyMessage]) -> set[str]:

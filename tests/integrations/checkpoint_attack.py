@@ -358,7 +358,8 @@ def lead_to(thread: Thread, node: str) -> None:
     """As if some node had just led to this one."""
     channel = f"branch:to:{node}"
     versions = thread.checkpoint["channel_versions"]
-    versions[channel] = max(versions.values())[:-1] + "9" if versions else "1"
+    versions[channel] = f"{max(versions.values(), default='0')}9"
+    thread.checkpoint["updated_channels"] = None
     thread.values[channel] = None
     thread.writes = []
 

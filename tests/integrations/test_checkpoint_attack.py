@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("langchain.agents", reason="the extra langchain is not installed")
 
+from langchain_core.messages import ToolMessage
+
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.gate import Gate
 from tests.integrations.checkpoint_attack import (
@@ -78,6 +80,13 @@ def sent_to_the_tools_without_any_state_of_ours(thread: Thread) -> None:
 
 @chosen
 def led_to_the_tools(thread: Thread) -> None:
+    lead_to(thread, "tools")
+
+
+@chosen
+def answered_swapped_and_led_to_the_tools(thread: Thread) -> None:
+    swap(thread)
+    thread.values["messages"].append(ToolMessage("paid", tool_call_id="p1"))
     lead_to(thread, "tools")
 
 
