@@ -375,6 +375,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             ),
         ),
         ({"worst_case": SURE_CASE}, (PROCEED, "tier", "")),
+        ({"turn": TurnEvidence(read=True, belief=0.85)}, (PROCEED, "tier", "")),
         (
             {"rang": True, "level": MEDIUM, "confidence": 0.7},
             (PAUSE, "detector", "irreversible call after the detector's alarm has rung in this run; confidence 0.70"),
