@@ -28,6 +28,7 @@ __all__ = [
     "FRAMEWORK",
     "REPEATED",
     "UNKNOWN_OUTCOME",
+    "UNREAD",
     "UNVOUCHED",
     "CallPhase",
     "CallRecord",
@@ -114,8 +115,15 @@ UNVOUCHED = Doubt(
     rule="unvouched_state",
     reason="The stored state carries no seal that holds: what it says of this call and of the run counts for nothing.",
 )
+UNREAD = Doubt(
+    level=UncertaintyLevel.HIGH,
+    rule="unread_answer",
+    reason="The answer that holds this call is not judged yet, because it is still streamed: nothing speaks for it.",
+)
 FRAMEWORK = "framework"
-_NOT_LIFTED = frozenset({REPEATED.rule, UNKNOWN_OUTCOME.rule, UNVOUCHED.rule, FRAMEWORK, "detector", "always_ask"})
+_NOT_LIFTED = frozenset(
+    {REPEATED.rule, UNKNOWN_OUTCOME.rule, UNREAD.rule, UNVOUCHED.rule, FRAMEWORK, "detector", "always_ask"}
+)
 """Rules whose pause no grant lifts: it gives leave for a tool, and these ask about the run or about one call."""
 
 

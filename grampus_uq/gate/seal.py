@@ -11,14 +11,20 @@ import os
 import secrets
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records import canonical_json
 
-__all__ = ["SEAL", "Seal"]
+__all__ = ["SEAL", "Seal", "session_place"]
 
 SEAL = "seal"
 """The key under which sealed values carry their seal."""
+
+
+def session_place(agent_id: str, session_id: str) -> str:
+    """What the seal of a session's state is bound to; ids may hold any character, and no two sessions share a place."""
+    return "/".join(quote(text, safe="", errors="surrogatepass") for text in (agent_id, session_id))
 
 
 class Seal:

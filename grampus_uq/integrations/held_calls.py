@@ -29,6 +29,7 @@ from grampus_uq import (
     ApprovalRequest,
     ConfigurationError,
     DataError,
+    Effect,
     Session,
     ToolCall,
     UncertaintyAction,
@@ -38,6 +39,7 @@ from grampus_uq import (
 from grampus_uq.gate.call import (
     MAX_REJECTED,
     RAN_BEFORE,
+    UNREAD,
     CallPhase,
     CallRecord,
     asked,
@@ -49,9 +51,11 @@ from grampus_uq.gate.call import (
     settled,
 )
 from grampus_uq.gate.carried import read_record, write_record
+from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
 from grampus_uq.gate.preconditions import Precondition
 from grampus_uq.gate.requests import Arrived
+from grampus_uq.gate.seal import session_place
 
 __all__ = ["HeldCalls", "Precondition", "Release", "aborted", "calls_in", "note_schema", "take_up", "waiting_in"]
 
@@ -94,7 +98,7 @@ class HeldCalls:
     ) -> None:
         self.session = session
         self.gate = gate or Gate()
-        self.place = place or f"{session.agent_id}/{session.session_id}"
+        self.place = place or session_place(session.agent_id, session.session_id)
         policy = session.profile.policy
         self.terms = self.gate.terms(session.agent_id, session.session_id, policy, vouched=vouched)
         self._records: dict[int, CallRecord] = {}
@@ -136,15 +140,20 @@ class HeldCalls:
 
     # -- judging --------------------------------------------------------------------------------------------------
 
-    async def judge(self, call: ToolCall, *, framework_asks: bool = False, from_model: bool = False) -> CallRecord:
+    async def judge(
+        self, call: ToolCall, *, framework_asks: bool = False, from_model: bool = False, unread: bool = False
+    ) -> CallRecord:
         """Commit that this call is proposed, the first time it is seen; raises UncertaintyError when the run aborts.
 
         With `framework_asks` it waits even where the monitor would let it through. A call that no answer of the model
-        held (nor the adapter knows to be `from_model`) is vouched for by nobody.
+        held (nor the adapter knows to be `from_model`) is vouched for by nobody. One of an answer that is `unread`
+        as yet waits unless it is harmless: what was said before does not speak for it.
         """
-        return self._records[await self._judged(call, framework_asks, from_model)]
+        return self._records[await self._judged(call, framework_asks, from_model, unread)]
 
-    async def _judged(self, call: ToolCall, framework_asks: bool = False, from_model: bool = False) -> int:
+    async def _judged(
+        self, call: ToolCall, framework_asks: bool = False, from_model: bool = False, unread: bool = False
+    ) -> int:
         key = self._key(call)
         steps = self._unseen.pop(key, [])
         if len(steps) > 1:
@@ -168,11 +177,16 @@ class HeldCalls:
             terms,
             rejected=self._rejected if self.acts else (),
             framework_asks=framework_asks,
+            doubt=UNREAD if unread and self.acts and self.effect(call) not in HARMLESS else None,
         )
         self._keep(slot, record)
         if action is UncertaintyAction.ABORT:
             raise aborted(self.session, record.step_id)
         return slot
+
+    def effect(self, call: ToolCall) -> Effect:
+        """What a call does, by this session's policy."""
+        return self.gate.effect(call, None, self.session.profile.policy)
 
     def find(self, call: ToolCall) -> CallRecord | None:
         """The record of a call that was judged before, as it was proposed or as a human edited it."""
@@ -340,7 +354,7 @@ class HeldCalls:
             record = self._records[slot]
         again = record.child_session is not None or slot in self._from_outside
         if record.phase is CallPhase.STARTED and again:
-            effect = self.gate.effect(record.proposed, None, policy)
+            effect = self.effect(record.proposed)
             record = recovered(record, self.terms, self.gate.approvals, effect, time.time())
             self._keep(slot, record.change(child_session=None))
         if record.phase is CallPhase.CLEARED:
@@ -379,7 +393,7 @@ class HeldCalls:
 
         Raises UncertaintyError when the run aborts.
         """
-        effect = self.gate.effect(call, None, self.session.profile.policy)
+        effect = self.effect(call)
         _, action = await self.session.observe_tool_call(call, step_id, effect=effect)
         if output is not None:
             self.session.observe_tool_result(call.id, output if isinstance(output, str) else str(output))
@@ -393,6 +407,11 @@ class HeldCalls:
         over = (CallPhase.STARTED, CallPhase.SETTLED)
         records = [record for record in self._records.values() if record.proposed.name == name]
         return [record.proposed for record in sorted(records, key=lambda record: record.phase in over)]
+
+    def approved(self, call_id: str) -> list[ToolCall]:
+        """The calls with this id that humans approved, as they approved them."""
+        records = (record for record in self._records.values() if record.proposed.id == call_id)
+        return [r.call for r in records if r.decisions and r.phase in (CallPhase.CLEARED, CallPhase.STARTED)]
 
     def waiting_tools(self) -> set[str]:
         """Names of the tools whose calls wait."""
@@ -483,7 +502,7 @@ def take_up(
     a state that came with something else that does not hold. Raises DataError on state that is none; in advisory mode
     it begins anew.
     """
-    place = f"{agent_id}/{session_id}"
+    place = session_place(agent_id, session_id)
     try:
         if snapshot is not None and snapshot.get("v") not in _READABLE:
             raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, get_type_hints
 
 from grampus_uq import ConfigurationError, MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.blocking import run_blocking
 from grampus_uq.integrations.judged_turns import NOT_CLEARED, Carried, Held, Settings, TurnJudge, requests_of
 from grampus_uq.integrations.langchain_messages import (
@@ -532,8 +533,7 @@ def session_id_of(config: RunnableConfig, held: Any = None) -> str:
 
 def place_of(judge: TurnJudge, config: RunnableConfig) -> str:
     """What the framework calls the run: a seal is bound to it. Sub-graphs that share a state share it."""
-    thread = str(config.get("configurable", {}).get("thread_id") or "")
-    return "/".join(name.replace("~", "~0").replace("/", "~1") for name in (judge.agent_id, thread))
+    return session_place(judge.agent_id, str(config.get("configurable", {}).get("thread_id") or ""))
 
 
 def found(carried: Carried, given: Any) -> tuple[CallRecord | None, ToolCall]:

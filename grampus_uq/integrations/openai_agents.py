@@ -32,6 +32,7 @@ from grampus_uq import (
 )
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.seal import session_place
 from grampus_uq.integrations.held_calls import Precondition, aborted, take_up, waiting_in
 
 try:
@@ -64,7 +65,7 @@ from grampus_uq.integrations.openai_agents_run import (
     interrupted_call,
     read_paused,
 )
-from grampus_uq.integrations.openai_agents_tools import mcp_policy
+from grampus_uq.integrations.openai_agents_tools import mcp_policy, without_gate
 from grampus_uq.protocols import ModelClient
 
 __all__ = ["AbortedRunError", "PausedRun", "UncertaintyGuard", "WatchedRun"]
@@ -105,7 +106,9 @@ class UncertaintyGuard:
         self.mcp_approval = mcp_policy(self._here)
         """Give this to an MCP server as its `require_approval`."""
         self._client, self._model_id = model_client, model_id
-        self._reach = AgentWatch(model=self._watched, current=self._here, allow_ungated=frozenset(allow_ungated))
+        self._reach = AgentWatch(
+            model=self._watched, current=self._here, acts=self._acts, allow_ungated=frozenset(allow_ungated)
+        )
         self._gate = Gate(
             approvals=approvals, effects=effects, precondition=precondition, schema_of=self._reach.schemas.get
         )
@@ -120,7 +123,8 @@ class UncertaintyGuard:
 
         In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
         when one can act on the world and the SDK has no way to stop it. From now on what this guard watches runs in its
-        sessions only; agents that only `run` watched go on running anywhere, unless decisions must be signed.
+        sessions only; agents that only `run` watched go on running anywhere, unless decisions must be signed. A guard
+        that only advises raises nothing: it names such tools in `ungated`, and leaves another guard's agents alone.
         """
         self._only_in_sessions = True
         return self._reach.put_into(agent)
@@ -131,13 +135,13 @@ class UncertaintyGuard:
 
     @property
     def ungated(self) -> set[str]:
-        """Names of the watched agents' tools whose calls nothing can stop: the provider runs them."""
+        """Names of the watched agents' tools and MCP servers whose calls nothing here can stop."""
         return self._reach.ungated
 
     def _watched(self, model: Model) -> WatchedModel:
         if not isinstance(model, WatchedModel):
             return WatchedModel(model, self._observe, self._before, self, self._reach.has)
-        if model.owner is not self:
+        if model.owner is not self and self._acts():
             raise ConfigurationError.of(
                 "agent", "UncertaintyGuard.watch", "watched by one guard", "another guard's agent"
             )
@@ -180,7 +184,10 @@ class UncertaintyGuard:
 
     def _here(self) -> WatchedRun | None:
         """The run of the current context; None where agents may run outside of one."""
-        return self.current() if self._only_in_sessions else self._running.get()
+        return self.current() if self._only_in_sessions and self._acts() else self._running.get()
+
+    def _acts(self) -> bool:
+        return not (self.advisory or self.monitor.profile.advisory)
 
     def current(self) -> WatchedRun:
         """The run of the current context; raises SessionError when a watched agent runs outside of one."""
@@ -192,15 +199,20 @@ class UncertaintyGuard:
             )
         return run
 
-    def _before(self, system: str | None, items: Any) -> str | None:
-        """The system instructions, and beside them what humans changed in calls whose results the model now reads."""
+    def _before(self, system: str | None, items: Any, tools: list[Any]) -> tuple[str | None, Any, list[Any]]:
+        """What a model is asked with: its own tools, and no approval that goes to a provider without a human's.
+
+        Beside the system instructions it is told what humans changed in calls whose results it now reads.
+        """
+        tools = [without_gate(tool) for tool in tools]
         run = self._here()
         if run is None:
-            return system
+            return system, items, tools
         if run.aborted is not None:  # an agent as a tool was aborted, and the SDK made a tool error of it
             raise run.aborted
         notes = run.calls.notes(answered_ids(items)) if run.calls.edits else []
-        return "\n\n".join([*([system] if system else []), *notes]) if notes else system
+        told = "\n\n".join([*([system] if system else []), *notes]) if notes else system
+        return told, run.vouched_items(items), tools
 
     async def _observe(self, answer: Answer, system: str | None, items: Any, tools: Sequence[Any]) -> None:
         run = self._here()
@@ -369,7 +381,7 @@ class UncertaintyGuard:
         envelope = read_paused(text)
         if session_id is not None and session_id != envelope["session_id"]:
             raise DataError(f"of session {envelope['session_id']!r:.80}, not {session_id!r:.80}", field="session_id")
-        seal, place = self._gate.approvals.seal, f"{envelope['agent_id']}/{envelope['session_id']}"
+        seal, place = self._gate.approvals.seal, session_place(envelope["agent_id"], envelope["session_id"])
         vouched = self._gate.believes(seal is not None and seal.authentic(place, envelope))
         run = self._start(
             envelope["session_id"], envelope["agent_id"], envelope["model"], envelope["calls"], vouched=vouched

@@ -60,7 +60,7 @@ class Answer:
     """The calls of function tools, each with its arguments as the model wrote them."""
 
 
-Before = Callable[["str | None", Any], "str | None"]
+Before = Callable[["str | None", Any, "list[Any]"], "tuple[str | None, Any, list[Any]]"]
 Observe = Callable[[Answer, str | None, Any, Sequence[Any]], Awaitable[None]]
 """Takes an answer, the system instructions, the input and the tools."""
 
@@ -68,8 +68,9 @@ Observe = Callable[[Answer, str | None, Any, Sequence[Any]], Awaitable[None]]
 class WatchedModel(Model):
     """A model whose answers are observed; what it asks for is asked of the model inside, unchanged.
 
-    `before` is called with the system instructions and the input before the model is asked, and gives the instructions
-    (it may raise: a run that was aborted asks no more). `owner` is the guard; `has` says whether an agent is its own.
+    `before` is called with the system instructions, the input and the tools before the model is asked, and gives what
+    it is asked with (it may raise: a run that was aborted asks no more). `owner` is the guard; `has` says whether an
+    agent is its own. Two of one guard around one model are equal, so that equal agents stay equal.
     """
 
     def __init__(
@@ -80,6 +81,12 @@ class WatchedModel(Model):
         self._observe = observe
         self._before = before
         self._has = has
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WatchedModel) and other.owner is self.owner and bool(other.inner == self.inner)
+
+    def __hash__(self) -> int:
+        return hash((id(self.owner), self.inner))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WatchedModel:
         """The model inside is copied; the watch is the same guard's."""
@@ -118,9 +125,9 @@ class WatchedModel(Model):
         **given: Any,
     ) -> ModelResponse:
         """Ask the model inside, and observe its answer."""
-        system_instructions = self._before(system_instructions, input)
+        system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
         response = await self.inner.get_response(
-            system_instructions, input, model_settings, tools, output_schema, handoffs, tracing, **given
+            system_instructions, input, model_settings, shown, output_schema, handoffs, tracing, **given
         )
         await self._observe(read_output(response.output, response.usage, tools), system_instructions, input, tools)
         return response
@@ -137,9 +144,9 @@ class WatchedModel(Model):
         **given: Any,
     ) -> AsyncIterator[Any]:
         """Stream from the model inside; the whole answer is observed before its last event is passed on."""
-        system_instructions = self._before(system_instructions, input)
+        system_instructions, input, shown = self._before(system_instructions, input, tools)  # noqa: A001 (the SDK's name)
         async for event in self.inner.stream_response(
-            system_instructions, input, model_settings, tools, output_schema, handoffs, tracing, **given
+            system_instructions, input, model_settings, shown, output_schema, handoffs, tracing, **given
         ):
             if getattr(event, "type", "") in ("response.completed", "response.incomplete"):
                 answer = read_output(event.response.output, event.response.usage, tools)  # type: ignore[union-attr]  # by type

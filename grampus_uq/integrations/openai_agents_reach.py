@@ -27,6 +27,8 @@ class AgentWatch:
 
     model: Callable[[Model], WatchedModel]
     current: Gate
+    acts: Callable[[], bool]
+    """False while the guard only advises: then nothing is refused."""
     allow_ungated: Collection[str] = ()
     ungated: set[str] = field(default_factory=set)
     """Names of the tools and servers, among those reached so far, whose calls nothing can stop."""
@@ -42,11 +44,15 @@ class AgentWatch:
         """Watch the agent and all that it reaches (handoffs, agents as tools), in place; returns it.
 
         In place, because `agent.as_tool()` holds on to its agent. Raises ConfigurationError, naming the tool or server,
-        when one can act on the world and the SDK has no way to stop it.
+        when one can act on the world and the SDK has no way to stop it; a guard that only advises reports it.
         """
         for one in self._reached(agent):
             if isinstance(one.model, Model):
-                one.model = self.model(_of_no_copy(one, one.model))
+                inner = _of_no_copy(one, one.model)
+                if (watched := self.model(inner)) is inner and not self.has(one):
+                    log.warning("agent %.80r is watched by another guard, and not by this one", one.name)
+                    continue
+                one.model = watched
             self._check_mcp(one)
             tools = self._gated(one.tools)
             if any(gated is not tool for gated, tool in zip(tools, one.tools, strict=True)):
@@ -89,7 +95,8 @@ class AgentWatch:
 
     def _gated(self, tools: Collection[Any]) -> list[Any]:
         """The tools with gates; names those that have none, once."""
-        gated, without = gate_tools(tools, self.current, allow_ungated=self.allow_ungated)
+        acts = self.acts()
+        gated, without = gate_tools(tools, self.current, acts=acts, allow_ungated=self.allow_ungated if acts else None)
         for tool in gated:
             if hasattr(tool, "name"):
                 note_schema(self.schemas, tool.name, getattr(tool, "params_json_schema", None))
@@ -120,7 +127,7 @@ class AgentWatch:
             policy = getattr(server, "_needs_approval_policy", None)
             if policy is True or getattr(policy, GATE, False):
                 continue
-            if server.name not in self.allow_ungated:
+            if self.acts() and server.name not in self.allow_ungated:
                 way_out = (
                     "Build it with require_approval=guard.mcp_approval (or 'always'), or name it in allow_ungated."
                 )

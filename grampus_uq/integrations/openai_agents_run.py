@@ -12,6 +12,7 @@ from agents import AgentsException
 from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, UncertaintyError
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.openai_agents_model import Answer, form_of, item_call, plain, tool_call
+from grampus_uq.wire import field, text_field
 
 __all__ = ["VERSION", "AbortedRunError", "PausedRun", "WatchedRun", "interrupted_call", "read_paused"]
 
@@ -67,6 +68,27 @@ class WatchedRun:
             if call.name == name and call_id in ("", call.id) and form_of(call.arguments) == form:
                 return call
         return tool_call(call_id, name, form)
+
+    def vouched_items(self, items: Any) -> Any:
+        """A model's input without the approvals of provider-run calls that no human gave here.
+
+        Of a run that goes on from a state nobody vouches for: a provider acts on an approval in its input. It stays
+        where a decision stands behind it, and the request beside it, if there is one, is of the call that was approved.
+        """
+        calls = self.calls
+        if isinstance(items, str) or calls.terms.vouched or not calls.acts or calls.gate.approvals.signer is None:
+            return items
+        kinds = [(text_field(item, "type"), item) for item in items]
+        asked = [call for kind, item in kinds if kind == "mcp_approval_request" and (call := item_call(item))]
+
+        def stands(kind: str, item: Any) -> bool:
+            if kind != "mcp_approval_response" or field(item, "approve") is False:
+                return True
+            call_id = text_field(item, "approval_request_id")
+            approved = calls.approved(call_id)
+            return bool(approved) and all(call in approved for call in asked if call.id == call_id)
+
+        return [item for kind, item in kinds if stands(kind, item)]
 
     @property
     def belief(self) -> AgentBeliefState:

@@ -23,6 +23,7 @@ from agents import (
     FunctionTool,
     HostedMCPTool,
     ShellTool,
+    UserError,
 )
 from agents.tool_context import ToolContext
 
@@ -84,8 +85,14 @@ def without_gate(tool: Any) -> Any:
     return tool
 
 
-def gate_tools(tools: Collection[Any], current: Gate, *, allow_ungated: Collection[str]) -> tuple[list[Any], list[str]]:
-    """The tools with a gate before each, and the names of those that have none; raises ConfigurationError for some."""
+def gate_tools(
+    tools: Collection[Any], current: Gate, *, acts: bool, allow_ungated: Collection[str] | None
+) -> tuple[list[Any], list[str]]:
+    """The tools with a gate before each, and the names of those that have none.
+
+    Raises ConfigurationError for those that act and are not in `allow_ungated`; None allows all. Where a guard does not
+    act, a function tool's own `needs_approval` stays: the SDK asks for what no function can read.
+    """
     gated, without = [], []
     for given in tools:
         if gated_by(given, current):
@@ -93,7 +100,7 @@ def gate_tools(tools: Collection[Any], current: Gate, *, allow_ungated: Collecti
             continue
         tool = without_gate(given)  # one that is shared with another guard's agent
         if isinstance(tool, FunctionTool):
-            gated.append(_gate_function(tool, current))
+            gated.append(_gate_function(tool, current, acts))
         elif isinstance(tool, ApplyPatchTool | CustomTool) or (
             isinstance(tool, ShellTool) and tool.executor is not None
         ):
@@ -114,11 +121,15 @@ def _always_asks(tool: Any) -> bool:
     )
 
 
-def _named(tool: Any, allow_ungated: Collection[str]) -> str:
+def _named(tool: Any, allow_ungated: Collection[str] | None) -> str:
     """The name of a tool that cannot be gated; raises unless it only reads, or the user named it."""
     name = str(getattr(tool, "name", type(tool).__name__))
     label = str(tool.tool_config.get("server_label", name)) if isinstance(tool, HostedMCPTool) else name
-    if label in allow_ungated or (type(tool).__name__ != "HostedMCPTool" and name in _HARMLESS_HOSTED):
+    if (
+        allow_ungated is None
+        or label in allow_ungated
+        or (type(tool).__name__ != "HostedMCPTool" and name in _HARMLESS_HOSTED)
+    ):
         return label
     way_out = (
         "Set its require_approval to 'always' and leave on_approval_request out: then every call pauses."
@@ -135,14 +146,16 @@ def _named(tool: Any, allow_ungated: Collection[str]) -> str:
 
 
 async def _own_rule(rule: Any, *given: Any) -> bool:
-    """What the tool's own `needs_approval` says."""
+    """What the tool's own `needs_approval` says; the SDK's own UserError where it is neither a rule nor an answer."""
+    if not callable(rule) and not isinstance(rule, bool):
+        raise UserError(f"Invalid needs_approval value: expected a bool or callable, got {type(rule).__name__}.")
     return bool(await _awaited(rule(*given) if callable(rule) else rule))
 
 
 # -- function tools ---------------------------------------------------------------------------------------------------
 
 
-def _gate_function(tool: FunctionTool, current: Gate) -> FunctionTool:
+def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionTool:
     gated = copy.copy(tool)
     own, invoke = gated.needs_approval, gated.on_invoke_tool
     given, delegates = _context_for(invoke), getattr(tool, "_agent_instance", None) is not None
@@ -172,7 +185,7 @@ def _gate_function(tool: FunctionTool, current: Gate) -> FunctionTool:
         return await _settling(run, release, lambda: invoke(given(context), text), delegates)
 
     setattr(on_invoke_tool, GATE, _Mark(current=current, tool=tool))
-    gated.needs_approval = needs_approval
+    gated.needs_approval = needs_approval if acts else own
     gated.on_invoke_tool = on_invoke_tool
     return gated
 

@@ -183,6 +183,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
     """Names of the tools of this run that are called through the gate before the tools themselves."""
     judged: dict[str, Any] = field(default_factory=dict, repr=False)
     """What the output functions that are about to run were let through with."""
+    unread: dict[str, ToolCall] | None = field(default=None, repr=False)
+    """The calls that were brought here out of the answer that is being streamed; None while none is."""
     schemas: dict[str, Any] = field(default_factory=dict, repr=False)
     """The JSON schemas of the tools that models were given: a human's edit is held against them."""
     gates: list[Gate] = field(default_factory=list, repr=False)
@@ -293,14 +295,18 @@ class UncertaintyCapability(AbstractCapability[Any]):
         calls = run.calls
         if calls.acts and not calls.session.tools_declared:
             self._check_order(ctx)
-        response: ModelResponse = await handler(request_context)
+        self.unread = {}
+        try:
+            response: ModelResponse = await handler(request_context)
+        finally:
+            brought, self.unread = self.unread or {}, None
         for tool in (*parameters.function_tools, *parameters.output_tools):
             note_schema(self.schemas, tool.name, tool.parameters_json_schema)
         if self.schemas and not calls.session.tools_declared:
             calls.session.declare_tools(self.schemas)
         step_id = calls.next_step_id()
         proposed = [run.proposed(part) for part in response.parts if isinstance(part, ToolCallPart)]
-        calls.propose(proposed, step_id)
+        calls.propose([call for call in proposed if brought.get(call.id) != call], step_id)
         asks = self.model_client is not None
         _, action = await calls.session.observe_llm_response(
             response,
@@ -383,8 +389,8 @@ class UncertaintyCapability(AbstractCapability[Any]):
         """Gate an output function as a tool: a call that waits makes the run end with it in `DeferredToolRequests`.
 
         Raises UncertaintyError where the agent has no such output, or the output is no call. On parts of an answer that
-        is still streaming, only what may be undone runs. An answer that `run_stream` streams is judged once it is over,
-        and its output function before that.
+        is still streaming, only what may be undone runs. `run_stream` brings the output function of an answer before
+        the answer itself can be judged: then it waits, unless it may be undone.
         """
         if not output_context.has_function:
             return await handler(output)
@@ -397,11 +403,12 @@ class UncertaintyCapability(AbstractCapability[Any]):
         validator = None if part is None else _validator(ctx, part.tool_name)
         call = run.running(proposed, lambda arguments: means(output, arguments, validator, ctx, of_output=True), output)
         if getattr(ctx, "partial_output", False):
-            effect = run.calls.gate.effect(call, None, run.calls.session.profile.policy)
-            if run.calls.acts and effect not in HARMLESS:
+            if run.calls.acts and run.calls.effect(call) not in HARMLESS:
                 raise ModelRetry("Not executed: the answer is not complete yet.")
             return await handler(output)
-        await run.calls.judge(run.calls.proposed_as(call), from_model=True)
+        if self.unread is not None:
+            self.unread[proposed.id] = proposed
+        await run.calls.judge(run.calls.proposed_as(call), from_model=True, unread=self.unread is not None)
         release = await run.calls.release(run.calls.proposed_as(call), running=call)
         if release.run:
             self.judged[ctx.tool_call_id or ""] = plain(output)

@@ -21,7 +21,7 @@ from grampus_uq.gate.requests import (
     Grant,
     rules_digest,
 )
-from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys, signer_from_environment, write_key
 from grampus_uq.records import ToolCall, canonical_json
 from grampus_uq.vocabulary import UncertaintyLevel
@@ -460,3 +460,12 @@ def test_the_seal_that_follows_from_a_shared_key_is_no_signature_of_it() -> None
     assert signer.seal().mac("", text.decode()) != signer.signature(text)
     assert "k" * 32 not in repr(signer)
     assert repr(signer.seal()) == "Seal(key=…)"
+
+
+IDS = st.tuples(st.text("a/%2F\ud800", max_size=4), st.text("a/%2F\ud800", max_size=4))
+
+
+@given(one=IDS, other=IDS)
+def test_no_two_sessions_share_the_place_that_their_seals_are_bound_to(one: Any, other: Any) -> None:
+    assert (session_place(*one) == session_place(*other)) == (one == other)
+    assert session_place("clerk", "b-1_c.d") == "clerk/b-1_c.d"  # seals of earlier versions hold on

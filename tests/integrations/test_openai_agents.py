@@ -318,6 +318,31 @@ def test_a_tool_that_nothing_can_stop_is_refused_by_name_unless_it_is_let_throug
     assert lenient.ungated == {name}
 
 
+@pytest.mark.anyio
+async def test_a_guard_that_only_advises_refuses_nothing_and_says_what_it_could_not_stop(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, DONE)
+    advising = UncertaintyGuard(desk.guard.monitor)
+    tools: list[Any] = [
+        LocalShellTool(executor=lambda request: ""),
+        HostedMCPTool({"type": "mcp", "server_label": "hosted", "require_approval": "never"}),
+    ]
+    agent: Agent[Any] = Agent(name="a", model=FakeModel(desk.setup), tools=tools, mcp_servers=[MailServer([])])
+    result = await advising.run(advising.watch(agent), "Pay.", session_id="s")
+    assert (result.final_output, advising.ungated) == ("Done.", {"local_shell", "hosted", "mail"})
+    assert (await Runner.run(agent, "Pay.")).final_output == "Done."  # outside of a session
+
+
+@pytest.mark.anyio
+async def test_a_guard_that_only_advises_leaves_another_guards_agent_to_it(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, UNSURE, DONE)
+    agent = desk.guard.watch(desk.agent())
+    gated = agent.tools
+    UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy())).watch(agent)
+    result = await desk.guard.run(agent, "Pay.", session_id="s")
+    assert agent.tools is gated
+    assert (len(result.interruptions), desk.paid) == (1, [])
+
+
 def test_hosted_tools_that_only_read_are_reported_and_hosted_mcp_that_always_asks_is_neither(tmp_path: Path) -> None:
     desk = Desk(tmp_path, DONE)
     mcp = HostedMCPTool({"type": "mcp", "server_label": "mail", "require_approval": "always"})

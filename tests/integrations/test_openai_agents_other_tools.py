@@ -161,6 +161,16 @@ async def test_an_edit_runs_with_the_humans_arguments_and_a_rejection_runs_nothi
 
 
 @pytest.mark.parametrize("name", ITEMS)
+async def test_a_rejected_call_that_is_proposed_again_is_neither_run_nor_asked(name: str) -> None:
+    desk = Desk([ITEMS[name]], [{**ITEMS[name], "call_id": "c2"}], [])
+    paused = await desk.pause(await desk.go())
+    result = await desk.guard.resume(
+        desk.agent, paused.text, [ANN.sign(paused.requests[0].decide("reject", principal="ann"))]
+    )
+    assert (desk.did, result.interruptions) == ([], [])
+
+
+@pytest.mark.parametrize("name", ITEMS)
 @pytest.mark.parametrize("phase", ["cleared", "settled", "new", None])
 async def test_a_forged_run_does_not_run_another_call_on_an_approval(name: str, phase: str | None) -> None:
     """Neither the call in the SDK's state nor the record, in whatever phase, is believed."""

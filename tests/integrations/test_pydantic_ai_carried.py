@@ -383,6 +383,39 @@ async def test_an_output_function_does_not_run_on_an_answer_that_still_streams()
     assert refunded == []
 
 
+@pytest.mark.parametrize("effect", ["unknown", "irreversible", "reversible"])
+async def test_an_output_function_of_a_streamed_answer_waits_however_sure_the_turns_before_were(effect: str) -> None:
+    refunded: list[str] = []
+
+    def refund(to: str) -> str:
+        refunded.append(to)
+        return "done"
+
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> Any:
+        turn = sum(isinstance(message, ModelResponse) for message in messages)
+        yield f'I go on. {{"confidence": {1.0 if turn < 3 else 0.4}}}'
+        name, given = ("look", "{}") if turn < 3 else ("refund", '{"to": "bob"}')
+        yield {0: DeltaToolCall(name=name, json_args=given, tool_call_id=f"c{turn}")}
+
+    guard = UncertaintyCapability(
+        UncertaintyMonitor(policy=UncertaintyPolicy()),
+        advisory=False,
+        effects=ToolEffects({"look": "read"} if effect == "unknown" else {"look": "read", "refund": effect}),
+    )
+    agent: Agent[None, Any] = Agent(
+        FunctionModel(stream_function=stream),
+        output_type=[ToolOutput(refund, name="refund"), DeferredToolRequests],
+        capabilities=[guard],
+    )
+    agent.tool_plain(lambda: "seen", name="look")
+    async with agent.run_stream("Refund.") as result:
+        output = await result.get_output()
+    if effect == "reversible":
+        assert (output, refunded) == ("done", ["bob"])
+    else:
+        assert ([request.call.name for request in pending(output)], refunded) == (["refund"], [])
+
+
 # -- sub-agents -------------------------------------------------------------------------------------------------------
 
 
