@@ -118,7 +118,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         index = last_answer(result)
         if index is None:
             return response
-        message: Any = with_ids(result[index])
+        message: Any = with_ids(result[index]) if self.judge.acts else result[index]
         result[index] = message
         judge, config, held = self.judge, get_config(), _held(request.state)
         before = request.state["messages"]

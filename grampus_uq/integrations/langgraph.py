@@ -281,7 +281,8 @@ class GuardNodes:
 
         `vouched` False is for a message of which nobody here knows that the model said it.
         """
-        judge, message = self.guard.judge, with_ids(messages[index])
+        judge, message = self.guard.judge, messages[index]
+        message = with_ids(message) if judge.acts else message
         begun = any(message.type == "ai" for message in messages[:index])
         carried = taken(judge, config, state.get(KEY), to_judge=True, begun=begun)
         carried = carried if vouched else judge.doubted(carried)

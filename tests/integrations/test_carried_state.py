@@ -277,6 +277,16 @@ def test_calls_without_an_id_are_asked_about_and_run(langchain: bool) -> None:
     assert sorted(bank.paid) == ["1 to ann", "2 to ben"]
 
 
+def test_an_advisory_guard_leaves_calls_without_an_id_as_the_model_made_them(langchain: bool) -> None:
+    twin = {"name": "pay", "args": {"to": "ann", "amount": 1}, "id": ""}
+    turn = AIMessage("I pay.", tool_calls=[{**twin, "id": "c1"}, {**twin, "args": {"to": "ben", "amount": 2}}])
+    bank = Bank(turn, AIMessage("Done."), langchain=langchain, advisory=True)
+    assert bank.run() == []
+    assert sorted(bank.paid) == ["1 to ann", "2 to ben"]
+    (said,) = [m for m in bank.app.get_state(CONFIG).values["messages"] if m.type == "ai" and m.tool_calls]
+    assert [call["id"] for call in said.tool_calls] == ["c1", ""]
+
+
 # -- wiring that does not fit -----------------------------------------------------------------------------------------
 
 
