@@ -103,6 +103,8 @@ class Cases:
                 "rule": "tier",
                 "missing_reason": "token_probability: no_logprobs; token_entropy: no_logprobs",
                 "gen_ai.conversation.id": "session-1",
+                "gen_ai.operation.name": "evaluate",
+                "openinference.span.kind": "EVALUATOR",
                 "gen_ai.agent.name": "agent-1",
                 "uncertainty.level": "medium",
                 "uncertainty.action": "proceed_with_log",
