@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import random
-import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,6 +30,7 @@ from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, waiting
 from grampus_uq.integrations.pydantic_ai_messages import KEY
+from tests.runtime.forging import raised_in_the_package
 
 set_tracing_disabled(True)
 Values = dict[str, Any]
@@ -281,7 +281,7 @@ async def attack(scene: Scene, forged: Carried, *, sure: float = 0.99) -> list[A
             decisions = []  # refused before anything ran: without them it would go on
             continue
         except Exception as error:  # noqa: BLE001 (a framework may refuse what was forged in any way)
-            if "grampus_uq" in traceback.extract_tb(error.__traceback__)[-1].filename:
+            if raised_in_the_package(error):
                 found.append(repr(error))
             break
         decisions = []

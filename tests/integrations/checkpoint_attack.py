@@ -11,7 +11,6 @@ import contextlib
 import copy
 import json
 import random
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langgraph import KEY, resume_with, uncertainty_guard, waiting_requests
-from tests.runtime.forging import EVE, POLICIES, ann
+from tests.runtime.forging import EVE, POLICIES, ann, raised_in_the_package
 
 Values = dict[str, Any]
 PAYEES = {"v": ("A", "B"), "other": ("C", "D"), "third": ("E", "F")}
@@ -217,7 +216,7 @@ async def attack(scene: Scene, forged: Thread, *, sure: float = 0.99) -> list[An
         except GrampusError:
             return
         except Exception as error:  # noqa: BLE001 (a framework may refuse what was forged in any way)
-            if "grampus_uq" in traceback.extract_tb(error.__traceback__)[-1].filename:
+            if raised_in_the_package(error):
                 found.append(repr(error))
 
     for _ in range(RESUMES):

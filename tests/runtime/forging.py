@@ -11,10 +11,13 @@ import copy
 import json
 import random
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import grampus_uq
 from grampus_uq import AgentRunner, ApprovalPolicy, FunctionTools, Grant, UncertaintyMonitor, tool
 from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase
@@ -53,6 +56,12 @@ POLICIES: dict[str, Callable[[], ApprovalPolicy]] = {
     "public keys and a seal": lambda: ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}), seal=SEAL),
     "a shared key": lambda: ApprovalPolicy(signer=SHARED, approvers={"ann"}),
 }
+
+
+def raised_in_the_package(error: Exception) -> bool:
+    """True when the line that raised is the package's own, wherever the checkout lies."""
+    raised = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return raised.is_relative_to(Path(grampus_uq.__file__).parent)
 
 
 def ann(policy: str) -> Ed25519Signer | HmacSigner:
