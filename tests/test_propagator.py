@@ -177,7 +177,7 @@ def test_the_memory_of_a_run_stays_a_few_numbers_however_long_the_run_is():
         for number in range(3000):
             state, _ = advance(plain(rule), state, *taken_step(number, 0.3 + number % 7 / 10, "llm_call"))
             sizes.append(len(state_to_json(state)))
-        assert max(sizes[2000:]) <= sizes[100] + 80  # more digits, and nothing else
+        assert max(sizes[2000:]) <= max(sizes[1020:1100]) + 80  # more digits, and nothing else
 
 
 def test_a_product_that_reached_zero_goes_through_json_and_stays_there():
