@@ -7,8 +7,11 @@ from typing import Final, NamedTuple
 from grampus_uq.records import StepUncertainty
 from grampus_uq.vocabulary import GRAVE, STOPPING, UncertaintyLevel
 
-__all__ = ["Evaluation", "escalates", "evaluations", "fused_of"]
+__all__ = ["FUSED", "SCORES", "Evaluation", "escalates", "evaluations", "fused_of"]
 
+FUSED: Final = "uncertainty.confidence.fused"
+SCORES: Final = (FUSED, "uncertainty.p_success", "uncertainty.trajectory_risk")
+"""Names of the scores of a step, which are those of the span's attributes that hold them."""
 _NOTHING_READ: Final = "no reading on this step"
 _WORDS: Final = {level: level.value for level in UncertaintyLevel}
 
@@ -23,18 +26,20 @@ class Evaluation(NamedTuple):
 
 def escalates(step: StepUncertainty) -> bool:
     """True for a step that stops the run, or would if the monitor did not only advise, and for one at a grave level."""
-    return (step.advisory_action or step.action) in STOPPING or step.level in GRAVE
+    said = step.__dict__  # an attribute of a pydantic model takes several times as long
+    return (said["advisory_action"] or said["action"]) in STOPPING or said["level"] in GRAVE
 
 
 def fused_of(step: StepUncertainty) -> float | None:
     """The fused confidence, or None on a step where nothing was read (the guide's float then says 0.5)."""
-    return None if (step.missing_reason or "").endswith(_NOTHING_READ) else step.fused_confidence
+    said = step.__dict__
+    return None if (said["missing_reason"] or "").endswith(_NOTHING_READ) else said["fused_confidence"]
 
 
 def evaluations(step: StepUncertainty) -> list[Evaluation]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
     fused = fused_of(step)
-    found = [] if fused is None else [Evaluation("uncertainty.confidence.fused", fused, _WORDS[step.level])]
+    found = [] if fused is None else [Evaluation(FUSED, fused, _WORDS[step.level])]
     if step.p_success is not None:
         found.append(Evaluation("uncertainty.p_success", step.p_success))
     if step.trajectory_risk is not None:

@@ -14,14 +14,14 @@ from grampus_uq.events import DecisionEvent, StepEvent
 from grampus_uq.records import Reading, StepUncertainty
 from grampus_uq.telemetry.content import plain_name
 from grampus_uq.telemetry.conventions import ESCALATED
-from grampus_uq.telemetry.evaluations import Evaluation, fused_of
+from grampus_uq.telemetry.evaluations import fused_of
 from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
 
 __all__ = [
+    "Attributes",
     "approval_attributes",
     "escalate_attributes",
     "estimate_attributes",
-    "evaluation_attributes",
     "parent_attributes",
     "semantic_attributes",
     "spending_attributes",
@@ -188,15 +188,4 @@ def escalate_attributes(event: StepEvent) -> Attributes:
     }
     if step.alarm_mode is not None:
         _add_alarm(attributes, step)
-    return attributes
-
-
-def evaluation_attributes(evaluation: Evaluation) -> Attributes:
-    """One score, as the GenAI conventions write it."""
-    attributes: Attributes = {
-        "gen_ai.evaluation.name": evaluation.name,
-        "gen_ai.evaluation.score.value": evaluation.value,
-    }
-    if evaluation.label is not None:
-        attributes["gen_ai.evaluation.score.label"] = evaluation.label
     return attributes

@@ -16,16 +16,16 @@ from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Trace
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.events import DecisionEvent, Event, StepEvent
-from grampus_uq.records import Reading, StepUncertainty
+from grampus_uq.records import Reading
 from grampus_uq.telemetry.content import Redact, content_attributes
 from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
-from grampus_uq.telemetry.evaluations import escalates, evaluations
+from grampus_uq.telemetry.evaluations import FUSED, SCORES, escalates
 from grampus_uq.telemetry.log_events import EventLog
 from grampus_uq.telemetry.span_attributes import (
+    Attributes,
     approval_attributes,
     escalate_attributes,
     estimate_attributes,
-    evaluation_attributes,
     parent_attributes,
     semantic_attributes,
     spending_attributes,
@@ -141,11 +141,13 @@ class SpanEmitter:
         span = self._tracer.start_span(
             ESTIMATE, context=context, start_time=event.started_ns, attributes=attributes, links=links
         )
-        ended_ns = max(event.started_ns, event.ended_ns)  # a wall clock may have been set back in between
-        self._traces.started(place, span.get_span_context())
+        started_ns, ended_ns, own = event.started_ns, event.ended_ns, span.get_span_context()
+        if ended_ns < started_ns:  # a wall clock was set back in between
+            ended_ns = started_ns
+        self._traces.started(place, own)
         if step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
-            self._traces.pause(place, span.get_span_context(), ended_ns)
-        self._evaluate(step, span, context, ended_ns)
+            self._traces.pause(place, own, ended_ns)
+        self._evaluate(attributes, span, context, ended_ns)
         if asked or grave:
             self._beneath(event, asked, span, context, ended_ns, grave)
         span.end(ended_ns)
@@ -168,16 +170,21 @@ class SpanEmitter:
             links=(Link(decided),) if decided.is_valid else (),
         ).end(max(since_ns, int(event.time_s * 1e9)))
 
-    def _evaluate(self, step: StepUncertainty, span: Span, context: Context, ended_ns: int) -> None:
-        """Add the evaluation events, where anything was evaluated."""
+    def _evaluate(self, said: Attributes, span: Span, context: Context, ended_ns: int) -> None:
+        """Add the evaluation events, where anything was evaluated: the scores among what the span says."""
         if not (self._on_span and span.is_recording()) and self._log is None:
             return
-        for evaluation in evaluations(step):
-            scores = evaluation_attributes(evaluation)
-            if self._log is not None:
-                self._log.emit(EVALUATION, scores, trace.set_span_in_context(span, context), ended_ns)
-            else:
+        for name in SCORES:
+            value = said.get(name)
+            if value is None:
+                continue
+            scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value}
+            if name == FUSED:  # which decides the level
+                scores["gen_ai.evaluation.score.label"] = said["level"]
+            if self._log is None:
                 span.add_event(EVALUATION, scores, timestamp=ended_ns)
+            else:
+                self._log.emit(EVALUATION, scores, trace.set_span_in_context(span, context), ended_ns)
 
     def _beneath(
         self, event: StepEvent, asked: Sequence[Reading], estimate: Span, context: Context, ended_ns: int, grave: bool
