@@ -33,6 +33,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     ville_threshold,
     weighted_threshold,
 )
+from grampus_uq.stats.ranks import check_level
 from grampus_uq.stats.step_blocks import step_blocks
 
 FloatArray = npt.NDArray[np.float64]
@@ -372,9 +373,7 @@ def _wanted(alpha: float, levels: Sequence[float]) -> list[float]:
 
 def _check_levels(alpha: float, delta: float | None, levels: Sequence[float]) -> None:
     for name, level in [("alpha", alpha), ("delta", 0.5 if delta is None else delta), *(("levels", a) for a in levels)]:
-        if not 0.0 < level < 1.0:
-            hint = f"A percentage? Use {level / 100:g}." if 1.0 <= level < 100.0 else ""
-            raise ConfigurationError.of(name, "fit_detector", "in (0, 1)", level, hint)
+        check_level(name, "fit_detector", level)
 
 
 def _name(scorer: FeatureScorer | PaperScorer) -> str:

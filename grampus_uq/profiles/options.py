@@ -7,6 +7,7 @@ from typing import Literal
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.fit.detector_choice import Costs
+from grampus_uq.stats.ranks import check_level
 
 __all__ = ["FitOptions"]
 
@@ -65,9 +66,8 @@ class FitOptions:
         shares = ("false_alarms", "accuracy", "wrong_releases", "pause_share", "held_out", "attribution_level")
         for name in shares:
             value = getattr(self, name)
-            if value is not None and not 0.0 < value < 1.0:
-                hint = f"A percentage? Use {value / 100:g}." if 1.0 <= value < 100.0 else ""
-                raise ConfigurationError.of(name, "FitOptions", "in (0, 1)", value, hint)
+            if value is not None:
+                check_level(name, "FitOptions", value)
         if not 0.0 <= self.assurance < 1.0:
             raise ConfigurationError.of("assurance", "FitOptions", "in [0, 1)", self.assurance)
         if (self.cost_of_failure is None) != (self.cost_of_pause is None):

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.aggregation import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.entry_thresholds import EntryThresholds
-from grampus_uq.stats.ranks import conformal_rank
+from grampus_uq.stats.ranks import check_level, conformal_rank
 
 __all__ = [
     "TieBrokenThreshold",
@@ -201,9 +201,7 @@ def whole_rank_size(n: int, level: float) -> int:
 
 def coverage_rank(n: int, level: float) -> int | None:
     """Return `conformal_rank` by wanted coverage: ceil((n+1) level), None beyond n; refuses a level outside (0, 1)."""
-    if not 0.0 < level < 1.0:
-        hint = f"A percentage? Use {level / 100:g}." if 1.0 < level < 100.0 else ""
-        raise ConfigurationError.of("level", "conformal prediction", "in (0, 1)", level, hint)
+    check_level("level", "conformal prediction", level)
     return conformal_rank(n, 1.0 - level)
 
 

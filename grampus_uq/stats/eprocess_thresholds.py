@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats import json_reading as read
-from grampus_uq.stats.ranks import conformal_rank, pac_rank, smallest_n_for_pac
+from grampus_uq.stats.ranks import check_level, conformal_rank, pac_rank, smallest_n_for_pac
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -64,7 +64,7 @@ class Threshold:
 
     def __post_init__(self) -> None:
         for name, level in (("alpha", self.alpha), ("delta", 0.5 if self.delta is None else self.delta)):
-            _check_level(name, "Threshold", level)
+            check_level(name, "Threshold", level)
         if math.isnan(self.log_value) or (self.log_value == -math.inf and self.runs == 0):
             raise ConfigurationError.of("log_value", "Threshold", "a number or +inf", self.log_value)
         if not 0.0 <= self.tie <= 1.0:
@@ -98,7 +98,7 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     >>> print(pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1).shortage)
     45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are 44. The alarm cannot ring.
     """
-    _check_level("delta", "pac_threshold", delta)
+    check_level("delta", "pac_threshold", delta)
     peaks, draws = _pairs("pac_threshold", log_peaks, ties)
     rank = pac_rank(len(peaks), alpha, delta)
     sentence = (
@@ -160,7 +160,7 @@ def weighted_threshold(
     w = np.asarray(weights, dtype=np.float64)
     if w.shape != peaks.shape or not (np.isfinite(w) & (w >= 1.0)).all():
         raise ConfigurationError.of("weights", "weighted_threshold", f"of shape {peaks.shape}, finite, >= 1", weights)
-    _check_level("alpha", "weighted_threshold", alpha)
+    check_level("alpha", "weighted_threshold", alpha)
     rank = None
     if len(w):
         order = np.lexsort((draws, peaks))
@@ -213,7 +213,7 @@ def ville_threshold(alpha: float) -> Threshold:
     >>> round(ville_threshold(0.05).log_value, 6)
     2.995732
     """
-    _check_level("alpha", "ville_threshold", alpha)
+    check_level("alpha", "ville_threshold", alpha)
     sentence = (
         f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded ever raise "
         "this alarm, however long they run. For a ratio learned from data this is not a guarantee."
@@ -238,7 +238,7 @@ def bonferroni_threshold(alpha: float, longest: int) -> Threshold:
     >>> bonferroni_threshold(0.1, 10).log_value == math.log(100.0)
     True
     """
-    _check_level("alpha", "bonferroni_threshold", alpha)
+    check_level("alpha", "bonferroni_threshold", alpha)
     if longest < 1 or longest != int(longest):
         raise ConfigurationError.of("longest", "bonferroni_threshold", "a whole number of at least 1", longest)
     sentence = (
@@ -307,7 +307,7 @@ def successes_needed(mode: Mode, alpha: float, delta: float | None = None) -> in
                 raise ConfigurationError.of("delta", "successes_needed", "given for 'pac'", delta)
             return smallest_n_for_pac(alpha, delta)
         case Mode.CONFORMAL | Mode.BUDGET:
-            _check_level("alpha", "successes_needed", alpha)
+            check_level("alpha", "successes_needed", alpha)
             close = max(0, math.floor(1.0 / alpha) - 2)
             return next(n for n in range(close, close + 4) if conformal_rank(n, alpha) is not None)
         case _:
@@ -384,12 +384,6 @@ def _pairs(owner: str, log_peaks: npt.ArrayLike, ties: npt.ArrayLike) -> tuple[F
     if draws.shape != peaks.shape or not ((draws >= 0.0) & (draws <= 1.0)).all():
         raise ConfigurationError.of("ties", owner, "one draw in [0, 1] for each peak", ties)
     return peaks, draws
-
-
-def _check_level(parameter: str, owner: str, value: float) -> None:
-    if not 0.0 < value < 1.0:
-        hint = f"A percentage? Use {value / 100:g}." if 1.0 <= value < 100.0 else ""
-        raise ConfigurationError.of(parameter, owner, "in (0, 1)", value, hint)
 
 
 def _percent(share: float) -> str:

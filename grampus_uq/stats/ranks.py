@@ -45,7 +45,7 @@ def conformal_rank(n: int, alpha: float) -> int | None:
     >>> conformal_rank(99, 0.1), conformal_rank(8, 0.1)
     (90, None)
     """
-    _check_level("alpha", "conformal_rank", alpha)
+    check_level("alpha", "conformal_rank", alpha)
     _check_count("conformal_rank", n)
     rank = math.ceil((n + 1) * (1.0 - alpha) - RANK_SLACK)
     # alpha within rounding of 1 still needs an order statistic; the smallest one keeps the promise.
@@ -123,8 +123,8 @@ def smallest_n_for_pac(alpha: float, delta: float) -> int:
     >>> smallest_n_for_pac(0.05, 0.1)
     45
     """
-    _check_level("alpha", "smallest_n_for_pac", alpha)
-    _check_level("delta", "smallest_n_for_pac", delta)
+    check_level("alpha", "smallest_n_for_pac", alpha)
+    check_level("delta", "smallest_n_for_pac", delta)
     return max(1, math.ceil(math.log(delta) / math.log1p(-alpha) - RANK_SLACK))
 
 
@@ -149,7 +149,7 @@ def binomial_interval(successes: int, n: int, level: float = 0.95) -> tuple[floa
     >>> [round(x, 4) for x in binomial_interval(1, 20)]
     [0.0013, 0.2487]
     """
-    _check_level("level", "binomial_interval", level)
+    check_level("level", "binomial_interval", level)
     _check_count("binomial_interval", n, least=1)
     if not 0 <= successes <= n:
         raise ConfigurationError.of("successes", "binomial_interval", f"in 0..{n}", successes)
@@ -178,7 +178,7 @@ def binomial_ceiling(n: int, p: float, level: float = 0.999) -> int:
     >>> binomial_ceiling(1000, 0.05)
     73
     """
-    _check_level("level", "binomial_ceiling", level)
+    check_level("level", "binomial_ceiling", level)
     above = binomial_log_sf(n, p)[1:]  # entry c is log P(X >= c + 1) = log P(X > c)
     return int(np.flatnonzero(above <= math.log1p(-level) + _LOG_SLACK)[0])
 
@@ -230,6 +230,13 @@ def binomial_log_sf(n: int, p: float) -> FloatArray:
     return np.concatenate([[0.0], np.minimum(tails[1:], 0.0), [-np.inf]])
 
 
+def check_level(parameter: str, owner: str, value: float) -> None:
+    """Refuse a level outside (0, 1), NaN included, in the name of its parameter and of whoever has it."""
+    if not 0.0 < value < 1.0:
+        hint = f"A percentage? Use {value / 100:g}." if 1.0 <= value < 100.0 else ""
+        raise ConfigurationError.of(parameter, owner, "in (0, 1)", value, hint)
+
+
 def _solve_upper_tail(k: int, n: int, log_tail: float) -> float:
     """Find p with log P(Bin(n, p) >= k) = log_tail by bisection to the last bit; the tail rises with p."""
     low, high = 0.0, 1.0
@@ -241,12 +248,6 @@ def _solve_upper_tail(k: int, n: int, log_tail: float) -> float:
             low = middle
         else:
             high = middle
-
-
-def _check_level(parameter: str, owner: str, value: float) -> None:
-    if not 0.0 < value < 1.0:
-        hint = f"A percentage? Use {value / 100:g}." if 1.0 < value < 100.0 else ""
-        raise ConfigurationError.of(parameter, owner, "in (0, 1)", value, hint)
 
 
 def _check_count(owner: str, n: int, *, least: int = 0) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.ranks import binomial_log_sf, smallest_n_for_pac
+from grampus_uq.stats.ranks import binomial_log_sf, check_level, smallest_n_for_pac
 
 __all__ = [
     "Released",
@@ -88,8 +88,8 @@ def certified_threshold(
     Released(threshold=0.9, cases=60, released=30, wrong=0)
     """
     p, good = _cases(chances, right)
-    _level("target", target)
-    _level("delta", delta)
+    check_level("target", "selective release", target)
+    check_level("delta", "selective release", delta)
     best: Released | None = None
     nearest: Released | None = None
     for candidate in candidates:
@@ -120,8 +120,8 @@ def certified_by_count(chances: npt.ArrayLike, right: npt.ArrayLike, *, target: 
     40
     """
     p, good = _cases(chances, right)
-    _level("target", target)
-    _level("delta", delta)
+    check_level("target", "selective release", target)
+    check_level("delta", "selective release", delta)
     there = np.sort(p[~np.isnan(p)])[::-1]
     sizes = _sizes(len(there), target, delta)
     best = Released(threshold=None, cases=len(p), released=0, wrong=0)
@@ -191,7 +191,7 @@ def budget_of_wrong_releases(
     Released(threshold=0.9, cases=19, released=15, wrong=0)
     """
     p, good = _cases(chances, right)
-    _level("budget", budget)
+    check_level("budget", "selective release", budget)
     m = np.ones(len(p)) if mass is None else np.asarray(mass, dtype=np.float64)
     if m.shape != p.shape or not ((m > 0.0) & (m <= 1.0)).all() or (mass is not None and delta is not None):
         rule = f"of shape {p.shape}, in (0, 1], and left out with delta"
@@ -205,7 +205,7 @@ def budget_of_wrong_releases(
     if delta is None:
         will_do = np.flatnonzero(wrong + (1.0 - budget) <= budget * float(m.sum()) + 1e-9)
     else:
-        _level("delta", delta)
+        check_level("delta", "selective release", delta)
         right_at_least = binomial_log_sf(n, 1.0 - budget)  # at most k wrong of n = at least n - k that are not
         will_do = np.flatnonzero(right_at_least[n - wrong.astype(np.intp)] <= math.log(delta) + 1e-11)
     if not len(will_do):
@@ -220,7 +220,7 @@ def budget_needed(budget: float, delta: float | None = None) -> int:
     >>> budget_needed(0.05), budget_needed(0.05, 0.1)
     (19, 45)
     """
-    _level("budget", budget)
+    check_level("budget", "selective release", budget)
     return math.ceil(1.0 / budget - 1.0 - 1e-9) if delta is None else smallest_n_for_pac(budget, delta)
 
 
@@ -267,7 +267,7 @@ def estimated_threshold(
     Released(threshold=0.9, cases=60, released=30, wrong=0)
     """
     p, good = _cases(chances, right)
-    _level("target", target)
+    check_level("target", "selective release", target)
     w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
     if w.shape != p.shape:
         raise ConfigurationError.of("weights", "estimated_threshold", f"of shape {p.shape}", w.shape)
@@ -294,7 +294,7 @@ def share_threshold(chances: npt.ArrayLike, share: float) -> float | None:
     >>> share_threshold([0.1, 0.2, 0.3, 0.4], 0.4)
     0.2
     """
-    _level("share", share)
+    check_level("share", "selective release", share)
     p = np.asarray(chances, dtype=np.float64)
     k = math.floor((len(p) + 1) * share + 1e-9)
     found = np.sort(np.where(np.isnan(p), -np.inf, p))
@@ -356,9 +356,3 @@ def _cases(chances: npt.ArrayLike, right: npt.ArrayLike) -> tuple[FloatArray, Bo
     if p.ndim != 1 or p.shape != good.shape:
         raise ConfigurationError.of("right", "selective release", f"of the shape of chances, {p.shape}", good.shape)
     return p, good
-
-
-def _level(name: str, value: float) -> None:
-    if not 0.0 < value < 1.0:
-        hint = f"A percentage? Use {value / 100:g}." if 1.0 <= value < 100.0 else ""
-        raise ConfigurationError.of(name, "selective release", "in (0, 1)", value, hint)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,6 +18,7 @@ from hypothesis import strategies as st
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.eprocess_thresholds import (
     Mode,
+    Threshold,
     bonferroni_threshold,
     budget_threshold,
     conformal_threshold,
@@ -23,10 +28,13 @@ from grampus_uq.stats.eprocess_thresholds import (
     successes_needed,
     threshold_from_json,
     threshold_to_json,
+    tie_uniform,
     ville_threshold,
+    weighted_threshold,
 )
 
 LEVEL = st.floats(0.005, 0.9)
+RUNS_45 = ([1.0] * 45, [0.5] * 45)
 PAIRS = st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 1)), min_size=1, max_size=120)
 
 
@@ -68,13 +76,23 @@ def test_the_conformal_threshold_leaves_out_at_most_alpha_of_the_runs_and_a_new_
         assert len(pairs) + 1 - (threshold.rank - 1) > (len(pairs) + 1) * alpha - 1e-6  # no smaller rank would do
 
 
-@given(PAIRS, LEVEL, st.integers(-4, 4), st.floats(0, 1))
-def test_one_comparison_and_many_agree(pairs: list[tuple[int, float]], alpha: float, peak: int, tie: float) -> None:
-    peaks, ties = np.array(pairs, dtype=float).T
-    thresholds = (conformal_threshold(peaks, ties, alpha), ville_threshold(alpha), bonferroni_threshold(alpha, 3))
-    for threshold in thresholds:
-        one = exceeds(threshold, float(peak), tie)
-        assert exceeds_many(threshold, np.array([float(peak)]), np.array([tie])).tolist() == [one]
+@given(
+    st.lists(st.tuples(st.sampled_from([-math.inf, -1.0, 0.0, 1.0, math.inf]), st.floats(0, 1)), min_size=1),
+    LEVEL,
+    st.data(),
+)
+def test_a_run_exceeds_exactly_a_smaller_pair_and_one_comparison_and_many_agree(
+    pairs: list[tuple[float, float]], alpha: float, data: st.DataObject
+) -> None:
+    threshold = conformal_threshold(*np.array(pairs, dtype=float).T, alpha)
+    level = (threshold.log_value, threshold.tie)
+    run = data.draw(st.sampled_from([*pairs, level]) | st.tuples(st.just(level[0]), st.floats(0, 1)))
+    above = run > level and run[0] != -math.inf and not run[0] == level[0] == math.inf
+    assert exceeds(threshold, *run) is above
+    for known in (threshold, ville_threshold(alpha), bonferroni_threshold(alpha, 3)):
+        for peak in (run[0], known.log_value):
+            many = exceeds_many(known, np.array([peak]), np.array([run[1]]))
+            assert many.tolist() == [exceeds(known, peak, run[1])]
 
 
 def test_missing_evidence_never_exceeds() -> None:
@@ -92,20 +110,44 @@ def test_ties_are_told_apart_by_the_draw_and_only_villes_threshold_includes_equa
 
 
 @pytest.mark.parametrize(
-    ("threshold", "needed"),
+    ("set_from", "shortage"),
     [
-        (pac_threshold([], [], 0.05, 0.1), 45),  # log(.1)/log(.95) = 44.9
-        (pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1), 45),
-        (conformal_threshold([1.0] * 18, [0.5] * 18, 0.05), 19),
-        (budget_threshold([], [], 0.1), 9),
+        (lambda: pac_threshold([], [], 0.05, 0.1), "45 .*for alpha=0.05, delta=0.1; there are 0"),  # log(.1)/log(.95)
+        (lambda: pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1), "45 .*; there are 44"),
+        (lambda: conformal_threshold([1.0] * 18, [0.5] * 18, 0.05), "19 .*for alpha=0.05; there are 18"),
+        (lambda: budget_threshold([], [], 0.1), "9 recorded runs .*budget of 0.1; there are 0"),
+        (lambda: weighted_threshold([1.0] * 18, [0.5] * 18, [5.0] + [1.0] * 17, 0.05), "95 .*=0.05; there are 18"),
+        (lambda: weighted_threshold([], [], [], 0.05), "19 .*; there are 0"),
     ],
 )
-def test_too_few_runs_give_an_alarm_that_never_rings_and_say_how_many_are_needed(threshold: Any, needed: int) -> None:
-    assert threshold.log_value == math.inf
-    assert threshold.rank is None
-    assert f"{needed} " in threshold.shortage
+def test_too_few_runs_give_an_alarm_that_never_rings_and_say_how_many_are_needed(
+    set_from: Callable[[], Threshold], shortage: str
+) -> None:
+    threshold = set_from()
+    assert (threshold.log_value, threshold.tie, threshold.rank) == (math.inf, 1.0, None)
+    assert re.match(shortage, threshold.shortage)
     assert not exceeds(threshold, 1e300, 1.0)
     assert not exceeds(threshold, math.inf, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("set_from", "record"),
+    [
+        (lambda: pac_threshold(*RUNS_45, 0.05, 0.1), (Mode.PAC, 0.05, 0.1, 1.0, 0.5, 45, 45)),
+        (lambda: conformal_threshold(*RUNS_45, 0.05), (Mode.CONFORMAL, 0.05, None, 1.0, 0.5, 45, 44)),
+        (lambda: weighted_threshold(*RUNS_45, [2.0] * 45, 0.05), (Mode.CONFORMAL, 0.05, None, 1.0, 0.5, 45, 44)),
+        (lambda: budget_threshold(*RUNS_45, 0.05), (Mode.BUDGET, 0.05, None, 1.0, 0.5, 45, 44)),
+        (lambda: ville_threshold(0.5), (Mode.VILLE, 0.5, None, math.log(2.0), 0.0, 0, None)),
+        (lambda: bonferroni_threshold(0.5, 1), (Mode.BONFERRONI, 0.5, None, math.log(2.0), 0.0, 0, None)),
+    ],
+)
+def test_a_threshold_says_which_theorem_levels_and_runs_are_behind_it(
+    set_from: Callable[[], Threshold], record: tuple[Any, ...]
+) -> None:
+    """Rank by hand: the last of 45 (.95^45 < .1), and ceil(46 * .95) = 44."""
+    t = set_from()
+    assert (t.mode, t.alpha, t.delta, t.log_value, t.tie, t.runs, t.rank) == record
+    assert t.shortage == ""
 
 
 @given(st.sampled_from([Mode.PAC, Mode.CONFORMAL]), LEVEL, LEVEL)
@@ -132,39 +174,96 @@ def test_every_threshold_says_what_it_promises_and_what_breaks_it() -> None:
     pac = pac_threshold(*runs, 0.05, 0.1).guarantee
     assert all(part in pac for part in ("at least 90 %", "at most 5 %", "60 held-out", "breaks it"))
     assert "at most 5 %" in conformal_threshold(*runs, 0.05).guarantee
+    assert "one over the probability of their draw" in weighted_threshold(*runs, [1.0] * 60, 0.05).guarantee
     assert "whatever their outcome" in budget_threshold(*runs, 0.05).guarantee
     assert "not a guarantee" in ville_threshold(0.05).guarantee
     assert "not a guarantee" in bonferroni_threshold(0.05, 3).guarantee
 
 
 @pytest.mark.parametrize(
-    "threshold",
+    "set_from",
     [
-        pac_threshold([1.0] * 60, [0.5] * 60, 0.05, 0.1),
-        pac_threshold([], [], 0.05, 0.1),
-        budget_threshold([-math.inf] * 60, [0.5] * 60, 0.05),
-        ville_threshold(0.3),
+        lambda: pac_threshold([1.0] * 60, [0.5] * 60, 0.05, 0.1),
+        lambda: pac_threshold([], [], 0.05, 0.1),
+        lambda: budget_threshold([-math.inf] * 60, [0.5] * 60, 0.05),
+        lambda: ville_threshold(0.3),
     ],
 )
-def test_json_gives_back_an_equal_threshold_infinite_ones_too(threshold: Any) -> None:
+def test_json_gives_back_an_equal_threshold_infinite_ones_too(set_from: Callable[[], Threshold]) -> None:
+    threshold = set_from()
     assert threshold_from_json(json.loads(json.dumps(threshold_to_json(threshold), allow_nan=False))) == threshold
 
 
+FIELDS = [
+    *((name, None) for name in ("alpha", "log_value", "tie", "runs", "guarantee", "shortage")),
+    *(("delta", wrong) for wrong in ("0.1", None, 0.0, 1.5)),
+    *(("alpha", wrong) for wrong in (0.0, 1.0, 5)),
+    *(("log_value", wrong) for wrong in (math.nan, "nan", "Infinity")),
+    *(("tie", wrong) for wrong in (-0.1, 1.1)),
+    ("rank", "3"),
+    ("mode", "PAC"),
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), FIELDS)
+def test_a_stored_threshold_with_a_wrong_field_is_refused_by_the_fields_name(name: str, wrong: Any) -> None:
+    stored = threshold_to_json(pac_threshold(*RUNS_45, 0.05, 0.1))
+    assert stored["log_value"] == 1.0
+    with pytest.raises(ConfigurationError, match=f"^The '{name}' parameter of `(from_json|Threshold)`"):
+        threshold_from_json(stored | {name: wrong})
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("name", "changed"),
     [
-        (lambda: pac_threshold([1.0], [0.5], 1.5, 0.1), "alpha"),
-        (lambda: pac_threshold([1.0], [0.5], 0.1, 0.0), "delta"),
-        (lambda: pac_threshold([math.nan], [0.5], 0.1, 0.1), "NaN"),
-        (lambda: conformal_threshold([1.0], [0.5, 0.5], 0.1), "ties"),
-        (lambda: conformal_threshold([1.0], [1.5], 0.1), "ties"),
-        (lambda: budget_threshold([[1.0]], [0.5], 0.1), "one-dimensional"),
-        (lambda: bonferroni_threshold(0.1, 0), "longest"),
-        (lambda: ville_threshold(0.0), "alpha"),
-        (lambda: successes_needed(Mode.PAC, 0.1), "delta"),
-        (lambda: threshold_from_json(None), "mapping"),
+        ("log_value", {"log_value": math.nan}),
+        ("log_value", {"log_value": -math.inf, "runs": 0}),
+        ("delta", {"delta": None}),
+        ("delta", {"mode": Mode.CONFORMAL}),
     ],
 )
-def test_wrong_input_names_the_parameter(call: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_a_threshold_that_no_theorem_gives_cannot_be_built(name: str, changed: dict[str, Any]) -> None:
+    given_fields = {"mode": Mode.PAC, "alpha": 0.1, "delta": 0.1, "log_value": 1.0, "tie": 0.5, "runs": 45, "rank": 45}
+    Threshold(**given_fields, guarantee="")
+    with pytest.raises(ConfigurationError, match=f"^The '{name}' parameter of `Threshold`"):
+        Threshold(**{**given_fields, **changed}, guarantee="")
+
+
+@given(st.text() | st.just("\ud83d"), st.sampled_from(["", "salt", "\u00e9" * 80]))
+def test_the_draw_of_a_run_is_the_middle_of_one_of_2_to_the_53_cells_of_the_unit_interval(run: str, salt: str) -> None:
+    """The cell is the start of a keyed BLAKE2b digest: recordings and other processes draw the same number."""
+    bits = hashlib.blake2b(run.encode("utf-8", "surrogatepass"), digest_size=8, key=salt.encode()[:64]).hexdigest()
+    assert tie_uniform(run, salt) == float(Fraction(2 * (int(bits, 16) // 2**11) + 1, 2**54))
+
+
+@pytest.mark.parametrize(
+    ("call", "parameter", "owner"),
+    [
+        (lambda: pac_threshold([1.0], [0.5], 1.5, 0.1), "alpha", "smallest_n_for_pac"),
+        (lambda: pac_threshold([1.0], [0.5], 0.1, 0.0), "delta", "pac_threshold"),
+        (lambda: pac_threshold([math.nan], [0.5], 0.1, 0.1), "log_peaks", "pac_threshold"),
+        (lambda: conformal_threshold([1.0], [0.5, 0.5], 0.1), "ties", "conformal_threshold"),
+        (lambda: conformal_threshold([1.0], [1.5], 0.1), "ties", "conformal_threshold"),
+        (lambda: weighted_threshold([math.nan], [0.5], [1.0], 0.1), "log_peaks", "weighted_threshold"),
+        (lambda: weighted_threshold([1.0], [0.5], [1.0], 1.0), "alpha", "weighted_threshold"),
+        (lambda: budget_threshold([[1.0]], [0.5], 0.1), "log_peaks", "budget_threshold"),
+        (lambda: bonferroni_threshold(0.1, 0), "longest", "bonferroni_threshold"),
+        (lambda: bonferroni_threshold(0.1, 1.5), "longest", "bonferroni_threshold"),
+        (lambda: bonferroni_threshold(1.0, 3), "alpha", "bonferroni_threshold"),
+        (lambda: ville_threshold(0.0), "alpha", "ville_threshold"),
+        (lambda: successes_needed(Mode.PAC, 0.1), "delta", "successes_needed"),
+        (lambda: successes_needed(Mode.CONFORMAL, 1.0), "alpha", "successes_needed"),
+        (lambda: threshold_from_json(None), "threshold", "from_json"),
+    ],
+)
+def test_wrong_input_names_the_parameter_and_whose_it_is(call: Callable[[], Any], parameter: str, owner: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^The '{parameter}' parameter of `{owner}` must be"):
         call()
+
+
+@pytest.mark.parametrize(
+    ("percentage", "hint"), [(1.0, r"Use 0\.01\."), (99.0, r"Use 0\.99\."), (100.0, r"Got 100\.0\.$")]
+)
+def test_a_level_that_may_be_a_percentage_is_answered_with_the_share(percentage: float, hint: str) -> None:
+    with pytest.raises(ConfigurationError, match=hint):
+        ville_threshold(percentage)

@@ -136,16 +136,45 @@ def test_what_a_certificate_needs_is_what_it_gets():
     assert released_needed(0.9, 0.9, 0.1) is None
 
 
-@pytest.mark.parametrize("level", [0.0, 1.0, 90.0])
-def test_levels_outside_the_unit_interval_are_refused(level):
-    with pytest.raises(ConfigurationError, match="target"):
-        certified_threshold([0.5], [True], candidates=[0.5], target=level, delta=0.1)
-    with pytest.raises(ConfigurationError, match="target"):
-        estimated_threshold([0.5], [True], target=level)
-    with pytest.raises(ConfigurationError, match="share"):
-        share_threshold([0.5], level)
-    with pytest.raises(ConfigurationError, match="shape"):
-        estimated_threshold([0.5], [True, False], target=0.5)
+ONE = ([0.5], [True])
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, 90.0, math.nan])
+@pytest.mark.parametrize(
+    ("parameter", "call"),
+    [
+        ("target", lambda x: certified_threshold(*ONE, candidates=[0.5], target=x, delta=0.1)),
+        ("delta", lambda x: certified_threshold(*ONE, candidates=[0.5], target=0.9, delta=x)),
+        ("target", lambda x: certified_by_count(*ONE, target=x, delta=0.1)),
+        ("delta", lambda x: certified_by_count(*ONE, target=0.9, delta=x)),
+        ("target", lambda x: estimated_threshold(*ONE, target=x)),
+        ("share", lambda x: share_threshold([0.5], x)),
+        ("budget", lambda x: budget_of_wrong_releases(*ONE, budget=x)),
+        ("delta", lambda x: budget_of_wrong_releases(*ONE, budget=0.1, delta=x)),
+        ("budget", budget_needed),
+    ],
+)
+def test_levels_outside_the_unit_interval_are_refused_by_their_name(parameter, call, level):
+    with pytest.raises(ConfigurationError, match=f"^The '{parameter}' parameter of `selective release` must be"):
+        call(level)
+
+
+def test_arrays_of_different_shapes_are_refused_by_their_name():
+    for call in (estimated_threshold, budget_of_wrong_releases, certified_by_count):
+        levels = {"budget": 0.1} if call is budget_of_wrong_releases else {"target": 0.5}
+        levels |= {"delta": 0.1} if call is certified_by_count else {}
+        for chances, right in (([0.5], [True, False]), ([[0.5]], [[True]])):
+            with pytest.raises(ConfigurationError, match=r"^The 'right' parameter .* of the shape of chances"):
+                call(chances, right, **levels)
+    with pytest.raises(ConfigurationError, match="^The 'weights' parameter of `estimated_threshold`"):
+        estimated_threshold(*ONE, target=0.5, weights=[1.0, 1.0])
+
+
+@pytest.mark.parametrize("cost", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["failure", "pause", "abort"])
+def test_a_cost_that_is_none_is_refused_by_its_name(name, cost):
+    with pytest.raises(ConfigurationError, match=f"^The '{name}' parameter of `cost_thresholds`"):
+        cost_thresholds(**{"failure": 10.0, "pause": 1.0, "abort": 4.0, name: cost})
 
 
 # -- a budget of wrong releases --
@@ -220,14 +249,14 @@ def test_sabotage_trials_counted_one_by_one_break_the_budget():
     assert np.mean([wrong_of_a_new_task(rng, massed=True, **few)[0] for _ in range(200)]) == 0.0
 
 
-@pytest.mark.parametrize("mass", [[0.0], [2.0], [0.5, 0.5]])
+@pytest.mark.parametrize("mass", [[0.0], [2.0], [0.5, 0.5], [math.nan]])
 def test_a_mass_outside_the_unit_interval_or_of_another_length_is_refused(mass):
-    with pytest.raises(ConfigurationError, match="mass"):
+    with pytest.raises(ConfigurationError, match="^The 'mass' parameter of `budget_of_wrong_releases`"):
         budget_of_wrong_releases([0.5], [True], budget=0.1, mass=mass)
 
 
 def test_with_high_probability_cases_count_one_by_one():
-    with pytest.raises(ConfigurationError, match="mass"):
+    with pytest.raises(ConfigurationError, match="^The 'mass' parameter of `budget_of_wrong_releases`"):
         budget_of_wrong_releases([0.5], [True], budget=0.1, delta=0.1, mass=[0.5])
 
 

@@ -46,6 +46,14 @@ def test_it_is_the_smallest_pair_that_has_the_wanted_share_of_the_weight_with_th
     assert (threshold.log_value, threshold.tie) == (smallest or (math.inf, 1.0))
 
 
+def test_weights_of_a_narrow_type_are_summed_in_double_precision() -> None:
+    """Counted in halves the sum of ones stops at 2,048."""
+    peaks, ties = np.arange(4096.0), np.full(4096, 0.5)
+    assert weighted_threshold(peaks, ties, np.ones(4096, dtype=np.float16), ALPHA) == weighted_threshold(
+        peaks, ties, [1.0] * 4096, ALPHA
+    )
+
+
 @pytest.mark.parametrize("weights", [[0.5, 1.0], [1.0], [math.inf, 1.0], [math.nan, 1.0]])
 def test_a_weight_that_is_no_inverse_probability_is_refused(weights: list[float]) -> None:
     with pytest.raises(ConfigurationError, match="weights"):
