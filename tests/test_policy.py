@@ -126,3 +126,30 @@ def test_an_unknown_field_is_refused_so_that_a_typing_error_is_no_silent_default
 def test_it_is_immutable():
     with pytest.raises(ValidationError, match="frozen"):
         DEFAULT.low_threshold = 0.1
+
+
+def test_names_that_are_always_asked_for_are_matched_as_the_irreversible_ones_are_and_apart_from_them():
+    policy = UncertaintyPolicy(irreversible_tool_names=["send"], always_ask_tool_names=["wire"])
+    assert [policy.asks_always(name) for name in ("bank.WIRE_money", "send", "look")] == [True, False, False]
+    assert [policy.is_irreversible(name) for name in ("bank.WIRE_money", "send", "look")] == [False, True, False]
+    assert DEFAULT.asks_always("wire") is False
+    assert DEFAULT.is_irreversible("wire") is False
+
+
+def test_patterns_that_match_none_of_an_agents_tools_are_named():
+    policy = UncertaintyPolicy(irreversible_tool_names=["send", "drop"], always_ask_tool_names=["wire", "pay"])
+    assert policy.unmatched(iter(["look", "SendMail", "prepay"])) == ["drop", "wire"]
+    assert policy.unmatched([]) == ["send", "drop", "wire", "pay"]
+
+
+def test_the_tools_name_is_asked_only_where_nobody_says_whether_the_call_is_irreversible():
+    policy = UncertaintyPolicy(irreversible_tool_names=["send"])
+    assert policy.decide(Level.MEDIUM, "tool_call") is Action.PROCEED_WITH_LOG
+    assert policy.decide(Level.MEDIUM, "tool_call", None, irreversible=True) is Action.PAUSE_FOR_HUMAN
+    assert policy.decide(Level.MEDIUM, "tool_call", "send", irreversible=None) is Action.PAUSE_FOR_HUMAN
+
+
+@pytest.mark.parametrize("thresholds", [(0.5, 0.6, 0.4), (0.8, 0.3, 0.4)])
+def test_either_pair_of_thresholds_out_of_order_warns(thresholds):
+    with pytest.warns(UserWarning, match="out of order"):
+        UncertaintyPolicy(**dict(zip(("low_threshold", "medium_threshold", "high_threshold"), thresholds, strict=True)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -17,7 +19,20 @@ from grampus_uq.recording.writer import RecordingProcessor
 from grampus_uq.records import canonical_json
 from grampus_uq.replay import replay_file
 from grampus_uq.state import Profile, state_from_json, state_to_json
-from grampus_uq.turns import MAX_CALLS, MAX_TURNS
+from grampus_uq.tool_names import same_tool_keys
+from grampus_uq.turns import (
+    MAX_CALLS,
+    MAX_TURNS,
+    TurnEvidence,
+    is_proposed,
+    least,
+    listed,
+    placed,
+    proposed,
+    text_key,
+    with_turn,
+    without_chances,
+)
 
 PROFILE = Profile(estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
 PAY = "pay"
@@ -352,3 +367,223 @@ def test_two_tasks_on_one_session_do_not_lend_each_other_their_readings(backend)
     verdict, decided = answers["silent"]
     assert verdict.rule == decided.rule == "missing_evidence"
     assert answers["read"][0].rule != "missing_evidence"
+
+
+# -- the rules by which a turn is found and kept, one by one --
+
+
+def a_turn(step: str = "", *calls: ToolCall, **read: object) -> TurnEvidence:
+    """A turn in which these calls are open."""
+    step_of = Step(step_id=step, kind="llm_call", time_s=0.0, tool_calls=calls)
+    return TurnEvidence(step=step, **{"read": True, "calls": proposed(step_of), "listed": listed(step_of), **read})
+
+
+def keys_of(*calls: ToolCall) -> tuple[str, ...]:
+    return a_turn("", *calls).calls
+
+
+A, B, LOOK = pay("a"), pay("b"), pay("l", "look")
+
+
+def test_an_id_stands_as_it_is_while_short_and_plain_and_else_as_a_digest():
+    def digest(text: str) -> str:
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    assert text_key("x" * 64) == "x" * 64
+    for long_or_odd in ("x" * 65, "é", "\ud83d"):
+        assert text_key(long_or_odd) == digest(long_or_odd)
+    for name in ("look", "Look", "L"):
+        assert keys_of(pay("x", name)) == (f"x {same_tool_keys(name)[1]}",)
+    assert keys_of(pay("x", "日")) == (f"x {digest(same_tool_keys('日')[1])}",)
+    assert keys_of(pay("x", "-"), pay("x", "_")) == ("x -", "x _")  # no letter is left: no other spelling
+
+
+@pytest.mark.parametrize(("length", "same"), [(256, True), (257, False)])
+def test_a_name_beyond_256_characters_is_taken_as_it_is_written(length, same):
+    name = "x" * length
+    assert (keys_of(pay("c", name)) == keys_of(pay("c", name.upper()))) is same
+
+
+def test_a_call_that_came_is_open_no_more_and_nothing_else_of_its_turn_changes():
+    everything = {
+        "p_success": 0.5,
+        "worst_chance": 0.25,
+        "lowest": ("p_true", 0.5),
+        "stated": True,
+        "belief": 0.75,
+        "worst_belief": 0.375,
+        "called": ("c earlier",),
+        "more": True,
+    }
+    own, beside = a_turn("own", A, B, **everything), a_turn("beside", LOOK)
+    turns, evidence = placed((beside, own), A, None)
+    assert evidence is own
+    assert turns == (beside, replace(own, calls=keys_of(B), called=("c earlier", *keys_of(A))))
+    assert placed(turns, A, None) == (turns, turns[1])  # asked again: still its turn's
+    assert placed(turns, None, "own") == (turns, turns[1])
+    assert placed((), A, None) == ((), TurnEvidence())
+
+
+def test_of_several_turns_the_least_counts_part_by_part():
+    first = a_turn("1", p_success=0.5, lowest=("a", 0.75), stated=True, belief=0.25, worst_belief=0.1)
+    second = a_turn("2", p_success=0.75, worst_chance=0.125, lowest=("b", 0.5), stated=True)
+    both = TurnEvidence(read=True, p_success=0.5, worst_chance=0.125, lowest=("b", 0.5), stated=True)
+    assert least((first, second)) == least((second, first)) == both
+    silent = TurnEvidence()
+    assert least((first, silent)) == TurnEvidence(worst_chance=0.5, lowest=("a", 0.75))
+    assert least((silent,)) == silent
+    assert least((replace(second, stated=False), first)).stated is False
+    assert (first.at_worst, second.at_worst, first.belief_at_worst, second.belief_at_worst) == (0.5, 0.125, 0.1, None)
+    assert replace(first, worst_belief=None).belief_at_worst == 0.25
+
+
+def test_under_another_profile_only_the_chances_are_gone():
+    turns = (a_turn("1", A, p_success=0.5, worst_chance=0.25, belief=0.5, worst_belief=0.25, stated=True),)
+    assert without_chances(turns) == (replace(turns[0], p_success=None, worst_chance=None),)
+
+
+PLAIN_TURN = a_turn("plain")
+
+
+@pytest.mark.parametrize(
+    ("turns", "new", "kept"),
+    [
+        ((), a_turn("n", A), slice(0, 0)),
+        ((PLAIN_TURN,) * 20, PLAIN_TURN, slice(5, 20)),  # callers who list no calls: the latest sixteen
+        ((a_turn("1", A), PLAIN_TURN), PLAIN_TURN, slice(0, 1)),  # else a turn without any proposed none
+        ((a_turn("1", called=("x",)), PLAIN_TURN), PLAIN_TURN, slice(0, 1)),
+        ((a_turn("1", more=True), PLAIN_TURN), PLAIN_TURN, slice(0, 1)),
+        ((PLAIN_TURN, a_turn("1", called=("x",))), a_turn("n", A), slice(1, 2)),
+        ((PLAIN_TURN, PLAIN_TURN), a_turn("n", A), slice(0, 0)),
+    ],
+)
+def test_turns_are_kept_while_they_may_have_proposed_a_call(turns, new, kept):
+    assert with_turn(turns, new) == (*turns[kept], new)
+
+
+@pytest.mark.parametrize("settled", [None, 0, 1, 7, 15])
+def test_a_seventeenth_turn_takes_the_place_of_the_first_settled_one_or_makes_two_one_that_keeps_the_least(settled):
+    turns = tuple(
+        a_turn(
+            str(n),
+            *([pay(f"{n}-{k}") for k in range(20)] if n != settled else []),
+            called=("x y",),
+            p_success=1 - n / 20,
+        )
+        for n in range(16)
+    )
+    new = a_turn("n", A)
+    assert with_turn(turns[:15], new) == (*turns[:15], new)
+    if settled is not None:
+        assert with_turn(turns, new) == (*turns[:settled], *turns[settled + 1 :], new)
+        return
+    first, second, *rest = turns
+    both = replace(least((first, second)), more=True, listed=(*first.listed, *second.listed)[-32:])
+    assert with_turn(turns, new) == (both, *rest, new)
+    assert len(both.listed) == 32
+
+
+SETTLED = a_turn("settled", called=keys_of(A))
+MORE = a_turn("more", more=True)
+FINDS = [
+    # turns, call, step's id, which of the turns answer for it (None: the open ones and the latest)
+    ((a_turn("1", A), a_turn("2", B)), A, None, [0]),
+    ((a_turn("1", A), a_turn("2", B)), A, "2", [0]),  # the id is surer than the step
+    ((a_turn("1", A), a_turn("2", A), a_turn("3", A)), A, None, [0, 1, 2]),
+    ((a_turn("1", A), a_turn("2", A), a_turn("3", A)), A, "2", [1]),
+    ((SETTLED, a_turn("2", A)), A, None, [1]),  # open before observed
+    ((SETTLED, a_turn("2", B)), A, None, [0]),
+    ((a_turn("1", A), a_turn("2", B)), pay("new"), "1", [0]),
+    ((a_turn("1", A), a_turn("2", LOOK)), pay("new"), None, [0]),
+    ((a_turn("1", A), a_turn("2", B)), pay(), None, [0, 1]),
+    ((a_turn("1", A), a_turn("2", B), MORE), pay(), None, [0, 1, 2]),
+    ((a_turn("1", A, more=True), a_turn("2", B)), pay(), None, [0, 1]),
+    ((a_turn("1", A), a_turn("2", B), MORE), A, None, [0]),
+    ((SETTLED, a_turn("2", LOOK), a_turn("3", LOOK)), pay(), None, [0]),
+    ((a_turn("1", A), a_turn("1", LOOK), a_turn("3", A)), pay(), "1", [0]),
+    ((a_turn("1", LOOK), SETTLED, a_turn("1", A)), pay(), "1", [2]),
+    ((a_turn("1", A), a_turn("1", LOOK)), pay("new"), "1", [0]),
+    ((SETTLED, a_turn("2", LOOK)), pay("new"), None, [0]),
+    ((a_turn("1", A), a_turn("1", called=("x y",)), a_turn("3", B)), LOOK, "1", [0]),
+    ((a_turn("1", called=("x y",)), a_turn("1", called=("x z",)), a_turn("3", B)), LOOK, "1", [1]),
+    ((a_turn("1"), a_turn("2")), A, "1", [0]),
+    ((a_turn("1"), a_turn("2")), None, "1", [0]),
+    ((a_turn("1", A), a_turn("1", B)), None, "1", [0, 1]),
+    ((SETTLED, a_turn("2", B), a_turn("3", called=("x y",))), LOOK, None, None),
+    ((MORE, a_turn("2", B), SETTLED), LOOK, None, None),
+    ((MORE, a_turn("2", B), SETTLED), None, None, None),
+    ((a_turn("1"), a_turn("2")), A, None, None),
+    ((a_turn("1"), a_turn("")), A, "", None),
+]
+
+
+@pytest.mark.parametrize(("turns", "call", "step_id", "which"), FINDS)
+def test_the_turns_that_answer_for_a_call(turns, call, step_id, which):
+    """Each turn has a chance of its own, so that the least of any two tells which they were."""
+    turns = tuple(replace(one, p_success=(n + 1) / 8, lowest=(f"{n}", 1 - n / 8)) for n, one in enumerate(turns))
+    if which is None:
+        which = [n for n, one in enumerate(turns) if one.open or n == len(turns) - 1]
+    expected = [turns[n] for n in which]
+    after, evidence = placed(turns, call, step_id)
+    assert evidence == (expected[0] if len(expected) == 1 else least(expected))
+    assert [one.step for one in after] == [one.step for one in turns]
+    for n, (old, new) in enumerate(zip(turns, after, strict=True)):
+        if new != old:
+            assert n in which
+            assert set(new.calls) < set(old.calls)
+
+
+def with_arguments(call_id: str, **arguments: object) -> ToolCall:
+    return ToolCall(id=call_id, name=PAY, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("turns", "call", "step_id", "vouched"),
+    [
+        ((), with_arguments("a", x=1), None, True),
+        ((a_turn("1"),), with_arguments("a", x=1), None, True),
+        ((a_turn("1", with_arguments("a", x=1)),), A, None, True),  # without arguments nothing can be compared
+        ((a_turn("1", with_arguments("a", x=1)),), with_arguments("a", x=2), None, False),
+        ((a_turn("1", called=("x y",)),), with_arguments("a", x=1), None, False),
+        ((a_turn("1", more=True),), with_arguments("a", x=1), None, False),
+        (
+            (a_turn("1", with_arguments("a", x=1)), a_turn("2", with_arguments("b", x=2))),
+            with_arguments("a", x=2),
+            None,
+            False,
+        ),
+        (
+            (a_turn("1", with_arguments("a", x=1)), a_turn("2", with_arguments("b", x=2))),
+            with_arguments("", x=2),
+            None,
+            True,
+        ),
+        (
+            (a_turn("1", with_arguments("a", x=1)), a_turn("2", with_arguments("b", x=2))),
+            with_arguments("", x=2),
+            "1",
+            False,
+        ),
+        ((a_turn("1", with_arguments("a", x=1)), a_turn("2")), with_arguments("", x=1), "2", True),
+        ((a_turn("1", with_arguments("a", x=1)),), ToolCall(id="a", name="wire", arguments={"x": 1}), None, False),
+        ((a_turn("1", with_arguments("a", x=1)),), ToolCall(id="a", name="Pay", arguments={"x": 1}), None, True),
+    ],
+)
+def test_a_call_with_arguments_is_compared_with_what_its_turn_listed(turns, call, step_id, vouched):
+    assert is_proposed(turns, call, step_id) is vouched
+
+
+def test_arguments_that_are_no_json_are_never_vouched_for():
+    call = ToolCall.model_construct(id="a", name=PAY, arguments={"x": object()})
+    step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(call,))
+    assert listed(step) == ("",)
+    assert not is_proposed((TurnEvidence(calls=proposed(step), listed=listed(step)),), call, None)
+
+
+def test_a_digest_of_a_call_is_one_of_its_name_and_its_arguments_in_canonical_json():
+    call = ToolCall(id="a", name="Pay", arguments={"b": "\ud83d", "a": 1})
+    step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=(call,) * (MAX_CALLS + 1))
+    key = same_tool_keys("pay")[1]
+    written = f"{key}({canonical_json(call.arguments)})".encode("utf-8", "surrogatepass")
+    assert listed(step) == (hashlib.sha256(written).hexdigest()[:24],) * MAX_CALLS
+    assert proposed(step) == (f"a {key}",) * MAX_CALLS

@@ -248,7 +248,7 @@ def candidate_thresholds(
         n, wrong = int(out.sum()), int((out & ~good).sum())
         # Half a wrong one more, halves rounded up: where none was seen wrong the share is not taken to be 0.
         ranked.append((_log_p_value(round(n * scale), math.floor((wrong + 0.5) * scale + 0.5), target), level))
-    return [float(level) for _, level in sorted(ranked, key=lambda pair: (pair[0], pair[1]))]
+    return [float(level) for _, level in sorted(ranked)]
 
 
 def estimated_threshold(

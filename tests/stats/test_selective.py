@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.stats import binom
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranks import binomial_ceiling
 from grampus_uq.stats.selective import (
+    Released,
     budget_needed,
     budget_of_wrong_releases,
     candidate_thresholds,
@@ -70,19 +72,32 @@ def test_sabotage_a_threshold_picked_among_the_cases_it_is_tested_on_breaks_it()
     assert failed > binomial_ceiling(300, DELTA)
 
 
-@given(st.lists(st.tuples(unit, st.booleans()), max_size=60), st.floats(0.05, 0.95))
-def test_the_estimated_threshold_is_the_most_generous_whose_posterior_mean_reaches_the_target(cases, target):
-    p, good = np.array([c[0] for c in cases]), np.array([c[1] for c in cases], dtype=bool)
-    found = estimated_threshold(p, good, target=target)
+levels = st.sampled_from([0.1, 0.3, 0.5, 0.7, math.nan]) | unit
+cases = st.lists(st.tuples(levels, st.booleans()), max_size=60)
+
+
+@given(
+    st.lists(st.tuples(levels, st.booleans(), st.sampled_from([1.0, 1.0, 2.0, 5.0])), max_size=60),
+    st.booleans(),
+    st.floats(0.05, 0.95) | st.sampled_from([0.25, 0.5, 0.75]),
+)
+def test_the_estimated_threshold_is_the_most_generous_whose_posterior_mean_reaches_the_target(drawn, weighted, target):
+    p, good = np.array([c[0] for c in drawn]), np.array([c[1] for c in drawn], dtype=bool)
+    w = np.array([c[2] if weighted else 1.0 for c in drawn])
+    found = estimated_threshold(p, good, target=target, weights=w if weighted else None)
+    extra = max(w[~np.isnan(p)], default=1.0)
     fits = [
         level
-        for level in sorted(set(p.tolist()))
-        if (int(good[p >= level].sum()) + 0.5) / (int((p >= level).sum()) + 1) >= target - 1e-9
-        and int((p >= level).sum()) * (1 - target) >= 1 - 1e-9
+        for level in sorted(set(p[~np.isnan(p)].tolist()))
+        if (w[good & (p >= level)].sum() + extra / 2) / (w[p >= level].sum() + extra) >= target - 1e-9
+        and w[p >= level].sum() * (1 - target) >= extra * (1 - 1e-9)
     ]
-    assert found.threshold == (fits[0] if fits else None)
-    if fits:
-        assert (found.released, found.wrong) == (int((p >= fits[0]).sum()), int((~good[p >= fits[0]]).sum()))
+    if not fits:
+        assert found == Released(threshold=None, cases=len(p), released=0, wrong=0)
+        return
+    out = p >= fits[0]
+    wrong = int((~good[out]).sum())
+    assert found == Released(threshold=fits[0], cases=len(p), released=int(out.sum()), wrong=wrong)
 
 
 def test_weights_count_a_case_as_often_as_it_stands_for():
@@ -108,13 +123,12 @@ def test_no_threshold_is_made_up_from_a_handful():
     assert certified_threshold([], [], candidates=[], target=0.9, delta=0.1).threshold is None
 
 
-@given(st.integers(20, 200), st.floats(0.05, 0.5))
-def test_a_share_holds_at_most_that_many_of_the_cases_themselves(n, share):
-    p = np.random.default_rng(n).random(n)
-    threshold = share_threshold(p, share)
-    held = 0 if threshold is None else int((p < threshold).sum())
-    assert held <= (n + 1) * share
-    assert threshold is None or held >= math.floor((n + 1) * share) - 1
+@given(st.lists(levels, max_size=60), st.integers(1, 39))
+def test_a_share_is_held_by_the_largest_order_statistic_that_a_new_case_is_below_so_seldom(chances, fortieths):
+    k = (len(chances) + 1) * fortieths // 40  # a new case is below the k-th of n with probability at most k/(n + 1)
+    known = sorted(-math.inf if math.isnan(p) else p for p in chances)
+    expected = known[k - 1] if k >= 1 and known[k - 1] >= 0.0 else None
+    assert share_threshold(chances, fortieths / 40) == expected
 
 
 @given(st.floats(0.1, 50), st.floats(0.1, 50), st.one_of(st.none(), st.floats(0.1, 50)), unit)
@@ -134,6 +148,26 @@ def test_what_a_certificate_needs_is_what_it_gets():
         good = [False] * wrong + [True] * (n - wrong)
         assert certified_threshold([0.9] * n, good, candidates=[0.9], target=0.9, delta=0.1).threshold == 0.9
     assert released_needed(0.9, 0.9, 0.1) is None
+
+
+@given(st.integers(0, 40), st.sampled_from([0.3, 0.5, 0.8]), st.sampled_from([0.25, 0.1, 0.03]))
+def test_what_a_certificate_needs_is_the_least_number_whose_binomial_tail_passes(wrong_of_40, target, delta):
+    """Up to 200, beyond which it goes by steps of a two-hundredth; shares in 40ths, so that whole numbers occur."""
+    share_right, n = 1 - wrong_of_40 / 40, np.arange(1, 200)
+    wrong = -(-n * wrong_of_40 // 40)
+    passes = (wrong < n) & (binom.cdf(wrong, n, 1 - target) <= delta * (1 + 1e-9))
+    least = int(n[np.flatnonzero(passes)[0]]) if passes.any() else None
+    found = released_needed(share_right, target, delta, most=199)
+    assert found == (least if share_right > target else None)
+
+
+def test_a_certificate_that_is_needed_may_be_the_last_that_is_looked_at():
+    assert [released_needed(1.0, 0.9, 0.1, most=most) for most in (21, 22)] == [None, 22]
+    assert released_needed(1.0, 0.1, 0.2) == 1
+    n = released_needed(0.951, 0.95, 0.1)  # so near to the target that it goes in larger steps
+    wrong = math.ceil(n * 0.049)
+    assert n > 10_000
+    assert binom.cdf(wrong, n, 0.05) <= 0.1 < binom.cdf(math.ceil(n * 0.98 * 0.049), int(n * 0.98), 0.05)
 
 
 ONE = ([0.5], [True])
@@ -166,7 +200,7 @@ def test_arrays_of_different_shapes_are_refused_by_their_name():
         for chances, right in (([0.5], [True, False]), ([[0.5]], [[True]])):
             with pytest.raises(ConfigurationError, match=r"^The 'right' parameter .* of the shape of chances"):
                 call(chances, right, **levels)
-    with pytest.raises(ConfigurationError, match="^The 'weights' parameter of `estimated_threshold`"):
+    with pytest.raises(ConfigurationError, match=r"^The 'weights' parameter of `estimated_threshold`"):
         estimated_threshold(*ONE, target=0.5, weights=[1.0, 1.0])
 
 
@@ -179,25 +213,47 @@ def test_a_cost_that_is_none_is_refused_by_its_name(name, cost):
 
 # -- a budget of wrong releases --
 
-cases = st.lists(st.tuples(st.sampled_from([0.1, 0.3, 0.5, 0.7, math.nan]) | unit, st.booleans()), max_size=60)
 
-
-@given(cases, st.floats(0.02, 0.4), st.sampled_from([None, 0.1, 0.3]))
-def test_the_budgets_threshold_is_the_most_generous_one_within_the_bound(drawn, budget, delta):
+@given(
+    st.lists(st.tuples(levels, st.booleans(), st.sampled_from([1.0, 0.5, 0.25, 1 / 3])), max_size=60),
+    st.floats(0.02, 0.6) | st.sampled_from([0.1, 0.25, 0.5]),
+    st.sampled_from([None, "massed", 0.1, 0.25, 0.3]),
+)
+def test_the_budgets_threshold_is_the_most_generous_one_within_the_bound(drawn, budget, promise):
     p, good = np.array([c[0] for c in drawn]), np.array([c[1] for c in drawn], dtype=bool)
-    found = budget_of_wrong_releases(p, good, budget=budget, delta=delta)
+    mass = np.array([c[2] if promise == "massed" else 1.0 for c in drawn])
+    delta = None if promise == "massed" else promise
+    found = budget_of_wrong_releases(p, good, budget=budget, delta=delta, mass=mass if promise == "massed" else None)
+    n = math.floor(mass.sum() + 1e-9)
 
     def within(level: float) -> bool:
-        wrong = int((~good[p >= level]).sum())
+        out = ~good & (p >= level)
         if delta is None:
-            return (wrong + 1) / (len(p) + 1) <= budget + 1e-9
-        return binom.cdf(wrong, len(p), budget) <= delta + 1e-9
+            return mass[out].sum() + 1 - budget <= budget * mass.sum() + 1e-9
+        return binom.cdf(out.sum(), n, budget) <= delta + 1e-9
 
     fits = [level for level in sorted(set(p[~np.isnan(p)].tolist())) if within(level)]
-    assert found.threshold == (fits[0] if fits else None)
-    assert found.cases == len(p)
-    if fits:
-        assert (found.released, found.wrong) == (int((p >= fits[0]).sum()), int((~good[p >= fits[0]]).sum()))
+    if not fits:
+        assert found == Released(threshold=None, cases=n, released=0, wrong=0)
+        return
+    out = p >= fits[0]
+    assert found == Released(threshold=fits[0], cases=n, released=int(out.sum()), wrong=int((~good[out]).sum()))
+
+
+def test_a_bound_that_is_met_exactly_is_met():
+    two = ([0.9, 0.9], [True, True])
+    assert budget_of_wrong_releases(*two, budget=0.5, delta=0.25).released == 2  # .5 ** 2
+    assert certified_by_count(*two, target=0.5, delta=0.25).released == 2
+    assert certified_threshold(*two, candidates=[0.9], target=0.5, delta=0.25).released == 2
+    assert budget_of_wrong_releases([0.9], [True], budget=0.5).released == 1  # (0 + 1)/(1 + 1)
+
+
+def test_masses_and_weights_of_a_narrow_type_are_summed_in_double_precision():
+    """Counted in halves the sum of ones stops at 2,048."""
+    n, ones = 4096, np.ones(4096, dtype=np.float16)
+    assert budget_of_wrong_releases([0.9] * n, [False] * n, budget=0.9, mass=ones).threshold is None
+    mostly_wrong = ([0.9] * n, [True] * 1200 + [False] * (n - 1200))
+    assert estimated_threshold(*mostly_wrong, target=0.2, weights=ones).released == n
 
 
 @given(cases, st.floats(0.02, 0.4), st.sampled_from([None, 0.2]), st.data())
@@ -251,12 +307,16 @@ def test_sabotage_trials_counted_one_by_one_break_the_budget():
 
 @pytest.mark.parametrize("mass", [[0.0], [2.0], [0.5, 0.5], [math.nan]])
 def test_a_mass_outside_the_unit_interval_or_of_another_length_is_refused(mass):
-    with pytest.raises(ConfigurationError, match="^The 'mass' parameter of `budget_of_wrong_releases`"):
+    with pytest.raises(
+        ConfigurationError, match=r"^The 'mass' parameter of `budget_of_wrong_releases` must be of shape"
+    ):
         budget_of_wrong_releases([0.5], [True], budget=0.1, mass=mass)
 
 
 def test_with_high_probability_cases_count_one_by_one():
-    with pytest.raises(ConfigurationError, match="^The 'mass' parameter of `budget_of_wrong_releases`"):
+    with pytest.raises(
+        ConfigurationError, match=r"^The 'mass' parameter of `budget_of_wrong_releases` must be of shape"
+    ):
         budget_of_wrong_releases([0.5], [True], budget=0.1, delta=0.1, mass=[0.5])
 
 
@@ -289,11 +349,66 @@ def test_sabotage_all_sizes_at_the_full_level_break_it():
     assert passed > binomial_ceiling(400, DELTA)
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0.0, 0.2, 0.4, 0.6, 0.8, 1.0, math.nan]) | unit, st.integers(0, 9)), max_size=90
+    ),
+    st.sampled_from([0.3, 0.5, 0.7]),
+    st.sampled_from([0.3, 0.1]),
+)
+def test_a_certificate_by_count_is_the_most_generous_of_the_sizes_that_share_delta(drawn, target, delta):
+    """Sizes: each half as large again as the one before, as many as fit, the least of which may have no wrong one."""
+    p, good = np.array([c[0] for c in drawn]), np.array([c[1] > 1 for c in drawn], dtype=bool)
+    there = sorted(p[~np.isnan(p)].tolist(), reverse=True)
+    sizes: list[int] = []
+    for k in range(1, 20):
+        least = math.ceil(math.log(delta / k) / math.log(target) - 1e-9)
+        if math.ceil(least * 1.5 ** (k - 1)) > len(there):
+            break
+        sizes = [math.ceil(least * 1.5**j) for j in range(k)]
+    sets = [p > (there[size] if size < len(there) else -1.0) for size in sizes]
+    passing = [
+        out for out in sets if out.any() and binom.cdf((~good[out]).sum(), out.sum(), 1 - target) <= delta / len(sizes)
+    ]
+    found = certified_by_count(p, good, target=target, delta=delta)
+    if not passing:
+        assert found == Released(threshold=None, cases=len(p), released=0, wrong=0)
+        return
+    best = max(passing, key=np.sum)
+    assert 0.0 <= found.threshold <= 1.0
+    assert ((p >= found.threshold) == best).all()
+    assert (found.cases, found.released, found.wrong) == (len(p), best.sum(), (~good[best]).sum())
+
+
 @given(st.integers(0, 500), st.floats(0.5, 0.99), st.floats(0.01, 0.3))
 def test_with_all_cases_right_a_certificate_by_count_takes_no_more_than_it_must(n, target, delta):
     least = math.ceil(math.log(delta) / math.log(target) - 1e-9)
     found = certified_by_count(np.arange(n) / 500, np.ones(n, dtype=bool), target=target, delta=delta)
     assert (found.threshold is not None) == (n >= least)
+
+
+@given(cases, st.sampled_from([0.5, 0.8]), st.integers(1, 200), st.sampled_from([1, 5, 20]))
+def test_candidates_are_quantiles_ordered_by_the_p_value_that_they_would_have_among_the_new_cases(
+    drawn, target, new, most
+):
+    p, good = np.array([c[0] for c in drawn]), np.array([c[1] for c in drawn], dtype=bool)
+    there = np.sort(p[~np.isnan(p)])
+    found = candidate_thresholds(p, good, target=target, cases=new, most=most)
+    wanted = [math.ceil(round(q * (len(there) - 1), 9)) for q in np.linspace(0.0, 0.95, most)] if len(there) else []
+    assert sorted(found) == sorted(set(there[wanted].tolist()))
+    keys = []
+    for level in found:
+        out = p >= level
+        n, wrong = round(out.sum() * new / len(p)), (~good[out]).sum() + 0.5
+        wrong = math.floor(wrong * new / len(p) + 0.5)
+        keys.append((0.0 if n == 0 or wrong >= n else binom.logcdf(wrong, n, 1 - target), level))
+    for before, after in itertools.pairwise(keys):
+        assert before[0] < after[0] + 1e-9
+        assert before < after or abs(before[0] - after[0]) < 1e-9
+
+
+def test_there_are_at_most_twenty_candidates():
+    assert len(candidate_thresholds(np.arange(1000) / 1000, np.ones(1000), target=0.9, cases=1000)) == 20
 
 
 def test_candidates_are_ordered_as_if_none_seen_wrong_were_half_a_wrong_one():
