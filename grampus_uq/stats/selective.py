@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -91,21 +91,18 @@ def certified_threshold(
     check_level("target", "selective release", target)
     check_level("delta", "selective release", delta)
     best: Released | None = None
-    nearest: Released | None = None
+    nearest = Released(threshold=None, cases=len(p), released=0, wrong=0)
     for candidate in candidates:
         out = p >= candidate
         found = Released(
             threshold=float(candidate), cases=len(p), released=int(out.sum()), wrong=int((out & ~good).sum())
         )
         if _log_p_value(found.released, found.wrong, target) > math.log(delta):
-            nearest = found
+            nearest = replace(found, threshold=None)
             break
         if best is None or found.released > best.released:
             best = found
-    if best is not None:
-        return best
-    counts = nearest or Released(threshold=None, cases=len(p), released=0, wrong=0)
-    return Released(threshold=None, cases=len(p), released=counts.released, wrong=counts.wrong)
+    return best or nearest
 
 
 def certified_by_count(chances: npt.ArrayLike, right: npt.ArrayLike, *, target: float, delta: float) -> Released:

@@ -27,6 +27,8 @@ from grampus_uq.stats.selective import (
 )
 
 unit = st.floats(0.0, 1.0)
+levels = st.sampled_from([0.1, 0.3, 0.5, 0.7, math.nan]) | unit
+cases = st.lists(st.tuples(levels, st.booleans()), max_size=60)
 TARGET, DELTA, CASES = 0.85, 0.1, 400
 
 
@@ -67,13 +69,32 @@ def test_a_certified_threshold_keeps_its_promise_as_often_as_it_says_and_is_foun
     assert there > 150  # power: the chances do tell cases apart
 
 
+@given(
+    st.lists(st.tuples(levels, st.integers(0, 9)), max_size=40),
+    st.lists(st.sampled_from([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9]), max_size=5),
+    st.sampled_from([0.35, 0.55]),
+    st.sampled_from([0.3, 0.1]),
+)
+def test_the_tests_end_with_the_first_candidate_that_fails_and_the_first_most_generous_of_the_others_is_taken(
+    drawn, candidates, target, delta
+):
+    p, good = np.array([c[0] for c in drawn]), np.array([c[1] > 1 for c in drawn], dtype=bool)
+    passed, failed = [], []
+    for level in candidates:
+        out = p >= level
+        n, wrong = int(out.sum()), int((~good[out]).sum())
+        fits = n > 0 and wrong < n and binom.cdf(wrong, n, 1 - target) <= delta
+        (passed if fits else failed).append((level, n, wrong))
+        if failed:
+            break
+    level, n, wrong = max(passed, key=lambda one: one[1]) if passed else (None, *[*failed, (0, 0, 0)][0][1:])
+    found = certified_threshold(p, good, candidates=candidates, target=target, delta=delta)
+    assert found == Released(threshold=level, cases=len(p), released=n, wrong=wrong)
+
+
 def test_sabotage_a_threshold_picked_among_the_cases_it_is_tested_on_breaks_it():
     failed, _ = broken(np.random.default_rng(0), 300, honest=False)
     assert failed > binomial_ceiling(300, DELTA)
-
-
-levels = st.sampled_from([0.1, 0.3, 0.5, 0.7, math.nan]) | unit
-cases = st.lists(st.tuples(levels, st.booleans()), max_size=60)
 
 
 @given(
@@ -243,9 +264,16 @@ def test_the_budgets_threshold_is_the_most_generous_one_within_the_bound(drawn, 
 def test_a_bound_that_is_met_exactly_is_met():
     two = ([0.9, 0.9], [True, True])
     assert budget_of_wrong_releases(*two, budget=0.5, delta=0.25).released == 2  # .5 ** 2
-    assert certified_by_count(*two, target=0.5, delta=0.25).released == 2
-    assert certified_threshold(*two, candidates=[0.9], target=0.5, delta=0.25).released == 2
+    assert certified_by_count(*two, target=0.5, delta=0.25).threshold is not None
+    assert certified_threshold(*two, candidates=[0.9], target=0.5, delta=0.25).threshold == 0.9
     assert budget_of_wrong_releases([0.9], [True], budget=0.5).released == 1  # (0 + 1)/(1 + 1)
+
+
+@pytest.mark.parametrize(("wrong", "released"), [(8, 20), (9, 0)])
+def test_a_wrong_case_counts_by_its_mass(wrong, released):
+    """.25 * 8 + .5 = .5 * .25 * 20."""
+    good = [False] * wrong + [True] * (20 - wrong)
+    assert budget_of_wrong_releases([0.9] * 20, good, budget=0.5, mass=[0.25] * 20).released == released
 
 
 def test_masses_and_weights_of_a_narrow_type_are_summed_in_double_precision():
