@@ -259,11 +259,3 @@ def test_the_draw_of_a_run_is_the_middle_of_one_of_2_to_the_53_cells_of_the_unit
 def test_wrong_input_names_the_parameter_and_whose_it_is(call: Callable[[], Any], parameter: str, owner: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^The '{parameter}' parameter of `{owner}` must be"):
         call()
-
-
-@pytest.mark.parametrize(
-    ("percentage", "hint"), [(1.0, r"Use 0\.01\."), (99.0, r"Use 0\.99\."), (100.0, r"Got 100\.0\.$")]
-)
-def test_a_level_that_may_be_a_percentage_is_answered_with_the_share(percentage: float, hint: str) -> None:
-    with pytest.raises(ConfigurationError, match=hint):
-        ville_threshold(percentage)

@@ -17,6 +17,7 @@ from grampus_uq.stats.ranks import (
     binomial_interval,
     binomial_log_pmf,
     binomial_log_sf,
+    check_level,
     conformal_quantile,
     conformal_rank,
     pac_rank,
@@ -217,27 +218,67 @@ def test_sabotage_one_rank_lower_is_caught():
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "parameter", "owner"),
     [
-        (lambda: conformal_rank(10, 0.0), "alpha"),
-        (lambda: conformal_rank(10, 1.0), "alpha"),
-        (lambda: conformal_rank(10, math.nan), "alpha"),
-        (lambda: conformal_rank(10, 5), r"Use 0\.05"),
-        (lambda: conformal_rank(-1, 0.1), "'n'"),
-        (lambda: conformal_rank(2.5, 0.1), "'n'"),
-        (lambda: conformal_quantile([1.0, math.nan], 0.1), "NaN"),
-        (lambda: conformal_quantile([[1.0]], 0.1), "one-dimensional"),
-        (lambda: pac_rank(10, 0.1, 0.0), "delta"),
-        (lambda: smallest_n_for_pac(0.1, 10), r"Use 0\.1"),
-        (lambda: binomial_interval(0, 0), "'n'"),
-        (lambda: binomial_interval(11, 10), "successes"),
-        (lambda: binomial_ceiling(10, 1.5), "'p'"),
-        (lambda: binomial_ceiling(10, 0.5, 1.0), "level"),
+        *((lambda x=x: conformal_rank(10, x), "alpha", "conformal_rank") for x in (0.0, 1.0, 5, -0.1, math.nan)),
+        *((lambda n=n: conformal_rank(n, 0.1), "n", "conformal_rank") for n in (-1, 2.5)),
+        (lambda: conformal_quantile([1.0, math.nan], 0.1), "values", "conformal_quantile"),
+        (lambda: conformal_quantile([[1.0]], 0.1), "values", "conformal_quantile"),
+        *((lambda n=n: pac_rank(n, 0.1, 0.1), "n", "pac_rank") for n in (-1, 2.5)),
+        (lambda: pac_rank(10, 0.1, 0.0), "delta", "smallest_n_for_pac"),
+        (lambda: pac_rank(10, 1.0, 0.1), "alpha", "smallest_n_for_pac"),
+        (lambda: binomial_interval(0, 0), "n", "binomial_interval"),
+        (lambda: binomial_interval(11, 10), "successes", "binomial_interval"),
+        (lambda: binomial_interval(-1, 10), "successes", "binomial_interval"),
+        (lambda: binomial_interval(1, 10, 1.0), "level", "binomial_interval"),
+        *((lambda x=x: binomial_ceiling(10, x), "p", "binomial_log_pmf") for x in (-0.1, 1.5, math.nan)),
+        (lambda: binomial_ceiling(10, 0.5, 1.0), "level", "binomial_ceiling"),
+        (lambda: binomial_log_sf(-1, 0.5), "n", "binomial_log_pmf"),
     ],
 )
-def test_wrong_arguments_are_refused_by_name(call, says):
-    with pytest.raises(ConfigurationError, match=says):
+def test_wrong_arguments_are_refused_by_name(call, parameter, owner):
+    with pytest.raises(ConfigurationError, match=f"^The '{parameter}' parameter of `{owner}` must be"):
         call()
+
+
+def test_the_rule_that_a_count_breaks_is_said():
+    with pytest.raises(ConfigurationError, match="at least 0"):
+        conformal_rank(-1, 0.1)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        binomial_interval(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("percentage", "hint"),
+    [
+        (1.0, r"Use 0\.01\."),
+        (5, r"Use 0\.05\."),
+        (99.5, r"Use 0\.995\."),
+        (100.0, r"Got 100\.0\.$"),
+        (0.0, r"Got 0\.0\.$"),
+    ],
+)
+def test_a_level_that_may_be_a_percentage_is_answered_with_the_share(percentage, hint):
+    with pytest.raises(ConfigurationError, match=hint):
+        check_level("alpha", "somebody", percentage)
+
+
+def test_ends_and_exact_bounds():
+    """Of no success the interval begins at 0 itself; .5 ** n is met exactly."""
+    assert binomial_interval(0, 20)[0] == 0.0
+    assert binomial_interval(20, 20)[1] == 1.0
+    assert binomial_interval(1, 20) == pytest.approx((0.0013, 0.2487), abs=5e-5)
+    assert [binomial_ceiling(1, 0.5, 0.5), binomial_ceiling(2, 0.5, 0.75), binomial_ceiling(0, 0.5)] == [0, 1, 0]
+    assert [pac_rank(1, 0.5, 0.5), pac_rank(2, 0.5, 0.75), pac_rank(0, 0.5, 0.5)] == [1, 1, None]
+    assert pac_rank(10, 0.5, 0.5 ** (10 + 5e-10)) == 10  # missed by less than the slack of the smallest n
+    assert binomial_log_pmf(3, 0.0).tolist() == [0.0, -math.inf, -math.inf, -math.inf]
+    assert binomial_log_pmf(3, 1.0).tolist() == [-math.inf, -math.inf, -math.inf, 0.0]
+    assert binomial_log_pmf(0, 0.5).tolist() == [0.0]
+
+
+def test_the_quantile_of_many_values_is_the_one_at_its_rank():
+    values = np.random.default_rng(0).permutation(5000)
+    assert [conformal_quantile(values, alpha) for alpha in (0.9, 0.5, 0.1)] == [500.0, 2500.0, 4500.0]
 
 
 def test_an_alpha_that_rounding_takes_for_one_still_has_a_rank():
