@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from grampus_uq import MissingReason, Profile, Reading, SaupPropagator, SessionState, Step, UncertaintyEstimator
 from grampus_uq.alarm import alarm_step
 from grampus_uq.engine import advance
+from grampus_uq.propagator import propagated_by
 from grampus_uq.state import WorstCase
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_baselines import running_minimum
@@ -137,6 +138,16 @@ def test_a_calibrations_stream_without_gaps_counts_as_its_worst_where_it_is_miss
     assert found.unread == f"{stream}: not read"
     gaps = LogisticFusion(readings={stream: counted.model_copy(update={"offset": 0.5})}, intercept=0.25)
     assert step_of(Profile(estimator=PLAIN, calibration=gaps), {}) is None
+
+
+def test_a_calibration_on_the_propagated_confidence_reads_what_the_zeros_leave_of_it():
+    profile = Profile(estimator=PLAIN, calibration=fusion_of("propagated"))
+    found = step_of(profile, {"verbalized": 0.9, "mine": MissingReason.TIMEOUT})
+    least = PLAIN.fuse_readings({"verbalized": 0.9, "mine": 0.0})
+    propagated, cumulative, _ = propagated_by(profile.propagator, least, "llm_call", START.cumulative, None)
+    assert 0.0 < propagated < 0.9
+    assert found.p_success == fusion_of("propagated")({"propagated": propagated})
+    assert (found.cumulative, found.worst) == (cumulative, least)
 
 
 def test_a_detector_reads_the_chance_at_its_worst():
