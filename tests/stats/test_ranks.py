@@ -278,7 +278,13 @@ def test_ends_and_exact_bounds():
 
 def test_the_quantile_of_many_values_is_the_one_at_its_rank():
     values = np.random.default_rng(0).permutation(5000)
-    assert [conformal_quantile(values, alpha) for alpha in (0.9, 0.5, 0.1)] == [500.0, 2500.0, 4500.0]
+    for rank in range(1, 5001, 3):
+        assert conformal_quantile(values, 1.0 - (rank - 0.5) / 5001) == rank - 1
+
+
+def test_no_tail_is_more_than_certain():
+    """Sums of many terms overshoot 1 by rounding."""
+    assert all((binomial_log_sf(n, p) <= 0.0).all() for n in range(60) for p in (0.3, 0.9, 0.95))
 
 
 def test_an_alpha_that_rounding_takes_for_one_still_has_a_rank():
