@@ -16,11 +16,11 @@ KNOWN_FALSE: dict[str, dict[str, str]] = {}
 """What the page says "no" to: adapter, sentence, and why."""
 
 
-def parameters(adapter: str, offers: Collection[str] = ()) -> list[Any]:
+def parameters(adapter: str, offers: Collection[str] = (), lacks: Collection[str] = ()) -> list[Any]:
     """The sentences that an adapter can be asked, each as a test."""
     found = []
     for sentence in SENTENCES:
-        if set(sentence.needs) & (OFFERED - set(offers)):
+        if set(sentence.needs) & ((OFFERED - set(offers)) | set(lacks)):
             continue
         marks = [] if sentence.name in HARD else [pytest.mark.slow]
         why = KNOWN_FALSE.get(adapter, {}).get(sentence.name)

@@ -60,7 +60,7 @@ def laboratory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentLabora
         yield laboratory
 
 
-@pytest.mark.parametrize("sentence", parameters("OpenAI Agents SDK", Guarded.offers))
+@pytest.mark.parametrize("sentence", parameters("OpenAI Agents SDK", Guarded.offers, Guarded.lacks))
 def test_the_guard_keeps_every_sentence(laboratory: AgentLaboratory, sentence: Sentence) -> None:
     finding = check_agent(laboratory, sentence)
     assert finding.holds is True, finding.detail

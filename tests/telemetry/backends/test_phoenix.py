@@ -94,7 +94,8 @@ def differences(sent: ReadableSpan, came: dict[str, Any]) -> list[str]:
     lasted, shown_us = (sent.end_time - sent.start_time) // 1000, _duration(came)
     if abs(lasted - shown_us) > 2:  # rounding may move either end by one
         pairs.append(("duration", lasted, shown_us))
-    pairs += [(key, value, came["attributes"].get(key)) for key, value in (sent.attributes or {}).items()]
+    shown_as = {**came["attributes"], "openinference.span.kind": came["span_kind"]}  # Phoenix has a column for it
+    pairs += [(key, value, shown_as.get(key)) for key, value in (sent.attributes or {}).items()]
     told = [(e.name, e.timestamp // 1000, dict(e.attributes or {})) for e in sent.events]
     shown = [(e["name"], microseconds(e["timestamp"]), e["attributes"]) for e in came["events"]]
     pairs.append(("events", told, shown))
