@@ -151,9 +151,8 @@ class Gate:
             if unwatched is not None and unwatched.asks_always(record.proposed.name):
                 why = ALWAYS_ASK
         else:
-            proposed = record.proposed.model_copy(
-                update={"arguments": record.proposed.arguments}
-            )  # those that would run
+            # One that came without arguments would run without any: they count as given, and are held against the turn.
+            proposed = record.proposed.model_copy(update={"arguments": record.proposed.arguments})
             step, action = await session.observe_tool_call(proposed, record.step_id, effect=effect)
             if action is UncertaintyAction.ABORT:
                 return record, action

@@ -22,9 +22,12 @@ SEAL = "seal"
 """The key under which sealed values carry their seal."""
 
 
-def session_place(agent_id: str, session_id: str) -> str:
-    """What the seal of a session's state is bound to; ids may hold any character, and no two sessions share a place."""
-    return "/".join(quote(text, safe="", errors="surrogatepass") for text in (agent_id, session_id))
+def session_place(agent_id: str, session_id: str, *, errors: str = "surrogatepass") -> str:
+    """What the seal of a session's state is bound to; ids may hold any character, and no two sessions share a place.
+
+    With `errors="strict"` raises UnicodeEncodeError on half a character.
+    """
+    return "/".join(quote(text, safe="", errors=errors) for text in (agent_id, session_id))
 
 
 class Seal:

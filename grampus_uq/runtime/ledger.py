@@ -13,7 +13,7 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, Grant
-from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records import Message, ToolCall, canonical_json
 from grampus_uq.runtime.state import STATE_VERSION, AgentState, PendingSession, Standing
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
@@ -35,7 +35,7 @@ Note = tuple[str, Mapping[str, JsonValue]]
 def session_key(agent_id: str, session_id: str) -> str:
     """The key of a session; ids may hold any character."""
     try:
-        return f"{quote(agent_id, safe='')}/{quote(session_id, safe='')}"
+        return session_place(agent_id, session_id, errors="strict")
     except UnicodeEncodeError as error:
         rule = "texts that a store can hold, without half characters"
         raise ConfigurationError.of(

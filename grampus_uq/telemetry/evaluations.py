@@ -38,10 +38,9 @@ def fused_of(step: StepUncertainty) -> float | None:
 
 def evaluations(step: StepUncertainty) -> list[Evaluation]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
-    fused = fused_of(step)
-    found = [] if fused is None else [Evaluation(FUSED, fused, _WORDS[step.level])]
-    if step.p_success is not None:
-        found.append(Evaluation("uncertainty.p_success", step.p_success))
-    if step.trajectory_risk is not None:
-        found.append(Evaluation("uncertainty.trajectory_risk", step.trajectory_risk))
-    return found
+    values = zip(SCORES, (fused_of(step), step.p_success, step.trajectory_risk), strict=True)
+    return [
+        Evaluation(name, value, _WORDS[step.level] if name == FUSED else None)
+        for name, value in values
+        if value is not None
+    ]

@@ -21,34 +21,20 @@ from pydantic_ai import messages as said
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolApproved
 
-from grampus_uq import ApprovalDecision, ApprovalPolicy, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import ApprovalDecision, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.gate.seal import Seal
-from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, waiting
 from grampus_uq.integrations.pydantic_ai_messages import KEY
-from tests.runtime.forging import raised_in_the_package
+from tests.runtime.forging import EVE, POLICIES, RESUMES, ann, raised_in_the_package
 
 set_tracing_disabled(True)
 Values = dict[str, Any]
-ANN, EVE = Ed25519Signer.generate(), Ed25519Signer.generate()
-SHARED, SEAL = HmacSigner("a key that only ann and the hosts hold"), Seal("a key that only the hosts hold")
-POLICIES: dict[str, Callable[[], ApprovalPolicy]] = {
-    "public keys": lambda: ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key})),
-    "public keys and a seal": lambda: ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}), seal=SEAL),
-    "a shared key": lambda: ApprovalPolicy(signer=SHARED, approvers={"ann"}),
-}
 PAYEES = {"v": ("A", "B"), "other": ("C", "D"), "third": ("E", "F")}
 """Whom each session pays first, with ann's approval, and then waits to pay; in the third she rejects the first."""
 EVIL: Values = {"to": "M", "amount": 99_999}
-RESUMES = 3
-
-
-def signer(policy: str) -> Ed25519Signer | HmacSigner:
-    return SHARED if policy == "a shared key" else ANN
 
 
 @dataclass
@@ -257,7 +243,7 @@ async def scene(framework: str, policy: str) -> Scene:
         values = await victim.start(session)
         (request,) = victim.requests(values)
         kind = "reject" if session == "third" else "approve"
-        decision = signer(policy).sign(request.decide(kind, principal="ann"))
+        decision = ann(policy).sign(request.decide(kind, principal="ann"))
         signed.append(decision.model_dump(mode="json"))
         states[session] = await victim.go_on(values, [decision], {})
         assert states[session] is not None

@@ -31,14 +31,13 @@ from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langgraph import KEY, resume_with, uncertainty_guard, waiting_requests
-from tests.runtime.forging import EVE, POLICIES, ann, raised_in_the_package
+from tests.runtime.forging import EVE, POLICIES, RESUMES, ann, raised_in_the_package
 
 Values = dict[str, Any]
 PAYEES = {"v": ("A", "B"), "other": ("C", "D"), "third": ("E", "F")}
 """Whom each thread pays first, with ann's approval, and then waits to pay; in the third she rejects the first."""
 EVIL: Values = {"to": "M", "amount": 99_999}
 PAST: Values = {"to": "A", "amount": 5}
-RESUMES = 3
 FRAMEWORKS = ("LangGraph", "LangGraph, tools of one's own", "LangGraph by edges", "LangChain")
 NODES = {"LangChain": ["model", "tools"]}
 GRAPH_NODES = ["agent", "tools", "uncertainty_gate", "uncertainty_score"]

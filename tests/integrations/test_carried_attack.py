@@ -15,9 +15,7 @@ from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy
 from tests.integrations.carried_attack import (
-    EVE,
     EVIL,
-    POLICIES,
     VICTIMS,
     Carried,
     Scene,
@@ -25,9 +23,9 @@ from tests.integrations.carried_attack import (
     decided,
     forge,
     scene,
-    signer,
     swap,
 )
+from tests.runtime.forging import EVE, POLICIES, ann
 
 CHOSEN: dict[str, Callable[[Carried], object]] = {}
 _scenes: dict[tuple[str, str], Scene] = {}
@@ -251,7 +249,7 @@ def test_without_a_manipulation_anns_approval_pays_once(framework: str, policy: 
         found = await _scene(framework, policy)
         forged = found.carried.copy()
         request = CallRecord.model_validate(forged.call).requests[0]
-        signed = signer(policy).sign(request.decide("approve", principal="ann"))
+        signed = ann(policy).sign(request.decide("approve", principal="ann"))
         forged.decisions.append(signed.model_dump(mode="json"))
         return await attack(found, forged)
 
