@@ -65,40 +65,42 @@ def estimate_attributes(
     event: StepEvent, *, escalates: bool = False, tool_names: Collection[str] | None = None
 ) -> Attributes:
     """The guide's keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
-    step = event.assessment
+    step, session_id, agent_id = event.assessment, event.session_id, event.agent_id
     said = step.__dict__  # an attribute of a pydantic model takes several times as long, and some twenty are read
-    level, action, fused, p_success = _PLAIN[said["level"]], _PLAIN[said["action"]], fused_of(step), said["p_success"]
+    level, action, p_true = _PLAIN[said["level"]], _PLAIN[said["action"]], said["p_true_confidence"]
+    propagated, fused, p_success = said["propagated_confidence"], fused_of(step), said["p_success"]
     # One literal: every step of every agent passes here.
     attributes: Attributes = {
-        "session_id": event.session_id,
-        "agent_id": event.agent_id,
+        "session_id": session_id,
+        "agent_id": agent_id,
         "step_id": said["step_id"],
-        "gen_ai.conversation.id": event.session_id,
+        "gen_ai.conversation.id": session_id,
         "gen_ai.operation.name": "evaluate",
         "openinference.span.kind": "EVALUATOR",
         "step_type": said["step_type"],
         "verbalized_confidence": said["verbalized_confidence"],
-        "p_true_confidence": said["p_true_confidence"],
+        "p_true_confidence": p_true,
         "fused_confidence": said["fused_confidence"],
-        "propagated_confidence": said["propagated_confidence"],
+        "propagated_confidence": propagated,
         "level": level,
         "action": action,
-        "p_true_ran": said["p_true_confidence"] != -1.0,
+        "p_true_ran": p_true != -1.0,
         "samples_used": said["samples_used"],
         "rule": said["rule"],
         "uncertainty.level": level,
         "uncertainty.action": action,
-        "uncertainty.confidence.propagated": said["propagated_confidence"],
+        "uncertainty.confidence.propagated": propagated,
     }
-    if event.agent_id:
-        attributes["gen_ai.agent.name"] = event.agent_id
+    if agent_id:
+        attributes["gen_ai.agent.name"] = agent_id
     if fused is not None:
         attributes["uncertainty.confidence.fused"] = fused
     if escalates:
         attributes[ESCALATED] = True
     for name in _WHERE_READ:
-        if said[name] is not None:
-            attributes[name] = said[name]
+        value = said[name]
+        if value is not None:
+            attributes[name] = value
     if p_success is not None:
         attributes["p_success"] = attributes["uncertainty.p_success"] = p_success
     if said["trajectory_risk"] is not None:

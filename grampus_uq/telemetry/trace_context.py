@@ -67,6 +67,8 @@ class SessionTraces:
         has_parent = around.is_valid
         with self._lock:
             place = self._place(session_id)
+            if place.within is current and place.made is not None and not has_parent and place.earlier is None:
+                return place.made, (), place  # from step to step the same, as long as nothing else began around it
             earlier, place.earlier = place.earlier, None
             if has_parent:
                 place.anchor, place.made = around, None
@@ -142,7 +144,7 @@ def surroundings() -> tuple[Context, Span]:
     and the current one, the span that began later is within the other.
     """
     context = get_current()
-    current = trace.get_current_span(context)
+    current = trace.get_current_span(context) if context else trace.INVALID_SPAN
     instrumentation = sys.modules.get("openinference.instrumentation.langchain")
     meant = None if instrumentation is None else instrumentation.get_current_span()
     if meant is None or (getattr(current, "start_time", None) or 0) > (getattr(meant, "start_time", None) or 0):

