@@ -9,7 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grampus_uq.engine import advance as advance
+    from grampus_uq.core.engine import advance as advance
+    from grampus_uq.core.estimator import UncertaintyEstimator as UncertaintyEstimator
+    from grampus_uq.core.policy import UncertaintyPolicy as UncertaintyPolicy
+    from grampus_uq.core.propagator import AuqPropagator as AuqPropagator
+    from grampus_uq.core.propagator import SaupPropagator as SaupPropagator
+    from grampus_uq.core.propagator import UncertaintyPropagator as UncertaintyPropagator
+    from grampus_uq.core.risk import TracerSettings as TracerSettings
+    from grampus_uq.core.state import Profile as Profile
+    from grampus_uq.core.state import SessionState as SessionState
     from grampus_uq.errors import ApprovalError as ApprovalError
     from grampus_uq.errors import ConfigurationError as ConfigurationError
     from grampus_uq.errors import DataError as DataError
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
     from grampus_uq.errors import StoreError as StoreError
     from grampus_uq.errors import UncertaintyError as UncertaintyError
     from grampus_uq.errors import UnsupportedByModelError as UnsupportedByModelError
-    from grampus_uq.estimator import UncertaintyEstimator as UncertaintyEstimator
     from grampus_uq.gate.effects import ToolEffects as ToolEffects
     from grampus_uq.gate.requests import ApprovalDecision as ApprovalDecision
     from grampus_uq.gate.requests import ApprovalKind as ApprovalKind
@@ -35,25 +42,29 @@ if TYPE_CHECKING:
     from grampus_uq.gate.signatures import Ed25519Signer as Ed25519Signer
     from grampus_uq.gate.signatures import HmacSigner as HmacSigner
     from grampus_uq.gate.signatures import PublicKeys as PublicKeys
-    from grampus_uq.monitor import UncertaintyMonitor as UncertaintyMonitor
-    from grampus_uq.policy import UncertaintyPolicy as UncertaintyPolicy
-    from grampus_uq.propagator import AuqPropagator as AuqPropagator
-    from grampus_uq.propagator import SaupPropagator as SaupPropagator
-    from grampus_uq.propagator import UncertaintyPropagator as UncertaintyPropagator
-    from grampus_uq.records import AgentBeliefState as AgentBeliefState
-    from grampus_uq.records import AgentDefinition as AgentDefinition
-    from grampus_uq.records import Message as Message
-    from grampus_uq.records import ModelResponse as ModelResponse
-    from grampus_uq.records import Outcome as Outcome
-    from grampus_uq.records import Reading as Reading
-    from grampus_uq.records import Step as Step
-    from grampus_uq.records import StepUncertainty as StepUncertainty
-    from grampus_uq.records import TokenLogprob as TokenLogprob
-    from grampus_uq.records import TokenUsage as TokenUsage
-    from grampus_uq.records import ToolCall as ToolCall
-    from grampus_uq.records import ToolResult as ToolResult
-    from grampus_uq.records import Verdict as Verdict
-    from grampus_uq.risk import TracerSettings as TracerSettings
+    from grampus_uq.monitor.monitor import UncertaintyMonitor as UncertaintyMonitor
+    from grampus_uq.monitor.session import Session as Session
+    from grampus_uq.records.values import AgentBeliefState as AgentBeliefState
+    from grampus_uq.records.values import AgentDefinition as AgentDefinition
+    from grampus_uq.records.values import Message as Message
+    from grampus_uq.records.values import ModelResponse as ModelResponse
+    from grampus_uq.records.values import Outcome as Outcome
+    from grampus_uq.records.values import Reading as Reading
+    from grampus_uq.records.values import Step as Step
+    from grampus_uq.records.values import StepUncertainty as StepUncertainty
+    from grampus_uq.records.values import TokenLogprob as TokenLogprob
+    from grampus_uq.records.values import TokenUsage as TokenUsage
+    from grampus_uq.records.values import ToolCall as ToolCall
+    from grampus_uq.records.values import ToolResult as ToolResult
+    from grampus_uq.records.values import Verdict as Verdict
+    from grampus_uq.records.vocabulary import AgentStatus as AgentStatus
+    from grampus_uq.records.vocabulary import Effect as Effect
+    from grampus_uq.records.vocabulary import MissingReason as MissingReason
+    from grampus_uq.records.vocabulary import Role as Role
+    from grampus_uq.records.vocabulary import StopReason as StopReason
+    from grampus_uq.records.vocabulary import UncertaintyAction as UncertaintyAction
+    from grampus_uq.records.vocabulary import UncertaintyLevel as UncertaintyLevel
+    from grampus_uq.records.vocabulary import UncertaintySource as UncertaintySource
     from grampus_uq.runtime.graph import Graph as Graph
     from grampus_uq.runtime.graph import human_node as human_node
     from grampus_uq.runtime.graph import uncertainty_guard_node as uncertainty_guard_node
@@ -62,10 +73,10 @@ if TYPE_CHECKING:
     from grampus_uq.runtime.rollback import branches as branches
     from grampus_uq.runtime.rollback import recover as recover
     from grampus_uq.runtime.rollback import rollback as rollback
+    from grampus_uq.runtime.run_state import AgentState as AgentState
+    from grampus_uq.runtime.run_state import ExecutionResult as ExecutionResult
+    from grampus_uq.runtime.run_state import PendingSession as PendingSession
     from grampus_uq.runtime.runner import AgentRunner as AgentRunner
-    from grampus_uq.runtime.state import AgentState as AgentState
-    from grampus_uq.runtime.state import ExecutionResult as ExecutionResult
-    from grampus_uq.runtime.state import PendingSession as PendingSession
     from grampus_uq.runtime.store import SessionStore as SessionStore
     from grampus_uq.runtime.store import open_store as open_store
     from grampus_uq.runtime.sub_agents import SubAgent as SubAgent
@@ -74,42 +85,31 @@ if TYPE_CHECKING:
     from grampus_uq.runtime.tools import tool as tool
     from grampus_uq.runtime.unwatched import UNWATCHED as UNWATCHED
     from grampus_uq.runtime.unwatched import Unwatched as Unwatched
-    from grampus_uq.session import Session as Session
     from grampus_uq.signals.driver import Budget as Budget
     from grampus_uq.signals.verbalized import elicit_confidence as elicit_confidence
-    from grampus_uq.state import Profile as Profile
-    from grampus_uq.state import SessionState as SessionState
     from grampus_uq.telemetry.tracer import GrampusTracer as GrampusTracer
-    from grampus_uq.vocabulary import AgentStatus as AgentStatus
-    from grampus_uq.vocabulary import Effect as Effect
-    from grampus_uq.vocabulary import MissingReason as MissingReason
-    from grampus_uq.vocabulary import Role as Role
-    from grampus_uq.vocabulary import StopReason as StopReason
-    from grampus_uq.vocabulary import UncertaintyAction as UncertaintyAction
-    from grampus_uq.vocabulary import UncertaintyLevel as UncertaintyLevel
-    from grampus_uq.vocabulary import UncertaintySource as UncertaintySource
 
 # Public name -> module of this package that defines it.
 _HOME = {
     "UNWATCHED": "runtime.unwatched",
-    "AgentBeliefState": "records",
-    "AgentDefinition": "records",
+    "AgentBeliefState": "records.values",
+    "AgentDefinition": "records.values",
     "AgentRunner": "runtime.runner",
-    "AgentState": "runtime.state",
-    "AgentStatus": "vocabulary",
+    "AgentState": "runtime.run_state",
+    "AgentStatus": "records.vocabulary",
     "ApprovalDecision": "gate.requests",
     "ApprovalError": "errors",
     "ApprovalKind": "gate.requests",
     "ApprovalPolicy": "gate.requests",
     "ApprovalRequest": "gate.requests",
-    "AuqPropagator": "propagator",
+    "AuqPropagator": "core.propagator",
     "Branch": "runtime.rollback",
     "Budget": "signals.driver",
     "ConfigurationError": "errors",
     "DataError": "errors",
     "Ed25519Signer": "gate.signatures",
-    "Effect": "vocabulary",
-    "ExecutionResult": "runtime.state",
+    "Effect": "records.vocabulary",
+    "ExecutionResult": "runtime.run_state",
     "ExportError": "errors",
     "FunctionTools": "runtime.tools",
     "GrampusError": "errors",
@@ -117,50 +117,50 @@ _HOME = {
     "Grant": "gate.requests",
     "Graph": "runtime.graph",
     "HmacSigner": "gate.signatures",
-    "Message": "records",
+    "Message": "records.values",
     "MissingDependencyError": "errors",
-    "MissingReason": "vocabulary",
+    "MissingReason": "records.vocabulary",
     "ModelError": "errors",
-    "ModelResponse": "records",
+    "ModelResponse": "records.values",
     "ModelTimeoutError": "errors",
-    "Outcome": "records",
-    "PendingSession": "runtime.state",
-    "Profile": "state",
+    "Outcome": "records.values",
+    "PendingSession": "runtime.run_state",
+    "Profile": "core.state",
     "PublicKeys": "gate.signatures",
     "RateLimitedError": "errors",
-    "Reading": "records",
-    "Role": "vocabulary",
-    "SaupPropagator": "propagator",
+    "Reading": "records.values",
+    "Role": "records.vocabulary",
+    "SaupPropagator": "core.propagator",
     "Seal": "gate.seal",
-    "Session": "session",
+    "Session": "monitor.session",
     "SessionConflictError": "errors",
     "SessionError": "errors",
-    "SessionState": "state",
+    "SessionState": "core.state",
     "SessionStore": "runtime.store",
-    "Step": "records",
-    "StepUncertainty": "records",
-    "StopReason": "vocabulary",
+    "Step": "records.values",
+    "StepUncertainty": "records.values",
+    "StopReason": "records.vocabulary",
     "StoreError": "errors",
     "SubAgent": "runtime.sub_agents",
-    "TokenLogprob": "records",
-    "TokenUsage": "records",
+    "TokenLogprob": "records.values",
+    "TokenUsage": "records.values",
     "Tool": "runtime.tools",
-    "ToolCall": "records",
+    "ToolCall": "records.values",
     "ToolEffects": "gate.effects",
-    "ToolResult": "records",
-    "TracerSettings": "risk",
-    "UncertaintyAction": "vocabulary",
+    "ToolResult": "records.values",
+    "TracerSettings": "core.risk",
+    "UncertaintyAction": "records.vocabulary",
     "UncertaintyError": "errors",
-    "UncertaintyEstimator": "estimator",
-    "UncertaintyLevel": "vocabulary",
-    "UncertaintyMonitor": "monitor",
-    "UncertaintyPolicy": "policy",
-    "UncertaintyPropagator": "propagator",
-    "UncertaintySource": "vocabulary",
+    "UncertaintyEstimator": "core.estimator",
+    "UncertaintyLevel": "records.vocabulary",
+    "UncertaintyMonitor": "monitor.monitor",
+    "UncertaintyPolicy": "core.policy",
+    "UncertaintyPropagator": "core.propagator",
+    "UncertaintySource": "records.vocabulary",
     "UnsupportedByModelError": "errors",
     "Unwatched": "runtime.unwatched",
-    "Verdict": "records",
-    "advance": "engine",
+    "Verdict": "records.values",
+    "advance": "core.engine",
     "branches": "runtime.rollback",
     "elicit_confidence": "signals.verbalized",
     "human_node": "runtime.graph",

@@ -24,9 +24,9 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
+from grampus_uq.core.risk import TracerSettings
 from grampus_uq.errors import ModelError, RateLimitedError
-from grampus_uq.events import Event
-from grampus_uq.risk import TracerSettings
+from grampus_uq.records.events import Event
 from grampus_uq.stats.trajectory_risk import Composite, TracerParameters
 from grampus_uq.testing import ScriptedModel, answer, top_logprobs
 

@@ -15,7 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from grampus_uq.artifacts import (
+from grampus_uq.core.estimator import UncertaintyEstimator
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.recording.artifacts import (
     ANY,
     FittedFor,
     InputFile,
@@ -29,11 +34,6 @@ from grampus_uq.artifacts import (
     save,
     tools_hash,
 )
-from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.estimator import UncertaintyEstimator
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.risk import TracerSettings
-from grampus_uq.state import Profile
 
 PROMPT = prompt_hash("You book flights.")
 TOOLS = tools_hash([{"name": "book"}, {"name": "cancel"}])

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from grampus_uq.artifacts import ProfileArtifact, save
 from grampus_uq.cli import _group
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.recording import runs
+from grampus_uq.recording.artifacts import ProfileArtifact, save
 from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.replay import replay_all
 from grampus_uq.recording.runs import Refused, Run
-from grampus_uq.replay import replay_all
-from grampus_uq.state import Profile
 from tests.evaluate.recorded import events, write
 
 GOOD = {f"run-{k}": [{"verbalized": 0.9 - 0.1 * (k % 4)}, {"verbalized": 0.8 - 0.15 * (k % 4)}] for k in range(12)}

@@ -38,12 +38,12 @@ from grampus_uq import (
     UncertaintyPolicy,
     UncertaintyPropagator,
 )
-from grampus_uq.artifacts import save
-from grampus_uq.propagator import AuqPropagator, SaupPropagator
+from grampus_uq.core.propagator import AuqPropagator, SaupPropagator
 from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording.artifacts import save
+from grampus_uq.recording.replay import replay_all
 from grampus_uq.recording.runs import runs
-from grampus_uq.records import Outcome, Step
-from grampus_uq.replay import replay_all
+from grampus_uq.records.values import Outcome, Step
 from grampus_uq.testing import ScriptedModel
 from grampus_uq.wire import UNPARSED
 from tests.wire.test_calls import VALUES, Hostile
@@ -600,7 +600,7 @@ async def test_a_run_that_was_mixed_is_skipped_by_name_and_the_folder_is_replaye
             await session.observe_llm_response("a", "s")
         fine = monitors[0].session("fine")
         await fine.observe_llm_response("a", "s")
-    with caplog.at_level(logging.WARNING, "grampus_uq.replay"):
+    with caplog.at_level(logging.WARNING, "grampus_uq.recording.replay"):
         counts = replay_all(tmp_path, fine.profile)
     assert (counts.runs, counts.steps, counts.same) == (2, 1, 1)  # of the mixed ones the first has no step of its own
     assert len(counts.skipped) == 1

@@ -12,7 +12,7 @@ import pytest
 from grampus_uq import UncertaintyMonitor
 from grampus_uq.cli import main
 from grampus_uq.recording import Content, Label, RecordingProcessor, label
-from grampus_uq.records import Outcome
+from grampus_uq.records.values import Outcome
 
 TEXTS = {True: "I assume it is a placeholder", False: "I looked it up"}
 

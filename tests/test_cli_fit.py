@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from grampus_uq import Outcome, Reading, Step, StopReason, UncertaintyMonitor
-from grampus_uq.artifacts import load
 from grampus_uq.cli import _group
 from grampus_uq.errors import GrampusError
-from grampus_uq.fit.streams import read_detector_runs, step_scores
+from grampus_uq.learn.fit.streams import read_detector_runs, step_scores
 from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording.artifacts import load
 from grampus_uq.recording.runs import runs
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from grampus_uq import Profile
-from grampus_uq.artifacts import FittedFor, ProfileArtifact, Provenance, load, save
 from grampus_uq.errors import GrampusError
-from grampus_uq.fit.backtest import backtest
-from grampus_uq.fit.detector import fit_budget
-from grampus_uq.fit.streams import read_detector_runs
+from grampus_uq.learn.fit.backtest import backtest
+from grampus_uq.learn.fit.detector import fit_budget
+from grampus_uq.learn.fit.streams import read_detector_runs
+from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, Provenance, load, save
 from grampus_uq.recording.labels import Label
 from grampus_uq.recording.labels import label as label_recording
 from grampus_uq.recording.runs import find_run
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun
 from grampus_uq.runtime.store import open_store
-from grampus_uq.runtime.watch import CalibrationWatch, FinishedRun
 from grampus_uq.stats.eprocess import log_peaks
 from tests.test_cli_fit import cli, record
 
@@ -75,7 +75,7 @@ def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tm
 
 
 def test_what_is_fed_is_what_the_detector_makes_of_the_recorded_scores(made: Path) -> None:
-    from grampus_uq.fit.finished_runs import finished_in_recordings
+    from grampus_uq.learn.fit.finished_runs import finished_in_recordings
 
     profile = load(made / "p.json").profile
     assert profile.detector is not None

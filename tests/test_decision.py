@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from grampus_uq.alarm import (
+from grampus_uq.core.alarm import (
     AFTER_REARMING,
     MIDWAY,
     AlarmState,
@@ -24,15 +24,15 @@ from grampus_uq.alarm import (
     rearm,
     rings,
 )
-from grampus_uq.decision import Situation, decide, is_irreversible, level_of, may_be_let_through
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.release import ReleaseRule
-from grampus_uq.state import SessionState, WorstCase
+from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of, may_be_let_through
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.core.state import SessionState, WorstCase
+from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector, start
 from grampus_uq.stats.eprocess_baselines import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
-from grampus_uq.turns import TurnEvidence
-from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
 LOW, MEDIUM, HIGH, CRITICAL = UncertaintyLevel
 PROCEED, LOG, PAUSE, ABORT = UncertaintyAction

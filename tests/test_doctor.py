@@ -17,8 +17,8 @@ from grampus_uq.models.choose import open_model
 from grampus_uq.models.doctor import Examination, examine
 from grampus_uq.models.local import LocalModel
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.models.loopback import (
     Behaviour,

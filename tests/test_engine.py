@@ -26,10 +26,10 @@ from grampus_uq import (
     UncertaintySource,
     advance,
 )
-from grampus_uq.engine import judge_call
-from grampus_uq.policy import UncertaintyPolicy as Policy
-from grampus_uq.state import acknowledge, state_to_json, state_to_values
-from grampus_uq.turns import TurnEvidence
+from grampus_uq.core.engine import judge_call
+from grampus_uq.core.policy import UncertaintyPolicy as Policy
+from grampus_uq.core.state import acknowledge, state_to_json, state_to_values
+from grampus_uq.core.turn_evidence import TurnEvidence
 
 Action, Level, Source = UncertaintyAction, UncertaintyLevel, UncertaintySource
 START = SessionState(session_id="s")

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from grampus_uq import Reading, Step, UncertaintyMonitor
-from grampus_uq.state import Profile
+from grampus_uq.core.state import Profile
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 
 ONE = FusedReading(mean=0.0, sd=1.0, slope=1.0)
@@ -17,7 +17,7 @@ FUSION = LogisticFusion(readings={"verbalized": ONE, "p_true": ONE, "verifier": 
 
 def said(monitor: UncertaintyMonitor, caplog: pytest.LogCaptureFixture, steps: int, *sources: str) -> list[str]:
     session = monitor.session(f"s{len(caplog.records)}-{steps}")
-    with caplog.at_level(logging.WARNING, logger="grampus_uq.expected_streams"):
+    with caplog.at_level(logging.WARNING, logger="grampus_uq.monitor.expected_streams"):
         for number in range(steps):
             readings = [Reading(source=source, value=0.9) for source in sources]
             session.commit(Step(step_id=f"{number}", kind="llm_call", time_s=0.0), readings)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from sklearn.linear_model import LogisticRegression
 
-from grampus_uq.engine import advance
+from grampus_uq.core.engine import advance
+from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.calibration import apply_fusion, fit_fusion, fit_success, with_calibration
-from grampus_uq.records import Reading, Step
-from grampus_uq.state import Profile, SessionState
+from grampus_uq.learn.fit.fit_calibration import apply_fusion, fit_fusion, fit_success, with_calibration
+from grampus_uq.records.values import Reading, Step
 from grampus_uq.stats.calibration import fit_platt, step_records
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.stats.scoring import log_odds

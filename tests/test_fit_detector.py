@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
-from grampus_uq.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
-from grampus_uq.fit.detector_bank import TRAINED, bank, fit_members
-from grampus_uq.fit.detector_choice import Costs, choose, estimates, out_of_fold, power_at
-from grampus_uq.fit.detector_paper import fit_paper_scorer
-from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.fit.detector_split import least_to_learn, realised_rate, successes_to_label, threshold_size
+from grampus_uq.learn.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
+from grampus_uq.learn.fit.detector_bank import TRAINED, bank, fit_members
+from grampus_uq.learn.fit.detector_choice import Costs, choose, estimates, out_of_fold, power_at
+from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector_split import least_to_learn, realised_rate, successes_to_label, threshold_size
 from grampus_uq.stats.alarm_figures import alarm_figures
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows, start, update
 from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json

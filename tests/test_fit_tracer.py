@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.tracer import (
+from grampus_uq.learn.fit.fit_tracer import (
     TracerCrossValidation,
     TracerFit,
     TracerFitOptions,

@@ -29,17 +29,17 @@ from grampus_uq import (
     UncertaintyPolicy,
     UncertaintyPropagator,
 )
-from grampus_uq.engine import advance, judge_call
+from grampus_uq.core.engine import advance, judge_call
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.core.state import state_from_json, state_to_json
 from grampus_uq.errors import ModelError, RateLimitedError
-from grampus_uq.release import ReleaseRule
-from grampus_uq.state import state_from_json, state_to_json
+from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_baselines import running_minimum
 from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel
-from grampus_uq.vocabulary import NOT_DUE
 
 Action = UncertaintyAction
 PAY = ToolCall(name="pay", arguments={"to": "Mallory"})

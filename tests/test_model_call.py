@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from grampus_uq import Message, ModelResponse, Role, TokenLogprob, TokenUsage, ToolCall
 from grampus_uq.errors import ModelError, UnsupportedByModelError
-from grampus_uq.model_call import ask_model, parse_response, parse_tool_call
 from grampus_uq.testing import ScriptedModel, answer
 from grampus_uq.wire.calls import MAX_ARGUMENT_CHARACTERS
+from grampus_uq.wire.model_call import ask_model, parse_response, parse_tool_call
 
 MESSAGES = (Message(role=Role.USER, content="Hello?"),)
 OPTIONS = {"temperature": 0.0, "max_tokens": 5, "top_logprobs": 3, "tools": None}

@@ -25,9 +25,9 @@ from grampus_uq import (
     UncertaintyPropagator,
 )
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import SessionStarted, StepEvent
-from grampus_uq.monitor import REFLECTION
-from grampus_uq.replay import replay
+from grampus_uq.monitor.monitor import REFLECTION
+from grampus_uq.recording.replay import replay
+from grampus_uq.records.events import SessionStarted, StepEvent
 from tests.scripted_runs import Captured
 
 # -- the session of the current context --

@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import Reading, Step, UncertaintyAction, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.artifacts import FittedFor, ProfileArtifact, prompt_hash, tools_hash
-from grampus_uq.events import Event, SessionStarted
-from grampus_uq.fit.detector import fit_budget
-from grampus_uq.fit.detector_runs import detector_runs
-from grampus_uq.release import ReleaseRule
-from grampus_uq.replay import replay
-from grampus_uq.risk import TracerSettings
-from grampus_uq.state import Profile
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.fit.detector import fit_budget
+from grampus_uq.learn.fit.detector_runs import detector_runs
+from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, prompt_hash, tools_hash
+from grampus_uq.recording.replay import replay
+from grampus_uq.records.events import Event, SessionStarted
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 
 ARTIFACT = ProfileArtifact(

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from grampus_uq.artifacts import ProfileArtifact, load, save
-from grampus_uq.cli.backtest import command as backtest
-from grampus_uq.cli.evaluate import command as evaluate
-from grampus_uq.cli.risk import command as risk
-from grampus_uq.cli.runs import command as runs_command
+from grampus_uq.cli.backtest_command import command as backtest
+from grampus_uq.cli.evaluate_command import command as evaluate
+from grampus_uq.cli.risk_command import command as risk
+from grampus_uq.cli.runs_command import command as runs_command
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
-from grampus_uq.evaluate import read_recordings
-from grampus_uq.events import StepEvent
-from grampus_uq.fit.detector import fit_detector
-from grampus_uq.fit.streams import read_detector_runs
+from grampus_uq.learn.evaluate import read_recordings
+from grampus_uq.learn.fit.detector import fit_detector
+from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording import find_run, pack, recording_files, runs
-from grampus_uq.state import Profile
+from grampus_uq.recording.artifacts import ProfileArtifact, load, save
+from grampus_uq.records.events import StepEvent
 from tests.evaluate.recorded import many, write
 from tests.importers import samples
 from tests.importers.test_tau_bench import row as tau_row

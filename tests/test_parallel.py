@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.parallel import in_order
+from grampus_uq.recording.parallel import in_order
 
 HERE = os.fspath(Path(__file__).parents[1])
 
@@ -79,7 +79,7 @@ def test_arguments_outside_their_domain_are_refused(workers: int, backend: str) 
 
 SLOW = """
 import sys, time
-from grampus_uq.parallel import in_order
+from grampus_uq.recording.parallel import in_order
 def work(number):
     print("working", flush=True)
     time.sleep(0.5)

@@ -14,7 +14,7 @@ from grampus_uq import UncertaintyAction as Action
 from grampus_uq import UncertaintyLevel as Level
 from grampus_uq import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.tool_names import normal_form, refusal_of
+from grampus_uq.records.tool_names import normal_form, refusal_of
 
 unit = st.floats(0.0, 1.0)
 DEFAULT = UncertaintyPolicy()

@@ -20,13 +20,13 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPropagator,
 )
-from grampus_uq.artifacts import ProfileArtifact, load, save
-from grampus_uq.engine import advance
+from grampus_uq.core.engine import advance
+from grampus_uq.core.propagator import DEFAULT_WEIGHTS
+from grampus_uq.core.state import Profile, SessionState, state_from_json, state_to_json
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.propagator import DEFAULT_WEIGHTS
 from grampus_uq.recording import RecordingProcessor
-from grampus_uq.replay import replay_file
-from grampus_uq.state import Profile, SessionState, state_from_json, state_to_json
+from grampus_uq.recording.artifacts import ProfileArtifact, load, save
+from grampus_uq.recording.replay import replay_file
 
 unit = st.floats(0.0, 1.0)
 

@@ -34,9 +34,9 @@ from grampus_uq import (
     UncertaintyLevel,
     Verdict,
 )
-from grampus_uq.building import builder, drafter
-from grampus_uq.events import SessionStarted
-from grampus_uq.records import canonical_json, utc
+from grampus_uq.records.building import builder, drafter
+from grampus_uq.records.events import SessionStarted
+from grampus_uq.records.values import canonical_json, utc
 
 unit = st.floats(0.0, 1.0)
 json_values = st.recursive(

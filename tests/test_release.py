@@ -19,14 +19,14 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.artifacts import ProfileArtifact, load, save
-from grampus_uq.engine import advance, judge_call
-from grampus_uq.events import Event, SessionStarted
+from grampus_uq.core.engine import advance, judge_call
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.core.state import Profile, SessionState, state_from_json, state_to_json
 from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording.artifacts import ProfileArtifact, load, save
+from grampus_uq.recording.replay import replay_file
 from grampus_uq.recording.runs import find_run
-from grampus_uq.release import ReleaseRule
-from grampus_uq.replay import replay_file
-from grampus_uq.state import Profile, SessionState, state_from_json, state_to_json
+from grampus_uq.records.events import Event, SessionStarted
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 
 CHANCE = LogisticFusion(readings={"verbalized": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)

@@ -19,15 +19,15 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.alarm import MIDWAY
-from grampus_uq.artifacts import FittedFor, ProfileArtifact, profile_fingerprint, save
-from grampus_uq.events import Event, ProfileChanged, SessionStarted
+from grampus_uq.core.alarm import MIDWAY
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.state import Profile
+from grampus_uq.monitor.reloading import watch_profile
 from grampus_uq.recording import RecordingProcessor, find_run, validate
-from grampus_uq.release import ReleaseRule
-from grampus_uq.reloading import watch_profile
-from grampus_uq.replay import replay_file
-from grampus_uq.risk import TracerSettings
-from grampus_uq.state import Profile
+from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, profile_fingerprint, save
+from grampus_uq.recording.replay import replay_file
+from grampus_uq.records.events import Event, ProfileChanged, SessionStarted
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from tests.test_alarm import fitted, profile_of
 

@@ -20,7 +20,7 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.errors import ConfigurationError, RateLimitedError
-from grampus_uq.sensing import LONG_COMPLETION, SensingPlan, StepInput
+from grampus_uq.monitor.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.signals.equivalence import EntailmentEquivalence
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer

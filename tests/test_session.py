@@ -27,11 +27,11 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
+from grampus_uq.core.state import state_from_json, state_to_json
 from grampus_uq.errors import ConfigurationError, DataError, RateLimitedError
-from grampus_uq.events import OutcomeEvent, StepEvent
 from grampus_uq.recording import RecordingProcessor, decode, encode
-from grampus_uq.replay import replay, replay_file
-from grampus_uq.state import state_from_json, state_to_json
+from grampus_uq.recording.replay import replay, replay_file
+from grampus_uq.records.events import OutcomeEvent, StepEvent
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.scripted_runs import PROMPT, Captured, Use, acts, play, switches, timeless, watch
 

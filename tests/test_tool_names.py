@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from grampus_uq import ConfigurationError, Effect, Reading, Step, ToolCall, ToolEffects, UncertaintyMonitor
 from grampus_uq import UncertaintyPolicy as Policy
-from grampus_uq.building import builder
+from grampus_uq.records.building import builder
+from grampus_uq.records.tool_names import normal_form, patterns_of
+from grampus_uq.records.vocabulary import parse_effect
 from grampus_uq.runtime.tools import Tool, tool
-from grampus_uq.tool_names import normal_form, patterns_of
-from grampus_uq.vocabulary import parse_effect
 
 DECLARED = "send_email"
 INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff\u00ad\u202e\u2066\u180e\u034f\u0301\u0336\ufe0f\U000e0041\u115f\u3164\uffa0"
@@ -153,7 +153,7 @@ def test_a_pattern_that_matches_none_of_the_declared_tools_is_logged_once(caplog
         for number in range(3):
             await session.observe_llm_response("", str(number), tools=tools)
 
-    with caplog.at_level(logging.WARNING, "grampus_uq.session"):
+    with caplog.at_level(logging.WARNING, "grampus_uq.monitor.session"):
         anyio.run(run)
     assert [re.findall(r"'(\w+)'", record.getMessage())[0] for record in caplog.records] == ["send_emial"]
 

@@ -18,18 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import Budget, Outcome, Profile, Reading, Session, Step, TokenLogprob, ToolCall, UncertaintyMonitor
-from grampus_uq.artifacts import ProfileArtifact, load, profile_fingerprint, save
+from grampus_uq.core.risk import RiskState, TracerSettings, confidence_of_risk, risk_step
+from grampus_uq.core.state import SessionState, state_from_json, state_to_json
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
+from grampus_uq.monitor.trajectory_watch import MAX_WAITING, TrajectorySensor, filled_in
 from grampus_uq.recording import RecordingProcessor, find_run
-from grampus_uq.replay import replay
-from grampus_uq.risk import RiskState, TracerSettings, confidence_of_risk, risk_step
+from grampus_uq.recording.artifacts import ProfileArtifact, load, profile_fingerprint, save
+from grampus_uq.recording.replay import replay
+from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.text import turn_of_observation, turn_of_step
 from grampus_uq.signals.trajectory import run_components
-from grampus_uq.state import SessionState, state_from_json, state_to_json
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream, tracer_score
-from grampus_uq.trajectory_watch import MAX_WAITING, TrajectorySensor, filled_in
 from tests.scripted_runs import Captured
 
 TRACER = TracerSettings()
@@ -504,7 +504,7 @@ def test_the_pure_step_equals_a_stream_that_is_never_interrupted() -> None:
 
 
 def test_the_detector_reads_the_risk_as_a_stream_live_and_from_recordings(tmp_path: Any) -> None:
-    from grampus_uq.fit.streams import step_scores
+    from grampus_uq.learn.fit.streams import step_scores
 
     story = [("user", WORDS[0]), ("call", WORDS[1]), ("use", "x"), ("result", WORDS[2]), ("say", WORDS[3])]
     steps = [event for event in events_of(story) if isinstance(event, StepEvent)]

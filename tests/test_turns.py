@@ -14,13 +14,9 @@ from hypothesis import strategies as st
 from grampus_uq import Effect, Reading, SessionState, Step, ToolCall, UncertaintyEstimator, UncertaintyMonitor, advance
 from grampus_uq import UncertaintyAction as Action
 from grampus_uq import UncertaintyPolicy as Policy
-from grampus_uq.engine import judge_call
-from grampus_uq.recording.writer import RecordingProcessor
-from grampus_uq.records import canonical_json
-from grampus_uq.replay import replay_file
-from grampus_uq.state import Profile, state_from_json, state_to_json
-from grampus_uq.tool_names import same_tool_keys
-from grampus_uq.turns import (
+from grampus_uq.core.engine import judge_call
+from grampus_uq.core.state import Profile, state_from_json, state_to_json
+from grampus_uq.core.turn_evidence import (
     MAX_CALLS,
     MAX_TURNS,
     TurnEvidence,
@@ -33,6 +29,10 @@ from grampus_uq.turns import (
     with_turn,
     without_chances,
 )
+from grampus_uq.recording.replay import replay_file
+from grampus_uq.recording.writer import RecordingProcessor
+from grampus_uq.records.tool_names import same_tool_keys
+from grampus_uq.records.values import canonical_json
 
 PROFILE = Profile(estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
 PAY = "pay"

@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import MissingReason, Profile, Reading, SaupPropagator, SessionState, Step, UncertaintyEstimator
-from grampus_uq.alarm import alarm_step
-from grampus_uq.engine import advance
-from grampus_uq.propagator import propagated_by
-from grampus_uq.state import WorstCase
+from grampus_uq.core.alarm import alarm_step
+from grampus_uq.core.engine import advance
+from grampus_uq.core.propagator import propagated_by
+from grampus_uq.core.state import WorstCase
+from grampus_uq.core.worst_case import lacks, streams_of, worst_case_step
+from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_baselines import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
-from grampus_uq.vocabulary import NOT_DUE
-from grampus_uq.worst_case import lacks, streams_of, worst_case_step
 
 SOURCES = ("verbalized", "p_true", "semantic_entropy", "mine")
 PLAIN = UncertaintyEstimator(verbalized_calibration_bias=0.0, p_true_calibration_bias=0.0, extra_weights={"mine": 0.5})

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from grampus_uq.artifacts import ProfileArtifact, load, save
 from grampus_uq.cli.refused import naming_refused
 from grampus_uq.cli.spreading import telling
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.profiles import FitOptions, Part, ProfileFit, fit_profile
-from grampus_uq.state import Profile
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
+from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 
 __all__ = ["fit_whole"]
 

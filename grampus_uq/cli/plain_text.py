@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from grampus_uq.tool_names import looks_like
+from grampus_uq.records.tool_names import looks_like
 
 __all__ = ["arguments_in_short", "legend", "plain", "short", "whole_arguments"]
 

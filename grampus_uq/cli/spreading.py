@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from grampus_uq.parallel import BACKENDS, cores
+from grampus_uq.recording.parallel import BACKENDS, cores
 
 __all__ = ["is_table", "spread_over", "spreading", "telling"]
 

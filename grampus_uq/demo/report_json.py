@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from grampus_uq.demo.report import DemoReport, Spent
+from grampus_uq.demo.demo_report import DemoReport, Spent
+from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.risk_worth import RiskWorth
-from grampus_uq.demo.run import Answered
 from grampus_uq.demo.wiring import DemoPlan
 
 __all__ = ["report_json"]

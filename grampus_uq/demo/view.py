@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from grampus_uq.demo.report import FUSED, NAMES, DemoReport, SignalWorth, Spent
+from grampus_uq.demo.demo_report import FUSED, NAMES, DemoReport, SignalWorth, Spent
+from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.risk_worth import RiskWorth
-from grampus_uq.demo.run import Answered
 from grampus_uq.demo.wiring import PUBLISHED, DemoPlan
 
 __all__ = ["Screen", "closing_lines", "printable", "report_view"]

@@ -15,16 +15,16 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from grampus_uq.artifacts import load
+from grampus_uq.core.estimator import UncertaintyEstimator
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.demo.demo_run import Answered, ReadingsOfAnswers, Work, attend, demo_policy
 from grampus_uq.demo.question_file import read_questions
 from grampus_uq.demo.questions import Question, all_questions, draw
-from grampus_uq.demo.run import Answered, ReadingsOfAnswers, Work, attend, demo_policy
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.estimator import UncertaintyEstimator
-from grampus_uq.monitor import UncertaintyMonitor
-from grampus_uq.protocols import ModelClient
+from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording import Content, RecordingProcessor
-from grampus_uq.risk import TracerSettings
+from grampus_uq.recording.artifacts import load
+from grampus_uq.records.protocols import ModelClient
 from grampus_uq.signals.driver import Budget
 from grampus_uq.telemetry.tracer import GrampusTracer
 

@@ -21,8 +21,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest, Grant
-from grampus_uq.records import StepUncertainty, ToolCall, Verdict, canonical_json
-from grampus_uq.vocabulary import Effect, UncertaintyLevel
+from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict, canonical_json
+from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 
 __all__ = [
     "FRAMEWORK",

@@ -7,7 +7,7 @@ from typing import Any
 
 from grampus_uq.gate.call import CallPhase, CallRecord, decided, settled, told
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
-from grampus_uq.records import ToolCall
+from grampus_uq.records.values import ToolCall
 
 __all__ = ["read_decided", "read_record", "write_record"]
 

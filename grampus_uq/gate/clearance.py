@@ -9,8 +9,8 @@ from __future__ import annotations
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import CallPhase, CallRecord, Terms, bound
 from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
-from grampus_uq.records import ToolCall
-from grampus_uq.vocabulary import Effect
+from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import Effect
 
 __all__ = ["HARMLESS", "check_clearance"]
 

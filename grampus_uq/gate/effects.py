@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records import ToolCall
-from grampus_uq.tool_names import glob_keys, reordered, same_tool_keys
-from grampus_uq.vocabulary import Effect, parse_effect
+from grampus_uq.records.tool_names import glob_keys, reordered, same_tool_keys
+from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import Effect, parse_effect
 
 __all__ = ["ToolEffects"]
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import (
     FRAMEWORK,
@@ -44,10 +45,9 @@ from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.preconditions import Precondition, refusal_of
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, rules_digest
 from grampus_uq.gate.schema import problem_of
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.records import ToolCall
-from grampus_uq.session import Session
-from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+from grampus_uq.monitor.session import Session
+from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import read_arguments
 
 __all__ = ["Gate"]

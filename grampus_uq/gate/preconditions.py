@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 
-from grampus_uq.records import ToolCall
+from grampus_uq.records.values import ToolCall
 
 __all__ = ["Precondition", "refusal_of"]
 

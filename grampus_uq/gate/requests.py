@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import HmacSigner, PublicKeys, Verifier
-from grampus_uq.records import ToolCall, canonical_json
-from grampus_uq.vocabulary import UncertaintyLevel
+from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.vocabulary import UncertaintyLevel
 
 __all__ = [
     "ApprovalDecision",

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records import canonical_json
+from grampus_uq.records.values import canonical_json
 
 __all__ = ["SEAL", "Seal", "session_place"]
 

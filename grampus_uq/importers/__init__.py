@@ -9,10 +9,10 @@ from __future__ import annotations
 from grampus_uq.importers.chat_exports import read_chat_logs, read_chatgpt
 from grampus_uq.importers.failure_logs import FailureLabel, FailureLog, read_failure_logs
 from grampus_uq.importers.formats import FORMATS, RunFormat, detect_format, read_runs
+from grampus_uq.importers.imported_run import ImportedRun, MessageFacts, events, turns
 from grampus_uq.importers.langsmith import read_langsmith
 from grampus_uq.importers.otlp import OtlpSpan, SpanEvent, read_otlp_spans
 from grampus_uq.importers.otlp_runs import read_otlp
-from grampus_uq.importers.run import ImportedRun, MessageFacts, events, turns
 from grampus_uq.importers.tau2 import read_tau2
 from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.importers.verifier_scores import ScoreColumns, ScoreTable, read_scores, stream_scores

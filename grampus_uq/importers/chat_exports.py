@@ -17,12 +17,12 @@ from typing import Any, Final
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.chat_messages import chat_messages
-from grampus_uq.importers.fields import logprobs, object_or_none, text_or_none, token_count, unix_time_s
+from grampus_uq.importers.imported_records import Refused, parsed, records, refuse_to
+from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element
-from grampus_uq.importers.records import Refused, parsed, records, refuse_to
-from grampus_uq.importers.run import ImportedRun, MessageFacts
-from grampus_uq.records import Message, Outcome, ToolCall
-from grampus_uq.vocabulary import Role
+from grampus_uq.importers.record_fields import logprobs, object_or_none, text_or_none, token_count, unix_time_s
+from grampus_uq.records.values import Message, Outcome, ToolCall
+from grampus_uq.records.vocabulary import Role
 
 __all__ = ["read_chat_logs", "read_chatgpt"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from grampus_uq.importers.fields import Refuse, role_of, text_or_none, tool_call
-from grampus_uq.records import Message
+from grampus_uq.importers.record_fields import Refuse, role_of, text_or_none, tool_call
+from grampus_uq.records.values import Message
 
 __all__ = ["chat_messages"]
 

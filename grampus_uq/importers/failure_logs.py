@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
+from grampus_uq.importers.imported_run import ImportedRun
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
-from grampus_uq.importers.run import ImportedRun
-from grampus_uq.records import Message, Outcome
-from grampus_uq.vocabulary import Role
+from grampus_uq.records.values import Message, Outcome
+from grampus_uq.records.vocabulary import Role
 
 __all__ = ["FailureLabel", "FailureLog", "read_failure_logs"]
 

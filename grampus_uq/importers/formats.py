@@ -10,12 +10,12 @@ from typing import Any, Final, Literal, get_args
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers.chat_exports import read_chat_logs, read_chatgpt
 from grampus_uq.importers.failure_logs import read_failure_logs
+from grampus_uq.importers.imported_records import Refused
+from grampus_uq.importers.imported_run import ImportedRun
 from grampus_uq.importers.langsmith import read_langsmith
 from grampus_uq.importers.opening import blocks
 from grampus_uq.importers.otlp_runs import read_otlp
 from grampus_uq.importers.otlp_wire import is_protobuf
-from grampus_uq.importers.records import Refused
-from grampus_uq.importers.run import ImportedRun
 from grampus_uq.importers.tau2 import read_tau2
 from grampus_uq.importers.tau_bench import read_tau_bench
 

@@ -15,11 +15,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from grampus_uq.importers.fields import Refuse, decoded, role_of, text_or_none, tool_call
-from grampus_uq.importers.langchain_messages import shown
+from grampus_uq.importers.langchain_transcript import shown
 from grampus_uq.importers.otlp import OtlpSpan
-from grampus_uq.records import Message
-from grampus_uq.vocabulary import Role
+from grampus_uq.importers.record_fields import Refuse, decoded, role_of, text_or_none, tool_call
+from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import Role
 
 __all__ = ["given_and_answer"]
 

@@ -16,15 +16,15 @@ from functools import partial
 from typing import Any
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.fields import iso_time_s, number_or_none, object_or_none, text_or_none, token_count
 from grampus_uq.importers.grouped import Grouped, grouped
+from grampus_uq.importers.imported_records import Refused, records, refuse_to
+from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
+from grampus_uq.importers.imported_transcript import Transcript
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element
-from grampus_uq.importers.langchain_messages import langchain_message, shown, usage_of
-from grampus_uq.importers.records import Refused, records, refuse_to
-from grampus_uq.importers.run import ImportedRun, MessageFacts
-from grampus_uq.importers.transcript import Transcript
-from grampus_uq.records import Message, Outcome
-from grampus_uq.vocabulary import Role, StopReason
+from grampus_uq.importers.langchain_transcript import langchain_message, shown, usage_of
+from grampus_uq.importers.record_fields import iso_time_s, number_or_none, object_or_none, text_or_none, token_count
+from grampus_uq.records.values import Message, Outcome
+from grampus_uq.records.vocabulary import Role, StopReason
 
 __all__ = ["read_langsmith"]
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
+from grampus_uq.importers.imported_records import Refused, byte_lines, parsed, refuse_to
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, nested
 from grampus_uq.importers.opening import blocks
 from grampus_uq.importers.otlp_wire import is_protobuf, span_messages
-from grampus_uq.importers.records import Refused, byte_lines, parsed, refuse_to
 
 __all__ = ["OtlpSpan", "SpanEvent", "read_otlp_spans"]
 

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.fields import number_or_none, text_or_none, token_count
 from grampus_uq.importers.genai_messages import given_and_answer
 from grampus_uq.importers.grouped import Grouped, grouped
+from grampus_uq.importers.imported_records import Refused, refuse_to
+from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
+from grampus_uq.importers.imported_transcript import Transcript
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS
-from grampus_uq.importers.langchain_messages import shown
+from grampus_uq.importers.langchain_transcript import shown
 from grampus_uq.importers.otlp import OtlpSpan, read_otlp_spans
-from grampus_uq.importers.records import Refused, refuse_to
-from grampus_uq.importers.run import ImportedRun, MessageFacts
-from grampus_uq.importers.transcript import Transcript
-from grampus_uq.records import Message, Outcome, Reading
-from grampus_uq.vocabulary import Role, StopReason, UncertaintySource
+from grampus_uq.importers.record_fields import number_or_none, text_or_none, token_count
+from grampus_uq.records.values import Message, Outcome, Reading
+from grampus_uq.records.vocabulary import Role, StopReason, UncertaintySource
 
 __all__ = ["read_otlp"]
 

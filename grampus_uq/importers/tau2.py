@@ -13,12 +13,19 @@ from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.fields import iso_time_s, number_or_none, object_or_none, text_or_none, token_count, tool_call
+from grampus_uq.importers.imported_records import Refused, refuse_to
+from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, nested
-from grampus_uq.importers.records import Refused, refuse_to
-from grampus_uq.importers.run import ImportedRun, MessageFacts
-from grampus_uq.records import Message, Outcome
-from grampus_uq.vocabulary import Role, StopReason
+from grampus_uq.importers.record_fields import (
+    iso_time_s,
+    number_or_none,
+    object_or_none,
+    text_or_none,
+    token_count,
+    tool_call,
+)
+from grampus_uq.records.values import Message, Outcome
+from grampus_uq.records.vocabulary import Role, StopReason
 
 __all__ = ["read_tau2"]
 

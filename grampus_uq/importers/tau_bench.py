@@ -12,10 +12,10 @@ from typing import Final, Literal
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.chat_messages import chat_messages
+from grampus_uq.importers.imported_run import ImportedRun
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
-from grampus_uq.importers.run import ImportedRun
-from grampus_uq.records import Message, Outcome
-from grampus_uq.vocabulary import Role, StopReason
+from grampus_uq.records.values import Message, Outcome
+from grampus_uq.records.vocabulary import Role, StopReason
 
 __all__ = ["CLOSING", "TRANSFER", "read_tau_bench"]
 

@@ -67,7 +67,7 @@ from grampus_uq.gate.seal import SEAL
 from grampus_uq.wire import NO_TOKENS, TokenStream
 
 if TYPE_CHECKING:
-    from grampus_uq.protocols import ModelClient
+    from grampus_uq.records.protocols import ModelClient
 
 __all__ = ["VERSION", "Belief", "Carried", "Held", "ModelTurn", "Settings", "Turn", "TurnJudge", "requests_of"]
 

@@ -33,7 +33,7 @@ _STEP = re.compile(r"llm_(\d+)(?:/|$)")
 
 
 class Suspects(Protocol):
-    """A prediction set over a recorded run, such as `grampus_uq.attribution.Attribution`."""
+    """A prediction set over a recorded run, such as `grampus_uq.learn.attribution.Attribution`."""
 
     @property
     def steps(self) -> Sequence[Any]:

@@ -34,7 +34,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     Verdict,
 )
-from grampus_uq.protocols import ModelClient
+from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import read_messages
 
 try:

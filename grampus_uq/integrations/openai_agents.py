@@ -66,7 +66,7 @@ from grampus_uq.integrations.openai_agents_run import (
     read_paused,
 )
 from grampus_uq.integrations.openai_agents_tools import mcp_policy, without_gate
-from grampus_uq.protocols import ModelClient
+from grampus_uq.records.protocols import ModelClient
 
 __all__ = ["AbortedRunError", "PausedRun", "UncertaintyGuard", "WatchedRun"]
 

@@ -66,7 +66,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     with_arguments,
     without_result,
 )
-from grampus_uq.protocols import ModelClient
+from grampus_uq.records.protocols import ModelClient
 from grampus_uq.wire import read_arguments, read_messages
 
 try:

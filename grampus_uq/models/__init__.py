@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from grampus_uq.models.choose import open_model
     from grampus_uq.models.doctor import Examination, examine
-    from grampus_uq.models.litellm import LiteLLMModel
+    from grampus_uq.models.litellm_model import LiteLLMModel
     from grampus_uq.models.local import LocalModel
     from grampus_uq.models.openai_compatible import OpenAICompatibleModel
     from grampus_uq.models.refusals import Capabilities

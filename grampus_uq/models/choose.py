@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from grampus_uq.models.litellm import LiteLLMModel
+from grampus_uq.models.litellm_model import LiteLLMModel
 from grampus_uq.models.local import LocalModel
 from grampus_uq.models.model_file import Progress
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel

@@ -10,14 +10,14 @@ import anyio
 
 from grampus_uq.models.openai_compatible import checked_timeout
 from grampus_uq.models.probes import PROBES, Finding, Meter, probe
-from grampus_uq.protocols import ModelClient, Signal
-from grampus_uq.records import Message, ModelResponse, Reading, Role, Step
+from grampus_uq.records.protocols import ModelClient, Signal
+from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step
+from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sense_one
-from grampus_uq.signals.logprobs import TokenEntropy, TokenProbability
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
+from grampus_uq.signals.token_signals import TokenEntropy, TokenProbability
 from grampus_uq.signals.verbalized import elicit_confidence, parse_confidence
-from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
 __all__ = ["Examination", "SignalCheck", "examine"]
 

@@ -24,7 +24,7 @@ from grampus_uq.models.child import Child
 from grampus_uq.models.model_file import Progress, checked_gguf, find_model_file
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel, checked_timeout
 from grampus_uq.models.refusals import Capabilities
-from grampus_uq.records import Message, ModelResponse
+from grampus_uq.records.values import Message, ModelResponse
 
 __all__ = ["LocalModel"]
 

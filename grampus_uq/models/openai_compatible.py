@@ -22,7 +22,7 @@ from grampus_uq.models.refusals import (
     with_what_is_left,
 )
 from grampus_uq.models.wire import CallOptions, Prices, parse_completion, request_body
-from grampus_uq.records import Message, ModelResponse
+from grampus_uq.records.values import Message, ModelResponse
 
 if TYPE_CHECKING:
     import httpx

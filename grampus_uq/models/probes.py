@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 
 from grampus_uq.errors import ModelError, ModelTimeoutError, UnsupportedByModelError
-from grampus_uq.model_call import parse_response
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse, Role
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse, Role
 from grampus_uq.signals.p_true import true_false_mass
+from grampus_uq.wire.model_call import parse_response
 
 __all__ = ["PROBES", "Finding", "Meter", "probe"]
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.records import Message, ModelResponse, Role, TokenUsage, ToolCall
+from grampus_uq.records.values import Message, ModelResponse, Role, TokenUsage, ToolCall
+from grampus_uq.wire.lone_surrogates import whole, whole_text
 from grampus_uq.wire.responses import ReadResponse, read_choices
 from grampus_uq.wire.usage import read_counts, read_usage
-from grampus_uq.wire.whole_text import whole, whole_text
 
 __all__ = [
     "CallOptions",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from grampus_uq.recording.torn import hold, set_aside
+from grampus_uq.recording.partial_line import hold, set_aside
 
 __all__ = ["append_line", "open_to_append", "write_line"]
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import (
+from grampus_uq.records.events import (
     DecisionEvent,
     Event,
     ObservationEvent,
@@ -27,7 +27,7 @@ from grampus_uq.events import (
     SessionStarted,
     StepEvent,
 )
-from grampus_uq.records import TokenLogprob
+from grampus_uq.records.values import TokenLogprob
 
 __all__ = ["MAX_DEPTH", "VERSION", "Content", "decode", "encode"]
 
@@ -64,7 +64,7 @@ def encode(event: Event, *, content: Content = "full") -> bytes:
     naming the field, when the event holds a number that is not finite, text with lone surrogates, or arguments nested
     deeper than `MAX_DEPTH`.
 
-    >>> from grampus_uq.events import SessionStarted
+    >>> from grampus_uq.records.events import SessionStarted
     >>> encode(SessionStarted(session_id="s1", agent_id="a", time_s=0.1))[:66]
     b'{"v":1,"type":"session","content":"full","session_id":"s1","agent_'
     """

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import OutcomeEvent
 from grampus_uq.recording.appending import append_line
 from grampus_uq.recording.codec import encode
 from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.rotation import latest_part
 from grampus_uq.recording.runs import Paths, Refused, Run, find_run, runs
-from grampus_uq.records import Outcome
-from grampus_uq.vocabulary import StopReason
+from grampus_uq.records.events import OutcomeEvent
+from grampus_uq.records.values import Outcome
+from grampus_uq.records.vocabulary import StopReason
 
 __all__ = ["Label", "label", "label_all", "parse_success", "read_labels"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.packed import PACKED_SUFFIX, PackedWriter, is_packed
+from grampus_uq.recording.parallel import Backend, in_order
 from grampus_uq.recording.parts import RecordingPart, recording_parts
 from grampus_uq.recording.reader import TornLine, scan
 from grampus_uq.recording.runs import Paths

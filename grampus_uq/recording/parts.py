@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from grampus_uq.errors import DataError
-from grampus_uq.parallel import Backend, in_order
 from grampus_uq.recording.copies import Copies, copies, without_copies
 from grampus_uq.recording.packed import is_packed, row_groups
+from grampus_uq.recording.parallel import Backend, in_order
 from grampus_uq.recording.reader import TornLine, report
 from grampus_uq.recording.rotation import with_later_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs_of_file

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import Event
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.lines import MAX_LINE_BYTES, numbered_lines
 from grampus_uq.recording.packed import is_parquet, packed_lines
 from grampus_uq.recording.rotation import with_later_parts
+from grampus_uq.records.events import Event
 
 __all__ = ["TornLine", "raw_lines", "read", "read_numbered", "report", "scan"]
 

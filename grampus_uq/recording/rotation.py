@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
 
-from grampus_uq.recording.names import SUFFIX
+from grampus_uq.recording.run_names import SUFFIX
 
 __all__ = ["follows", "latest_part", "next_part", "part_name", "with_later_parts"]
 

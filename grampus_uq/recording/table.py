@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
-from grampus_uq.events import StepEvent
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
+from grampus_uq.records.events import StepEvent
 
 __all__ = ["TABLE_COLUMNS", "TableForm", "export", "reading_columns", "step_rows", "write_rows"]
 

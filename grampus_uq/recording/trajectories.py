@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from grampus_uq.events import ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.recording.runs import Run
+from grampus_uq.records.events import ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.vocabulary import MissingReason, StopReason
 from grampus_uq.stats.trajectory_risk import StepComponents
-from grampus_uq.vocabulary import MissingReason, StopReason
 
 __all__ = ["TASK", "Trajectories", "Trajectory", "labelled_trajectories", "task_of", "trajectory_of"]
 

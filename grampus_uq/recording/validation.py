@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import Event, SessionStarted, StepEvent
 from grampus_uq.recording.codec import encode
 from grampus_uq.recording.reader import TornLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
+from grampus_uq.records.events import Event, SessionStarted, StepEvent
 
 __all__ = ["FileReport", "Finding", "validate"]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, StepEvent
 from grampus_uq.recording.appending import open_to_append, write_line
 from grampus_uq.recording.codec import Content, encode
-from grampus_uq.recording.content import redact, unicode_only
+from grampus_uq.recording.kept_content import redact, unicode_only
 from grampus_uq.recording.key import folder_key
 from grampus_uq.recording.lines import MAX_LINE_BYTES
-from grampus_uq.recording.names import file_name
 from grampus_uq.recording.rotation import latest_part, next_part
+from grampus_uq.recording.run_names import file_name
 from grampus_uq.recording.syncing import Syncer
+from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, StepEvent
 
 __all__ = ["RecordingProcessor", "SyncPolicy"]
 

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from grampus_uq.errors import DataError
-from grampus_uq.records import canonical_json
+from grampus_uq.records.values import canonical_json
 from grampus_uq.runtime.ledger import audit_of
 from grampus_uq.runtime.store import GENESIS, SessionStore, link
 

@@ -14,9 +14,9 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
-from grampus_uq.records import Message
+from grampus_uq.records.values import Message
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.state import AgentState, Segment
+from grampus_uq.runtime.run_state import AgentState, Segment
 from grampus_uq.runtime.store import Document, SessionStore, parsed
 
 __all__ = [

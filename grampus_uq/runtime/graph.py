@@ -18,14 +18,14 @@ from urllib.parse import quote
 import anyio
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
-from grampus_uq.records import Message
+from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.beside import side_by_side, watched
 from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler, human_node, uncertainty_guard_node
 from grampus_uq.runtime.graph_state import GraphCheckpoint, added, merged
-from grampus_uq.runtime.state import AgentState
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.vocabulary import AgentStatus, Role
 
 __all__ = ["Graph", "human_node", "uncertainty_guard_node"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from grampus_uq.records import Message
-from grampus_uq.runtime.state import AgentState
-from grampus_uq.vocabulary import AgentStatus, Role, UncertaintyAction
+from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyAction
+from grampus_uq.runtime.run_state import AgentState
 
 __all__ = ["PASSED", "NodeHandler", "human_node", "uncertainty_guard_node"]
 

@@ -7,8 +7,8 @@ import uuid
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from grampus_uq.records import TokenUsage
-from grampus_uq.runtime.state import AgentState
+from grampus_uq.records.values import TokenUsage
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 
 __all__ = ["GraphCheckpoint", "added", "merged"]

@@ -5,7 +5,7 @@ untold. If it then fails, the step is labelled as the decisive error. The instru
 can lean on it.
 
     async for found in inject(runner, "agent", "session", sandbox=make_runner, failed=is_wrong, rng=rng, trials=100):
-        labelled.append(label_run(found.run, found.error_message))      # grampus_uq.attribution
+        labelled.append(label_run(found.run, found.error_message))      # grampus_uq.learn.attribution
 
 The label assumes that the model obeyed and that the run would have gone well otherwise; a model that errs by itself
 makes some labels wrong. Faults that are told to err are not the errors that a model makes untold: a calibration on them
@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 
 from grampus_uq.errors import ConfigurationError, SessionError, UncertaintyError
-from grampus_uq.importers.run import ImportedRun
-from grampus_uq.model_call import ask_model
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse
+from grampus_uq.importers.imported_run import ImportedRun
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse
+from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.checkpoints import checkpoints_of, copy_checkpoints, read_checkpoint
+from grampus_uq.runtime.restart_points import run_of
+from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
-from grampus_uq.runtime.state import AgentState, ExecutionResult
-from grampus_uq.runtime.suspects import run_of
-from grampus_uq.vocabulary import AgentStatus, Role
+from grampus_uq.wire.model_call import ask_model
 
 __all__ = ["FAULTS", "Fault", "FaultyModel", "InjectedFailure", "Injection", "inject"]
 

@@ -14,12 +14,12 @@ from pydantic import JsonValue
 from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest, Arrived, Grant
 from grampus_uq.gate.seal import Seal, session_place
-from grampus_uq.records import Message, ToolCall, canonical_json
-from grampus_uq.runtime.state import STATE_VERSION, AgentState, PendingSession, Standing
+from grampus_uq.records.values import Message, ToolCall, canonical_json
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, Standing
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
-from grampus_uq.vocabulary import AgentStatus
-from grampus_uq.wire.whole_text import whole
+from grampus_uq.wire.lone_surrogates import whole
 
 __all__ = ["Ledger", "Note", "audit_of", "session_key"]
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from grampus_uq.errors import StoreError, UncertaintyError
 from grampus_uq.gate.call import CallPhase, doubt_of
-from grampus_uq.model_call import ask_model
-from grampus_uq.records import (
+from grampus_uq.records.values import (
     AgentDefinition,
     Message,
     ModelResponse,
@@ -20,14 +19,15 @@ from grampus_uq.records import (
     ToolCall,
     ToolResult,
 )
+from grampus_uq.records.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
+from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.checkpoints import write_checkpoint
-from grampus_uq.runtime.deciding import ROLLBACK
-from grampus_uq.runtime.hold import Hold
-from grampus_uq.runtime.state import ExecutionResult
+from grampus_uq.runtime.run_state import ExecutionResult
+from grampus_uq.runtime.session_lease import Hold
 from grampus_uq.signals.verbalized import elicit_confidence
-from grampus_uq.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import is_unparsed, read_arguments
-from grampus_uq.wire.whole_text import short_text, whole
+from grampus_uq.wire.lone_surrogates import short_text, whole
+from grampus_uq.wire.model_call import ask_model
 
 if TYPE_CHECKING:
     from grampus_uq.runtime.runner import AgentRunner

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError
+from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger, audit_of
 from grampus_uq.runtime.store import Change, Delete, Document, Drop, SessionStore
-from grampus_uq.vocabulary import AgentStatus
 
 __all__ = ["prune"]
 

@@ -23,17 +23,17 @@ from pydantic import BaseModel, JsonValue
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import Doubt, Terms, request_for
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.records import AgentDefinition, Message, TokenUsage
+from grampus_uq.records.values import AgentDefinition, Message, TokenUsage
+from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyLevel
+from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import lineage_of, read_checkpoint, run_prefix
-from grampus_uq.runtime.deciding import ROLLBACK
-from grampus_uq.runtime.discarded import executed_calls
+from grampus_uq.runtime.restart_points import SuspectSet, restart_step, what_failed
+from grampus_uq.runtime.rolled_back_calls import executed_calls
+from grampus_uq.runtime.run_state import AgentState, ExecutedCall, ExecutionResult, Segment
 from grampus_uq.runtime.runner import AgentRunner
-from grampus_uq.runtime.state import AgentState, ExecutedCall, ExecutionResult, Segment
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
-from grampus_uq.runtime.suspects import SuspectSet, restart_step, what_failed
-from grampus_uq.vocabulary import AgentStatus, Role, UncertaintyLevel
 
 __all__ = ["Branch", "Compensate", "branches", "recover", "rollback"]
 

@@ -10,22 +10,25 @@ from typing import Any
 
 import anyio
 
-from grampus_uq.artifacts import prompt_hash, tools_hash
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionError, StoreError, UncertaintyError
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.preconditions import Precondition
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
-from grampus_uq.monitor import UncertaintyMonitor
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import AgentDefinition, Message, Outcome, ToolResult
-from grampus_uq.runtime.deciding import apply_expiry, apply_guidance, take_decisions
-from grampus_uq.runtime.hold import Hold
+from grampus_uq.monitor.monitor import UncertaintyMonitor
+from grampus_uq.monitor.session import Session
+from grampus_uq.recording.artifacts import prompt_hash, tools_hash
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import AgentDefinition, Message, Outcome, ToolResult
+from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
+from grampus_uq.runtime.apply_decisions import apply_expiry, apply_guidance, take_decisions
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch, finished_run
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.loop import Loop, RunEvent
-from grampus_uq.runtime.state import AgentState, ExecutionResult, PendingSession
+from grampus_uq.runtime.run_state import AgentState, ExecutionResult, PendingSession
+from grampus_uq.runtime.session_lease import Hold
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -33,11 +36,8 @@ from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.runtime.unwatched import Unwatched
-from grampus_uq.runtime.watch import CalibrationWatch, finished_run
-from grampus_uq.session import Session
 from grampus_uq.stats.calibration_watch import detector_id
-from grampus_uq.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
-from grampus_uq.wire.whole_text import short_text, whole
+from grampus_uq.wire.lone_surrogates import short_text, whole
 
 __all__ = ["AgentRunner"]
 

@@ -18,10 +18,10 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from grampus_uq.errors import SessionConflictError, SessionError, StoreError
+from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.state import AgentState
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change, Document, Put
-from grampus_uq.vocabulary import AgentStatus
 
 __all__ = ["POLL_S", "StopOrders", "StopReport", "StoppedError", "order_stop", "stops_now"]
 

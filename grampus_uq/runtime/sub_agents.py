@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from grampus_uq.errors import UncertaintyError
 from grampus_uq.gate.call import CallRecord, cleared
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
-from grampus_uq.records import AgentDefinition, Reading, Step, ToolResult
-from grampus_uq.runtime.state import AgentState, ExecutionResult
-from grampus_uq.vocabulary import AgentStatus, UncertaintyLevel
+from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
+from grampus_uq.records.vocabulary import AgentStatus, UncertaintyLevel
+from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 
 if TYPE_CHECKING:
+    from grampus_uq.monitor.session import Session
     from grampus_uq.runtime.runner import AgentRunner
-    from grampus_uq.session import Session
 
 __all__ = ["SUB_AGENT", "SubAgent"]
 

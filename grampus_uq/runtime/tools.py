@@ -12,9 +12,9 @@ import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records import ToolCall, ToolResult
-from grampus_uq.vocabulary import Effect, parse_effect
-from grampus_uq.wire.whole_text import MAX_TEXT_CHARACTERS, short_text
+from grampus_uq.records.values import ToolCall, ToolResult
+from grampus_uq.records.vocabulary import Effect, parse_effect
+from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS, short_text
 
 __all__ = ["FunctionTools", "Tool", "call_executor", "tool"]
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field
 
 from grampus_uq.errors import StoreError
-from grampus_uq.records import Message
+from grampus_uq.records.values import Message
 from grampus_uq.runtime.store import parsed
 
 __all__ = ["Transcript", "changes", "extended", "replayed"]

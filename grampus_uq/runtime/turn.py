@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import (
     UNVOUCHED,
@@ -30,13 +31,12 @@ from grampus_uq.gate.call import (
 )
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.records import ToolResult
+from grampus_uq.records.values import ToolResult
+from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.runtime.beside import side_by_side
-from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.session_lease import Hold
 from grampus_uq.runtime.stopping import StoppedError
-from grampus_uq.vocabulary import Effect, Role, UncertaintyAction
 
 __all__ = ["Turn"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.core.policy import UncertaintyPolicy
 
 __all__ = ["UNWATCHED", "Unwatched"]
 

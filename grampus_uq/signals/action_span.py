@@ -12,8 +12,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from grampus_uq.records import Reading, Step, TokenLogprob, ToolCall
-from grampus_uq.signals.logprobs import (
+from grampus_uq.records.values import Reading, Step, TokenLogprob, ToolCall
+from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.signals.token_signals import (
     SequenceProbability,
     TokenEntropy,
     TokenProbability,
@@ -24,7 +25,6 @@ from grampus_uq.signals.logprobs import (
     stream_reading,
     token_entropies,
 )
-from grampus_uq.vocabulary import UncertaintySource
 
 __all__ = ["ActionEntropy", "ActionProbability", "action_tokens", "token_readings"]
 

@@ -20,9 +20,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from grampus_uq.records import Message, Reading, Step, TokenLogprob
-from grampus_uq.signals.logprobs import says_something
-from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
+from grampus_uq.records.values import Message, Reading, Step, TokenLogprob
+from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
+from grampus_uq.signals.token_signals import says_something
 
 __all__ = ["ClaimProbability", "least_new_word_probability", "requested_words"]
 

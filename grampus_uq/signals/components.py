@@ -10,10 +10,10 @@ import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.protocols import Embedder
+from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.coherence import agent_coherence_gap, user_coordination_gap
 from grampus_uq.signals.repetition import hybrid_repetition
-from grampus_uq.stats.content import content_words
+from grampus_uq.stats.content_words import content_words
 from grampus_uq.stats.trajectory_risk import StepComponents
 
 __all__ = [

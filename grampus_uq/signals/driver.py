@@ -22,12 +22,12 @@ from grampus_uq.errors import (
     RateLimitedError,
     UnsupportedByModelError,
 )
-from grampus_uq.model_call import ask_model
-from grampus_uq.protocols import InstantSignal, ModelClient, Signal
-from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.records.protocols import InstantSignal, ModelClient, Signal
+from grampus_uq.records.values import Message, ModelResponse, Reading, Step
+from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.signals.action_span import token_readings
 from grampus_uq.signals.claim import ClaimProbability
-from grampus_uq.vocabulary import MissingReason
+from grampus_uq.wire.model_call import ask_model
 
 __all__ = [
     "Budget",

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.protocols import Embedder
+from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.text import READ_CHARACTERS
 
 __all__ = ["CachedEmbedder", "CallableEmbedder", "HashingEmbedder", "cosine_similarity", "semantic_distance"]

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.protocols import SenseContext
-from grampus_uq.records import Message, ModelResponse
+from grampus_uq.records.protocols import SenseContext
+from grampus_uq.records.values import Message, ModelResponse
+from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, quoted
-from grampus_uq.vocabulary import Role
 
 __all__ = [
     "AskedOnce",

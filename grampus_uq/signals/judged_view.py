@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from grampus_uq.records import Message, Step
+from grampus_uq.records.values import Message, Step
+from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.quoting import clipped
-from grampus_uq.vocabulary import Role
 
 __all__ = ["MAX_CALL_CHARACTERS", "JudgedView", "judged_view", "neutralised"]
 

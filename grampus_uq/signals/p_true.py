@@ -11,11 +11,11 @@ import math
 import random
 import re
 
-from grampus_uq.protocols import SenseContext
-from grampus_uq.records import Message, ModelResponse, Reading, Step
+from grampus_uq.records.protocols import SenseContext
+from grampus_uq.records.values import Message, ModelResponse, Reading, Step
+from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.judged_view import judged_view
 from grampus_uq.signals.verbalized import parse_number
-from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
 
 __all__ = ["PTrue", "parse_p_true", "true_false_mass"]
 

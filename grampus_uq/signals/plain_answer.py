@@ -13,8 +13,8 @@ from typing import Final
 from grampus_uq.signals.admissions import ADMITTING
 from grampus_uq.signals.closing_object import ANSWER_FIELDS, FIELDS
 from grampus_uq.signals.own_words import SPEAKER
-from grampus_uq.signals.standing import FRAME, REPORT, SOURCE
 from grampus_uq.signals.stated import MAY_STATE, OTHER_SCALE
+from grampus_uq.signals.statement_context import FRAME, REPORT, SOURCE
 
 __all__ = ["plain_answer"]
 

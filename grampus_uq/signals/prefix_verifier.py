@@ -19,10 +19,10 @@ from itertools import islice
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.protocols import ModelClient, SenseContext
-from grampus_uq.records import Message, ModelResponse, Reading, Step, TokenLogprob
+from grampus_uq.records.protocols import ModelClient, SenseContext
+from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob
+from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, clipped, quoted
-from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
 
 __all__ = ["PrefixVerifier", "parse_percentage", "verifier_messages", "weighted_percentage"]
 

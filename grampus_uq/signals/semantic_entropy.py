@@ -14,12 +14,12 @@ from typing import NamedTuple
 import anyio
 
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.protocols import SenseContext
-from grampus_uq.records import ModelResponse, Reading, Step, ToolCall
+from grampus_uq.records.protocols import SenseContext
+from grampus_uq.records.values import ModelResponse, Reading, Step, ToolCall
+from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, cluster
 from grampus_uq.signals.verbalized import without_confidence
 from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
-from grampus_uq.vocabulary import MissingReason, UncertaintySource
 
 __all__ = ["SemanticEntropy"]
 

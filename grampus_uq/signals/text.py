@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from grampus_uq.events import ObservationEvent
-from grampus_uq.records import Step, TokenLogprob, ToolCall
+from grampus_uq.records.events import ObservationEvent
+from grampus_uq.records.values import Step, TokenLogprob, ToolCall
 
 __all__ = [
     "READ_CHARACTERS",

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.protocols import Embedder
-from grampus_uq.records import TokenLogprob, ToolCall
+from grampus_uq.records.protocols import Embedder
+from grampus_uq.records.values import TokenLogprob, ToolCall
 from grampus_uq.signals.components import AgentText, ObservedStep, sense_steps
 from grampus_uq.signals.text import (
     READ_CHARACTERS,

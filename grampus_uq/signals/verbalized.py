@@ -13,17 +13,17 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 
-from grampus_uq.building import builder
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.protocols import SenseContext
-from grampus_uq.records import Message, Reading, Step
+from grampus_uq.records.building import builder
+from grampus_uq.records.protocols import SenseContext
+from grampus_uq.records.values import Message, Reading, Step
+from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.admissions import UNDECIDED, admissions
 from grampus_uq.signals.closing_object import ClosingObject, closing_object
 from grampus_uq.signals.own_words import as_read, own_words
 from grampus_uq.signals.plain_answer import plain_answer
-from grampus_uq.signals.standing import is_doubtful, sentences_of
 from grampus_uq.signals.stated import INVALID, MAY_STATE, OTHER_SCALE, STATING_WORDS, parse_number, stated
-from grampus_uq.vocabulary import MissingReason, Role, UncertaintySource
+from grampus_uq.signals.statement_context import is_doubtful, sentences_of
 
 __all__ = [
     "ELICITATION",

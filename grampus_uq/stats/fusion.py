@@ -4,7 +4,7 @@
 but those of counts: how often something happened is good or bad by what the runs taught, and by nothing else.
 A reading that is missing drops out with its offset: that a signal said nothing may itself say something, and the
 offset is where that is learned. Plain numbers and plain arithmetic: it is computed at every step of a live run. How
-it is fitted: `grampus_uq.fit.calibration`.
+it is fitted: `grampus_uq.learn.fit.fit_calibration`.
 """
 
 from __future__ import annotations

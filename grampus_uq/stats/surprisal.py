@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.content import content_tokens
+from grampus_uq.stats.content_words import content_tokens
 
 MAX_SURPRISAL: Final = 20.0
 """Nats at which -ln p is clipped: interfaces report -9999 or -inf for "below what we list", which no mean survives."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from grampus_uq.records import StepUncertainty
-from grampus_uq.vocabulary import GRAVE, STOPPING, UncertaintyLevel
+from grampus_uq.records.values import StepUncertainty
+from grampus_uq.records.vocabulary import GRAVE, STOPPING, UncertaintyLevel
 
 __all__ = ["FUSED", "SCORES", "Evaluation", "escalates", "evaluations", "fused_of"]
 

@@ -16,14 +16,14 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import Event, SessionStarted, StepEvent
 from grampus_uq.recording.reader import TornLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
-from grampus_uq.telemetry.content import Redact
+from grampus_uq.records.events import Event, SessionStarted, StepEvent
 from grampus_uq.telemetry.export_batches import Batches
 from grampus_uq.telemetry.export_ids import RecordedIds
 from grampus_uq.telemetry.export_run import RunAsSpans, time_ns_of, wrong_number
-from grampus_uq.telemetry.otlp import span_exporter
+from grampus_uq.telemetry.otlp_exporter import span_exporter
+from grampus_uq.telemetry.span_content import Redact
 
 __all__ = ["ExportReport", "otlp_exporter", "send_recordings"]
 

@@ -17,10 +17,10 @@ from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
-from grampus_uq.telemetry.content import Redact, plain_name
+from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.telemetry.export_attributes import DECISION, RESUMED, RUN, TOOL
 from grampus_uq.telemetry.export_ids import RecordedIds
+from grampus_uq.telemetry.span_content import Redact, plain_name
 from grampus_uq.telemetry.spans import SpanEmitter
 
 __all__ = ["RunAsSpans", "time_ns_of", "wrong_number"]

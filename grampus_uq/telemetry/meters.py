@@ -13,7 +13,7 @@ from opentelemetry.sdk.resources import Resource
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.telemetry.deadline import within
-from grampus_uq.telemetry.otlp import metric_exporter
+from grampus_uq.telemetry.otlp_exporter import metric_exporter
 
 __all__ = ["GrampusMeters", "PrometheusPage"]
 

@@ -15,18 +15,18 @@ from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from opentelemetry.util.types import AttributeValue
 
-from grampus_uq.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
-from grampus_uq.records import StepUncertainty
-from grampus_uq.stats.eprocess_thresholds import Mode
-from grampus_uq.telemetry.evaluations import escalates, fused_of
-from grampus_uq.telemetry.instruments import INSTRUMENTS, METER_NAME
-from grampus_uq.telemetry.labels import OTHER, BoundedLabel
-from grampus_uq.vocabulary import (
+from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.values import StepUncertainty
+from grampus_uq.records.vocabulary import (
     MissingReason,
     UncertaintyAction,
     UncertaintyLevel,
     UncertaintySource,
 )
+from grampus_uq.stats.eprocess_thresholds import Mode
+from grampus_uq.telemetry.evaluations import escalates, fused_of
+from grampus_uq.telemetry.instruments import INSTRUMENTS, METER_NAME
+from grampus_uq.telemetry.metric_labels import OTHER, BoundedLabel
 
 __all__ = ["Dropping", "MetricsProcessor", "WatchReading"]
 

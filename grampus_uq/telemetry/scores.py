@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import Event, StepEvent
+from grampus_uq.records.events import Event, StepEvent
 from grampus_uq.telemetry.evaluations import escalates, evaluations
 from grampus_uq.telemetry.outbox import Outbox
 from grampus_uq.telemetry.posting import Poster, timestamp

@@ -10,12 +10,12 @@ from typing import Final
 
 from opentelemetry.util.types import AttributeValue
 
-from grampus_uq.events import DecisionEvent, StepEvent
-from grampus_uq.records import Reading, StepUncertainty
-from grampus_uq.telemetry.content import plain_name
+from grampus_uq.records.events import DecisionEvent, StepEvent
+from grampus_uq.records.values import Reading, StepUncertainty
+from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
 from grampus_uq.telemetry.conventions import ESCALATED
 from grampus_uq.telemetry.evaluations import fused_of
-from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
+from grampus_uq.telemetry.span_content import plain_name
 
 __all__ = [
     "Attributes",

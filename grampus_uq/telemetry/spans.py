@@ -15,9 +15,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Tracer
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import DecisionEvent, Event, StepEvent
-from grampus_uq.records import Reading
-from grampus_uq.telemetry.content import Redact, content_attributes
+from grampus_uq.records.events import DecisionEvent, Event, StepEvent
+from grampus_uq.records.values import Reading
+from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
 from grampus_uq.telemetry.evaluations import FUSED, SCORES, escalates
 from grampus_uq.telemetry.log_events import EventLog
@@ -30,8 +30,8 @@ from grampus_uq.telemetry.span_attributes import (
     semantic_attributes,
     spending_attributes,
 )
+from grampus_uq.telemetry.span_content import Redact, content_attributes
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
-from grampus_uq.vocabulary import UncertaintyAction
 
 __all__ = ["SpanEmitter", "resolve_tracer"]
 

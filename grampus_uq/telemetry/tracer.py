@@ -10,7 +10,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 
-from grampus_uq.telemetry.otlp import span_exporter
+from grampus_uq.telemetry.otlp_exporter import span_exporter
 from grampus_uq.telemetry.sampling import keep_share
 from grampus_uq.telemetry.span_queue import QueuedSpans
 

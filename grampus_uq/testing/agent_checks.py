@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.testing import agent_trust as trust
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from grampus_uq.gate.signatures import write_key
-from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act, Answer
 from grampus_uq.testing.agent_script import APPROVALS, ScriptedTurn, read_ledger

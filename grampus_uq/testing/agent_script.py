@@ -14,14 +14,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import DecisionEvent, Event, StepEvent
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
-from grampus_uq.monitor import UncertaintyMonitor
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ToolCall
+from grampus_uq.monitor.monitor import UncertaintyMonitor
+from grampus_uq.records.events import DecisionEvent, Event, StepEvent
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.testing.scripted_model import ScriptedModel
 
 if TYPE_CHECKING:

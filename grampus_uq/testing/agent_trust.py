@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.testing.agent_orders import Act
 from grampus_uq.testing.agent_scene import (
     DONE,

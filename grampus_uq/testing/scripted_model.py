@@ -2,7 +2,7 @@
 
 >>> import anyio
 >>> from grampus_uq.errors import RateLimitedError
->>> from grampus_uq.records import Role
+>>> from grampus_uq.records.values import Role
 >>> def echo(messages, options):
 ...     return messages[-1].content.upper()
 >>> model = ScriptedModel(["Paris", RateLimitedError("slow down"), echo])
@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from grampus_uq.errors import ConfigurationError, UnsupportedByModelError
-from grampus_uq.records import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq.records.values import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
 
 __all__ = ["HANG", "ScriptExhaustedError", "ScriptedCall", "ScriptedModel", "answer", "top_logprobs"]
 

@@ -8,10 +8,10 @@ reason beside it, and whoever needs an error makes their own of that reason.
 from grampus_uq.wire.calls import UNPARSED, Arguments, ReadCall, is_unparsed, read_arguments, read_call
 from grampus_uq.wire.fields import field, text_field
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
+from grampus_uq.wire.lone_surrogates import whole, whole_text
 from grampus_uq.wire.messages import ReadMessages, read_messages, text_of, told_text
 from grampus_uq.wire.responses import ReadResponse, read_choices, read_response
 from grampus_uq.wire.usage import read_usage
-from grampus_uq.wire.whole_text import whole, whole_text
 
 __all__ = [
     "NO_TOKENS",

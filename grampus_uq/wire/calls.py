@@ -22,9 +22,9 @@ from typing import Any, Final, NoReturn
 
 from pydantic import JsonValue
 
-from grampus_uq.records import ToolCall, canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.wire.fields import field, kind_of, text_field
-from grampus_uq.wire.whole_text import whole_text
+from grampus_uq.wire.lone_surrogates import whole_text
 
 __all__ = ["MAX_ARGUMENT_CHARACTERS", "UNPARSED", "Arguments", "ReadCall", "is_unparsed", "read_arguments", "read_call"]
 

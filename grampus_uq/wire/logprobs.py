@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
 
-from grampus_uq.building import builder
-from grampus_uq.records import TokenLogprob
+from grampus_uq.records.building import builder
+from grampus_uq.records.values import TokenLogprob
 from grampus_uq.wire.fields import field, fields_of, kind_of
-from grampus_uq.wire.whole_text import whole_text
+from grampus_uq.wire.lone_surrogates import whole_text
 
 __all__ = ["NO_TOKENS", "TokenStream", "read_logprobs"]
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grampus_uq.records import Message, ToolCall
-from grampus_uq.vocabulary import Role
+from grampus_uq.records.values import Message, ToolCall
+from grampus_uq.records.vocabulary import Role
 from grampus_uq.wire.calls import ReadCall, read_call
 from grampus_uq.wire.fields import field, kind_of, text_field
-from grampus_uq.wire.whole_text import whole_text
+from grampus_uq.wire.lone_surrogates import whole_text
 
 __all__ = ["ROLES", "ReadMessages", "calls_of", "read_messages", "text_of", "told_text"]
 

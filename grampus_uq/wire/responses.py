@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grampus_uq.records import ModelResponse, TokenUsage
+from grampus_uq.records.values import ModelResponse, TokenUsage
 from grampus_uq.wire.calls import ReadCall, read_call
 from grampus_uq.wire.fields import field, fields_of, kind_of, text_field
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
+from grampus_uq.wire.lone_surrogates import whole_text
 from grampus_uq.wire.messages import calls_of, text_of
 from grampus_uq.wire.usage import read_usage
-from grampus_uq.wire.whole_text import whole_text
 
 __all__ = ["ReadResponse", "read_choices", "read_response"]
 

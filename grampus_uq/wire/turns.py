@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grampus_uq.building import builder
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records import TokenUsage, ToolCall
+from grampus_uq.records.building import builder
+from grampus_uq.records.values import TokenUsage, ToolCall
 from grampus_uq.wire.calls import read_call
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
+from grampus_uq.wire.lone_surrogates import whole_text
 from grampus_uq.wire.responses import ReadResponse, read_response
 from grampus_uq.wire.usage import read_usage, states_usage
-from grampus_uq.wire.whole_text import whole_text
 
 __all__ = ["Turn", "read_name", "read_proposed", "read_turn"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from grampus_uq.records import TokenUsage
+from grampus_uq.records.values import TokenUsage
 from grampus_uq.wire.fields import field
 
 __all__ = ["MOST_TOKENS", "read_counts", "read_usage", "states_usage"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from grampus_uq.attribution import LabelledTrajectory, Trajectory, TrajectoryStep
+from grampus_uq.learn.attribution import LabelledTrajectory, Trajectory, TrajectoryStep
 
 
 def trajectory(name: str, texts: list[str], *, task: str = "Count the awnings.") -> Trajectory:

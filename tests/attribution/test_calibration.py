@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.attribution import (
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.attribution import (
     AttributionMethod,
     ConstantScorer,
     Envelope,
@@ -40,9 +41,8 @@ from grampus_uq.attribution import (
     locate_async,
     part_labelled,
 )
-from grampus_uq.attribution.composition import smallest_calibration
-from grampus_uq.attribution.labelled_recordings import labelled_recordings
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.attribution.composition import smallest_calibration
+from grampus_uq.learn.attribution.labelled_recordings import labelled_recordings
 from grampus_uq.recording import runs as runs_of
 from grampus_uq.stats.aggregation import LogSumExpAggregation, MaxAggregation
 from grampus_uq.stats.ranks import binomial_ceiling

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from grampus_uq.attribution import (
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.learn.attribution import (
     ConditionalLogit,
     ConditionalLogitScorer,
     FunctionScorer,
@@ -22,8 +23,7 @@ from grampus_uq.attribution import (
     fit_conditional_logit,
     fit_step_scorer,
 )
-from grampus_uq.attribution.features import FEATURE_WORDS
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.learn.attribution.features import FEATURE_WORDS
 from tests.attribution.runs import failures, trajectory
 
 

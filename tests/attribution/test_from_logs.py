@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq.attribution import read_labelled_failures, trajectory_from_run
 from grampus_uq.errors import DataError
 from grampus_uq.importers import ImportedRun
-from grampus_uq.records import Message, Outcome, ToolCall
-from grampus_uq.vocabulary import Role
+from grampus_uq.learn.attribution import read_labelled_failures, trajectory_from_run
+from grampus_uq.records.values import Message, Outcome, ToolCall
+from grampus_uq.records.vocabulary import Role
 
 
 def write(tmp_path: Path, *rows: dict[str, object]) -> Path:

@@ -9,7 +9,8 @@ from typing import Any
 import anyio
 import pytest
 
-from grampus_uq.attribution import (
+from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError, RateLimitedError
+from grampus_uq.learn.attribution import (
     JudgeScorer,
     LeftFiltration,
     Plan,
@@ -17,9 +18,8 @@ from grampus_uq.attribution import (
     calibrate_async,
     locate_async,
 )
-from grampus_uq.attribution.judge_prompts import ROLES, naive_messages, role_messages, summary_messages
-from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError, RateLimitedError
-from grampus_uq.records import Message
+from grampus_uq.learn.attribution.judge_prompts import ROLES, naive_messages, role_messages, summary_messages
+from grampus_uq.records.values import Message
 from grampus_uq.signals.driver import BudgetExceededError
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.attribution.runs import failures, trajectory

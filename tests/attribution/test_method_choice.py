@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from grampus_uq.attribution import (
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.attribution import (
     AttributionMethod,
     ConstantScorer,
     Envelope,
@@ -23,8 +24,7 @@ from grampus_uq.attribution import (
     fit_step_scorer,
     locate,
 )
-from grampus_uq.attribution.attribute import with_chosen_method
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.attribution.attribute import with_chosen_method
 from tests.attribution.runs import failures, trajectory
 
 

@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from grampus_uq.attribution import MonitorRecord, MonitorRecordScorer, record_features, trajectory_from_events
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import Event, ObservationEvent, OutcomeEvent, StepEvent
-from grampus_uq.records import Outcome, Reading, Step, StepUncertainty, ToolCall
-from grampus_uq.vocabulary import UncertaintyAction, UncertaintyLevel
+from grampus_uq.learn.attribution import MonitorRecord, MonitorRecordScorer, record_features, trajectory_from_events
+from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty, ToolCall
+from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
 from tests.attribution.runs import trajectory
 
 NAN = float("nan")

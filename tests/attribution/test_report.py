@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from grampus_uq.attribution import (
+from grampus_uq.learn.attribution import (
     ConstantScorer,
     Plan,
     RightFiltration,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from grampus_uq.attribution import (
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.learn.attribution import (
     AttributionMethod,
     ConstantScorer,
     Envelope,
@@ -20,7 +21,6 @@ from grampus_uq.attribution import (
     fit_and_calibrate,
     locate,
 )
-from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.stats.aggregation import MaxAggregation
 from tests.attribution.runs import failures
 

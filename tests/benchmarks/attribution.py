@@ -27,7 +27,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.progress import Progress
 
-from grampus_uq.attribution import (
+from grampus_uq.errors import DataError
+from grampus_uq.learn.attribution import (
     AttributionMethod,
     ConstantScorer,
     Envelope,
@@ -45,9 +46,8 @@ from grampus_uq.attribution import (
     cheap_features,
     fit_conditional_logit,
 )
-from grampus_uq.attribution.attribute import FIT_SHARE
-from grampus_uq.attribution.from_logs import read_labelled_failures
-from grampus_uq.errors import DataError
+from grampus_uq.learn.attribution.attribute import FIT_SHARE
+from grampus_uq.learn.attribution.from_logs import read_labelled_failures
 from grampus_uq.models import open_model
 from grampus_uq.stats.aggregation import RaggedBatch, ragged
 from grampus_uq.stats.conformal import conformal_threshold, conformity_at, prediction_sets, whole_rank_size

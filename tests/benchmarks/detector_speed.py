@@ -21,10 +21,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.fit.detector import fit_budget
-from grampus_uq.fit.detector_bank import bank, fit_members
-from grampus_uq.fit.detector_paper import fit_paper_scorer
-from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector import fit_budget
+from grampus_uq.learn.fit.detector_bank import bank, fit_members
+from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.stats.eprocess import Detector, score_rows, start, state_to_json, update
 from grampus_uq.stats.eprocess_json import detector_to_json
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import MissingDependencyError
 from grampus_uq.importers.tau_bench import read_tau_bench
-from grampus_uq.protocols import Embedder
+from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.trajectory import run_components

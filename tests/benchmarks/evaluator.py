@@ -30,9 +30,9 @@ import numpy.typing as npt
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
-from grampus_uq.fit.detector_bank import untrained
-from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
+from grampus_uq.learn.fit.detector_bank import untrained
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.stats.alarm_figures import alarm_figures
 from grampus_uq.stats.calibration import fit_isotonic
 from grampus_uq.stats.calibration_maps import CalibrationMap

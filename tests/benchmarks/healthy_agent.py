@@ -21,18 +21,18 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.engine import advance
-from grampus_uq.estimator import UncertaintyEstimator
-from grampus_uq.fit.detector import fit_detector, threshold_for
-from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.propagator import UncertaintyPropagator
-from grampus_uq.records import Reading, Step
-from grampus_uq.state import Profile, SessionState
+from grampus_uq.core.engine import advance
+from grampus_uq.core.estimator import UncertaintyEstimator
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.propagator import UncertaintyPropagator
+from grampus_uq.core.state import Profile, SessionState
+from grampus_uq.learn.fit.detector import fit_detector, threshold_for
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.records.values import Reading, Step
+from grampus_uq.records.vocabulary import Effect
 from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from grampus_uq.stats.ranks import binomial_interval
-from grampus_uq.vocabulary import Effect
 from tests.benchmarks._report import emit
 
 FloatArray = npt.NDArray[np.float64]

@@ -23,10 +23,10 @@ from rich.progress import track
 
 from grampus_uq import Step, ToolCall
 from grampus_uq.errors import ModelError
-from grampus_uq.model_call import parse_tool_call
 from grampus_uq.signals.equivalence import lexical_similarity, same_wording
 from grampus_uq.signals.p_true import parse_p_true
 from grampus_uq.signals.verbalized import VerbalizedConfidence, hedged_confidence, parse_confidence, parse_number
+from grampus_uq.wire.model_call import parse_tool_call
 from tests.benchmarks._report import emit
 
 SIZES = (25_000, 50_000, 100_000, 200_000)

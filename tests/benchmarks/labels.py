@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.events import StepEvent
 from grampus_uq.recording.codec import decode
+from grampus_uq.records.events import StepEvent
 from grampus_uq.stats.selective import Released, budget_of_wrong_releases, certified_by_count
 from tests.benchmarks._report import emit
 from tests.benchmarks.evaluator import load

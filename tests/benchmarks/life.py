@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.artifacts import ProfileArtifact, load
-from grampus_uq.demo.run import demo_policy
+from grampus_uq.core.state import Profile
+from grampus_uq.demo.demo_run import demo_policy
 from grampus_uq.recording import runs
+from grampus_uq.recording.artifacts import ProfileArtifact, load
+from grampus_uq.recording.replay import replay
 from grampus_uq.recording.runs import Run
-from grampus_uq.replay import replay
-from grampus_uq.state import Profile
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps

@@ -22,7 +22,7 @@ import httpx
 
 from grampus_uq.models import LiteLLMModel, LocalModel, OpenAICompatibleModel
 from grampus_uq.models.model_file import SMOLLM2, find_model_file
-from grampus_uq.records import Message, Role
+from grampus_uq.records.values import Message, Role
 from tests.benchmarks._report import emit
 from tests.models.loopback import good, serving
 

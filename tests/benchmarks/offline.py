@@ -31,12 +31,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.engine import advance
-from grampus_uq.events import Event, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.core.engine import advance
+from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.recording.codec import encode
-from grampus_uq.records import Outcome, Reading, Step, ToolCall
-from grampus_uq.state import Profile, SessionState
-from grampus_uq.vocabulary import Effect
+from grampus_uq.records.events import Event, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.values import Outcome, Reading, Step, ToolCall
+from grampus_uq.records.vocabulary import Effect
 from tests.benchmarks._report import emit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,7 +154,7 @@ def measured(arguments: list[str]) -> dict[str, Any]:
 
 def rows(steps: int, works: list[str], workers: list[int], draws: int, folder: Path) -> Iterator[dict[str, Any]]:
     """A row for each work and number of workers."""
-    from grampus_uq.artifacts import ProfileArtifact, save
+    from grampus_uq.recording.artifacts import ProfileArtifact, save
 
     folder.mkdir(parents=True)
     tell(f"making {steps} steps")

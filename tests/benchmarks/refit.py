@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
-from grampus_uq.fit.detector import fit_detector
-from grampus_uq.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector import fit_detector
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from tests.benchmarks._report import emit

@@ -26,7 +26,7 @@ from typing import Any
 import anyio
 import numpy as np
 
-from grampus_uq.attribution import (
+from grampus_uq.learn.attribution import (
     Attribution,
     AttributionMethod,
     LabelledTrajectory,
@@ -37,17 +37,17 @@ from grampus_uq.attribution import (
     label_run,
     locate,
 )
-from grampus_uq.records import AgentDefinition, Message, ModelResponse, ToolCall
+from grampus_uq.records.values import AgentDefinition, Message, ModelResponse, ToolCall
+from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.inject import InjectedFailure, Injection, inject
 from grampus_uq.runtime.rollback import recover, rollback
+from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
-from grampus_uq.runtime.state import ExecutionResult
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
 from grampus_uq.runtime.unwatched import UNWATCHED
 from grampus_uq.testing import ScriptedModel, answer
-from grampus_uq.vocabulary import Role
 from tests.benchmarks._report import emit
 
 AGENT = AgentDefinition(name="clerk", system_prompt="You add up prices.", max_iterations=200)

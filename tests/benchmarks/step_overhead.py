@@ -41,7 +41,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.state import state_to_json
+from grampus_uq.core.state import state_to_json
 from grampus_uq.testing import ScriptedModel
 from tests.benchmarks._report import emit
 

@@ -24,10 +24,10 @@ import anyio
 
 from grampus_uq import AgentRunner, FunctionTools, ToolCall, open_store, tool
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import Put, SessionStore
 from grampus_uq.testing import answer
-from grampus_uq.vocabulary import AgentStatus, Effect, Role
 from tests.benchmarks._report import emit
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner, scripted
 

@@ -12,7 +12,7 @@ import anyio
 import numpy as np
 import pytest
 
-from grampus_uq.attribution import JudgeScorer
+from grampus_uq.learn.attribution import JudgeScorer
 from grampus_uq.testing import ScriptedModel
 from tests.benchmarks import attribution as benchmark
 

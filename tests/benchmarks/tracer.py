@@ -39,14 +39,14 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import DataError
-from grampus_uq.evaluate.early_warning import ScoredPaths, early_warning
-from grampus_uq.evaluate.risk_scores import ABLATIONS, SCORES, fitted_paths
-from grampus_uq.events import ObservationEvent
-from grampus_uq.fit.tracer import cross_validate_tracer
-from grampus_uq.importers.run import ImportedRun, turns
+from grampus_uq.importers.imported_run import ImportedRun, turns
 from grampus_uq.importers.tau_bench import read_tau_bench
-from grampus_uq.protocols import Embedder
+from grampus_uq.learn.evaluate.early_warning import ScoredPaths, early_warning
+from grampus_uq.learn.evaluate.risk_scores import ABLATIONS, SCORES, fitted_paths
+from grampus_uq.learn.fit.fit_tracer import cross_validate_tracer
 from grampus_uq.recording.trajectories import Trajectory
+from grampus_uq.records.events import ObservationEvent
+from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.structure import StructureState, observe_structure, structure_step

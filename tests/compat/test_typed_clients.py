@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from grampus_uq import Message, Role, ToolCall
-from grampus_uq.model_call import ask_model
-from grampus_uq.protocols import ModelClient, ToolExecutor
+from grampus_uq.records.protocols import ModelClient, ToolExecutor
+from grampus_uq.wire.model_call import ask_model
 from tests.compat import typed_clients
 
 ROOT = Path(__file__).parents[2]

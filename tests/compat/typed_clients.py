@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq import Message, ModelResponse, ToolCall, ToolResult
-from grampus_uq.protocols import ModelClient, ToolExecutor
+from grampus_uq.records.protocols import ModelClient, ToolExecutor
 
 
 class Guides:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from grampus_uq import Message, ModelResponse
+from grampus_uq.core.state import Profile
+from grampus_uq.demo.demo_run import ReadingsOfAnswers, Work, demo_policy
 from grampus_uq.demo.questions import Question
-from grampus_uq.demo.run import ReadingsOfAnswers, Work, demo_policy
-from grampus_uq.monitor import UncertaintyMonitor
-from grampus_uq.protocols import ModelClient
+from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording import RecordingProcessor
-from grampus_uq.state import Profile
+from grampus_uq.records.protocols import ModelClient
 from grampus_uq.testing import answer, top_logprobs
 
 SURE, UNSURE = 0.97, 0.3

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
-from grampus_uq.artifacts import load, match, prompt_hash, tools_hash
 from grampus_uq.cli import main
+from grampus_uq.demo.demo_run import TOOL_SCHEMA
 from grampus_uq.demo.questions import all_questions
-from grampus_uq.demo.run import TOOL_SCHEMA
 from grampus_uq.recording import runs
-from grampus_uq.vocabulary import StopReason
+from grampus_uq.recording.artifacts import load, match, prompt_hash, tools_hash
+from grampus_uq.records.vocabulary import StopReason
 from tests.models.loopback import Loopback, Reply, Request, as_json, chat, failing, serving, tokens
 
 AGENT_OF_THE_DEMO = {"model": "tiny", "prompt_hash": prompt_hash(""), "tools_hash": tools_hash([TOOL_SCHEMA])}

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from grampus_uq.recording import Run, runs
+from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.surprisal import content_surprisal
-from grampus_uq.vocabulary import StopReason
 from tests.telemetry.receivers import otlp_grpc
 
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")

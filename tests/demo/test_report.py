@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from grampus_uq import Profile, Reading, StepUncertainty, TokenUsage, UncertaintyAction
+from grampus_uq.demo.demo_report import FUSED, DemoReport, SignalWorth, summarise
+from grampus_uq.demo.demo_run import Answered, Fate, attend, demo_policy
 from grampus_uq.demo.questions import all_questions, draw
-from grampus_uq.demo.report import FUSED, DemoReport, SignalWorth, summarise
 from grampus_uq.demo.report_json import report_json
-from grampus_uq.demo.run import Answered, Fate, attend, demo_policy
 from grampus_uq.demo.view import Screen, closing_lines, printable, report_view
 from grampus_uq.demo.wiring import DemoPlan, plan_demo
 from grampus_uq.recording import runs
-from grampus_uq.records import utc
+from grampus_uq.records.values import utc
+from grampus_uq.records.vocabulary import MissingReason, UncertaintyLevel
 from grampus_uq.testing import ScriptedModel
-from grampus_uq.vocabulary import MissingReason, UncertaintyLevel
 from tests.demo.examinees import SURE, UNSURE, examinee, work_for
 
 QUESTIONS = draw(all_questions(0), 60, 0)

@@ -10,13 +10,13 @@ import anyio
 import pytest
 
 from grampus_uq import ModelError, RateLimitedError, UncertaintyAction, UncertaintyPolicy, UncertaintyPropagator
+from grampus_uq.core.state import Profile
+from grampus_uq.demo.demo_run import TOOL, Answered, attend, demo_policy
 from grampus_uq.demo.questions import Question, all_questions, draw
-from grampus_uq.demo.run import TOOL, Answered, attend, demo_policy
 from grampus_uq.recording import runs
 from grampus_uq.recording.runs import Run
-from grampus_uq.state import Profile
+from grampus_uq.records.vocabulary import MissingReason, StopReason
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from grampus_uq.vocabulary import MissingReason, StopReason
 from tests.demo.examinees import SURE, UNSURE, examinee, work_for
 
 pytestmark = pytest.mark.anyio

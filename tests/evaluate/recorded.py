@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from grampus_uq.engine import advance
-from grampus_uq.events import Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.core.engine import advance
+from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.recording import encode
-from grampus_uq.records import Outcome, Reading, Step, ToolCall
-from grampus_uq.state import Profile, SessionState
-from grampus_uq.vocabulary import StopReason
+from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.values import Outcome, Reading, Step, ToolCall
+from grampus_uq.records.vocabulary import StopReason
 
 SECRET = "a sentence that only the model and the user may know"
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import ConfigurationError, DataError, ModelTimeoutError
-from grampus_uq.evaluate import ForecastRuns
-from grampus_uq.evaluate.continuation import ContinuationEstimate, RolloutFile, measure_continuations
-from grampus_uq.evaluate.continuation_model import hybrid_audit, plug_in
+from grampus_uq.learn.evaluate import ForecastRuns
+from grampus_uq.learn.evaluate.continuation import ContinuationEstimate, RolloutFile, measure_continuations
+from grampus_uq.learn.evaluate.continuation_model import hybrid_audit, plug_in
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
 

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.evaluate import Censoring, Evaluation, ForecastRuns, StopRow, evaluate, read_recordings
+from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns, StopRow, evaluate, read_recordings
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
 from grampus_uq.stats.weight_schedules import SCHEDULES
 from tests.evaluate.recorded import events, write

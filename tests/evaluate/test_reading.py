@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grampus_uq.core.estimator import UncertaintyEstimator
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.estimator import UncertaintyEstimator
-from grampus_uq.evaluate import ForecastRuns, read_recordings, read_table
-from grampus_uq.events import DecisionEvent
-from grampus_uq.state import Profile
+from grampus_uq.learn.evaluate import ForecastRuns, read_recordings, read_table
+from grampus_uq.records.events import DecisionEvent
+from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_scores import ForecastTraces
-from grampus_uq.vocabulary import StopReason
 from tests.evaluate.recorded import events, write
 
 ONE = [{"verbalized": 0.8}]

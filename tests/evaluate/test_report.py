@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from grampus_uq.cli.evaluate import command
+from grampus_uq.cli.evaluate_command import command
 from grampus_uq.errors import DataError
 from tests.evaluate.recorded import SECRET, events, many, write
 

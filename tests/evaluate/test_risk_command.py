@@ -15,20 +15,20 @@ import pytest
 from click.testing import CliRunner
 
 from grampus_uq import Outcome, Profile, TokenLogprob, ToolCall, UncertaintyMonitor
-from grampus_uq.artifacts import ProfileArtifact, load, save
-from grampus_uq.cli.backtest import command as backtest_command
-from grampus_uq.cli.fit import command as fit_command
-from grampus_uq.cli.risk import command
-from grampus_uq.events import DecisionEvent, OutcomeEvent, StepEvent
-from grampus_uq.fit.backtest import backtest
-from grampus_uq.fit.streams import read_detector_runs
-from grampus_uq.importers.run import events
+from grampus_uq.cli.backtest_command import command as backtest_command
+from grampus_uq.cli.fit_command import command as fit_command
+from grampus_uq.cli.risk_command import command
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.importers.imported_run import events
 from grampus_uq.importers.tau_bench import read_tau_bench
+from grampus_uq.learn.fit.backtest import backtest
+from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording import RecordingProcessor, runs
+from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 from grampus_uq.recording.trajectories import labelled_trajectories, trajectory_of
-from grampus_uq.risk import TracerSettings
+from grampus_uq.records.events import DecisionEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_risk import TracerParameters
-from grampus_uq.vocabulary import StopReason
 
 TRACER = TracerSettings()
 

@@ -40,8 +40,8 @@ from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest, Grant
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
-from grampus_uq.records import ToolCall
-from grampus_uq.vocabulary import Effect, UncertaintyLevel
+from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 
 NOW = 1_000.0
 ANN, EVE = Ed25519Signer.generate(), Ed25519Signer.generate()

@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from grampus_uq import UncertaintyMonitor
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import (
     EXPIRED,
@@ -46,9 +47,8 @@ from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.preconditions import refusal_of
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
-from grampus_uq.policy import UncertaintyPolicy
-from grampus_uq.records import StepUncertainty, ToolCall, Verdict
-from grampus_uq.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict
+from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
 NOW = 1_000.0
 TERMS = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rules")

@@ -23,8 +23,8 @@ from grampus_uq.gate.requests import (
 )
 from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys, signer_from_environment, write_key
-from grampus_uq.records import ToolCall, canonical_json
-from grampus_uq.vocabulary import UncertaintyLevel
+from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.records.vocabulary import UncertaintyLevel
 
 ANN, BOB, EVE = Ed25519Signer.generate(), Ed25519Signer.generate(), Ed25519Signer.generate()
 KEYS = PublicKeys({"ann": ANN.public_key, "bob": BOB.public_key})

@@ -17,14 +17,14 @@ import numpy as np
 from click.testing import CliRunner
 
 from grampus_uq import Outcome, Reading, Step, StopReason, UncertaintyMonitor
-from grampus_uq.artifacts import ProfileArtifact
 from grampus_uq.cli import _group
-from grampus_uq.fit.detector import fit_paper
-from grampus_uq.profiles import FitOptions, fit_profile
-from grampus_uq.profiles.labelled import labelled_runs
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.fit.detector import fit_paper
+from grampus_uq.learn.profiles import FitOptions, fit_profile
+from grampus_uq.learn.profiles.labelled import labelled_runs
+from grampus_uq.recording.artifacts import ProfileArtifact
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, finished_run
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.runtime.watch import CalibrationWatch, FinishedRun, finished_run
-from grampus_uq.state import Profile
 from grampus_uq.stats.calibration_watch import Variant, start_watching, take_run, watch_statuses
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore

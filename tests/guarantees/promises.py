@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from click.testing import CliRunner
 
-from grampus_uq.artifacts import ProfileArtifact, load
 from grampus_uq.cli import _group
-from grampus_uq.profiles import FitOptions, fit_profile
-from grampus_uq.state import Profile
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.profiles import FitOptions, fit_profile
+from grampus_uq.recording.artifacts import ProfileArtifact, load
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.benchmarks._report import emit
 from tests.guarantees.afterwards import (

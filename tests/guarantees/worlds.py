@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq import Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.artifacts import ProfileArtifact
-from grampus_uq.events import Event
+from grampus_uq.core.state import Profile
+from grampus_uq.monitor.session import Session
+from grampus_uq.recording.artifacts import ProfileArtifact
 from grampus_uq.recording.codec import encode
-from grampus_uq.session import Session
-from grampus_uq.state import Profile
+from grampus_uq.records.events import Event
 
 POLICY = UncertaintyPolicy(irreversible_tool_names=["send"])
 BASE = Profile(policy=POLICY)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers import FailureLog, read_failure_logs
-from grampus_uq.vocabulary import Role
+from grampus_uq.records.vocabulary import Role
 from tests.importers.data import data_file
 from tests.importers.test_tau_bench import json_values, replaced
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import ObservationEvent, StepEvent
 from grampus_uq.importers import (
     ImportedRun,
     detect_format,
@@ -22,7 +21,8 @@ from grampus_uq.importers import (
     read_runs,
     read_tau2,
 )
-from grampus_uq.vocabulary import Role, StopReason
+from grampus_uq.records.events import ObservationEvent, StepEvent
+from grampus_uq.records.vocabulary import Role, StopReason
 from tests.importers import samples
 
 

@@ -23,7 +23,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.importers import FORMATS, events, read_runs, read_scores, stream_scores
 from grampus_uq.importers.formats import RunFormat
 from grampus_uq.recording import encode, runs
-from grampus_uq.recording.content import redact, unicode_only
+from grampus_uq.recording.kept_content import redact, unicode_only
 from tests.importers import samples
 from tests.importers.test_own_spans import recorded  # noqa: F401 (a fixture)
 

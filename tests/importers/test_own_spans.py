@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import StepEvent
 from grampus_uq.importers import events, read_otlp
-from grampus_uq.monitor import UncertaintyMonitor
+from grampus_uq.monitor.monitor import UncertaintyMonitor
+from grampus_uq.records.events import StepEvent
 
 SAID = ['Paris. {"confidence": 0.9}', "no number here", 'Lyon. {"confidence": 0.2}']
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from grampus_uq.engine import advance
-from grampus_uq.events import ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.core.engine import advance
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.importers import events, read_failure_logs, read_tau_bench, turns
-from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.recording import RecordingProcessor, runs
-from grampus_uq.records import Reading, Step
-from grampus_uq.state import Profile, SessionState
-from grampus_uq.vocabulary import UncertaintyAction
+from grampus_uq.records.events import ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.values import Reading, Step
+from grampus_uq.records.vocabulary import UncertaintyAction
 from tests.importers.data import data_file
 from tests.importers.test_failure_logs import log
 from tests.importers.test_failure_logs import read as read_logs

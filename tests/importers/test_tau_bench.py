@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers import ImportedRun, read_tau_bench
-from grampus_uq.importers.run import events
+from grampus_uq.importers.imported_run import events
 from grampus_uq.recording.codec import encode
-from grampus_uq.records import ToolCall
-from grampus_uq.vocabulary import Role, StopReason
+from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import Role, StopReason
 from grampus_uq.wire.calls import UNPARSED, is_unparsed
 from tests.importers.data import data_file
 

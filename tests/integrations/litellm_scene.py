@@ -21,8 +21,8 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # no look-up of prices on t
 import litellm
 
 from grampus_uq import ConfigurationError, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.events import Event, StepEvent
 from grampus_uq.integrations.litellm import UncertaintyCallback
+from grampus_uq.records.events import Event, StepEvent
 from grampus_uq.testing import HANG, ScriptedModel
 from tests.models.loopback import Loopback, Reply, Request, as_json, chat, serving
 

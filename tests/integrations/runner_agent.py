@@ -19,12 +19,12 @@ from grampus_uq import (
     open_store,
 )
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse
+from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.ledger import session_key
-from grampus_uq.runtime.state import ExecutionResult
+from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedModel, answer
-from grampus_uq.vocabulary import AgentStatus, Role
 
 AGENT = AgentDefinition(name="clerk", model="scripted", system_prompt="You settle accounts.")
 SUB_AGENT = AgentDefinition(name="delegate", model="scripted", system_prompt="You pay.")

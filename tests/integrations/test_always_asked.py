@@ -69,9 +69,9 @@ def test_a_name_in_the_policy_that_fits_no_tool_of_the_agent_is_logged_at_its_fi
     adapter: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     setup = Asking(folder=tmp_path, script=play(SURE), irreversible=(f"trasnfer_{adapter}", "Pay", "lookUp"))
-    with caplog.at_level(logging.WARNING, logger="grampus_uq.session"):
+    with caplog.at_level(logging.WARNING, logger="grampus_uq.monitor.session"):
         lived(adapter, setup)
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "grampus_uq.session"]
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "grampus_uq.monitor.session"]
     assert said.startswith(f"the policy protects ('trasnfer_{adapter}',), and none of the agent's tools is named so")
     assert "'look_up'" in said
     assert "'pay'" in said

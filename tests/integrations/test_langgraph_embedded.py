@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq.events import DecisionEvent, StepEvent
 from grampus_uq.recording import read
+from grampus_uq.records.events import DecisionEvent, StepEvent
 
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
 pytest.importorskip("langgraph.checkpoint.sqlite", reason="the extra langgraph is not installed")

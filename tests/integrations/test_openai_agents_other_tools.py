@@ -29,7 +29,7 @@ from grampus_uq import ApprovalError, ApprovalPolicy, DataError, UncertaintyMoni
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
-from grampus_uq.records import Step
+from grampus_uq.records.values import Step
 
 set_tracing_disabled(True)
 pytestmark = pytest.mark.anyio

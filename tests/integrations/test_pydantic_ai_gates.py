@@ -16,7 +16,7 @@ from pydantic_ai.toolsets import AbstractToolset, WrapperToolset
 
 from grampus_uq import ConfigurationError, UncertaintyError, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.pydantic_ai import pending, resume, waiting
-from grampus_uq.records import Step
+from grampus_uq.records.values import Step
 from tests.integrations.test_pydantic_ai_carried import Bank, pay, says, sign
 
 pytestmark = pytest.mark.anyio

@@ -24,9 +24,9 @@ from grampus_uq.errors import (
     RateLimitedError,
     UnsupportedByModelError,
 )
-from grampus_uq.models.litellm import LiteLLMModel
-from grampus_uq.models.side_loop import on_side_loop
-from grampus_uq.records import Message, ModelResponse, Role, ToolCall
+from grampus_uq.models.litellm_model import LiteLLMModel
+from grampus_uq.models.loop_thread import on_side_loop
+from grampus_uq.records.values import Message, ModelResponse, Role, ToolCall
 from tests.models.conftest import Runner
 from tests.models.loopback import (
     Behaviour,

@@ -20,8 +20,8 @@ import pytest
 
 from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
 from grampus_uq.models.local import LocalModel
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse, Role
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse, Role
 from tests.models.conftest import Runner
 
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")

@@ -22,8 +22,8 @@ from grampus_uq.errors import (
     UnsupportedByModelError,
 )
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse, Role, ToolCall
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse, Role, ToolCall
 from tests.models.conftest import Runner
 from tests.models.loopback import (
     Behaviour,

@@ -14,8 +14,8 @@ import anyio.lowlevel
 import pytest
 
 from grampus_uq.errors import ConfigurationError, ModelError, UnsupportedByModelError
-from grampus_uq.protocols import ModelClient
-from grampus_uq.records import Message, ModelResponse, Role, TokenUsage, ToolCall
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse, Role, TokenUsage, ToolCall
 from grampus_uq.testing import HANG, ScriptedModel, ScriptExhaustedError, answer, top_logprobs
 
 ASK = (Message(role=Role.USER, content="Capital of France?"),)

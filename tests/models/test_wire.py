@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models.wire import CallOptions, parse_completion, request_body, wire_messages
-from grampus_uq.records import Message, ModelResponse, Role, TokenLogprob, ToolCall
+from grampus_uq.records.values import Message, ModelResponse, Role, TokenLogprob, ToolCall
 from tests.models.loopback import chat, tokens
 
 # What llama.cpp's server (build of xllamacpp 2026.10.11549) answered to "Capital of France?", SmolLM2-135M, two tokens.

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from grampus_uq import ConfigurationError
-from grampus_uq.artifacts import ProfileArtifact, save
 from grampus_uq.cli import _group
-from grampus_uq.profiles import FitOptions, fit_profile, judge_run
-from grampus_uq.profiles.comparing import Comparison, compare_profiles
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.profiles import FitOptions, fit_profile, judge_run
+from grampus_uq.learn.profiles.comparing import Comparison, compare_profiles
 from grampus_uq.recording import runs
-from grampus_uq.state import Profile
+from grampus_uq.recording.artifacts import ProfileArtifact, save
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
 from tests.profiles.recorded import POLICY, record

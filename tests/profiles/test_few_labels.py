@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner
 
 from grampus_uq import Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor
-from grampus_uq.artifacts import load, save
 from grampus_uq.cli import _group
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.profiles import FitOptions, fit_profile
-from grampus_uq.profiles.labelled import labelled_runs
+from grampus_uq.learn.profiles import FitOptions, fit_profile
+from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording import RecordingProcessor
-from grampus_uq.replay import replay_all
-from grampus_uq.vocabulary import Effect
+from grampus_uq.recording.artifacts import load, save
+from grampus_uq.recording.replay import replay_all
+from grampus_uq.records.vocabulary import Effect
 from tests.guarantees.worlds import BASE, CALL, FITTING, POLICY, World, record
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")

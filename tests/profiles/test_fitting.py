@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import ConfigurationError, Outcome, Reading, Step, ToolCall, UncertaintyMonitor
-from grampus_uq.artifacts import load, save
 from grampus_uq.cli import _group
-from grampus_uq.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
-from grampus_uq.profiles.chance import MOST_STEPS, _enough
-from grampus_uq.profiles.labelled import labelled_runs
-from grampus_uq.profiles.splitting import held_out_runs
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
+from grampus_uq.learn.profiles.chance import MOST_STEPS, _enough
+from grampus_uq.learn.profiles.labelled import labelled_runs
+from grampus_uq.learn.profiles.splitting import held_out_runs
 from grampus_uq.recording import RecordingProcessor, runs
-from grampus_uq.replay import replay
-from grampus_uq.risk import TracerSettings
-from grampus_uq.state import Profile
+from grampus_uq.recording.artifacts import load, save
+from grampus_uq.recording.replay import replay
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.profiles.recorded import HASH, POLICY, record
 
@@ -92,7 +92,7 @@ def test_no_run_teaches_what_it_sets_a_threshold_for(folder: Path, fitted: Profi
     assert set(fitted.detector.report.threshold_ids) <= {i for i, h in zip(read.ids, held, strict=True) if h}
     learned = {i for i, h in zip(read.ids, held, strict=True) if not h}
     assert not learned & set(fitted.detector.report.threshold_ids)
-    from grampus_uq.fit.calibration import fit_fusion
+    from grampus_uq.learn.fit.fit_calibration import fit_fusion
 
     names = [name for name in read.streams if name not in ("fused", "propagated")]
     alone = fit_fusion({name: read.traces(name).select(~held) for name in names}, read.success[~held])

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from grampus_uq import Effect, Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.fit.streams import read_detector_runs
-from grampus_uq.profiles.labelled import labelled_runs
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.fit.streams import read_detector_runs
+from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording import RecordingProcessor, runs
-from grampus_uq.recording.standing import standing
-from grampus_uq.state import Profile
+from grampus_uq.recording.eligibility import standing
 
 RHO = 0.25
 POLICY = UncertaintyPolicy(irreversible_tool_names=["send"])

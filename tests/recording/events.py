@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
-from grampus_uq.events import (
+from grampus_uq.records.events import (
     DecisionEvent,
     Event,
     ObservationEvent,
@@ -15,9 +15,9 @@ from grampus_uq.events import (
     SessionStarted,
     StepEvent,
 )
-from grampus_uq.records import Outcome, Reading, Step, StepUncertainty, TokenLogprob, ToolCall
-from grampus_uq.vocabulary import Effect, MissingReason, StopReason, UncertaintyAction, UncertaintyLevel
-from grampus_uq.vocabulary import UncertaintySource as Source
+from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty, TokenLogprob, ToolCall
+from grampus_uq.records.vocabulary import Effect, MissingReason, StopReason, UncertaintyAction, UncertaintyLevel
+from grampus_uq.records.vocabulary import UncertaintySource as Source
 
 texts = st.text(max_size=40)
 names = st.none() | texts

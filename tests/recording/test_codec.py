@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import Event, OutcomeEvent, StepEvent
 from grampus_uq.recording import decode, encode
 from grampus_uq.recording.codec import MAX_DEPTH
-from grampus_uq.records import Outcome, TokenLogprob, ToolCall
+from grampus_uq.records.events import Event, OutcomeEvent, StepEvent
+from grampus_uq.records.values import Outcome, TokenLogprob, ToolCall
 from tests.recording.events import events, session, started, step_event
 
 GOLDEN = Path(__file__).with_name("golden_v1.jsonl")

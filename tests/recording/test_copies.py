@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.cli import _group
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
-from grampus_uq.evaluate import read_recordings
-from grampus_uq.events import Event, OutcomeEvent
-from grampus_uq.profiles.labelled import labelled_runs
+from grampus_uq.learn.evaluate import read_recordings
+from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording import Label, encode, label, pack
-from grampus_uq.recording.content import redact
 from grampus_uq.recording.copies import copies, distinct_runs
+from grampus_uq.recording.kept_content import redact
 from grampus_uq.recording.runs import Run
-from grampus_uq.records import Outcome
-from grampus_uq.state import Profile
+from grampus_uq.records.events import Event, OutcomeEvent
+from grampus_uq.records.values import Outcome
 from tests.evaluate.recorded import events, many, write
 
 MADE = many(6, np.random.default_rng(0))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq.events import (
+from grampus_uq.records.events import (
     DecisionEvent,
     ObservationEvent,
     OutcomeEvent,
@@ -17,9 +17,9 @@ from grampus_uq.events import (
     StepEvent,
     TrajectoryReading,
 )
-from grampus_uq.records import Outcome, Reading, Step, StepUncertainty, TokenLogprob, ToolCall
+from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty, TokenLogprob, ToolCall
+from grampus_uq.records.vocabulary import Effect, StopReason, UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.trajectory_risk import StepComponents
-from grampus_uq.vocabulary import Effect, StopReason, UncertaintyAction, UncertaintyLevel
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recordings.md").read_text(encoding="utf-8")
 NAMED = set(re.findall(r"`([^`\s]+)`", PAGE.partition("## The format, version 1")[2]))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq.events import StepEvent
 from grampus_uq.recording import TornLine, read
+from grampus_uq.records.events import StepEvent
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks its writers")

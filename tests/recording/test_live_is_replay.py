@@ -9,12 +9,12 @@ from typing import Any
 import anyio
 import pytest
 
-from grampus_uq.monitor import UncertaintyMonitor
-from grampus_uq.policy import UncertaintyPolicy
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording import RecordingProcessor, find_run, validate
-from grampus_uq.records import Outcome, TokenLogprob, ToolCall
-from grampus_uq.replay import replay_file
-from grampus_uq.vocabulary import Effect
+from grampus_uq.recording.replay import replay_file
+from grampus_uq.records.values import Outcome, TokenLogprob, ToolCall
+from grampus_uq.records.vocabulary import Effect
 
 TEXTS = [
     'I am sure. {"confidence": 0.95}',

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
-from grampus_uq.events import SessionStarted
-from grampus_uq.policy import UncertaintyPolicy
 from grampus_uq.recording import (
     Label,
     encode,
@@ -27,8 +27,8 @@ from grampus_uq.recording import (
     validate,
 )
 from grampus_uq.recording.packed import PackedWriter, row_groups
-from grampus_uq.replay import replay, replay_all, replay_file
-from grampus_uq.state import Profile
+from grampus_uq.recording.replay import replay, replay_all, replay_file
+from grampus_uq.records.events import SessionStarted
 from tests.evaluate.recorded import events, many, write
 
 pytest.importorskip("pyarrow")

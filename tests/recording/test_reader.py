@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
-from grampus_uq.events import Event
 from grampus_uq.recording import RecordingProcessor, TornLine, encode, read
 from grampus_uq.recording.reader import scan
+from grampus_uq.records.events import Event
 from tests.recording.events import session, started, step_event
 
 

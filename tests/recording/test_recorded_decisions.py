@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from grampus_uq import UncertaintyAction, UncertaintyPolicy, artifacts
-from grampus_uq.evaluate.from_recordings import read_recordings
-from grampus_uq.events import DecisionEvent
+from grampus_uq.core.state import Profile
+from grampus_uq.learn.evaluate.from_recordings import read_recordings
 from grampus_uq.recording.codec import decode, encode
+from grampus_uq.recording.eligibility import standing
+from grampus_uq.recording.replay import replay_all, replay_file
 from grampus_uq.recording.runs import find_run, runs, summarise
-from grampus_uq.recording.standing import standing
-from grampus_uq.replay import replay_all, replay_file
-from grampus_uq.state import Profile
+from grampus_uq.records.events import DecisionEvent
 
 FOLDER = Path(__file__).with_name("golden_decisions")
 NAMES = ("tiers", "critical", "detector")

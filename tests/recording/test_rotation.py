@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from grampus_uq import Outcome, UncertaintyMonitor
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import SessionStarted
 from grampus_uq.recording import Label, RecordingProcessor, find_run, label, read, runs, validate
-from grampus_uq.replay import replay_file
+from grampus_uq.recording.replay import replay_file
+from grampus_uq.records.events import SessionStarted
 from tests.scripted_runs import Captured, acts, play, watch
 
 
@@ -133,7 +133,7 @@ def test_a_part_that_a_killed_writer_left_torn_is_set_aside_and_the_next_part_is
 def test_two_processes_that_rotate_one_session_lose_and_mix_nothing(tmp_path):
     program = f"""
         import sys
-        from grampus_uq.events import SessionStarted
+        from grampus_uq.records.events import SessionStarted
         from grampus_uq.recording import RecordingProcessor
         with RecordingProcessor({str(tmp_path)!r}, rotate_bytes=2000, fsync="none") as recorder:
             for number in range(300):

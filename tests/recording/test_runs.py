@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
-from grampus_uq.events import DecisionEvent, Event, OutcomeEvent
 from grampus_uq.recording import (
     Label,
     RecordingProcessor,
@@ -30,8 +29,9 @@ from grampus_uq.recording import (
     validate,
 )
 from grampus_uq.recording.table import TABLE_COLUMNS
-from grampus_uq.records import Outcome
-from grampus_uq.vocabulary import StopReason, UncertaintyAction
+from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent
+from grampus_uq.records.values import Outcome
+from grampus_uq.records.vocabulary import StopReason, UncertaintyAction
 from tests.recording.events import START_S, session, started, step_event
 
 

@@ -17,12 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
-from grampus_uq.protocols import Processor
 from grampus_uq.recording import MAX_LINE_BYTES, RecordingProcessor, decode, encode, file_name, read, redact
 from grampus_uq.recording.syncing import Syncer
-from grampus_uq.records import Outcome, TokenLogprob
-from grampus_uq.vocabulary import UncertaintyAction
+from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.protocols import Processor
+from grampus_uq.records.values import Outcome, TokenLogprob
+from grampus_uq.records.vocabulary import UncertaintyAction
 from tests.recording.events import events, session, started, step_event
 
 KEY = b"k" * 32

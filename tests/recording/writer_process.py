@@ -16,8 +16,8 @@ import signal
 import sys
 import time
 
-from grampus_uq.events import Event
 from grampus_uq.recording import RecordingProcessor, encode
+from grampus_uq.records.events import Event
 from tests.recording.events import step_event
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from grampus_uq import AgentDefinition, AgentRunner, FunctionTools, UncertaintyMonitor, tool
-from grampus_uq.records import Message, ModelResponse, ToolCall
+from grampus_uq.records.values import Message, ModelResponse, ToolCall
+from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.testing import ScriptedModel, answer
-from grampus_uq.vocabulary import Effect, Role
 
 AGENT = AgentDefinition(name="mailer", model="scripted", system_prompt="You send mail.")
 

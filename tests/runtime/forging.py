@@ -24,12 +24,12 @@ from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, HmacSigner, PublicKeys
-from grampus_uq.records import ToolCall
+from grampus_uq.records.values import ToolCall
+from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime.store import Delete, Drop, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.testing import answer
-from grampus_uq.vocabulary import Effect
 from tests.runtime.agents import AGENT, scripted
 
 ANN, EVE = Ed25519Signer.generate(), Ed25519Signer.generate()

@@ -29,13 +29,13 @@ import anyio
 from grampus_uq import AgentRunner, FunctionTools, SessionError, ToolCall, UncertaintyMonitor, open_store, tool
 from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase, CallRecord, cleared
+from grampus_uq.records.vocabulary import AgentStatus, Effect
 from grampus_uq.runtime.audit import AuditLog, unknown_calls
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.state import ExecutionResult
+from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.testing import answer
-from grampus_uq.vocabulary import AgentStatus, Effect
 from tests.runtime.agents import AGENT, results_by_call, scripted
 
 LEASE_S = 0.05

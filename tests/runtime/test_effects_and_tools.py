@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from grampus_uq import ConfigurationError, FunctionTools, Tool, ToolCall, ToolEffects, tool
+from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime.tools import call_executor
-from grampus_uq.vocabulary import Effect
 
 EFFECTS = st.sampled_from(list(Effect))
 DANGER = {Effect.READ: 0, Effect.REVERSIBLE: 1, Effect.UNKNOWN: 1, Effect.IRREVERSIBLE: 2}

@@ -23,12 +23,12 @@ from grampus_uq import (
     open_store,
     tool,
 )
-from grampus_uq.events import Event, OutcomeEvent
-from grampus_uq.records import Message, ModelResponse
+from grampus_uq.records.events import Event, OutcomeEvent
+from grampus_uq.records.values import Message, ModelResponse
+from grampus_uq.records.vocabulary import AgentStatus, Effect, UncertaintyAction
 from grampus_uq.runtime.audit import AuditLog, unknown_calls
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from grampus_uq.vocabulary import AgentStatus, Effect, UncertaintyAction
 from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner, scripted
 
 ROOT = Path(__file__).parents[2]

@@ -13,22 +13,22 @@ import pytest
 from click.testing import CliRunner
 
 from grampus_uq import AgentRunner, AgentStatus, FunctionTools, ToolCall, open_store, tool
-from grampus_uq.cli.approvals import command as approvals_command
-from grampus_uq.cli.prune import command as prune_command
-from grampus_uq.cli.stop import command as stop_command
+from grampus_uq.cli.approvals_command import command as approvals_command
+from grampus_uq.cli.prune_command import command as prune_command
+from grampus_uq.cli.stop_command import command as stop_command
 from grampus_uq.errors import ConfigurationError, GrampusError, SessionConflictError, StoreError
-from grampus_uq.records import Message
+from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.hold import Hold
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
-from grampus_uq.runtime.state import AgentState
+from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.session_lease import Hold
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, order_stop
 from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from grampus_uq.vocabulary import Effect, Role
 from tests.runtime.agents import AGENT, SEND_ONE, World, look, runner, scripted
 
 pytestmark = pytest.mark.anyio

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from grampus_uq import AgentDefinition, AgentRunner, ConfigurationError, SessionError, UncertaintyMonitor
-from grampus_uq.attribution import LabelledTrajectory, label_run
-from grampus_uq.attribution.trajectory import Trajectory
-from grampus_uq.records import Message, ModelResponse, ToolCall
+from grampus_uq.learn.attribution import LabelledTrajectory, label_run
+from grampus_uq.learn.attribution.failed_trajectory import Trajectory
+from grampus_uq.records.values import Message, ModelResponse, ToolCall
+from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.inject import FAULTS, InjectedFailure, Injection, inject
 from grampus_uq.runtime.rollback import rollback
-from grampus_uq.runtime.state import ExecutionResult
+from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
 from grampus_uq.testing import ScriptedModel, answer
-from grampus_uq.vocabulary import AgentStatus, Role
 
 pytestmark = pytest.mark.anyio
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq import AgentRunner, AgentStatus, ConfigurationError, FunctionTools, ToolCall, tool
-from grampus_uq.records import Message, ToolResult
+from grampus_uq.records.values import Message, ToolResult
+from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.testing import answer
-from grampus_uq.vocabulary import Effect, Role
-from grampus_uq.wire.whole_text import MAX_TEXT_CHARACTERS
+from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS
 from tests.runtime.agents import AGENT, World, mail, results_by_call, runner, scripted
 
 pytestmark = pytest.mark.anyio

@@ -15,6 +15,7 @@ import pytest
 
 from grampus_uq import UNWATCHED, AgentRunner, AgentStatus, FunctionTools, open_store, tool
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime import store as store_module
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.store import SCHEMA_VERSION, SessionStore
@@ -24,7 +25,6 @@ from grampus_uq.runtime.stores.postgres import PostgresStore
 from grampus_uq.runtime.stores.redis import RedisStore
 from grampus_uq.runtime.stores.sqlite import MIGRATIONS, SQLiteStore
 from grampus_uq.testing import answer
-from grampus_uq.vocabulary import Effect
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
 
 pytestmark = pytest.mark.anyio

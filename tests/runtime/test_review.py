@@ -37,22 +37,22 @@ from grampus_uq import (
     open_store,
     tool,
 )
-from grampus_uq.cli.approvals import command as approvals_command
-from grampus_uq.cli.stop import command as stop_command
+from grampus_uq.cli.approvals_command import command as approvals_command
+from grampus_uq.cli.stop_command import command as stop_command
 from grampus_uq.errors import ApprovalError, ModelError, SessionError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.records import ModelResponse, ToolCall, ToolResult
+from grampus_uq.records.values import ModelResponse, ToolCall, ToolResult
+from grampus_uq.records.vocabulary import AgentStatus, Effect, UncertaintyLevel
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger, session_key
-from grampus_uq.runtime.state import AgentState
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.testing import ScriptedModel, answer
-from grampus_uq.vocabulary import AgentStatus, Effect, UncertaintyLevel
 from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner, scripted
 
 pytestmark = pytest.mark.anyio

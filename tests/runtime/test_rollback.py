@@ -30,7 +30,8 @@ from grampus_uq import (
     open_store,
     tool,
 )
-from grampus_uq.attribution import (
+from grampus_uq.errors import ApprovalError, StoreError
+from grampus_uq.learn.attribution import (
     Plan,
     StepFunctionScorer,
     SuffixEnvelope,
@@ -38,18 +39,17 @@ from grampus_uq.attribution import (
     locate,
     trajectory_from_run,
 )
-from grampus_uq.attribution.result import Attribution
-from grampus_uq.errors import ApprovalError, StoreError
-from grampus_uq.records import Message, ModelResponse, ToolCall
+from grampus_uq.learn.attribution.result import Attribution
+from grampus_uq.records.values import Message, ModelResponse, ToolCall
+from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.checkpoints import checkpoints_of
+from grampus_uq.runtime.restart_points import restart_step, run_of, what_failed
 from grampus_uq.runtime.rollback import branches, recover, rollback
-from grampus_uq.runtime.state import ExecutedCall, ExecutionResult
+from grampus_uq.runtime.run_state import ExecutedCall, ExecutionResult
 from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.runtime.suspects import restart_step, run_of, what_failed
 from grampus_uq.testing import ScriptedModel, answer
-from grampus_uq.vocabulary import AgentStatus, Effect, Role
 from tests.attribution.runs import assuming, failures
 
 pytestmark = pytest.mark.anyio

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import StoreError
-from grampus_uq.records import Message, ToolCall
+from grampus_uq.records.values import Message, ToolCall
+from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
-from grampus_uq.vocabulary import Role
 
 messages = st.builds(
     Message,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pydantic import JsonValue
 
 from grampus_uq.gate.requests import ApprovalDecision
-from grampus_uq.records import Message, ModelResponse, ToolCall
+from grampus_uq.records.values import Message, ModelResponse, ToolCall
+from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from grampus_uq.vocabulary import AgentStatus, Role
 from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner
 
 CALLS = st.lists(st.sampled_from(["mail", "look", "unknown_tool", "bad_arguments", "same_id", "no_id"]), max_size=4)

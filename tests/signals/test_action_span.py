@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.action_span import ActionEntropy, ActionProbability, action_tokens
-from grampus_uq.signals.logprobs import entropy_confidence, mean_token_probability
+from grampus_uq.signals.token_signals import entropy_confidence, mean_token_probability
 
 SEARCH = ToolCall(id="1", name="search", arguments={"q": "x"})
 OBJECT = '{"name": "search", "arguments": {"q": "x"}}'

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import ConfigurationError, Message, Role, UncertaintyMonitor
-from grampus_uq.protocols import Processor
-from grampus_uq.records import Reading, Step, TokenLogprob, ToolCall
+from grampus_uq.records.protocols import Processor
+from grampus_uq.records.values import Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.signals.claim import MAX_TOKENS, ClaimProbability, least_new_word_probability, requested_words
 
 FRANCE = frozenset({"the", "capital", "of", "france", "is"})

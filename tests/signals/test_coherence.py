@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.protocols import Embedder
-from grampus_uq.records import Step, TokenLogprob, ToolCall
+from grampus_uq.records.protocols import Embedder
+from grampus_uq.records.values import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.coherence import agent_coherence_gap, user_coordination_gap
 from grampus_uq.signals.components import ObservedStep, sense_step, sense_step_in_thread, unsensed
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
@@ -33,7 +33,7 @@ from grampus_uq.signals.text import (
     turn_of_step,
 )
 from grampus_uq.signals.trajectory import ComponentSettings, ComponentState, advance, run_components
-from grampus_uq.stats.content import STOP_WORDS
+from grampus_uq.stats.content_words import STOP_WORDS
 from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_score
 from tests.signals import _transcription as paper
 

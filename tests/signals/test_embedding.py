@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.protocols import Embedder
+from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import (
     CachedEmbedder,
     CallableEmbedder,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grampus_uq import MissingReason, Step, TokenLogprob, ToolCall
 from grampus_uq.signals.action_span import ActionEntropy, ActionProbability, token_readings
 from grampus_uq.signals.claim import ClaimProbability
-from grampus_uq.signals.logprobs import (
+from grampus_uq.signals.token_signals import (
     SequenceProbability,
     TokenEntropy,
     TokenProbability,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import grampus_uq.signals.standing as standing
+import grampus_uq.signals.statement_context as standing
 from grampus_uq.signals.plain_answer import plain_answer
 from grampus_uq.signals.verbalized import _parsed
 

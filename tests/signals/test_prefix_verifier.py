@@ -21,7 +21,7 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.errors import ConfigurationError, RateLimitedError
-from grampus_uq.events import StepEvent
+from grampus_uq.records.events import StepEvent
 from grampus_uq.signals.driver import sense_one
 from grampus_uq.signals.prefix_verifier import PrefixVerifier, parse_percentage, verifier_messages, weighted_percentage
 from grampus_uq.signals.quoting import quoted

@@ -7,7 +7,7 @@ import pytest
 
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.repetition import hybrid_repetition, lexical_overlap
-from grampus_uq.stats.content import content_words
+from grampus_uq.stats.content_words import content_words
 
 
 def of(turn: str, *earlier: str) -> float:

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import Profile, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import DataError
-from grampus_uq.events import Event, StepEvent
-from grampus_uq.release import ReleaseRule
-from grampus_uq.session import Session
+from grampus_uq.monitor.session import Session
+from grampus_uq.records.events import Event, StepEvent
+from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.signals.structure import COUNTS, StructureState, counted
 from grampus_uq.stats.fusion import COUNT, FusedReading, LogisticFusion, is_count
-from grampus_uq.vocabulary import UncertaintyAction
 from grampus_uq.wire.calls import UNPARSED
 
 TEXTS = ("", "I cannot do that, sorry.", "Actually, let me try again.", "Fine.", "No, I don't.")

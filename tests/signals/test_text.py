@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from grampus_uq.events import ObservationEvent
-from grampus_uq.records import Step, TokenLogprob, ToolCall
+from grampus_uq.records.events import ObservationEvent
+from grampus_uq.records.values import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.text import (
     READ_CHARACTERS,
     SENTINELS,

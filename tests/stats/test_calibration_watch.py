@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.detector import fit_budget
-from grampus_uq.fit.detector_runs import detector_runs
+from grampus_uq.learn.fit.detector import fit_budget
+from grampus_uq.learn.fit.detector_runs import detector_runs
 from grampus_uq.stats.calibration_watch import (
     REFERENCE_RUNS,
     CalibrationWatchState,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.content import STOP_WORDS, content_tokens, content_words
+from grampus_uq.stats.content_words import STOP_WORDS, content_tokens, content_words
 from grampus_uq.stats.surprisal import MAX_SURPRISAL, content_surprisal
 
 

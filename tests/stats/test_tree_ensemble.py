@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.fit.detector_bank import boosted_trees, fit_boosting, read_trees
+from grampus_uq.learn.fit.detector_bank import boosted_trees, fit_boosting, read_trees
 from grampus_uq.stats.tree_ensemble import TreeEnsemble, evaluate_many, evaluate_one, from_json, to_json
 
 STUMP: dict[str, Any] = {

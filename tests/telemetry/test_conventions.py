@@ -14,7 +14,7 @@ from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
 from grampus_uq import Effect, Message, Reading, Role, ToolCall
-from grampus_uq.events import StepEvent, TrajectoryReading
+from grampus_uq.records.events import StepEvent, TrajectoryReading
 from grampus_uq.stats.trajectory_risk import StepComponents
 from grampus_uq.telemetry.conventions import ATTRIBUTES, EVALUATION, PARENT
 from grampus_uq.telemetry.instruments import INSTRUMENTS

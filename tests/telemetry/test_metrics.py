@@ -18,11 +18,11 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from grampus_uq import Effect, Message, Outcome, Reading, Role, Step, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import DecisionEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.events import DecisionEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.stats.eprocess_thresholds import Mode
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
 from grampus_uq.telemetry.instruments import INSTRUMENTS
-from grampus_uq.telemetry.labels import BoundedLabel
+from grampus_uq.telemetry.metric_labels import BoundedLabel
 from grampus_uq.testing import ScriptedModel, answer
 from tests.scripted_runs import Captured, acts, play, watch
 

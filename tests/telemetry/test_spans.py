@@ -24,7 +24,7 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.events import StepEvent
+from grampus_uq.records.events import StepEvent
 from grampus_uq.telemetry.span_attributes import estimate_attributes
 from grampus_uq.telemetry.spans import SpanEmitter, resolve_tracer
 from grampus_uq.testing import ScriptedModel, top_logprobs

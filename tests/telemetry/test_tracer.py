@@ -134,7 +134,7 @@ def test_spans_arrive_by_http(http_receiver, path, protocol):
     ],
 )
 def test_the_endpoint_says_which_protocol_it_speaks(endpoint, kind):
-    from grampus_uq.telemetry.otlp import span_exporter
+    from grampus_uq.telemetry.otlp_exporter import span_exporter
 
     exporter = span_exporter(endpoint, owner="GrampusTracer")
     try:

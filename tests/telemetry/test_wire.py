@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from grampus_uq import Effect, Message, Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.events import StepEvent
+from grampus_uq.records.events import StepEvent
 from grampus_uq.telemetry import GrampusMeters, GrampusTracer, MetricsProcessor
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 from grampus_uq.testing import ScriptedModel, answer

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq.records import ToolCall
+from grampus_uq.records.values import ToolCall
 from grampus_uq.wire.calls import MAX_ARGUMENT_CHARACTERS, UNPARSED, is_unparsed, read_arguments, read_call
 
 PAY = ToolCall(id="c1", name="pay", arguments={"amount": 5})

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
 
-from grampus_uq.records import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
-from grampus_uq.vocabulary import Role
+from grampus_uq.records.values import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
+from grampus_uq.records.vocabulary import Role
 from grampus_uq.wire import read_call, read_logprobs, read_messages, read_response, read_usage
 from tests.wire.test_calls import VALUES, Hostile
 

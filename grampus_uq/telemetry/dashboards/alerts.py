@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.telemetry.dashboards.names import prometheus_name
+from grampus_uq.telemetry.dashboards.metric_names import prometheus_name
 
 __all__ = ["Limits", "alert_rules"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from grampus_uq.telemetry.dashboards.names import prometheus_name
+from grampus_uq.telemetry.dashboards.metric_names import prometheus_name
 from grampus_uq.telemetry.dashboards.panels import PANELS, Panel
 
 __all__ = ["UID", "dashboard"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from grampus_uq.telemetry.dashboards.names import prometheus_name
+from grampus_uq.telemetry.dashboards.metric_names import prometheus_name
 
 __all__ = ["PANELS", "Panel", "Query", "panels"]
 

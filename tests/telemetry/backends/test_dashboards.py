@@ -16,7 +16,7 @@ import grampus_uq.telemetry.dashboards as package
 from grampus_uq.cli import main
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.telemetry.dashboards import PANELS, Limits, alert_rules, dashboard, stack_files, write_stack
-from grampus_uq.telemetry.dashboards.names import prometheus_name
+from grampus_uq.telemetry.dashboards.metric_names import prometheus_name
 from grampus_uq.telemetry.dashboards.stack import IMAGES
 from grampus_uq.telemetry.dashboards.yaml_text import yaml_text
 from grampus_uq.telemetry.instruments import INSTRUMENTS

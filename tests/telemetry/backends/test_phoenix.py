@@ -20,11 +20,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from grampus_uq import GrampusTracer, UncertaintyMonitor
 from grampus_uq.cli import main
+from grampus_uq.core.state import Profile
+from grampus_uq.demo.demo_run import Answered, attend, demo_policy
 from grampus_uq.demo.questions import all_questions, draw
-from grampus_uq.demo.run import Answered, attend, demo_policy
-from grampus_uq.events import DecisionEvent, Event, ObservationEvent, SessionStarted, StepEvent
 from grampus_uq.recording import encode, read, runs
-from grampus_uq.state import Profile
+from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, SessionStarted, StepEvent
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.telemetry import PhoenixAnnotations, SpanEmitter
 from grampus_uq.telemetry.evaluations import evaluations

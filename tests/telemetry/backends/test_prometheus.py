@@ -23,8 +23,8 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.risk import TracerSettings
-from grampus_uq.session import Session
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.monitor.session import Session
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
 from grampus_uq.telemetry.dashboards import PANELS, Limits, alert_rules, write_stack

@@ -1,0 +1,287 @@
+"""`grampus-uq approvals`: see what waits for a human, and decide it, from any machine that reaches the store."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import anyio
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from grampus_uq.cli.plain_text import arguments_in_short, legend, plain, short, whole_arguments
+from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
+from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.store import open_store
+
+__all__ = ["command"]
+
+Result = TypeVar("Result")
+
+_store = click.option(
+    "--store",
+    "url",
+    required=True,
+    envvar="GRAMPUS_UQ_STORE",
+    help="Where sessions are kept: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of every command that decides."""
+    for option in (
+        _json,
+        click.option("--digest", default=None, help="Decide only what has this digest, as `show` printed it."),
+        click.option("--key", "key_file", default=None, help="Private key of `keygen` (or in the environment)."),
+        click.option("--as", "principal", default=None, help="Who decides; the login name when not given."),
+        _store,
+        click.argument("request_id"),
+    ):
+        function = option(function)
+    return function
+
+
+@click.group()
+def command() -> None:
+    """List, show and decide what waits for a human.
+
+    Decisions are signed with the private key of --key or GRAMPUS_UQ_APPROVAL_KEY_FILE (`keygen` makes one), or with
+    the shared key in GRAMPUS_UQ_APPROVAL_KEY; a runner that knows keys takes no unsigned ones.
+    """
+
+
+def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
+    async def run() -> Result:
+        store = open_store(url, create=False)
+        try:
+            return await work(Ledger(store))
+        finally:
+            await store.aclose()
+
+    return anyio.run(run)
+
+
+@command.command()
+@click.argument("file")
+@click.option("--as", "principal", default=None, help="Whose key it is; the login name when not given.")
+def keygen(file: str, principal: str | None) -> None:
+    """Write a new private key to FILE, for its owner's eyes only, and print the public key for the runner."""
+    signer = write_key(file)
+    click.echo(json.dumps({principal or getpass.getuser(): signer.public_key}))
+
+
+# -- seeing -----------------------------------------------------------------------------------------------------------
+
+
+@command.command(name="list")
+@_store
+@_json
+@click.option("--agent", default=None, help="Only this agent's sessions.")
+def list_(url: str, as_json: bool, agent: str | None) -> None:
+    """List what waits, and what was decided and not yet taken up."""
+
+    async def work(ledger: Ledger) -> tuple[float, list[tuple[ApprovalRequest, list[ApprovalDecision]]]]:
+        sessions = await ledger.pending(agent)
+        requests = [request for session in sessions for request in session.requests if request.child_session is None]
+        arrived = await ledger.decisions([request.id for request in requests])
+        return ledger.now_s(), [(r, [decision for decision, _ in arrived[r.id]]) for r in requests]
+
+    now_s, found = _with_ledger(url, work)
+    if as_json:
+        click.echo(json.dumps([_shown(request, decisions) for request, decisions in found]))
+        return
+    if not found:
+        click.echo("Nothing waits for a human.")
+        return
+    table = Table("request", "agent", "session", "what", "level", "why", "waits", "expires", "stands")
+    for request, decisions in found:
+        call = request.call
+        what = "the answer" if call is None else f"{plain(call.name)} {arguments_in_short(call.arguments)}"
+        expires = "never" if request.expires_s is None else f"in {request.expires_s - now_s:.0f} s"
+        waits = f"{now_s - request.created_s:.0f} s"
+        names = (plain(request.agent_id), plain(request.session_id))
+        cells = (*names, what, request.level.value, plain(short(request.reason, 200)), waits, expires)
+        table.add_row(plain(request.id[:8]), *(Text(cell) for cell in (*cells, _stands(decisions))))
+    Console().print(table)
+
+
+def _stands(decisions: Sequence[ApprovalDecision]) -> str:
+    """Whether anybody decided: the runner has the keys, and says whether it holds."""
+    said = ", ".join(f"{decision.kind.value} by {plain(short(decision.principal, 40))}" for decision in decisions[:5])
+    return f"decided, unchecked: {said}" if said else "waits"
+
+
+@command.command()
+@click.argument("request_id")
+@_store
+@_json
+def show(request_id: str, url: str, as_json: bool) -> None:
+    """Show one request: the whole call, its digest, why it waits, and the end of the transcript."""
+
+    async def work(ledger: Ledger) -> tuple[AgentState, ApprovalRequest, list[ApprovalDecision], list[str]]:
+        state, request = await ledger.find_request(request_id)
+        decisions = [decision for decision, _ in (await ledger.decisions([request.id]))[request.id]]
+        return state, request, decisions, await _refusals(ledger, request)
+
+    state, request, decisions, refusals = _with_ledger(url, work)
+    if as_json:
+        tail = [m.model_dump(mode="json") for m in state.messages[-6:]]
+        click.echo(json.dumps(_shown(request, decisions) | {"refused": refusals, "transcript_tail": tail}))
+        return
+    click.echo(f"request    {plain(request.id)}")
+    click.echo(f"agent      {plain(request.agent_id)}\nsession    {plain(request.session_id)}")
+    click.echo(
+        f"level      {request.level.value} (rule {plain(request.rule)}; {plain(request.guarantee or 'no guarantee')})"
+    )
+    click.echo(f"why        {plain(request.reason)}")
+    click.echo(f"stands     {_stands(decisions)}")
+    for refusal in refusals:
+        click.echo(f"refused    {plain(refusal)}")
+    for line in _signed_lines(request):
+        click.echo(line)
+    click.echo("--- the end of the transcript ---")
+    for message in state.messages[-6:]:
+        click.echo(f"[{message.role.value}] {plain(short(message.content or '', 400))}")
+
+
+async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[str]:
+    """Why the runner took no notice of decisions on this request, as its audit says."""
+    try:
+        entries = await AuditLog(ledger.store, request.agent_id, request.session_id).entries()
+    except DataError as error:
+        return [f"the audit does not hold: {error}"]
+    refused = [entry["data"] for entry in entries if entry["what"] == "decision_refused"]
+    whys = [
+        f"{data.get('of', '')} {data.get('why', '')}".strip() for data in refused if data.get("request") == request.id
+    ]
+    return list(dict.fromkeys(whys))
+
+
+def _signed_lines(request: ApprovalRequest) -> list[str]:
+    """What a decision is on: the digest, the call with every argument whole, and marks on what misleads."""
+    lines = [f"digest     {request.digest()}"]
+    if request.call is not None:
+        text = json.dumps([request.call.name, request.call.arguments], ensure_ascii=False)
+        lines += [f"call       {plain(request.call.name)}", *whole_arguments(request.call.arguments)]
+        lines += [f"marked     {line}" for line in legend(text)]
+    return lines
+
+
+def _shown(request: ApprovalRequest, decisions: Sequence[ApprovalDecision]) -> dict[str, Any]:
+    said = [{"principal": d.principal, "kind": d.kind.value, "signed": d.signature is not None} for d in decisions]
+    return request.model_dump(mode="json") | {"digest": request.digest(), "decisions": said}
+
+
+# -- deciding ---------------------------------------------------------------------------------------------------------
+
+
+@command.command()
+@_deciding
+def approve(**given: Any) -> None:
+    """Let the waiting call run, exactly as it was shown."""
+    _decide("approve", **given)
+
+
+@command.command()
+@_deciding
+@click.option("--message", "-m", default=None, help="What the model is told.")
+def reject(**given: Any) -> None:
+    """Refuse the waiting call."""
+    _decide("reject", **given)
+
+
+@command.command()
+@_deciding
+@click.option("--arguments", required=True, help="The new arguments, a JSON object.")
+def edit(arguments: str, **given: Any) -> None:
+    """Let the waiting call run with other arguments; the runner holds them against the tool's schema."""
+    _decide("edit", arguments=_parsed(arguments), **given)
+
+
+@command.command()
+@_deciding
+@click.option("--message", "-m", required=True, help="What stands in place of the call's result.")
+def respond(**given: Any) -> None:
+    """Answer in place of the tool; the call does not run."""
+    _decide("respond", **given)
+
+
+def _parsed(arguments: str) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"{twice!r} is there twice")
+        return dict(pairs)
+
+    def no_number(text: str) -> Any:
+        raise ValueError(f"{text} is no JSON number")
+
+    try:
+        parsed = json.loads(arguments, object_pairs_hook=once, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError.of("--arguments", "approvals edit", "a JSON object", arguments, str(error)) from error
+    if not isinstance(parsed, dict):
+        raise ConfigurationError.of("--arguments", "approvals edit", "a JSON object", arguments)
+    return parsed
+
+
+def _decide(
+    kind: str,
+    *,
+    request_id: str,
+    url: str,
+    principal: str | None,
+    key_file: str | None,
+    digest: str | None,
+    as_json: bool,
+    message: str | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> None:
+    signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
+
+    async def work(ledger: Ledger) -> tuple[ApprovalRequest, ApprovalDecision, list[ApprovalDecision]]:
+        _, request = await ledger.find_request(request_id)
+        if digest is not None and digest != request.digest():
+            raise ApprovalError(
+                f"What waits is no longer what was shown: its digest is {request.digest()}. Nothing was decided; look "
+                "at it again."
+            )
+        decision = request.decide(kind, principal=principal or getpass.getuser(), message=message, arguments=arguments)
+        if signer is not None:
+            decision = signer.sign(decision)
+        ApprovalPolicy().check(request, decision, now_s=ledger.now_s())
+        before = [other for other, _ in (await ledger.decisions([request.id]))[request.id]]
+        await ledger.decide(decision)
+        return request, decision, before
+
+    try:
+        request, decision, before = _with_ledger(url, work)
+    except ApprovalError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        said = {"request": request.id, "kind": kind, "signed": signer is not None, "digest": request.digest()}
+        click.echo(json.dumps(said | {"principal": decision.principal, "decided_before": len(before)}))
+        return
+    for line in _signed_lines(request):
+        click.echo(line)
+    if arguments is not None:
+        click.echo("runs with")
+        for line in whole_arguments(arguments):
+            click.echo(line)
+    how = "signed" if signer is not None else "unsigned (no key is set)"
+    click.echo(
+        f"{kind} by {plain(decision.principal)}, {how}: stored. The runner checks the signature, and who may decide, "
+        "when the session is resumed."
+    )
+    if before:
+        click.echo(f"Decided before, and first if it holds: {_stands(before)}.")

@@ -1,0 +1,120 @@
+"""`grampus-uq backtest`: what a profile's detector would have done on recorded runs that it was not fitted on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from grampus_uq.cli.refused import naming_refused
+from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
+from grampus_uq.cli.watch_command import read_statuses, status_json
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.fit.backtest import BacktestRow, backtest
+from grampus_uq.learn.fit.streams import read_detector_runs
+from grampus_uq.recording.artifacts import InputFile, load
+from grampus_uq.recording.runs import recording_files
+from grampus_uq.stats.calibration_watch import detector_id
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("profile")
+@click.argument("paths", nargs=-1, required=True)
+@click.option("--unlabelled", is_flag=True, help="Use no outcomes: only pauses and their position are shown.")
+@click.option("--all", "everything", is_flag=True, help="Show the thresholds of every mode, not the deployed one's.")
+@click.option("--watch", "store", metavar="STORE", help="Also say how the watch on this detector stands.")
+@spreading
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    profile: str,
+    paths: tuple[str, ...],
+    unlabelled: bool,
+    everything: bool,
+    store: str | None,
+    workers: int | None,
+    backend: str,
+    as_json: bool,
+) -> None:
+    """Apply every threshold in PROFILE to PATHS: recordings or folders of them, or one table of verifier scores."""
+    artifact = load(profile)
+    detector = artifact.profile.detector
+    if detector is None:
+        raise ConfigurationError.of("PROFILE", "backtest", "a profile with a detector", profile, "Run grampus-uq fit.")
+    scores = is_table(paths[0])
+    spread = {} if scores else spread_over(paths, workers, backend)
+    with naming_refused() as refuse:
+        with telling("Reading runs") as advance:
+            judge = _judge_of(artifact.profile)
+            data = read_detector_runs(
+                paths,
+                detector.streams,
+                labelled=not unlabelled,
+                profile=judge,
+                on_runs=advance,
+                on_refused=refuse,
+                **spread,
+            )
+        rows = backtest(detector, data)
+        seen = {file.sha256 for file in artifact.provenance.inputs}
+        files = list(paths) if scores else list(filter(Path.is_file, recording_files(list(paths))))
+        overlap = sum(InputFile.of(path).sha256 in seen for path in files)
+        watched = [] if store is None else [s for s in read_statuses(store) if s.detector == detector_id(detector)]
+        if as_json:
+            shown = {
+                "profile": artifact.fingerprint,
+                "files_used_in_the_fit": overlap,
+                "rows": [row.to_json() for row in rows],
+                "watch": [status_json(status) for status in watched],
+            }
+            click.echo(json.dumps(shown))
+            return
+        if overlap:
+            click.echo(
+                f"CAUTION: {overlap} of {len(files)} files served the fit; these figures are too good.", err=True
+            )
+        mode = detector.threshold.mode.value
+        rows = [row for row in rows if everything or row.mode == mode]
+        table = Table("mode", "level", "false alarms", "power", "precision", "position", "pauses/100", "cost used")
+        for row in rows:
+            mark = " *" if row.deployed else ""
+            table.add_row(
+                row.mode,
+                f"{row.alpha:.3g}{mark}",
+                _interval(row.false_alarm_rate, row.false_alarm_low, row.false_alarm_high),
+                _interval(row.power, row.power_low, row.power_high),
+                _interval(row.precision, row.precision_low, row.precision_high),
+                _interval(row.alarm_position, row.alarm_position_low, row.alarm_position_high),
+                _interval(row.pauses_per_100, row.pauses_low, row.pauses_high, digits=1),
+                _interval(row.cost_used, row.cost_low, row.cost_high),
+            )
+        Console().print(table)
+        deployed = next(row for row in rows if row.deployed)
+        click.echo(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_standing(deployed)}")
+        for status in watched:
+            click.echo(f"watch, {status.variant.value}: {status.sentence}")
+        if store is not None and not watched:
+            click.echo("watch: this detector is not watched in that store.")
+
+
+def _judge_of(profile: Profile) -> Profile | None:
+    """What the streams are computed by: the profile, where it makes one of its own; else they are as recorded."""
+    if profile.calibration is None and profile.tracer is None:
+        return None
+    return profile.model_copy(update={"detector": None, "release": None})
+
+
+def _standing(row: BacktestRow) -> str:
+    return f"It never rings: {row.shortage}" if row.shortage else row.guarantee
+
+
+def _interval(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
+    if value is None:
+        return "-"
+    ends = "" if low is None or high is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"{value:.{digits}f}{ends}"

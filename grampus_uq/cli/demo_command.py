@@ -1,0 +1,124 @@
+"""`grampus-uq demo`: watch a real model answer real questions, and see what the monitor lets it publish."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import anyio
+import click
+from rich.console import Console
+from rich.live import Live
+
+from grampus_uq.demo.demo_report import summarise
+from grampus_uq.demo.demo_run import Answered
+from grampus_uq.demo.report_json import report_json
+from grampus_uq.demo.risk_worth import risk_worth
+from grampus_uq.demo.view import Screen, closing_lines, report_view
+from grampus_uq.demo.wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
+from grampus_uq.errors import ModelError
+from grampus_uq.models import open_model
+
+__all__ = ["command"]
+
+_INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
+_MODEL_TIMEOUT_S = 180.0
+_WIDTH_ELSEWHERE = 110  # of a pipe or a file, which have none
+_EMBEDDED_TOKENS = 24
+_OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
+
+
+@click.command(name="demo", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--n", type=click.IntRange(min=1), help=f"Questions to ask.  [default: {DEFAULT_N}]")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the questions.")
+@click.option(
+    "--questions",
+    "questions_file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Your own questions: .jsonl or .csv with the fields question, answer, and if wanted id and topic.",
+)
+@click.option("--model", metavar="NAME", help="Any model that litellm knows.  [default: local, the embedded one]")
+@click.option("--api-base", metavar="URL", help="An OpenAI-compatible server to ask, for --model if that is given.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Limit of an answer.  [default: 24 embedded, else 1024]")
+@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Questions at a time.")
+@click.option("--advisory", is_flag=True, help="Hold nothing, only record what would have been held.")
+@click.option("--profile", "profile_file", type=click.Path(dir_okay=False), help="Let a fitted profile decide.")
+@click.option("--every-signal", is_flag=True, help="Sample every answer again, not only the undecided: to fit on.")
+@click.option("--otlp", metavar="URL", help="Send the spans there, such as http://localhost:4317.")
+@click.option("--runs-folder", type=click.Path(file_okay=False), default="runs", show_default=True, help="Recordings.")
+@click.option(
+    "--content",
+    type=click.Choice(["full", "hashed", "none"]),
+    help="Text that the recording keeps.  [default: full, and hashed for your own questions]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+def command(model: str | None, api_base: str | None, max_tokens: int | None, as_json: bool, **options: Any) -> None:
+    """Let a model answer questions and publish what the monitor allows.
+
+    The questions are the capitals of all members of the United Nations, the symbols of all elements, and graded
+    arithmetic. Each answer is an agent's run: the model answers, the monitor reads its signals, and publish_answer,
+    which cannot be undone, is held or released by the policy. Then the answer key says who was right.
+    """
+    name = model or ("local" if api_base is None else "")
+    limit = max_tokens or (_EMBEDDED_TOKENS if name == "local" and api_base is None else _OTHER_TOKENS)
+    plan = plan_demo(model=name, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)
+    answers: list[Answered] = []
+    interrupted, failure = False, None
+    with _shown(Screen(len(plan.questions))) as screen:
+        client = open_model(name, api_base=api_base, timeout_s=_MODEL_TIMEOUT_S, progress=screen.on_progress)
+
+        def on_answered(answered: Answered) -> None:
+            answers.append(answered)
+            screen.on_answered(answered)
+
+        try:
+            anyio.run(_run, plan, client, on_answered)
+        except KeyboardInterrupt:
+            interrupted = True
+        except ModelError as error:
+            failure = error
+    if failure is None or any(one.right is not None for one in answers):
+        _print(plan, answers, interrupted or failure is not None, as_json)
+    if failure is not None:
+        raise failure
+    if interrupted:
+        raise SystemExit(_INTERRUPTED)
+
+
+async def _run(plan: DemoPlan, client: Any, on_answered: Callable[[Answered], None]) -> None:
+    async with completing(plan):
+        try:
+            await client.warmup()
+            await run_demo(plan, client, on_answered)
+        finally:
+            await client.aclose()
+
+
+@contextlib.contextmanager
+def _shown(screen: Screen) -> Iterator[Screen]:
+    """Show the screen on a terminal's standard error; elsewhere a line now and then."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with Live(screen, console=console, refresh_per_second=4, redirect_stdout=False):
+            yield screen
+    else:
+        screen.tell_lines(lambda line: click.echo(line, err=True))
+        yield screen
+
+
+def _print(plan: DemoPlan, answers: list[Answered], interrupted: bool, as_json: bool) -> None:
+    fitted = plan.monitor.artifact
+    report = summarise(answers, plan.monitor.profile, fitted.guarantees if fitted else ())
+    risks = risk_worth(plan.folder, answers)
+    if as_json:
+        click.echo(json.dumps(report_json(report, answers, plan, interrupted=interrupted, risks=risks)))
+        return
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(width=_WIDTH_ELSEWHERE)
+    console.print(report_view(report, plan, interrupted=interrupted, risks=risks))
+    for line in closing_lines(report, plan):
+        click.echo(line)

@@ -1,0 +1,191 @@
+"""`grampus-uq evaluate`: how good the confidence streams of recorded runs are, as a table, JSON or an HTML report."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from grampus_uq.cli.refused import naming_refused
+from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
+from grampus_uq.errors import DataError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from grampus_uq.core.state import Profile
+    from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns
+    from grampus_uq.recording.runs import Refused
+
+__all__ = ["command"]
+
+_COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
+
+
+@click.command(name="evaluate", context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
+@click.option("--profile", metavar="FILE", help="Judge by this fitted profile: the recorded readings go through it.")
+@click.option(
+    "--censoring",
+    type=click.Choice(["none", "simple", "exact"]),
+    default="none",
+    show_default=True,
+    help="Runs at their step budget: left out, scored as failures, or scored with their chance of success.",
+)
+@click.option(
+    "--continuation",
+    metavar="FILE.csv",
+    help="Columns session_id, q: chances of success of censored runs, for --censoring exact. Others are estimated.",
+)
+@click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
+@spreading
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with plots (extra: report).")
+def command(
+    paths: tuple[str, ...],
+    profile: str | None,
+    censoring: str,
+    continuation: str | None,
+    draws: int,
+    seed: int,
+    store: str | None,
+    workers: int | None,
+    backend: str,
+    as_json: bool,
+    output: str | None,
+) -> None:
+    """Score every confidence stream of labelled runs by the Trajectory Proper Score.
+
+    RUNS are recordings, packed ones too, or folders of them, or one table of step-wise verifier scores (CSV, gzipped
+    CSV or Parquet).
+    """
+    import numpy as np
+
+    from grampus_uq.cli.watch_command import read_statuses
+    from grampus_uq.learn.evaluate import evaluate
+
+    if continuation is not None and censoring != "exact":
+        raise click.UsageError("--continuation belongs to --censoring exact.")
+    with naming_refused() as refuse:
+        runs = _read(paths, profile, workers, backend, refuse)
+        how = _censoring(runs, censoring, continuation)
+        watch = [] if store is None else read_statuses(store)
+        found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
+        if output is not None:
+            _write(found, output, ", ".join(Path(path).name or path for path in paths))
+        if as_json:
+            click.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=False))
+            return
+        _print(found)
+        if output is not None:
+            click.echo(f"The report is in {output}.")
+
+
+def _read(
+    paths: Sequence[str], profile: str | None, workers: int | None, backend: str, refuse: Refused
+) -> ForecastRuns:
+    from grampus_uq.learn.evaluate import read_recordings, read_table
+
+    if any(is_table(path) for path in paths):
+        if len(paths) > 1:
+            raise click.UsageError("Give one table, or recordings.")
+        if profile is not None:
+            raise click.UsageError("A table of scores holds no readings that a profile could judge.")
+        return read_table(paths[0])
+    spread = spread_over(paths, workers, backend)
+    with telling("Reading runs") as advance:
+        return read_recordings(paths, profile=_profile(profile), on_runs=advance, on_refused=refuse, **spread)
+
+
+def _profile(path: str | None) -> Profile | None:
+    if path is None:
+        return None
+    from grampus_uq.recording.artifacts import load
+
+    return load(path).profile
+
+
+def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
+    """Measured chances first; for the other censored runs those of a model that sees no forecast."""
+    from grampus_uq.learn.evaluate import Censoring
+    from grampus_uq.learn.evaluate.continuation_model import plug_in
+
+    if mode != "exact" or not runs.censored.any():
+        return Censoring(mode=mode)  # type: ignore[arg-type]  # click's Choice has checked it
+    measured = _chances(path, set(runs.ids)) if path is not None else {}
+    model = plug_in(runs)
+    guessed = sum(name not in measured for name in model.q)
+    notes = [f"q: {len(model.q) - guessed} measured ones, {guessed} from a model of facts that no forecast enters."]
+    if guessed and (model.brier is None or model.brier_of_base is None):
+        notes.append("No run went on long enough to fit that model: its q is the success rate.")
+    elif guessed:
+        notes.append(
+            f"On runs that it did not see the model's Brier loss is {model.brier:.4f}, the success rate's "
+            f"{model.brier_of_base:.4f}: where the first is not clearly lower, q knows nothing but the rate."
+        )
+    return Censoring(mode="exact", q=dict(model.q) | measured, notes=tuple(notes))
+
+
+def _chances(path: str, known: set[str]) -> dict[str, float]:
+    """Read session_id and q; every row is checked."""
+    found: dict[str, float] = {}
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as stream:
+            rows = csv.DictReader(stream, strict=True)
+            for column in ("session_id", "q"):
+                if column not in (rows.fieldnames or ()):
+                    raise DataError("the column is missing from the header.", path=path, line=1, field=column)
+            for row in rows:
+                name, value = row["session_id"], row["q"]
+                if name in found or name not in known:
+                    what = "comes twice" if name in found else "is no run that may be scored"
+                    raise DataError(f"{name!r:.100} {what}.", path=path, line=rows.line_num, field="session_id")
+                found[name] = _chance(value, path, rows.line_num)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"cannot be read: {error!s:.200}.", path=path) from error
+    return found
+
+
+def _chance(text: str | None, path: str, line: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise DataError(f"must be a probability in [0, 1]. Got {text!r:.50}.", path=path, line=line, field="q")
+    return value
+
+
+def _write(found: Evaluation, output: str, title: str) -> None:
+    from grampus_uq.learn.evaluate.html_report import write_report
+
+    try:
+        write_report(found, output, title=title)
+    except MissingDependencyError:
+        raise
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror}.", path=output) from error
+
+
+def _print(found: Evaluation) -> None:
+    from grampus_uq.cli.runs_command import _print_table
+
+    for row in found.audit:
+        click.echo(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
+    for line in found.assumptions:
+        click.echo(line)
+    for warning in found.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    for status in found.watch:
+        click.echo(f"calibration {status.detector[:12]}, {status.variant.value}: {status.sentence}")
+    _print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
+
+
+def _shown(row: Any) -> list[Any]:
+    scalar = "" if row.scalar == "front-weighted mean" else f": {row.scalar}"
+    name = row.stream + (", recalibrated" if row.calibrated else "") + scalar
+    return [name, row.runs, row.missing, row.tps_log, row.tps_brier, row.auroc, row.aurc, row.t_ece, row.t_brier]

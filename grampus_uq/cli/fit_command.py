@@ -1,0 +1,279 @@
+"""`grampus-uq fit`: labelled runs in, a profile out whose one alarm has a stated false-alarm rate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import numpy as np
+
+from grampus_uq.cli.fit_whole import fit_whole, written_lines
+from grampus_uq.cli.refused import naming_refused
+from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
+from grampus_uq.learn.fit.detector_choice import Costs
+from grampus_uq.learn.fit.streams import read_detector_runs
+from grampus_uq.learn.fit.tracer_runs import TracerShare, tracer_and_detector_runs
+from grampus_uq.learn.profiles import FitOptions
+from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
+from grampus_uq.recording.runs import beginnings, recording_files
+from grampus_uq.recording.trajectories import TASK
+from grampus_uq.records.vocabulary import UncertaintySource
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True)
+@click.option("-o", "--output", default="profile.json", show_default=True, help="Where the profile is written.")
+@click.option("--false-alarms", "alpha", default=0.1, show_default=True, help="Allowed share of good runs ever paused.")
+@click.option(
+    "--assurance", default=0.9, show_default=True, help="Probability that calibration was not unlucky; 0: mean."
+)
+@click.option("--budget", type=float, default=None, help="Without labels: pause at most this share of all runs.")
+@click.option(
+    "--cost-missed-failure", type=float, help="What a failure without an alarm costs; with --cost-false-alarm."
+)
+@click.option("--cost-false-alarm", type=float, help="What an alarm in a good run costs, in the same unit.")
+@click.option("--cost-step", type=float, default=0.0, show_default=True, help="What a step costs (tokens, time).")
+@click.option(
+    "--accuracy", type=float, help="Release irreversible calls so that this share of the released is right (0.9)."
+)
+@click.option(
+    "--wrong-releases", type=float, help="Instead: let at most this share of runs be released and wrong (0.05)."
+)
+@click.option("--certified-only", is_flag=True, help="Release nothing rather than without a guarantee.")
+@click.option("--pause-share", type=float, help="Instead: hold at most this share of irreversible calls.")
+@click.option("--cost-failure", type=float, help="Instead: what a wrong irreversible call costs; with --cost-pause.")
+@click.option("--cost-pause", type=float, help="What asking a human costs, in the same unit.")
+@click.option("--cost-abort", type=float, help="What ending a good run costs; without it nothing is aborted.")
+@click.option("--irreversible", multiple=True, metavar="NAME", help="Tools whose name holds this are irreversible.")
+@click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
+@click.option("--keep-p-success", is_flag=True, help="Keep p_success of --base, so that every label sets thresholds.")
+@click.option(
+    "--labels",
+    type=click.Choice(["random", "by-score"]),
+    help="How the labelled runs were chosen; by score, one without a label counts as wrong.  [default: look]",
+)
+@click.option("--task-key", default=TASK, show_default=True, help="Session metadata that names a run's task.")
+@click.option("--held-out", default=0.5, show_default=True, help="Share of runs that set thresholds and teach nothing.")
+@click.option("--runs-per-day", type=float, help="For the forecast of pauses.  [default: as recorded]")
+@click.option("--stream", "streams", multiple=True, help="Fit a detector alone, on these score streams.")
+@click.option(
+    "--tracer", "fits_tracer", is_flag=True, help="Fit TRACER on half of the tasks, and the alarm on the rest."
+)
+@click.option("--seed", default=0, show_default=True, help="Draws the splits.")
+@click.option("--force", is_flag=True, help="Write a profile even when nothing could be fitted.")
+@spreading
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    paths: tuple[str, ...],
+    output: str,
+    alpha: float,
+    assurance: float,
+    budget: float | None,
+    cost_missed_failure: float | None,
+    cost_false_alarm: float | None,
+    cost_step: float,
+    accuracy: float | None,
+    wrong_releases: float | None,
+    certified_only: bool,
+    pause_share: float | None,
+    cost_failure: float | None,
+    cost_pause: float | None,
+    cost_abort: float | None,
+    irreversible: tuple[str, ...],
+    base: str | None,
+    keep_p_success: bool,
+    labels: Literal["random", "by-score"] | None,
+    task_key: str,
+    held_out: float,
+    runs_per_day: float | None,
+    streams: tuple[str, ...],
+    fits_tracer: bool,
+    seed: int,
+    force: bool,
+    workers: int | None,
+    backend: str,
+    as_json: bool,
+) -> None:
+    """Fit a profile on PATHS: folders of labelled recordings, or one table of verifier scores.
+
+    From recordings everything is fitted that their labels allow, on disjoint runs: what each stream is worth,
+    p_success, TRACER, a detector, the release of irreversible calls, error attribution; what could not be fitted says
+    why. With --stream, --tracer or --budget, and from a table, a detector alone. Where nothing can be fitted, nothing
+    is written, and the exit status is 1; --force writes it all the same.
+
+    Runs that a human or the monitor touched, or that hit the limit of steps, have no outcome of their own: they are
+    left out and counted. With --budget no label is needed, and the promise is on the share of all runs that are paused.
+    With costs the statistic and the level are those of least expected cost; --false-alarms is then not looked at.
+    The stream trajectory_risk needs runs that were watched with TRACER; the profile then holds its parameters.
+    """
+    if not 0.0 <= assurance < 1.0:
+        raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", assurance, "0.9 leaves a 10 % chance")
+    costs = _costs(cost_missed_failure, cost_false_alarm, cost_step)
+    if costs is not None and budget is not None:
+        raise ConfigurationError.of("--budget", "fit", "without costs: it needs no outcome", budget)
+    table = is_table(paths[0])
+    if not table and not streams and not fits_tracer and budget is None:
+        options = FitOptions(
+            false_alarms=alpha,
+            assurance=assurance,
+            accuracy=accuracy,
+            wrong_releases=wrong_releases,
+            pause_share=pause_share,
+            cost_of_failure=cost_failure,
+            cost_of_pause=cost_pause,
+            cost_of_abort=cost_abort,
+            certified_only=certified_only,
+            held_out=held_out,
+            keep_chance=keep_p_success,
+            labels="by_score" if labels == "by-score" else labels,
+            detector_costs=costs,
+            task_key=task_key,
+            runs_per_day=runs_per_day,
+            seed=seed,
+        )
+        spread = spread_over(paths, workers, backend)
+        fit_whole(
+            paths, output, options, base=base, irreversible=irreversible, spread=spread, force=force, as_json=as_json
+        )
+        return
+    others: dict[str, Any] = {"--accuracy": accuracy, "--wrong-releases": wrong_releases, "--pause-share": pause_share}
+    others |= {"--cost-failure": cost_failure, "--base": base, "--labels": labels}
+    for name, value in others.items():
+        if value is not None:
+            rule = "left out with --stream, --tracer, --budget or a table: these fit a detector alone"
+            raise ConfigurationError.of(name, "fit", rule, value)
+    chosen = streams or (("external",) if table else ("fused",))
+    rng = np.random.default_rng(seed)
+    tracer = None
+    with naming_refused() as refuse:
+        if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in chosen):
+            tracer, data = tracer_and_detector_runs(
+                paths, chosen, rng=rng, fits=fits_tracer, labelled=budget is None, task_key=task_key, on_refused=refuse
+            )
+        else:
+            spread = {} if table else spread_over(paths, workers, backend)
+            with telling("Reading runs") as advance:
+                data = read_detector_runs(
+                    paths,
+                    chosen,
+                    labelled=budget is None,
+                    task_key=task_key,
+                    on_runs=advance,
+                    on_refused=refuse,
+                    **spread,
+                )
+        if budget is not None:
+            fit = fit_budget(data, rng=rng, share=budget)
+        else:
+            delta = None if assurance == 0.0 else round(1.0 - assurance, 12)
+            fit = fit_detector(data, rng=rng, alpha=alpha, delta=delta, costs=costs)
+        files = [] if table else list(filter(Path.is_file, recording_files(list(paths))))
+        artifact = ProfileArtifact(
+            profile=Profile(
+                detector=fit.detector, policy=_policy(chosen), tracer=None if tracer is None else tracer.settings
+            ),
+            fitted_for=FittedFor() if table else _fitted_for(paths),
+            guarantees=(fit.detector.threshold.guarantee,),
+            provenance=Provenance(
+                counts=dict(fit.report.counts),
+                inputs=tuple(InputFile.of(path) for path in (paths if table else files[:1000])),
+                splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)}
+                | ({} if tracer is None or tracer.runs == 0 else {"tracer": tracer.runs}),
+                seed=seed,
+            ),
+        )
+        empty = bool(fit.detector.threshold.shortage) and not fits_tracer
+        write = force or not empty
+        if write:
+            save(artifact, output)
+        _print(fit, output if write else None, artifact.fingerprint, as_json, tracer)
+        if empty:
+            raise SystemExit(1)
+
+
+def _costs(missed_failure: float | None, false_alarm: float | None, step: float) -> Costs | None:
+    if missed_failure is None and false_alarm is None and step == 0.0:
+        return None
+    if missed_failure is None or false_alarm is None:
+        raise ConfigurationError.of(
+            "--cost-missed-failure", "fit", "given together with --cost-false-alarm", missed_failure
+        )
+    return Costs(missed_failure=missed_failure, false_alarm=false_alarm, step=step)
+
+
+def _policy(streams: Sequence[str]) -> UncertaintyPolicy:
+    """The guide's policy with those signals switched on that the detector reads: without them it would never ring."""
+    return UncertaintyPolicy(
+        enable_prefix_verifier=UncertaintySource.PREFIX_VERIFIER in streams,
+        enable_semantic_sampling=UncertaintySource.SEMANTIC_ENTROPY in streams,
+    )
+
+
+def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
+    """What the runs have in common; what differs between them, or was not recorded, is not known."""
+    facts = {(start.model, start.prompt_hash, start.tools_hash) for start in beginnings(list(paths))}
+    models, prompts, tools = ({fact[place] for fact in facts} for place in range(3))
+    return FittedFor(
+        model=(models.pop() or None) if len(models) == 1 else None,
+        prompt_hash=prompts.pop() if len(prompts) == 1 else None,
+        tools_hash=tools.pop() if len(tools) == 1 else None,
+    )
+
+
+def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool, tracer: TracerShare | None) -> None:
+    threshold, report = fit.detector.threshold, fit.report
+    if as_json:
+        shown: dict[str, Any] = {
+            "profile": output,
+            "fingerprint": fingerprint,
+            "statistic": report.member,
+            "counts": dict(report.counts),
+            "alpha": threshold.alpha,
+            "mode": threshold.mode.value,
+            "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
+            "guarantee": threshold.guarantee,
+            "shortage": threshold.shortage,
+            "labels_needed": [asdict(need) for need in report.needs],
+        }
+        if tracer is not None:
+            parameters = tracer.settings.model_dump(mode="json")["parameters"]
+            worth = {"auroc": tracer.auroc, "default_auroc": tracer.default_auroc}
+            shown["tracer"] = {"parameters": parameters, "runs": tracer.runs, **worth}
+        click.echo(json.dumps(shown))
+        return
+    click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in report.counts.items() if n)}")
+    click.echo(f"statistic  {report.member} ({report.reason})")
+    if tracer is not None and tracer.runs:
+        said = "not validated: too few tasks"
+        if tracer.auroc is not None and tracer.default_auroc is not None:
+            said = f"AUROC on other tasks {tracer.auroc:.3f}, unfitted {tracer.default_auroc:.3f}"
+        click.echo(f"TRACER     {tracer.runs} runs, {said}")
+    click.echo(f"promise    {threshold.guarantee}")
+    if threshold.shortage:
+        click.echo(f"SHORTAGE   {threshold.shortage}")
+    for line in _advice(report.needs, threshold.delta):
+        click.echo(f"labels     {line}")
+    for line in written_lines(output, fingerprint, rings=not threshold.shortage):
+        click.echo(line)
+
+
+def _advice(needs: Sequence[LabelNeed], delta: float | None) -> Iterator[str]:
+    """What the levels that are out of reach lack, the nearest first, in the mode that was asked for."""
+    for need in sorted(needs, key=lambda need: (need.successes, -need.alpha)):
+        if need.delta != delta:
+            continue
+        if need.successes == 0:
+            yield f"a false-alarm rate of {need.alpha:g} can be had from these: fit with --false-alarms {need.alpha:g}"
+        else:
+            about = "" if need.runs is None else f", about {need.runs} runs as they come"
+            yield f"a false-alarm rate of {need.alpha:g} needs {need.successes} more labelled successes{about}"

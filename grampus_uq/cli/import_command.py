@@ -1,0 +1,255 @@
+"""`grampus-uq runs import`, `replay` and `pack`: runs from elsewhere, and many recordings at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import click
+
+from grampus_uq.cli.refused import naming_refused
+from grampus_uq.cli.spreading import spread_over, spreading, telling
+from grampus_uq.core.risk import TracerSettings
+from grampus_uq.errors import DataError
+from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
+from grampus_uq.importers.imported_run import ImportedRun, events
+from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
+from grampus_uq.recording.codec import Content, encode
+from grampus_uq.recording.kept_content import redact, unicode_only
+from grampus_uq.recording.key import folder_key
+from grampus_uq.recording.lines import MAX_LINE_BYTES
+from grampus_uq.recording.packing import pack
+from grampus_uq.recording.parallel import cores, in_order
+from grampus_uq.recording.replay import ReplayCounts, replay_all
+from grampus_uq.recording.run_names import file_name
+from grampus_uq.records.events import Event
+from grampus_uq.signals.embedding import HashingEmbedder
+from grampus_uq.signals.minilm import MiniLM
+from grampus_uq.signals.structure import counted
+
+__all__ = ["import_", "pack_", "replay_"]
+
+_MOST_SHOWN: Final = 100
+_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """How the files are imported: plain values, so that other processes can be told."""
+
+    folder: Path
+    form: RunFormat | Literal["auto"]
+    content: Content
+    key: bytes
+    outcome: str | None
+    agent_id: str
+    embedder: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Imported:
+    """What became of one file."""
+
+    path: str
+    runs: int = 0
+    steps: int = 0
+    refused: int = 0
+    errors: list[str] = field(default_factory=list)
+    broken: bool = False
+
+    def refuse(self, error: DataError) -> None:
+        self.refused += 1
+        if len(self.errors) < _MOST_SHOWN:
+            self.errors.append(str(error))
+
+
+@click.command(name="import")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...")
+@click.option("--output", "-o", required=True, metavar="FOLDER", help="Where the recordings go.")
+@click.option("--format", "form", type=click.Choice(["auto", *FORMATS]), default="auto", show_default=True)
+@click.option("--content", type=click.Choice(get_args(Content)), default="hashed", show_default=True, help="Of texts.")
+@click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that says success.")
+@click.option("--agent", "agent_id", default="", help="Name of the agent, where the files name none.")
+@click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also read what TRACER compares texts by.")
+@spreading
+@_as_json
+def import_(
+    paths: tuple[str, ...],
+    output: str,
+    form: RunFormat | Literal["auto"],
+    content: Content,
+    outcome: str | None,
+    agent_id: str,
+    embedder: str | None,
+    workers: int | None,
+    backend: Literal["local", "ray"],
+    as_json: bool,
+) -> None:
+    """Import runs from elsewhere: tau-bench, tau2, OTLP, LangSmith, ChatGPT, logs of chat completions, failure logs.
+
+    FILE is a file or a folder of files, plain or gzip. A record that is wrong is named and left out, and so is a run
+    that FOLDER holds already; exit status 1 when anything was. What the agent did is counted at every step: readings
+    (`count_calls`, ...) that `fit` and `evaluate` take like those of a live run, whatever --content keeps of the texts.
+    """
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    plan = _Plan(
+        folder=folder,
+        form=form,
+        content=content,
+        key=folder_key(folder) if content != "none" else b"",
+        outcome=outcome,
+        agent_id=agent_id,
+        embedder=embedder,
+    )
+    files = list(_files(paths))
+    chosen = workers or (min(cores(), len(files)) if sum(path.stat().st_size for path in files) > 2**25 else 1)
+    found: list[_Imported] = []
+    with telling("Importing runs") as advance:
+        for one in in_order(partial(_import_file, plan), files, workers=max(1, chosen), backend=backend):
+            found.append(one)
+            advance(one.runs)
+    refused = sum(one.refused for one in found)
+    if as_json:
+        click.echo(json.dumps({"output": output, "files": [asdict(one) for one in found]}, ensure_ascii=False))
+    else:
+        for one in found:
+            for text in one.errors:
+                click.echo(f"left out: {_plain(text)}", err=True)
+            if one.refused > len(one.errors):
+                click.echo(f"left out: {one.refused - len(one.errors)} more of {_plain(one.path)}", err=True)
+        runs, steps = sum(one.runs for one in found), sum(one.steps for one in found)
+        click.echo(f"{runs} runs, {steps} steps imported from {len(found)} files; {refused} records left out.")
+    if refused:
+        raise SystemExit(1)
+
+
+def _files(paths: tuple[str, ...]) -> Iterator[Path]:
+    """Files as they are; of a folder all that are not hidden, at any depth, sorted."""
+    for given in paths:
+        start = Path(given)
+        if not start.exists():
+            raise DataError("does not exist.", path=given)
+        if not start.is_dir():
+            yield start
+            continue
+        for folder, inner, names in os.walk(start):
+            inner[:] = sorted(name for name in inner if not name.startswith("."))
+            yield from (Path(folder) / name for name in sorted(names) if not name.startswith("."))
+
+
+def _import_file(plan: _Plan, path: Path) -> _Imported:
+    found = _Imported(path=os.fspath(path))
+    try:
+        for run in read_runs(path, plan.form, outcome=plan.outcome, on_refused=found.refuse):
+            try:
+                _write(plan, run)
+            except DataError as error:
+                found.refuse(DataError(error.reason, path=run.path, line=run.line, field=error.field))
+                continue
+            found.runs += 1
+            found.steps += run.n_steps
+    except DataError as error:  # the rest of the file cannot be read: what came before stays
+        found.refuse(error)
+        found.broken = True
+    return found
+
+
+def _write(plan: _Plan, run: ImportedRun) -> None:
+    """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or is there already."""
+    told: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
+    if plan.embedder is not None:
+        told = filled_in(told, _sensor(plan.embedder))
+    lines = [_line(event, plan.content, plan.key) for event in told]
+    target = plan.folder / file_name(run.run_id)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(b"".join(lines))
+        draft.chmod(0o600)
+        os.link(draft, target)  # unlike a rename it replaces nothing
+    except FileExistsError as error:
+        raise DataError(f"a run {run.run_id!r:.80} is there already.", field="run_id") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@cache
+def _sensor(embedder: str) -> TrajectorySensor:
+    return TrajectorySensor.of(TracerSettings(), MiniLM() if embedder == "minilm" else HashingEmbedder())
+
+
+def _line(event: Event, content: Content, key: bytes) -> bytes:
+    """The event as its line; one that nobody could read back in full is kept hashed, as a live recording keeps it."""
+    kept = redact(event, content, key)
+    try:
+        try:
+            line = encode(kept, content=content)
+        except DataError:  # only a lone surrogate can be mended; anything else is refused again
+            line = encode(unicode_only(kept), content=content)
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"an event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.")
+    except DataError:
+        if content != "full":
+            raise
+        return _line(event, "hashed", key)
+    return line
+
+
+@click.command(name="replay")
+@click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--profile", required=True, metavar="FILE", help="The fitted profile that the readings go through.")
+@spreading
+@_as_json
+def replay_(
+    paths: tuple[str, ...], profile: str, workers: int | None, backend: Literal["local", "ray"], as_json: bool
+) -> None:
+    """Put recorded readings through another profile, and count what it would have concluded otherwise."""
+    from grampus_uq.recording.artifacts import load
+
+    judge = load(profile).profile
+    with naming_refused() as refuse:
+        with telling("Replaying runs") as advance:
+            spread = spread_over(paths, workers, backend)
+            found = replay_all(paths, judge, on_part=lambda part: advance(part.runs), on_refused=refuse, **spread)
+        if as_json:
+            click.echo(json.dumps(asdict(found)))
+            return
+        for line in _shown(found):
+            click.echo(line)
+
+
+def _shown(found: ReplayCounts) -> Iterator[str]:
+    yield f"runs     {found.runs}, {found.differing} with a step that is concluded otherwise"
+    yield f"steps    {found.steps}, {found.same} concluded as recorded"
+    yield f"stopped  {found.stopped_before} steps of {found.runs_stopped_before} runs as recorded"
+    yield f"         {found.stopped_now} steps of {found.runs_stopped_now} runs by this profile"
+    for why in found.skipped:
+        yield f"skipped  {_plain(why)}"
+
+
+@click.command(name="pack")
+@click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--output", "-o", required=True, metavar="FOLDER", help="An empty folder for the Parquet files.")
+@spreading
+@_as_json
+def pack_(paths: tuple[str, ...], output: str, workers: int | None, backend: str, as_json: bool) -> None:
+    """Pack recordings into few Parquet files, line for line; every command reads them like the recordings."""
+    with telling("Packing sessions") as advance:
+        spread: dict[str, Any] = spread_over(paths, workers, backend)
+        files = pack(paths, output, on_file=lambda file: advance(file.sessions), **spread)
+    if as_json:
+        click.echo(json.dumps([asdict(file) for file in files]))
+        return
+    torn = sum(file.torn for file in files)
+    sessions, lines = sum(file.sessions for file in files), sum(file.lines for file in files)
+    click.echo(f"{sessions} sessions, {lines} lines in {len(files)} files; {torn} unfinished lines left out.")
+
+
+def _plain(text: str) -> str:
+    """A text on one line, without control characters: a file's words are hostile, and terminals obey some of them."""
+    return "".join(char if char.isprintable() else " " for char in text)

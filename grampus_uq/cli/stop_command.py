@@ -1,0 +1,78 @@
+"""`grampus-uq stop`: order one session, or all of a store, to stop wherever they run, and see whether they stand."""
+
+from __future__ import annotations
+
+import getpass
+import json
+
+import anyio
+import click
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stopping import StopReport, order_stop
+from grampus_uq.runtime.store import open_store
+
+__all__ = ["command"]
+
+
+@click.command()
+@click.argument("agent_id", required=False)
+@click.argument("session_id", required=False)
+@click.option("--store", "url", required=True, envvar="GRAMPUS_UQ_STORE", help="Where sessions are kept.")
+@click.option("--all", "everything", is_flag=True, help="Every session of the store that runs now.")
+@click.option("--wait", "wait_s", default=5.0, show_default=True, help="Seconds to wait until they stand.")
+@click.option("--as", "principal", default=None, help="Who orders it; the login name when not given.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    agent_id: str | None,
+    session_id: str | None,
+    url: str,
+    everything: bool,
+    wait_s: float,
+    principal: str | None,
+    as_json: bool,
+) -> None:
+    """Stop the session SESSION_ID of AGENT_ID, or with --all every session: within a second of the order.
+
+    Exits with an error when nobody was there to be stopped, or somebody still runs after --wait seconds.
+    """
+    given = sum(value is not None for value in (agent_id, session_id))
+    if given != (0 if everything else 2):
+        rule = "given both, or --all instead of both"
+        raise ConfigurationError.of("AGENT_ID SESSION_ID", "stop", rule, (agent_id, session_id))
+
+    async def work() -> tuple[StopReport, bool]:
+        store = open_store(url, create=False)
+        try:
+            ledger, waits = Ledger(store), False
+            if agent_id is not None and session_id is not None:
+                waits = await _waits(ledger, agent_id, session_id)
+            who = principal or getpass.getuser()
+            return await order_stop(ledger, agent_id, session_id, principal=who, wait_s=wait_s), waits
+        finally:
+            await store.aclose()
+
+    report, waits = anyio.run(work)
+    what = "all sessions" if everything else f"{agent_id}/{session_id}"
+    reached, acknowledged = len(report.reached), len(report.acknowledged)
+    if as_json:
+        click.echo(json.dumps({"stopped": what, "reached": report.reached, "acknowledged": report.acknowledged}))
+    else:
+        click.echo(f"Ordered {what} to stop. Running then: {reached}; standing now: {acknowledged}.")
+    if not reached and waits:
+        click.echo("The session does not run now: the order holds for whoever resumes it.", err=True)
+    elif not reached:
+        raise click.ClickException("Nothing was stopped: no session of this store was running.")
+    elif acknowledged < reached:
+        left = ", ".join(key for key in report.reached if key not in report.acknowledged)
+        raise click.ClickException(f"{reached - acknowledged} sessions did not stop within {wait_s:g} s: {left:.500}")
+
+
+async def _waits(ledger: Ledger, agent_id: str, session_id: str) -> bool:
+    """True for a session that nobody runs but somebody may resume; one that cannot be stopped any more is refused."""
+    state, _ = await ledger.known(agent_id, session_id)
+    if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+        raise click.ClickException(f"Session {session_id!r:.80} has ended already ({state.status.value}).")
+    return not state.leased_for_s()

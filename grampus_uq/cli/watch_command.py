@@ -1,0 +1,140 @@
+"""`grampus-uq watch`: does a detector's calibration still hold? Feed it finished runs, label them, see the verdict."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import anyio
+import click
+
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.runtime.store import SessionStore, open_store
+from grampus_uq.stats.calibration_watch import WatchStatus
+
+__all__ = ["command", "read_statuses", "status_json"]
+
+Result = TypeVar("Result")
+
+_store = click.option(
+    "--store",
+    "url",
+    required=True,
+    envvar="GRAMPUS_UQ_STORE",
+    help="Where the watch is kept: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_check = click.option("--check", is_flag=True, help="Exit with status 2 when a calibration no longer holds.")
+
+
+@click.group()
+def command() -> None:
+    """Watch whether a fitted detector's calibration still describes the runs that come in.
+
+    False alarms are bounded at whichever time one looks; an alarm latches until a new calibration is deployed.
+    """
+
+
+@command.command()
+@_store
+@_json
+@_check
+def show(url: str, as_json: bool, check: bool) -> None:
+    """Show what every watch in the store has found."""
+    _report(read_statuses(url), as_json, check)
+
+
+@command.command()
+@click.argument("profile")
+@click.argument("paths", nargs=-1, required=True)
+@_store
+@click.option("--level", default=0.01, show_default=True, help="Probability of ever alarming without a change.")
+@click.option("--advisory", is_flag=True, help="No run was ever paused by the profile: its alarms have outcomes too.")
+@_json
+@_check
+def feed(
+    profile: str, paths: tuple[str, ...], url: str, level: float, advisory: bool, as_json: bool, check: bool
+) -> None:
+    """Take the finished runs of PATHS, recordings or folders of them, for PROFILE's detector; each counts once.
+
+    Labels that were added to the recordings since are taken too, so this may run on a clock.
+    """
+    from grampus_uq.learn.fit.finished_runs import finished_in_recordings
+    from grampus_uq.recording.artifacts import load
+    from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun
+
+    loaded = load(profile).profile
+    detector = loaded.detector
+    if detector is None:
+        raise ConfigurationError.of("PROFILE", "watch feed", "a profile with a detector", profile, "Run grampus-uq fit")
+
+    async def work(store: SessionStore) -> Sequence[WatchStatus]:
+        watch = CalibrationWatch(store, detector, level=level, acting=not advisory)
+        for run in finished_in_recordings(list(paths), loaded):
+            await watch.finished(
+                FinishedRun(run_id=run.run_id, log_peak=run.log_peak, touched=run.touched, success=run.success)
+            )
+        return await watch.statuses()
+
+    _report(_with_store(url, work, create=True), as_json, check)
+
+
+@command.command()
+@click.argument("run_id")
+@click.argument("outcome", type=click.Choice(["success", "failure"]))
+@_store
+@_json
+@_check
+def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> None:
+    """Say how a finished run turned out; it counts once, and stays counted."""
+    from grampus_uq.runtime.guarantee_watch import label_run
+
+    found = _with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
+    if not found:
+        raise DataError(f"no watch in this store knows a run {run_id!r:.100}; it is told when the run has finished.")
+    _report(found, as_json, check)
+
+
+def read_statuses(url: str) -> list[WatchStatus]:
+    """What every watch in the store at this URL has found."""
+    from grampus_uq.runtime.guarantee_watch import stored_statuses
+
+    return list(_with_store(url, stored_statuses))
+
+
+def status_json(status: WatchStatus) -> dict[str, Any]:
+    """A status as JSON values, with its sentence."""
+    return {**asdict(status), "variant": status.variant.value, "sentence": status.sentence}
+
+
+def _with_store(url: str, work: Callable[[SessionStore], Awaitable[Result]], *, create: bool = False) -> Result:
+    async def run() -> Result:
+        store = open_store(url, create=create)
+        try:
+            return await work(store)
+        finally:
+            await store.aclose()
+
+    return anyio.run(run)
+
+
+def _report(statuses: Sequence[WatchStatus], as_json: bool, check: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([status_json(status) for status in statuses], allow_nan=False))
+    else:
+        for line in _lines(statuses):
+            click.echo(line)
+    if check and any(status.alarmed for status in statuses):
+        raise SystemExit(2)
+
+
+def _lines(statuses: Sequence[WatchStatus]) -> Iterator[str]:
+    if not statuses:
+        yield "No calibration is watched in this store."
+    for status in statuses:
+        mark = "ALARM" if status.alarmed else "ok"
+        odds = f"{math.exp(min(status.log_martingale, 700.0)):.3g} to 1 (limit {math.exp(status.log_threshold):.0f})"
+        yield f"{mark:<6}{status.detector[:12]}  {status.variant.value:<10} evidence {odds}. {status.sentence}"

@@ -1,0 +1,1 @@
+"""One step, pure: the belief, the alarm, the decision. No I/O, no clock, no `await`."""

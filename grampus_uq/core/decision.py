@@ -1,0 +1,224 @@
+"""What is done about a step: the tiers, rules for irreversible calls, a detector's alarm, a fitted release. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from grampus_uq.core.alarm import rings
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+
+if TYPE_CHECKING:
+    from grampus_uq.core.state import Profile, SessionState, WorstCase
+
+__all__ = ["Decision", "Situation", "decide", "is_irreversible", "level_of", "may_be_let_through"]
+
+# A member of an enum takes a while to look up by its name, and these are looked up at every step.
+_LOW, _MEDIUM, *_ = UncertaintyLevel
+_PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
+_GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
+_IRREVERSIBLE = Effect.IRREVERSIBLE
+_WORDS = {level: level.value.upper() for level in UncertaintyLevel}
+
+Decision = tuple[UncertaintyAction, str, str]
+"""Action, rule, reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """All that a decision on one step depends on.
+
+    `state` is the session's after the step (before it for a call that is only asked about), `turn` what was read of
+    this step of the model, or of the one that proposes the call; by `level` and `confidence` the step is judged.
+    `proposed` is False for a call that no turn listed, or with other arguments.
+    """
+
+    profile: Profile
+    state: SessionState
+    turn: TurnEvidence
+    kind: str
+    tool_name: str | None
+    irreversible: bool
+    level: UncertaintyLevel
+    confidence: float
+    proposed: bool = True
+
+
+def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
+    """The tier of a propagated confidence; at least MEDIUM until the session's first reading."""
+    level = policy.classify(propagated)
+    return _MEDIUM if level is _LOW and not has_reading else level
+
+
+def is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Effect | None) -> bool:
+    """The effect says so, or the guide's substring rule does: either may raise the danger, neither lowers it."""
+    return effect == _IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
+
+
+def decide(now: Situation) -> Decision:
+    """The gravest of what the rules say; what stops a step says why, on which numbers.
+
+    With a fitted detector or release rule they decide, and the tiers only say how loud the log is; without, the tiers.
+    Beside them stand the rules for irreversible calls (no evidence, an alarm that has rung, the worst so far) and the
+    tools that are always asked for. Of all these only a detector's alarm and a fitted release carry a guarantee. What a
+    human answered silences reversible steps, never an irreversible call.
+    """
+    profile, state = now.profile, now.state
+    if now.irreversible and now.turn.belief is not None and now.turn.belief < now.confidence:
+        level = level_of(profile.policy, now.turn.belief, state.has_reading)
+        now = replace(now, level=level, confidence=now.turn.belief)
+    decision = _tier(now) if profile.detector is None and profile.release is None else _fitted(now)
+    if now.irreversible:
+        decision = _guarded(now, decision)
+        if state.worst_case is not None:
+            decision = _in_doubt(now, state.worst_case, decision)
+    milder = decision[0] is not _ABORT and not (decision[0] is _PAUSE and decision[1] == "detector")
+    asks = milder and now.tool_name is not None and profile.policy.asks_always(now.tool_name)
+    if asks:  # standing leave may lift any other pause
+        decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {decision[2] or _numbers(now)}"
+    if profile.fallback is not None and decision[0].stops:
+        return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {profile.fallback}"
+    return decision
+
+
+def _tier(now: Situation) -> Decision:
+    """What the tier says. It carries no statistical guarantee."""
+    policy, level = now.profile.policy, now.level
+    action = policy.decide(level, now.kind, irreversible=now.irreversible)
+    if action is _PROCEED:
+        return action, "tier", ""
+    if action is _LOG:
+        return action, "tier", _loudness(now)
+    if now.irreversible:
+        rule = "irreversible_override" if level is _MEDIUM else "tier"
+        return action, rule, f"irreversible call: {_numbers(now, policy.low_threshold)}"
+    reason = f"{_WORDS[level]}: {_numbers(now, policy.medium_threshold)}"
+    if now.state.acknowledged is not None and now.state.acknowledged.severity >= level.severity:
+        return _LOG, "acknowledged", reason
+    return action, "tier", reason
+
+
+def _fitted(now: Situation) -> Decision:
+    """What the detector and the release rule say; a pause by the alarm is inside the detector's one budget."""
+    action, rule, reason = (_PROCEED, "tier", "") if now.level is _LOW else (_LOG, "tier", _loudness(now))
+    detector, alarm = now.profile.detector, now.state.alarm
+    if detector is not None and alarm is not None and rings(detector, alarm):
+        evidence, limit = alarm.evidence.log_peak, detector.threshold.log_value
+        action, rule = now.profile.policy.on_alarm, "detector"
+        reason = f"log evidence of failure {evidence:.2f} exceeds {limit:.2f}; {_numbers(now)}"
+    release = now.profile.release
+    if now.irreversible and release is not None:
+        released = _released(now, release, action)
+        if not action.stops or _GRAVITY[released[0]] > _GRAVITY[action]:
+            return released
+    return action, rule, reason
+
+
+def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -> Decision:
+    """What the release rule says of an irreversible call; without a chance it says nothing."""
+    least, below, chance = release.at_least, release.abort_below, now.turn.p_success
+    if least is None:
+        return _PAUSE, "release", "irreversible call, and no chance of success is high enough to release one"
+    if chance is None:
+        return action, "tier", ""
+    if chance >= least:
+        return action, "release", f"chance of success {_apart(chance, ' is at least', least)}"
+    aborts = below is not None and chance < below
+    needed = below if aborts and below is not None else least
+    reason = f"irreversible call at a chance of success of {_apart(chance, ', below', needed)}{_lowest(now)}"
+    return (_ABORT if aborts else _PAUSE), "release", reason
+
+
+def _guarded(now: Situation, decision: Decision) -> Decision:
+    """An irreversible call: graver where evidence is missing, an alarm has rung or a step was bad."""
+    policy, state = now.profile.policy, now.state
+    if state.rang and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]:  # a grant lifts a tier's pause, not this one
+        reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
+        decision = policy.on_alarm, "detector", reason
+    missing = _missing(now)
+    if missing is not None and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[decision[0]]:
+        decision = policy.on_missing_evidence, "missing_evidence", missing
+    floor, worst = policy.worst_so_far_floor, state.worst
+    if floor is not None and worst is not None and worst < floor and not decision[0].stops:
+        reason = f"irreversible call after a step at confidence {_apart(worst, ', below', floor)}"
+        decision = _PAUSE, "worst_so_far", reason
+    return decision
+
+
+def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
+    """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it."""
+    policy = now.profile.policy
+    if decision[0].stops or not policy.on_missing_evidence.stops:
+        return decision
+    level = policy.classify(case.cumulative)
+    turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
+    state = replace(now.state, worst=case.worst, alarm=case.alarm, worst_case=None)
+    would = decide(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn))
+    if not would[0].stops:
+        return decision
+    reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
+    return policy.on_missing_evidence, "missing_evidence", reason
+
+
+def _missing(now: Situation) -> str | None:
+    """Why there is no evidence on an irreversible call; None where there is."""
+    if not now.proposed:
+        return f"irreversible call with arguments that no turn of the model proposed; {_numbers(now)}"
+    profile, alarm = now.profile, now.state.alarm
+    counted = profile.released_by_counts and now.turn.p_success is not None
+    if not now.state.has_reading and not counted:
+        return "irreversible call, and nothing read yet"
+    if not now.turn.read and not counted:
+        return f"irreversible call without any reading of the turn that proposes it; {_numbers(now)}"
+    if profile.release is not None and now.turn.p_success is None:
+        return f"irreversible call without a chance of success of the turn that proposes it; {_numbers(now)}"
+    if profile.detector is not None and (alarm is None or alarm.evidence.log_m is None):
+        return f"irreversible call before the detector had any score; {_numbers(now)}"
+    return None
+
+
+def _loudness(now: Situation) -> str:
+    """Why a step is logged."""
+    if not now.state.has_reading:
+        return "nothing read yet"
+    return f"confidence {now.confidence:.2f} is {_WORDS[now.level]}"
+
+
+def _numbers(now: Situation, needed: float | None = None) -> str:
+    """The belief, what was needed, and the lowest reading of the turn."""
+    if not now.state.has_reading:
+        return "nothing read yet"
+    if needed is None or now.confidence >= needed:
+        return f"confidence {now.confidence:.2f}{_lowest(now)}"
+    return f"confidence {_apart(now.confidence, ', needs', needed)}{_lowest(now)}"
+
+
+def _lowest(now: Situation) -> str:
+    low = now.turn.lowest
+    if low is None:
+        return ""
+    unstated = "" if now.turn.stated else "; no confidence stated"
+    return f"; lowest: {_SAID_AS.get(low[0], low[0]).replace('_', ' ')} {low[1]:.2f}{unstated}"
+
+
+def _apart(value: float, word: str, limit: float) -> str:
+    """Two numbers with as many digits as tell them apart, two at least."""
+    digits = 2
+    while digits < 12 and value != limit and f"{value:.{digits}f}" == f"{limit:.{digits}f}":
+        digits += 1
+    return f"{value:.{digits}f}{word} {limit:.{digits}f}"
+
+
+_SAID_AS = {"verbalized": "stated confidence", "p_true": "P(True)"}
+
+
+def may_be_let_through(policy: UncertaintyPolicy, kind: str, tool_name: str | None, effect: Effect | None) -> bool:
+    """True for what a random release may let through: steps of the model, and calls that are known to be reversible."""
+    if kind != "tool_call":
+        return True
+    harmless = effect is Effect.READ or effect is Effect.REVERSIBLE
+    asked = tool_name is not None and policy.asks_always(tool_name)
+    return harmless and not asked and not is_irreversible(policy, tool_name, effect)

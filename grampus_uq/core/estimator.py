@@ -1,0 +1,218 @@
+"""The guide's estimator: its ten fields, the fusion of readings into one confidence, the trigger of the slow path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import Configuration
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, Reading, Step, worst_values
+from grampus_uq.records.vocabulary import MissingReason, Role
+from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
+from grampus_uq.signals.equivalence import Equivalence, LexicalEquivalence
+from grampus_uq.signals.p_true import PTrue
+from grampus_uq.signals.semantic_entropy import SemanticEntropy
+from grampus_uq.signals.verbalized import hedged_confidence, parse_confidence
+
+__all__ = ["UncertaintyEstimator"]
+
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+Weight = Annotated[float, Field(ge=0.0, le=1e6)]  # relative: the bound only keeps their sums finite
+
+
+class UncertaintyEstimator(Configuration):
+    """Senses a step's confidence and fuses the readings; immutable, so that one instance serves every session.
+
+    fused = sum_i w_i (1 - b_i) v_i / sum_i w_i over the readings v_i that are there, then the smaller of that and the
+    semantic-entropy confidence when the slow path ran. Weights w and biases b are the guide's for verbalised confidence
+    and P(True); the token streams come in with the weights below whenever the model reports log-probabilities. These
+    are priors, not fitted values: a fitted profile replaces them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    enable_p_true: bool = True
+    enable_semantic_sampling: bool = False
+    enable_prefix_verifier: bool = True
+    """False forbids what the policy's switch of the same name (off by default) asks for."""
+    verbalized_weight: Weight = 0.4
+    p_true_weight: Weight = 0.6
+    verbalized_calibration_bias: Unit = 0.25
+    p_true_calibration_bias: Unit = 0.10
+    min_samples: int = Field(default=2, ge=2)
+    max_samples: int = Field(default=5, ge=2)
+    semantic_trigger_low: Unit = 0.50
+    """Set, it is the guide's: nothing is sampled below it. Left unset, the monitor samples there too: else a lower
+    reading would skip the samples that a higher one has to pass."""
+    semantic_trigger_high: Unit = 0.72
+    early_stop_jaccard: float = Field(default=0.60, gt=0.0, le=1.0)
+    token_probability_weight: Weight = 0.3
+    token_entropy_weight: Weight = 0.3
+    token_calibration_bias: Unit = 0.10
+    extra_weights: dict[str, Weight] = Field(default_factory=lambda: {"sub_agent": 1.0})
+    """Weights of further readings, by name; a reading without a weight is only recorded."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> UncertaintyEstimator:
+        if self.max_samples < self.min_samples:
+            raise ConfigurationError.of(
+                "max_samples", "UncertaintyEstimator", f"at least min_samples ({self.min_samples})", self.max_samples
+            )
+        if self.semantic_trigger_low > self.semantic_trigger_high:
+            raise ConfigurationError.of(
+                "semantic_trigger_low",
+                "UncertaintyEstimator",
+                f"at most semantic_trigger_high ({self.semantic_trigger_high})",
+                self.semantic_trigger_low,
+            )
+        if self.verbalized_weight + self.p_true_weight <= 0.0:
+            raise ConfigurationError.of(
+                "verbalized_weight", "UncertaintyEstimator", "above 0 when p_true_weight is 0", self.verbalized_weight
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _keep_unset_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave a switch that nobody set out of what is stored: read back, it would count as set."""
+        fields: dict[str, Any] = dump(self)
+        for name in ("enable_semantic_sampling", "semantic_trigger_low"):
+            if name not in self.model_fields_set:
+                fields.pop(name, None)
+        return fields
+
+    # -- pure arithmetic ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _calibrate(raw: float, bias: float) -> float:
+        """raw times (1 - bias), clipped to [0, 1]: the guide's correction, used until a profile was fitted."""
+        return min(1.0, max(0.0, raw * (1.0 - bias)))
+
+    def fuse(self, verbalized_raw: float, p_true_raw: float, *, p_true_ran: bool) -> float:
+        """The guide's fusion: the weighted mean of the corrected values; verbalised alone if P(True) did not run."""
+        verbalized = self._calibrate(verbalized_raw, self.verbalized_calibration_bias)
+        if not p_true_ran or self.p_true_weight == 0.0:
+            return verbalized
+        p_true = self._calibrate(p_true_raw, self.p_true_calibration_bias)
+        total = self.verbalized_weight + self.p_true_weight
+        mean = (self.verbalized_weight * verbalized + self.p_true_weight * p_true) / total
+        if self.verbalized_weight == 0.0:
+            return p_true
+        return min(max(mean, min(verbalized, p_true)), max(verbalized, p_true))
+
+    def fuse_readings(self, values: Mapping[str, float]) -> float | None:
+        """Weighted mean over the readings that are there, by source; None when none of them has a weight.
+
+        With verbalised confidence and P(True) alone it equals `fuse`. Semantic entropy takes part by `pessimistic`.
+        Rounding never carries the mean past the least or the greatest corrected reading, so that one reading alone, or
+        several equal ones, stay exactly where they are: on a tier's threshold, for a model that says a round number.
+        """
+        weighted = total = 0.0
+        low, high = 1.0, 0.0
+        for source, value in values.items():
+            if source == "verbalized":
+                weight, bias = self.verbalized_weight, self.verbalized_calibration_bias
+            elif source == "p_true":
+                weight, bias = self.p_true_weight, self.p_true_calibration_bias
+            elif source == "token_probability":
+                weight, bias = self.token_probability_weight, self.token_calibration_bias
+            elif source == "token_entropy":
+                weight, bias = self.token_entropy_weight, self.token_calibration_bias
+            else:
+                weight, bias = self.extra_weights.get(source, 0.0), 0.0
+            if weight > 0.0:
+                corrected = value * (1.0 - bias)
+                weighted += weight * corrected
+                total += weight
+                if corrected < low:
+                    low = corrected
+                if corrected > high:
+                    high = corrected
+        if total == 0.0:
+            return None
+        mean = weighted / total
+        return low if mean < low else high if mean > high else mean
+
+    @staticmethod
+    def pessimistic(fast: float | None, semantic: float | None) -> float | None:
+        """The smaller of the fast fusion and the semantic-entropy confidence; the one that is there; or None."""
+        if fast is None or semantic is None:
+            return semantic if fast is None else fast
+        return min(fast, semantic)
+
+    def allows_semantic_sampling(self) -> bool:
+        """False only when `enable_semantic_sampling` was set to False; left unset, the policy's switch decides."""
+        return self.enable_semantic_sampling or "enable_semantic_sampling" not in self.model_fields_set
+
+    def should_sample(self, fused: float) -> bool:
+        """True when the fast fusion lies in the trigger zone of the slow path, both ends included: the guide's rule."""
+        return self.semantic_trigger_low <= fused <= self.semantic_trigger_high
+
+    def needs_sampling(self, readings: Sequence[Reading]) -> bool:
+        """True when the slow path is due after these fast readings.
+
+        So it is without any weighted reading, and where their fusion is at most `semantic_trigger_high`, with 0 in the
+        place of each reading that was due and did not come; where `semantic_trigger_low` was set, in the guide's zone.
+        """
+        fused = self.fuse_readings({r.source: r.value for r in readings if r.value is not None})
+        if fused is None:
+            return True
+        if "semantic_trigger_low" in self.model_fields_set:
+            return self.should_sample(fused)
+        values, _ = worst_values(readings)
+        least = self.fuse_readings(values)
+        return least is not None and least <= self.semantic_trigger_high
+
+    # -- the guide's convenience methods, with their float contracts ---------------------------------------------
+
+    def extract_verbalized(self, text: str) -> float:
+        """The stated confidence in [0, 1]; 0.5 when the text states none (or an invalid one), lower when it hedges."""
+        value, reason = parse_confidence(text)
+        if value is not None:
+            return value
+        return hedged_confidence(text)[0] if reason is MissingReason.NOT_STATED else 0.5
+
+    async def p_true(
+        self, original_messages: Sequence[Message], response_text: str, model_client: ModelClient, model_id: str
+    ) -> float:
+        """P(True) of a response in [0, 1]; 0.5 on any failure (the monitor itself treats failure as missing)."""
+        step = Step(step_id="p_true", kind="llm_call", time_s=0.0, text=response_text)
+        context = self._context(original_messages, model_client, model_id)
+        signal = PTrue()
+        reading = await sense_one(signal.source, lambda metered: signal.sense(step, metered), context)
+        return 0.5 if reading.value is None else reading.value
+
+    async def semantic_entropy(
+        self, messages: Sequence[Message], model_client: ModelClient, model_id: str
+    ) -> tuple[float, int]:
+        """Sampled agreement in [0, 1] and the number of samples; (0.5, samples) on any failure.
+
+        By the guide's word overlap: first pair at `early_stop_jaccard`, clusters at .40. No step is compared with it.
+        """
+        signal = self.semantic_signal()
+        context = self._context(messages, model_client, model_id)
+        reading = await sense_one(signal.source, signal.agreement, context)
+        return (0.5 if reading.value is None else reading.value), reading.samples
+
+    def semantic_signal(self, equivalence: Equivalence | None = None) -> SemanticEntropy:
+        """The slow path's signal with this estimator's numbers, and the guide's word overlap unless another is given.
+
+        A monitor gives it `SameWording`: word overlap forgives a differing name or verb.
+        """
+        return SemanticEntropy(
+            min_samples=self.min_samples,
+            max_samples=self.max_samples,
+            equivalence=equivalence or LexicalEquivalence(strict_threshold=self.early_stop_jaccard),
+        )
+
+    def _context(self, messages: Sequence[Message], client: ModelClient, model: str) -> MeteredContext:
+        budget = Budget(max_calls=max(2, self.max_samples))
+        return MeteredContext(messages=_as_messages(messages), client=client, model=model, budget=budget)
+
+
+def _as_messages(messages: Sequence[Message]) -> list[Message]:
+    """Accept plain strings among the messages, as the guide's examples pass them."""
+    return [m if isinstance(m, Message) else Message(role=Role.USER, content=str(m)) for m in messages]

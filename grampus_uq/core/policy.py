@@ -1,0 +1,142 @@
+"""The guide's three tiers, the irreversible-tool override, and what to do when evidence is missing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.configuration import Configuration
+from grampus_uq.records.tool_names import patterns_of, refusal_of
+from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
+
+__all__ = ["UncertaintyPolicy"]
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+# A member of an enum takes a while to look up by its name, and these are looked up at every step.
+_LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel
+_ACTIONS = {
+    _LOW: UncertaintyAction.PROCEED,
+    _MEDIUM: UncertaintyAction.PROCEED_WITH_LOG,
+    _HIGH: UncertaintyAction.PAUSE_FOR_HUMAN,
+    _CRITICAL: UncertaintyAction.ABORT,
+}
+
+
+class UncertaintyPolicy(Configuration):
+    """Maps a propagated confidence to a level, and a level to an action.
+
+    LOW (>= `low_threshold`) proceeds, MEDIUM proceeds with a log line, HIGH pauses for a human, CRITICAL aborts. A tool
+    whose name contains one of `irreversible_tool_names` pauses at MEDIUM too. Names are compared as a reader sees them
+    (`tool_names`): case, separators, camel humps, namespaces, invisible and look-alike characters make no difference.
+    The tiers carry **no guarantee on false alarms**: a healthy agent's longer runs are paused by them; only a fitted
+    profile bounds that.
+
+    A threshold outside [0, 1] raises at construction, and so does a pattern without a letter or digit, or with the
+    marks of a glob or regular expression; one that a file brings only warns, and protects what its letters say.
+    Thresholds out of order only warn: the first tier that fits wins.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    low_threshold: Probability = 0.80
+    medium_threshold: Probability = 0.60
+    high_threshold: Probability = 0.40
+    enable_p_true: bool = True
+    enable_semantic_sampling: bool = False
+    enable_prefix_verifier: bool = False
+    """Ask a model, once a step, for the probability that the run so far will succeed (`signals.prefix_verifier`)."""
+    irreversible_tool_names: list[str] = Field(default_factory=list)
+    always_ask_tool_names: list[str] = Field(default_factory=list)
+    """Tools whose calls pause whatever the numbers say; matched as the irreversible ones are."""
+    inject_reflection_on_high: bool = True
+    on_missing_evidence: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
+    """What an irreversible call does when the session, or the turn that proposes it, has no reading at all."""
+    worst_so_far_floor: Probability | None = None
+    """When set: an irreversible call pauses once any fused confidence of the session fell below this floor."""
+    on_alarm: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
+    """What an alarm of a fitted detector does."""
+
+    @field_validator("irreversible_tool_names", "always_ask_tool_names", mode="before")
+    @classmethod
+    def _patterns_match_something(cls, names: object, info: ValidationInfo) -> object:
+        if isinstance(names, str):
+            rule, way_out = "a list of strings", "Put it into a list."
+            raise ConfigurationError.of(str(info.field_name), "UncertaintyPolicy", rule, names, way_out)
+        if not isinstance(names, list | tuple | set | frozenset):
+            return names
+        for name in names:
+            refused = refusal_of(name)
+            if refused is None:
+                continue
+            error = ConfigurationError.of(str(info.field_name), "UncertaintyPolicy", refused[0], name, refused[1])
+            if info.mode != "json" or not isinstance(name, str) or not name.strip():
+                raise error
+            warnings.warn(f"{error} It is kept, and matches by its letters.", UserWarning, stacklevel=2)
+        return list(names)
+
+    def model_post_init(self, _: object, /) -> None:
+        """Warn, as the guide does, when the thresholds are not in descending order."""
+        if not self.low_threshold >= self.medium_threshold >= self.high_threshold:
+            warnings.warn(
+                "UncertaintyPolicy thresholds are out of order: expected low_threshold >= medium_threshold >= "
+                f"high_threshold, got {self.low_threshold}, {self.medium_threshold}, {self.high_threshold}. "
+                "The first tier that fits wins.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def classify(self, confidence: float) -> UncertaintyLevel:
+        """Level of a propagated confidence; a value on a threshold belongs to the better level."""
+        if confidence >= self.low_threshold:
+            return _LOW
+        if confidence >= self.medium_threshold:
+            return _MEDIUM
+        if confidence >= self.high_threshold:
+            return _HIGH
+        return _CRITICAL  # NaN lands here too: it never reads as safe
+
+    def is_irreversible(self, name: str) -> bool:
+        """True when the tool's name contains one of the irreversible names, however either is spelt."""
+        names = self.irreversible_tool_names
+        return bool(names) and patterns_of(tuple(names)).match(name)
+
+    def asks_always(self, name: str) -> bool:
+        """True when the tool's name contains one of the names that are always asked for, however either is spelt."""
+        names = self.always_ask_tool_names
+        return bool(names) and patterns_of(tuple(names)).match(name)
+
+    def unmatched(self, tool_names: Iterable[str]) -> list[str]:
+        """The names in both lists that match none of these tools: misspelt, or of another agent."""
+        declared = list(tool_names)
+        patterns = [*self.irreversible_tool_names, *self.always_ask_tool_names]
+        return [p for p in patterns if not any(map(patterns_of((p,)).match, declared))]
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not there, so that older profiles keep their fingerprints."""
+        values: dict[str, Any] = write(self)
+        if not values.get("always_ask_tool_names"):
+            values.pop("always_ask_tool_names", None)
+        return values
+
+    def decide(
+        self, level: UncertaintyLevel, step_type: str, tool_name: str | None = None, *, irreversible: bool | None = None
+    ) -> UncertaintyAction:
+        """Action for a level; `irreversible` overrides what the tool's name says."""
+        if level is not _MEDIUM:
+            return _ACTIONS[level]
+        if irreversible is None:
+            irreversible = tool_name is not None and self.is_irreversible(tool_name)
+        return UncertaintyAction.PAUSE_FOR_HUMAN if irreversible else _ACTIONS[level]

@@ -1,0 +1,245 @@
+"""What a step works on: the Profile, frozen and shared by every session, and the small state of one session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+    model_validator,
+)
+
+from grampus_uq.core.alarm import AlarmState, DetectorField, acknowledge_alarm, has_rung, midway, rearm, rings
+from grampus_uq.core.estimator import UncertaintyEstimator
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.core.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.core.risk import RiskField, TracerSettings
+from grampus_uq.core.turn_evidence import TurnEvidence, without_chances
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.records.configuration import Configuration
+from grampus_uq.records.vocabulary import UncertaintyLevel
+from grampus_uq.stats.fusion import LogisticFusion, is_count
+
+__all__ = [
+    "Profile",
+    "SessionState",
+    "WorstCase",
+    "acknowledge",
+    "answer_alarm",
+    "change_profile",
+    "has_rung_in_run",
+    "rearm_alarm",
+    "state_from_json",
+    "state_to_json",
+    "state_to_values",
+]
+
+_MAX_WHY = 300
+Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Profile(Configuration):
+    """Everything `advance` is parametrised by: frozen, JSON-able, shared by every session.
+
+    With `advisory` set nothing is stopped: the action that would have stopped the run is recorded beside the one taken.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    policy: UncertaintyPolicy = Field(default_factory=UncertaintyPolicy)
+    estimator: UncertaintyEstimator = Field(default_factory=UncertaintyEstimator)
+    propagator: Propagator = Field(default_factory=UncertaintyPropagator)
+    advisory: bool = False
+    detector: DetectorField | None = None
+    """A fitted detector: its alarm then decides pauses, with its guarantee, and the tiers stop nothing."""
+    calibration: LogisticFusion | None = None
+    """A fitted fusion of readings: `p_success` is then set on steps with one of them. It decides nothing by itself."""
+    tracer: TracerSettings | None = None
+    """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration."""
+    release: ReleaseRule | None = None
+    """Which irreversible calls go ahead, by `p_success`; needs `calibration`. The tiers then stop nothing."""
+    fallback: str | None = None
+    """Why a fitted profile does not apply, where this one stands in for it: the tiers and their rules decide."""
+
+    @model_validator(mode="after")
+    def _release_has_a_chance(self) -> Profile:
+        if self.release is not None and self.calibration is None:
+            rule = "given together with a calibration, whose p_success it reads"
+            raise ConfigurationError.of("release", "Profile", rule, self.release)
+        return self
+
+    @property
+    def released_by_counts(self) -> bool:
+        """True where the chance that releases irreversible calls was fitted on counts and on nothing else."""
+        if self.release is None or self.calibration is None:
+            return False
+        return all(map(is_count, self.calibration.moved_by))
+
+    @property
+    def fitted_streams(self) -> frozenset[str]:
+        """The streams that calibration and detector were fitted on."""
+        used = set() if self.detector is None else set(self.detector.streams)
+        return frozenset(used) if self.calibration is None else frozenset(used | set(self.calibration.moved_by))
+
+    @property
+    def always_there(self) -> frozenset[str]:
+        """The streams, counts aside, that no step lacked when calibration or detector was fitted."""
+        parts = (() if self.calibration is None else self.calibration.without_gaps) + (
+            () if self.detector is None else self.detector.always_there
+        )
+        return frozenset(name for name in parts if not is_count(name))
+
+    @property
+    def fitted(self) -> bool:
+        """True when any part of it was learned from runs."""
+        return any(part is not None for part in (self.detector, self.calibration, self.release, self.tracer))
+
+    def standing_in(self, why: str) -> Profile:
+        """What guards a session that this profile does not fit: its policy's tiers and rules, without what was fitted.
+
+        Nothing learned elsewhere decides here, and nothing is less guarded than without a profile. `why` is said with
+        every pause.
+        """
+        nothing = {"detector": None, "calibration": None, "release": None}
+        return self.model_copy(update={**nothing, "fallback": why[:_MAX_WHY]})
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not there, so that older profiles keep their fingerprints."""
+        values: dict[str, Any] = write(self)
+        for name in ("tracer", "release", "fallback"):
+            if values.get(name) is None:
+                values.pop(name, None)
+        return values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorstCase:
+    """What would be believed had every reading that was due and did not come been 0: irreversible calls answer to it.
+
+    `unread` says which ones the latest step of the model lacked, and why; the others are as in `SessionState`.
+    """
+
+    cumulative: Unit
+    memory: PropagatorMemory | None = None
+    worst: Unit | None = None
+    alarm: AlarmState | None = None
+    p_success: Unit | None = None
+    unread: str = ""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionState:
+    """What one session knows after its last committed step; bounded, JSON-able, immutable.
+
+    `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
+    `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model
+    that may have proposed calls, with what was read of each (empty in states of older versions: nothing then speaks for
+    an irreversible call until the model's next turn). `rang` is True once a
+    detector's alarm has rung in this run, answered or not, under whatever profile. `worst` is the least fused
+    confidence so far; `acknowledged` is the gravest level that a human already answered for; both token counts are
+    sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no reading;
+    `let_through` is True for a run that was drawn to go on where a reversible step would have been stopped.
+    `worst_case` is None until a reading was due and did not come.
+    """
+
+    session_id: str
+    agent_id: str = ""
+    n_steps: Count = 0
+    n_high: Count = 0
+    cumulative: Unit = 1.0
+    level: UncertaintyLevel = UncertaintyLevel.MEDIUM
+    has_reading: bool = False
+    turn_read: bool = False
+    worst: Unit | None = None
+    acknowledged: UncertaintyLevel | None = None
+    last_step_id: str | None = None
+    monitor_calls: Count = 0
+    monitor_tokens: Count = 0
+    monitor_cost_usd: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    agent_tokens: Count = 0
+    alarm: AlarmState | None = None
+    memory: PropagatorMemory | None = None
+    risk: RiskField | None = None
+    p_success: Unit | None = None
+    let_through: bool = False
+    worst_case: WorstCase | None = None
+    turns: tuple[TurnEvidence, ...] = ()
+    rang: bool = False
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
+
+
+_STATE = TypeAdapter(SessionState)
+
+
+def state_to_json(state: SessionState) -> str:
+    """The state as one JSON object; `state_from_json` gives back an equal state."""
+    return _STATE.dump_json(state).decode()
+
+
+def state_to_values(state: SessionState) -> dict[str, Any]:
+    """The same as JSON values, without the detour through text."""
+    values: dict[str, Any] = _STATE.dump_python(state, mode="json")
+    return values
+
+
+def state_from_json(text: str | bytes) -> SessionState:
+    """Parse and validate a stored state; raises DataError naming the field."""
+    try:
+        return _STATE.validate_json(text)
+    except ValueError as error:
+        first = error.errors()[0] if hasattr(error, "errors") else {"loc": (), "msg": str(error)}
+        field = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"not a session state: {first['msg']}", field=field) from error
+
+
+def answer_alarm(profile: Profile, state: SessionState) -> SessionState:
+    """A human answered the detector's alarm, if it rings: reversible steps are asked for no more until it is re-armed.
+
+    Each irreversible call is, until the run ends.
+    """
+    if profile.detector is None or state.alarm is None or not rings(profile.detector, state.alarm):
+        return state
+    return replace(state, alarm=acknowledge_alarm(state.alarm), rang=True)
+
+
+def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
+    """Start the detector's evidence anew; what rings from here on carries no guarantee."""
+    if profile.detector is None or state.alarm is None:
+        return state
+    rearmed = rearm(profile.detector, state.alarm, state.session_id)
+    worst_case = state.worst_case and replace(state.worst_case, alarm=rearmed)
+    return replace(state, alarm=rearmed, worst_case=worst_case, rang=has_rung_in_run(profile, state))
+
+
+def has_rung_in_run(profile: Profile, state: SessionState) -> bool:
+    """True once a detector's alarm has rung in this run, answered or not."""
+    return state.rang or (profile.detector is not None and has_rung(profile.detector, state.alarm))
+
+
+def change_profile(profile: Profile, state: SessionState) -> SessionState:
+    """A run goes on under another profile, from its next step on.
+
+    What is believed stays. The detector begins anew, and what it rings in this run carries no guarantee; the chance of
+    success is unknown until the next step of the model, so an irreversible call does what missing evidence does.
+    """
+    alarm = None if profile.detector is None else midway(profile.detector, state.session_id)
+    worst_case = state.worst_case and replace(state.worst_case, alarm=alarm, p_success=None)
+    rang = state.rang or (state.alarm is not None and state.alarm.answered)
+    turns = without_chances(state.turns)
+    return replace(state, alarm=alarm, p_success=None, worst_case=worst_case, turns=turns, rang=rang)
+
+
+def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:
+    """A human answered for this level: it, and lesser ones, ask no more until the belief has been MEDIUM or better."""
+    return replace(state, acknowledged=level)

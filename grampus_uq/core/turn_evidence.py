@@ -1,0 +1,256 @@
+"""Which turn of the model proposed a call, and what was read of that turn: the evidence that the call is judged on.
+
+Turns may run side by side. A call belongs to the turn that proposed it, found by its id and name, by the id of the
+turn's step, or by its name alone; where several turns could have proposed it, the least of their evidence counts. A
+call that nothing is known of gets the least of the latest turn and of those with calls still open. A turn also keeps
+what was believed after it: what later turns make the belief recover speaks for their own calls. Callers who never
+list the calls of a turn are taken at their order: the latest turn proposes, unless the step's id says otherwise. A
+session keeps 16 turns; of those that listed calls, two that have to go with calls still open become one that keeps the
+least of both.
+
+A turn vouches for the calls that it listed, name and arguments: `is_proposed` knows them by their digests. That is
+asked when a call is seen, and recorded with its step: a replay, which may lack the arguments, decides alike.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from grampus_uq.records.building import builder
+from grampus_uq.records.tool_names import same_tool_keys
+from grampus_uq.records.values import Step, ToolCall, canonical_json
+
+__all__ = [
+    "MAX_CALLS",
+    "TurnEvidence",
+    "is_proposed",
+    "least",
+    "listed",
+    "new_turn",
+    "placed",
+    "proposed",
+    "text_key",
+    "with_turn",
+    "without_chances",
+]
+
+MAX_TURNS = 16
+MAX_CALLS = 32
+_DIGEST = 24
+_LONGEST = 64
+_LONGEST_NAME = 256
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnEvidence:
+    """What was read of one turn of the model.
+
+    `read`: whether anything was; `p_success`: the calibrated chance after it, `worst_chance`: the same in the worst
+    case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
+    the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
+    case. `calls` are the keys of the calls it proposed that were
+    not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept. `listed` are the
+    digests of all of them, name and arguments.
+    """
+
+    step: str = ""
+    read: bool = False
+    p_success: Unit | None = None
+    worst_chance: Unit | None = None
+    lowest: tuple[str, Unit] | None = None
+    stated: bool = False
+    belief: Unit | None = None
+    worst_belief: Unit | None = None
+    calls: tuple[str, ...] = ()
+    called: tuple[str, ...] = ()
+    more: bool = False
+    listed: tuple[str, ...] = ()
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @property
+    def open(self) -> bool:
+        """True while a call of the turn was not observed."""
+        return self.more or bool(self.calls)
+
+    @property
+    def at_worst(self) -> float | None:
+        """The chance of success in the worst case."""
+        return self.p_success if self.worst_chance is None else self.worst_chance
+
+    @property
+    def belief_at_worst(self) -> float | None:
+        """The propagated confidence after the turn in the worst case."""
+        return self.belief if self.worst_belief is None else self.worst_belief
+
+
+Turns = tuple[TurnEvidence, ...]
+new_turn = builder(TurnEvidence)
+
+
+def text_key(name: str) -> str:
+    """A model's own text as a key: as it is while short and plain, else as a digest."""
+    if len(name) <= _LONGEST and name.isascii():
+        return name
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _name_key(name: str) -> str:
+    """One key for every spelling of a tool's name: who asks for a call in another one asks for the same call.
+
+    A name that is longer than any tool's is taken as it is written: a model may write hundreds of them in one turn.
+    """
+    seen = same_tool_keys(name)[1] if len(name) <= _LONGEST_NAME else name
+    return text_key(seen if len(seen) > 1 else name)
+
+
+def _call_key(call: ToolCall) -> str:
+    return f"{text_key(call.id)} {_name_key(call.name)}"
+
+
+def proposed(step: Step) -> tuple[str, ...]:
+    """The keys of the calls that a step of the model proposes, as far as they are kept."""
+    return tuple([_call_key(call) for call in step.tool_calls[:MAX_CALLS]])
+
+
+def listed(step: Step) -> tuple[str, ...]:
+    """The digests of the same calls, name and arguments."""
+    return tuple([_digest(call) for call in step.tool_calls[:MAX_CALLS]])
+
+
+def _digest(call: ToolCall) -> str:
+    """One digest for every spelling of the name and order of the keys; empty where the arguments are no JSON."""
+    try:
+        written = f"{_name_key(call.name)}({canonical_json(call.arguments)})"
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    return hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+
+
+def is_proposed(turns: Turns, call: ToolCall, step_id: str | None) -> bool:
+    """False for a call that its turn did not list so: other arguments, or a name that no turn listed.
+
+    True where nothing can be compared: the call came without arguments, or no turn listed calls.
+    """
+    if "arguments" not in call.model_fields_set:
+        return True
+    listing = [turn for turn in turns if turn.calls or turn.called or turn.more]
+    if not listing:
+        return True
+    of_call = [turn for turn in _found(turns, call, step_id) or () if turn.listed] or listing
+    digest = _digest(call)
+    return any(digest in turn.listed for turn in of_call) and bool(digest)
+
+
+def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:
+    """The turns after a step of the model, whose own turn is the last."""
+    if not turns:
+        return (turn,)
+    first = turns[0]
+    if not turn.calls and not first.calls and not first.called and not first.more:
+        return (*turns[1 - MAX_TURNS :], turn)
+    turns = tuple([t for t in turns if t.calls or t.called or t.more])  # a turn without any proposed none
+    if len(turns) < MAX_TURNS:
+        return (*turns, turn)
+    settled = next((index for index, t in enumerate(turns) if not t.open), None)
+    if settled is None:
+        return (_both(turns[0], turns[1]), *turns[2:], turn)
+    return (*turns[:settled], *turns[settled + 1 :], turn)
+
+
+def _both(first: TurnEvidence, second: TurnEvidence) -> TurnEvidence:
+    """Two turns as one that no call is found by, and that may have proposed any."""
+    return replace(least((first, second)), more=True, listed=(*first.listed, *second.listed)[-MAX_CALLS:])
+
+
+def placed(turns: Turns, call: ToolCall | None, step_id: str | None) -> tuple[Turns, TurnEvidence]:
+    """The turns after a tool step, and what was read of the turn that proposed its call: there it is open no more.
+
+    Without any turn (a state that holds none) nothing speaks for the call.
+    """
+    if not turns:
+        return (), TurnEvidence()
+    found = _found(turns, call, step_id)
+    if found is None:
+        found = [*(turn for turn in turns[:-1] if turn.open), turns[-1]]
+    elif call is not None:
+        settled = [(turn, _after_call(turn, call)) for turn in found if turn.calls]
+        if settled:
+            turns = tuple([next((new for old, new in settled if old is turn), turn) for turn in turns])
+    return turns, found[0] if len(found) == 1 else least(found)
+
+
+def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
+    mine = _matching(turn.calls, call)
+    if not mine:
+        return turn
+    return new_turn(
+        step=turn.step,
+        read=turn.read,
+        p_success=turn.p_success,
+        worst_chance=turn.worst_chance,
+        lowest=turn.lowest,
+        stated=turn.stated,
+        belief=turn.belief,
+        worst_belief=turn.worst_belief,
+        calls=tuple([known for known in turn.calls if known not in mine]),
+        called=(*turn.called, *mine),
+        more=turn.more,
+        listed=turn.listed,
+    )
+
+
+def _matching(calls: tuple[str, ...], call: ToolCall, *, by_name: bool = False) -> list[str]:
+    """Those of a turn's calls that may be this one: by id and name, or by its name where it has no id."""
+    if call.id and not by_name:
+        key = _call_key(call)
+        return [known for known in calls if known == key]
+    name = f" {_name_key(call.name)}"
+    return [known for known in calls if known.endswith(name)]
+
+
+def _found(turns: Turns, call: ToolCall | None, step_id: str | None) -> list[TurnEvidence] | None:
+    """The turns that may have proposed a call, the surest way first; None where none is known to have."""
+    step = text_key(step_id) if step_id else None
+    of_step = [turn for turn in turns if turn.step == step] if step else []
+    listed = [turn for turn in turns if turn.calls or turn.called] if call is not None else []
+    if listed and call is not None and call.id:
+        found = _having(listed, call)
+        if found:
+            return [turn for turn in found if turn.step == step] or found
+    if of_step:
+        named = [] if call is None or len(of_step) == 1 else _having(of_step, call, by_name=True)
+        return named or [turn for turn in of_step if turn.open] or of_step[-1:]
+    named = [] if call is None else _having(listed, call, by_name=True)
+    return [*named, *(turn for turn in turns if turn.more and turn not in named)] if named else None
+
+
+def _having(turns: list[TurnEvidence], call: ToolCall, *, by_name: bool = False) -> list[TurnEvidence]:
+    """The turns with this call among their open ones; else those with it among the others."""
+    found = [turn for turn in turns if turn.calls and _matching(turn.calls, call, by_name=by_name)]
+    return found or [turn for turn in turns if turn.called and _matching(turn.called, call, by_name=by_name)]
+
+
+def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
+    """The least of what was read of several turns, part by part; the belief is the session's, which recovers."""
+    at_worst = [turn.at_worst for turn in turns if turn.at_worst is not None]
+    chances = [turn.p_success for turn in turns]
+    lows = [turn.lowest for turn in turns if turn.lowest is not None]
+    return TurnEvidence(
+        read=all(turn.read for turn in turns),
+        p_success=None if None in chances else min(c for c in chances if c is not None),
+        worst_chance=min(at_worst, default=None),
+        lowest=min(lows, key=lambda low: low[1], default=None),
+        stated=all(turn.stated for turn in turns),
+    )
+
+
+def without_chances(turns: Turns) -> Turns:
+    """The turns under another profile: what the old one made of their readings holds no more."""
+    return tuple([replace(turn, p_success=None, worst_chance=None) for turn in turns])

@@ -1,0 +1,86 @@
+"""What would be believed had every reading that was due and did not come been 0.
+
+A signal that fails must never look better than one that answers. So, from the first such failure on, a session keeps
+beside its belief the least that this belief might be: the same arithmetic, with 0 in the place of each reading that was
+due. Records, levels and reversible steps go by the belief; an irreversible call goes ahead only where both let it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grampus_uq.core.alarm import alarm_step
+from grampus_uq.core.propagator import propagated_by
+from grampus_uq.core.state import Profile, SessionState, WorstCase
+from grampus_uq.records.values import Reading, worst_values
+from grampus_uq.stats.eprocess import Detector
+
+__all__ = ["Streams", "lacks", "streams_of", "worst_case_step"]
+
+Streams = dict[str, float | None]
+
+_SHOWN = 200
+
+
+def streams_of(
+    values: dict[str, float],
+    semantic: float | None,
+    fused: float | None,
+    propagated: float,
+    risk_confidence: float | None,
+) -> Streams:
+    """What detector and calibration may read, by name: in [0, 1], higher is better, the risk as 1/(1 + risk)."""
+    streams: Streams = {**values, "semantic_entropy": semantic, "fused": fused}
+    streams["propagated"] = None if fused is None else propagated
+    streams["trajectory_risk"] = risk_confidence
+    return streams
+
+
+def lacks(detector: Detector, streams: Streams) -> list[str]:
+    """The detector's streams that a step of the model lacks, and that no step lacked when it was fitted."""
+    return [name for name in detector.always_there if streams.get(name) is None]
+
+
+def worst_case_step(
+    profile: Profile,
+    state: SessionState,
+    kind: str,
+    readings: Sequence[Reading],
+    fused: float | None,
+    streams: Streams,
+    *,
+    risk_due: bool,
+) -> WorstCase | None:
+    """The worst case after a step, of which `fused` and `streams` are known; None while it is the belief itself.
+
+    Due is every reading that is missing for a reason beside those of `NOT_DUE`; TRACER's risk where its texts could not
+    be read (`risk_due`); and, on a step of the model, every stream that no step lacked in the fit.
+    """
+    known: SessionState | WorstCase = state if state.worst_case is None else state.worst_case
+    senses = bool(streams) and kind != "tool_call"
+    always = profile.always_there if senses else ()
+    values, unread = worst_values(readings, always)
+    semantic = values.pop("semantic_entropy", None)
+    least = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), semantic)
+    propagated, believed, memory = propagated_by(profile.propagator, least, kind, known.cumulative, known.memory)
+    alarm, chance = known.alarm, known.p_success
+    if senses:
+        risk = 0.0 if risk_due else streams["trajectory_risk"]
+        found = streams_of(values, semantic, least, propagated, risk)
+        if profile.calibration is not None:
+            for name in profile.calibration.without_gaps:
+                if found.get(name) is None:
+                    found[name] = profile.calibration.worst_of(name)
+                    unread.append(f"{name}: not read")
+            chance = profile.calibration(found)
+        if profile.detector is not None:
+            found["p_success"] = chance
+            lacking = lacks(profile.detector, found)
+            unread += [f"{name}: not read" for name in lacking]
+            alarm, _ = alarm_step(profile.detector, alarm, state.session_id, {**found, **dict.fromkeys(lacking, 0.0)})
+        unread += ["trajectory_risk: not read"] if risk_due else []
+    if state.worst_case is None and (not unread or (least == fused and not streams)):
+        return None
+    worst = known.worst if least is None else least if known.worst is None else min(known.worst, least)
+    said = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
+    return WorstCase(cumulative=believed, memory=memory, worst=worst, alarm=alarm, p_success=chance, unread=said)

@@ -1,0 +1,304 @@
+"""The demo's agent: one answer a question, then `publish_answer`, which cannot be undone, if the monitor allows it.
+
+Nothing is scripted: the answer is whatever the model says, the monitor senses it, and `session.would_allow` decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import anyio
+from opentelemetry.trace import Tracer
+
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.demo.questions import Question
+from grampus_uq.errors import ModelError, RateLimitedError
+from grampus_uq.monitor.monitor import UncertaintyMonitor
+from grampus_uq.monitor.session import Session
+from grampus_uq.recording.artifacts import prompt_hash, tools_hash
+from grampus_uq.records.events import Event, StepEvent
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import (
+    Message,
+    ModelResponse,
+    Outcome,
+    Reading,
+    StepUncertainty,
+    TokenUsage,
+    ToolCall,
+    Verdict,
+)
+from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyAction
+from grampus_uq.wire.model_call import ask_model
+
+__all__ = ["ANSWER_STEP", "TOOL", "Answered", "Fate", "Work", "attend", "demo_policy"]
+
+TOOL: Final = "publish_answer"
+ANSWER_STEP: Final = "answer"
+PUBLISH_STEP: Final = "publish"
+TOOL_SCHEMA: Final = {
+    "name": TOOL,
+    "description": "Publish an answer for everybody to read. It cannot be taken back.",
+    "parameters": {
+        "type": "object",
+        "properties": {"question": {"type": "string"}, "answer": {"type": "string"}},
+        "required": ["question", "answer"],
+    },
+}
+AGENT: Final = "grampus-uq-demo"
+LABELLED_BY: Final = "answer key"
+TOP_LOGPROBS: Final = 5
+
+_FAILURES_IN_A_ROW: Final = 8
+_RATE_LIMIT_WAITS_S: Final = (2.0, 8.0)
+_LONGEST_WAIT_S: Final = 30.0
+
+Fate = Literal["published", "paused", "aborted", "unanswered"]
+
+
+def demo_policy() -> UncertaintyPolicy:
+    """The guide's policy with its default tiers, both paths on, and the demo's tool among the irreversible ones."""
+    return UncertaintyPolicy(enable_semantic_sampling=True, irreversible_tool_names=[TOOL])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What became of one question.
+
+    `fate` says whether the answer was published, or held (`wanted` is what the policy wanted: with an advisory monitor
+    it may be a pause although the answer was published). `surprisal` is U_t of the answer in nats, where the model
+    reports log-probabilities. `right` is the answer key's word, None without an answer.
+    `started_s` is on the monotonic clock.
+    """
+
+    question: Question
+    session_id: str
+    fate: Fate
+    answer: str = ""
+    right: bool | None = None
+    wanted: UncertaintyAction | None = None
+    verdict: Verdict | None = None
+    assessment: StepUncertainty | None = None
+    readings: tuple[Reading, ...] = ()
+    surprisal: float | None = None
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    started_s: float = 0.0
+    duration_s: float = 0.0
+    error: str = ""
+
+
+class ReadingsOfAnswers:
+    """A processor that keeps readings and surprisal of the answer step of each session until they are taken."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[tuple[Reading, ...], float | None]] = {}
+
+    def on_event(self, event: Event) -> None:
+        """Keep the readings of an answer."""
+        if isinstance(event, StepEvent) and event.step.step_id == ANSWER_STEP:
+            opened = None if event.trajectory is None else event.trajectory.pending
+            self._kept[event.session_id] = event.readings, None if opened is None else opened.surprisal
+
+    def take(self, session_id: str) -> tuple[tuple[Reading, ...], float | None]:
+        """Readings and surprisal, once."""
+        return self._kept.pop(session_id, ((), None))
+
+
+class ShortAnswers:
+    """A model client with a limit on the tokens of every answer that names none: the sampled ones, above all."""
+
+    def __init__(self, client: ModelClient, max_tokens: int) -> None:
+        self._client = client
+        self._max_tokens = max_tokens
+
+    async def complete(self, *, messages: Sequence[Message], model: str = "", **options: Any) -> ModelResponse:
+        """Ask the client, with what it takes of the options."""
+        if options.get("max_tokens") is None:
+            options["max_tokens"] = self._max_tokens
+        return await ask_model(self._client, messages, model, options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a run of the demo works with. `publish` is the irreversible tool: question, answer -> what it says.
+
+    `monitor` must have `readings` among its processors. `run_id` begins every session id. With a `tracer` every
+    question is one span, and the monitor's spans lie beneath it.
+    """
+
+    client: ModelClient
+    model: str
+    monitor: UncertaintyMonitor
+    readings: ReadingsOfAnswers
+    publish: Callable[[Question, str], str]
+    run_id: str
+    parallel: int = 4
+    max_tokens: int = 24
+    tracer: Tracer | None = None
+
+
+async def attend(work: Work, questions: Sequence[Question], on_answered: Callable[[Answered], None]) -> None:
+    """Answer every question, `parallel` at a time; `on_answered` is told of each, in the order in which they end.
+
+    The first question goes alone: when the model cannot be had at all, its error is raised before the rest is tried.
+    Raises ModelError also when eight questions in a row got no answer. When cancelled, the open sessions are recorded
+    as cancelled.
+    """
+    waiting = iter(questions)
+    in_a_row = 0
+    reason_to_end: ModelError | None = None
+
+    async def attend_next(most_failures: int) -> bool:
+        """Take the next question; False when there is none, or when too many failed."""
+        nonlocal in_a_row, reason_to_end
+        question = next(waiting, None) if reason_to_end is None else None
+        if question is None:
+            return False
+        try:
+            answered = await _attend_one(work, question)
+            in_a_row = 0
+        except _NoAnswerError as failure:
+            answered = failure.answered
+            in_a_row += 1
+            if in_a_row >= most_failures:
+                reason_to_end = failure.error
+        on_answered(answered)
+        return reason_to_end is None
+
+    async def attend_all() -> None:
+        while await attend_next(_FAILURES_IN_A_ROW):
+            pass
+
+    if await attend_next(1):
+        try:
+            async with anyio.create_task_group() as group:
+                for _ in range(work.parallel):
+                    group.start_soon(attend_all)
+        except ExceptionGroup as errors:
+            raise _first_of(errors) from None  # as it came: the others ended because of it
+    if reason_to_end is not None:
+        raise reason_to_end
+
+
+def _first_of(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+class _NoAnswerError(Exception):
+    """The agent's own model call failed; carries what is known of the question."""
+
+    def __init__(self, answered: Answered, error: ModelError) -> None:
+        super().__init__(str(error))
+        self.answered = answered
+        self.error = error
+
+
+async def _attend_one(work: Work, question: Question) -> Answered:
+    session_id = f"{work.run_id}-{question.id}"
+    started = time.monotonic()
+    with _span(work.tracer, session_id):
+        session = work.monitor.session(
+            session_id,
+            AGENT,
+            model=work.model,
+            prompt_hash=prompt_hash(""),  # the agent has no standing instructions
+            tools_hash=tools_hash([TOOL_SCHEMA]),
+            metadata={"question": question.id, "topic": question.topic},
+        )
+        try:
+            return await _answer_and_publish(work, question, session, started)
+        except ModelError as error:
+            session.finish(_outcome(None, StopReason.ENV_TERMINATED, note=type(error).__name__))
+            answered = Answered(
+                question=question,
+                session_id=session_id,
+                fate="unanswered",
+                error=str(error),
+                started_s=started,
+                duration_s=time.monotonic() - started,
+            )
+            raise _NoAnswerError(answered, error) from error
+        except anyio.get_cancelled_exc_class():
+            session.finish(_outcome(None, StopReason.CANCELLED))
+            raise
+
+
+async def _answer_and_publish(work: Work, question: Question, session: Session, started: float) -> Answered:
+    """The agent's whole run: ask, let the monitor sense, propose to publish, and do so only if it is allowed."""
+    prompt = [Message(role=Role.USER, content=question.text)]
+    reply = await _ask_patiently(work, prompt)
+    answer = reply.content.strip()
+    if not answer:
+        raise ModelError(f"The model answered nothing (it may have up to {work.max_tokens} tokens: --max-tokens).")
+    session.observe_user(question.text)
+    assessment, _ = await session.observe_llm_response(
+        answer,
+        ANSWER_STEP,
+        prompt_messages=prompt,
+        model_client=ShortAnswers(work.client, work.max_tokens),
+        model_id=work.model,
+        logprobs=reply.logprobs,
+        usage=reply.token_usage,
+    )
+    call = ToolCall(id=PUBLISH_STEP, name=TOOL, arguments={"question": question.text, "answer": answer})
+    verdict = session.would_allow(call, effect=Effect.IRREVERSIBLE)
+    proposed, action = await session.observe_tool_call(call, PUBLISH_STEP, effect=Effect.IRREVERSIBLE)
+    fate: Fate = "aborted" if verdict.action is UncertaintyAction.ABORT else "paused"
+    if verdict.allowed and not action.stops:
+        session.observe_tool_result(call.id, work.publish(question, answer))
+        fate = "published"
+    right = question.is_right(answer)
+    session.finish(_outcome(right, StopReason.CLEAN if fate == "published" else StopReason.MONITOR_STOP))
+    readings, surprisal = work.readings.take(session.session_id)
+    return Answered(
+        question=question,
+        session_id=session.session_id,
+        fate=fate,
+        answer=answer,
+        right=right,
+        wanted=proposed.advisory_action or action,
+        verdict=verdict,
+        assessment=assessment,
+        readings=readings,
+        surprisal=surprisal,
+        usage=reply.token_usage,
+        started_s=started,
+        duration_s=time.monotonic() - started,
+    )
+
+
+async def _ask_patiently(work: Work, prompt: Sequence[Message]) -> ModelResponse:
+    """Ask the agent's question; wait and ask again, twice at most, when the service says that we are too quick."""
+    options = {"temperature": 0.0, "max_tokens": work.max_tokens, "top_logprobs": TOP_LOGPROBS}
+    for wait_s in _RATE_LIMIT_WAITS_S:
+        try:
+            return await ask_model(work.client, prompt, work.model, options)
+        except RateLimitedError as error:
+            await anyio.sleep(min(error.retry_after_s or wait_s, _LONGEST_WAIT_S))
+    return await ask_model(work.client, prompt, work.model, options)
+
+
+def _outcome(success: bool | None, stop_reason: StopReason, *, note: str | None = None) -> Outcome:
+    known = None if success is None else LABELLED_BY
+    return Outcome(success=success, stop_reason=stop_reason, labelled_by=known, time_s=time.time(), note=note)
+
+
+@contextlib.contextmanager
+def _span(tracer: Tracer | None, session_id: str) -> Iterator[None]:
+    """One span a question, named as the conventions for agents say; the monitor's spans lie beneath it."""
+    if tracer is None:
+        yield
+        return
+    attributes = {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.agent.name": AGENT,
+        "gen_ai.conversation.id": session_id,
+    }
+    with tracer.start_as_current_span(f"invoke_agent {AGENT}", attributes=attributes):
+        yield

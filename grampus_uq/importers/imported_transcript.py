@@ -1,0 +1,67 @@
+"""Puts one conversation together from calls that each repeat what was said before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from grampus_uq.importers.imported_run import MessageFacts
+from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import Role
+
+__all__ = ["Transcript"]
+
+
+class Transcript:
+    """The messages so far and what is known beside each.
+
+    A call of a model is given the whole conversation: only what follows the last answer in it is new. A tool's answer
+    that was observed by itself (it has a call id) is not heard again.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.facts: dict[int, MessageFacts] = {}
+        self._answered: set[str] = set()
+        self._observed: list[str] = []
+
+    def hear(self, given: Sequence[Message], time_s: float | None) -> None:
+        """Take in what a model was given: what is new of it, and at the very beginning the system's instructions."""
+        last = max((i for i, message in enumerate(given) if message.role is Role.ASSISTANT), default=-1)
+        begins = not self.messages
+        for index, message in enumerate(given):
+            if message.role is Role.SYSTEM:
+                if begins:
+                    self._add(message, MessageFacts(time_s=time_s))
+            elif index > last and not self._known(message):
+                self._add(message, MessageFacts(time_s=time_s))
+        self._observed = []
+
+    def say(self, message: Message, facts: MessageFacts) -> None:
+        """Add an answer of the model: a step."""
+        self._add(message, facts)
+
+    def observe(self, message: Message, facts: MessageFacts) -> None:
+        """Add what a tool answered, when it ran and not when the model was told."""
+        if message.tool_call_id:
+            if message.tool_call_id in self._answered:
+                return
+            self._answered.add(message.tool_call_id)
+        else:
+            self._observed.append(message.content or "")
+        self._add(message, facts)
+
+    def _known(self, message: Message) -> bool:
+        if message.role is not Role.TOOL:
+            return False
+        if message.tool_call_id and message.tool_call_id in self._answered:
+            return True
+        if (message.content or "") in self._observed:  # observed without an id, told again with one
+            self._observed.remove(message.content or "")
+            return True
+        if message.tool_call_id:
+            self._answered.add(message.tool_call_id)
+        return False
+
+    def _add(self, message: Message, facts: MessageFacts) -> None:
+        self.facts[len(self.messages)] = facts
+        self.messages.append(message)

@@ -1,0 +1,1 @@
+"""Learning from recorded runs: fit profiles, score forecasts, attribute failures."""

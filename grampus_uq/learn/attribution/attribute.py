@@ -1,0 +1,182 @@
+"""From a failed run and labelled failures to its prediction set in one call: part, fit, choose, calibrate, locate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.attribution.composition import smallest_calibration
+from grampus_uq.learn.attribution.conditional_logit import RIDGE, Extractor, fit_step_scorer
+from grampus_uq.learn.attribution.failed_trajectory import (
+    LabelledTrajectory,
+    Trajectory,
+    by_task,
+    refuse_duplicates,
+    uniform_draws,
+)
+from grampus_uq.learn.attribution.features import cheap_features
+from grampus_uq.learn.attribution.method_choice import MethodChoice, choose_method
+from grampus_uq.learn.attribution.methods import AttributionMethod
+from grampus_uq.learn.attribution.result import Attribution
+from grampus_uq.learn.attribution.scorers import AsyncStepScorer, StepScorer
+from grampus_uq.learn.attribution.set_calibration import (
+    CalibratedAttribution,
+    Plan,
+    calibrate,
+    calibrate_async,
+    locate,
+    locate_async,
+)
+from grampus_uq.stats.conformal import whole_rank_size
+
+__all__ = ["Parts", "attribute", "attribute_async", "fit_and_calibrate", "part_labelled", "with_chosen_method"]
+
+FIT_SHARE = 0.5
+"""Share of the labelled failures that fits the step scorer, as long as the others resolve the level."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Labelled failures in two parts without overlap: one fits the scorer (or chooses the method), one calibrates."""
+
+    fitting: tuple[LabelledTrajectory, ...]
+    calibration: tuple[LabelledTrajectory, ...]
+
+
+def part_labelled(
+    labelled: Sequence[LabelledTrajectory], level: float, *, fit_share: float = FIT_SHARE, seed: int = 0
+) -> Parts:
+    """Part labelled failures by their ids, so that neither the order of the rows nor the day changes who is where.
+
+    Trials of one task stay together, and sizes count tasks.
+
+    Args:
+        labelled: at least two failures with unique ids, of two tasks.
+        level: wanted coverage; the calibration part is shrunk to a size at which the rank is whole
+            (`whole_rank_size`), and what is left over goes to the fit.
+        fit_share: share of the failures for the fitting part, in (0, 1); less where the level needs more of them to
+            calibrate, and there are that many.
+        seed: of the order.
+
+    Returns:
+        The parts, each with at least one failure.
+
+    Raises:
+        ConfigurationError: fewer than two failures, a repeated id, fit_share or level outside (0, 1).
+    """
+    if not 0.0 < fit_share < 1.0:
+        raise ConfigurationError.of("fit_share", "part_labelled", "in (0, 1)", fit_share)
+    if len(labelled) < 2:
+        hint = "one fits, one calibrates; bring a scorer of your own to calibrate on all"
+        raise ConfigurationError.of("labelled", "part_labelled", "at least two failures", len(labelled), hint)
+    refuse_duplicates([item.trajectory for item in labelled], "part_labelled")
+    tasks = by_task(labelled)
+    if len(tasks) < 2:
+        raise ConfigurationError.of("labelled", "part_labelled", "failures of at least two tasks", len(tasks))
+    draws = uniform_draws([name for name, _ in tasks], seed, "parts")
+    ordered = [tasks[i][1] for i in draws.argsort(kind="stable")]
+    spare = max(1, len(ordered) - smallest_calibration(level))
+    fitting = min(max(1, math.ceil(fit_share * len(ordered) - 1e-9)), spare)
+    calibration = max(1, whole_rank_size(len(ordered) - fitting, level))
+    return Parts(fitting=tuple(chain(*ordered[:-calibration])), calibration=tuple(chain(*ordered[-calibration:])))
+
+
+def fit_and_calibrate(
+    labelled: Sequence[LabelledTrajectory],
+    plan: Plan | None = None,
+    *,
+    fit_share: float = FIT_SHARE,
+    extract: Extractor = cheap_features,
+    ridge: float = RIDGE,
+) -> CalibratedAttribution:
+    """Fit the conditional logit on one part of the labelled failures and calibrate on the other.
+
+    Args:
+        labelled: at least two failures with unique ids.
+        plan: method, level and so on; default: VCP at 80 %.
+        fit_share: share for the fit, as in `part_labelled`.
+        extract: features of the scorer.
+        ridge: penalty of the fit.
+
+    Returns:
+        What `locate` needs; its scorer is a `ConditionalLogitScorer`.
+
+    Raises:
+        ConfigurationError: as `part_labelled`, `fit_step_scorer` and `calibrate`.
+    """
+    plan = plan or Plan()
+    parts = part_labelled(labelled, plan.level, fit_share=fit_share, seed=plan.seed)
+    return calibrate(parts.calibration, fit_step_scorer(parts.fitting, extract=extract, ridge=ridge), plan)
+
+
+def with_chosen_method(
+    apart: Sequence[LabelledTrajectory],
+    scorer: StepScorer,
+    candidates: Sequence[AttributionMethod],
+    plan: Plan | None = None,
+) -> tuple[Plan, MethodChoice]:
+    """Let failures that serve nothing else choose the method, and return the plan with it.
+
+    Args:
+        apart: at least two failures; never calibrate on them (hand the rest to `calibrate`).
+        scorer: a plain scorer that was not fitted on them.
+        candidates: methods, of equals the first.
+        plan: level and so on; its method is replaced.
+
+    Returns:
+        The plan, and what the choice was made on. Without removal rates that differ the first candidate is chosen.
+
+    Raises:
+        ConfigurationError: as `choose_method`; a failure that the scorer was fitted on.
+    """
+    plan = plan or Plan()
+    refuse_duplicates([item.trajectory for item in apart], "with_chosen_method")
+    seen = {item.trajectory.trajectory_id for item in apart} & set(getattr(scorer, "fitted_on", ()))
+    if seen:
+        raise ConfigurationError.of("apart", "with_chosen_method", "apart from the scorer's fit", sorted(seen)[:3])
+    scores = [scorer.score(item.trajectory).values for item in apart]
+    choice = choose_method(apart, scores, candidates, plan.level, recall=plan.recall, seed=plan.seed)
+    return replace(plan, method=choice.method), choice
+
+
+def attribute(
+    failed: Trajectory,
+    labelled: Sequence[LabelledTrajectory],
+    *,
+    scorer: StepScorer | None = None,
+    plan: Plan | None = None,
+) -> Attribution:
+    """Find the set of steps that holds the decisive error of a failed run with a stated probability.
+
+    Guarantee: with probability at least `plan.level` over failures and calibration sets, the set holds the decisive
+    error, provided that the failed run is exchangeable with the labelled ones (`grampus_uq.stats.conformal`).
+
+    Args:
+        failed: a run that failed; not among the labelled ones.
+        labelled: failures whose errors are known. With a scorer of your own all of them calibrate; without, part of
+            them fits the conditional logit.
+        scorer: a plain scorer fitted on none of them; None fits one.
+        plan: method, level and so on; default: VCP at 80 %.
+
+    Returns:
+        The set, why, and the sentence of the guarantee. For many runs call `calibrate` once and `locate` for each.
+
+    Raises:
+        ConfigurationError: as `calibrate`, `locate` and `part_labelled`.
+    """
+    calibrated = fit_and_calibrate(labelled, plan) if scorer is None else calibrate(labelled, scorer, plan)
+    return locate(failed, calibrated)
+
+
+async def attribute_async(
+    failed: Trajectory,
+    labelled: Sequence[LabelledTrajectory],
+    *,
+    scorer: StepScorer | AsyncStepScorer,
+    plan: Plan | None = None,
+) -> Attribution:
+    """Find the set with a scorer that may have to be awaited (a model that judges); otherwise as `attribute`."""
+    return await locate_async(failed, await calibrate_async(labelled, scorer, plan))

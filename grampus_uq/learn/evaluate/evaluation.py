@@ -1,0 +1,145 @@
+"""One evaluation of a set of runs as plain values: audit, assumptions, table, differences and invariance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from grampus_uq.errors import DataError
+from grampus_uq.learn.evaluate.censoring import ASSUMPTIONS, Censoring
+from grampus_uq.learn.evaluate.differences import DifferenceRow, difference_rows
+from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
+from grampus_uq.learn.evaluate.invariance import InvarianceRow, invariance_rows
+from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, scored_streams, table_rows
+from grampus_uq.stats.calibration_watch import WatchStatus
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
+
+__all__ = ["Evaluation", "evaluate"]
+
+FEW_RUNS = 100
+"""Below this many scored runs the report says that its numbers are rough."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evaluation:
+    """What was found. `streams` hold the forecasts behind the rows, for the plots; they do not go into JSON."""
+
+    audit: tuple[StopRow, ...]
+    assumptions: tuple[str, ...]
+    warnings: tuple[str, ...]
+    censoring: str
+    censored_runs: int
+    schedule: str
+    draws: int
+    table: tuple[TableRow, ...]
+    differences: tuple[DifferenceRow, ...]
+    invariance: tuple[InvarianceRow, ...]
+    streams: tuple[ScoredStream, ...]
+    watch: tuple[WatchStatus, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values: everything that the report prints, without forecasts or ids."""
+        rows: dict[str, list[Mapping[str, Any]]] = {
+            name: [dataclasses.asdict(row) for row in getattr(self, name)]
+            for name in ("audit", "table", "differences", "invariance")
+        }
+        return {
+            "censoring": self.censoring,
+            "censored_runs": self.censored_runs,
+            "schedule": self.schedule,
+            "draws": self.draws,
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
+            "watch": [
+                {**dataclasses.asdict(status), "variant": status.variant.value, "sentence": status.sentence}
+                for status in self.watch
+            ],
+            **rows,
+        }
+
+
+def evaluate(
+    runs: ForecastRuns,
+    *,
+    rng: np.random.Generator,
+    censoring: Censoring | None = None,
+    schedule: WeightSchedule = LINEAR_FRONT,
+    draws: int = 2000,
+    watch: Sequence[WatchStatus] = (),
+) -> Evaluation:
+    """Judge every confidence stream of a set of runs.
+
+    Args:
+        runs: as `read_recordings` or `read_table` returns them.
+        rng: source of the bootstrap; the same state gives the same report.
+        censoring: how runs at their step budget are scored; None leaves them out.
+        schedule: how steps count, fixed before scoring.
+        draws: resamples of each paired bootstrap.
+        watch: how the watch on a deployed calibration stands; an alarm of it becomes the first warning.
+
+    Returns:
+        `Evaluation`.
+
+    Raises:
+        DataError: no run that may be scored, or none with a forecast.
+        ConfigurationError: draws below 2.
+    """
+    how = censoring or Censoring()
+    streams = scored_streams(runs, how, schedule)
+    if not any(len(stream.raw) for stream in streams):
+        raise DataError(_nothing(runs))
+    return Evaluation(
+        audit=runs.audit,
+        assumptions=(*ASSUMPTIONS[how.mode], *how.notes),
+        warnings=(*(s.sentence for s in watch if s.alarmed), *_warnings(runs, streams, how)),
+        censoring=how.mode,
+        censored_runs=int(runs.censored.sum()),
+        schedule=schedule.name,
+        draws=draws,
+        table=tuple(table_rows(streams, schedule)),
+        differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws, schedule=schedule)),
+        invariance=tuple(invariance_rows(streams, schedule)),
+        streams=tuple(streams),
+        watch=tuple(watch),
+    )
+
+
+def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censoring) -> list[str]:
+    found = []
+    scored = int((~np.isnan(censoring.chances(runs))).sum())
+    if scored < FEW_RUNS:
+        found.append(f"Only {scored} runs are scored: intervals are wide, and T-ECE is biased upwards on few runs.")
+    known = runs.outcomes[~runs.censored]
+    if len(known) and (known == known[0]).all():
+        what = "succeeded" if known[0] else "failed"
+        found.append(f"Every run with a known outcome {what}: nothing can be ranked, and recalibration is flat.")
+    left_out = sum(row.runs for row in runs.audit if row.use == "left out")
+    total = sum(row.runs for row in runs.audit)
+    if 4 * left_out > total:
+        found.append(f"{left_out} of {total} runs are left out: the rest may not stand for all.")
+    for stream in streams:
+        if stream.missing:
+            found.append(f"{stream.name}: {stream.missing} runs skipped, a forecast is missing at some step.")
+        if len(stream.raw) and stream.platt is None:
+            found.append(f"{stream.name}: too few runs for cross-fitted recalibration.")
+        elif stream.flat:
+            found.append(f"{stream.name}: recalibration found no usable signal and answers the base rate.")
+    if streams and streams[0].unresolved and censoring.mode == "exact":
+        found.append(f"{streams[0].unresolved} censored runs have no q and are left out.")
+    return found
+
+
+def _nothing(runs: ForecastRuns) -> str:
+    """What the runs lack, where no stream of any of them can be scored."""
+    ends = "; ".join(f"{row.runs} {row.stop_reason}: {row.why}" for row in runs.audit) or "no run was found"
+    if len(runs.ids):
+        return (
+            f"nothing can be scored ({ends}). {len(runs.ids)} runs may be, and none of their steps has a reading. "
+            "Watch runs with a monitor; import logs anew, so that what the agent did is counted (grampus-uq runs "
+            "import; --embedder adds what TRACER reads); or pass a fitted profile that reads what they have."
+        )
+    return f"nothing can be scored ({ends}). Label runs with: grampus-uq runs label."

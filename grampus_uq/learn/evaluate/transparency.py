@@ -1,0 +1,212 @@
+"""The transparency table: every stream raw and recalibrated, the base rate, and the AUQ scalars, on one footing.
+
+A stream is scored on the runs for which it has a forecast at every step; the others are counted. Recalibration is by
+cross-fitted Platt maps: no run is calibrated by a map that saw it. Ranks and binned calibration read one scalar a run
+(the front-weighted mean, or AUQ's last, mean and min); those scalars have no proper score of the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.learn.evaluate.censoring import Censoring
+from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
+from grampus_uq.stats.calibration import CrossFit, cross_fit, split_halves
+from grampus_uq.stats.ranking import auprc, aurc, auroc
+from grampus_uq.stats.reliability import decompose_binned, trajectory_brier, trajectory_ece
+from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, ProperScore
+from grampus_uq.stats.trajectory_scores import (
+    ForecastTraces,
+    last_forecast,
+    mean_forecast,
+    min_forecast,
+    step_weights,
+    tps_exact,
+    weighted_forecast,
+)
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
+
+__all__ = ["BASE_RATE", "SCORES", "ScoredStream", "TableRow", "scored_streams", "table_rows", "tps_of"]
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+BASE_RATE = "base rate"
+SCORES: Mapping[str, ProperScore] = MappingProxyType(
+    {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2.0, b=4.0)}
+)
+AUQ = MappingProxyType({"last": last_forecast, "mean": mean_forecast, "min": min_forecast})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoredStream:
+    """One stream on the runs that it can be scored on.
+
+    kept: shape (n,), those runs. chance: shape (kept,), their outcome, or the q of a censored one. complete: shape
+    (kept,), outcome observed. raw, platt: their forecasts; platt is None where too few runs can be cross-fitted.
+    missing: runs without a forecast at some step. unresolved: censored runs left out because censoring says so.
+    """
+
+    name: str
+    kept: BoolArray
+    chance: FloatArray
+    complete: BoolArray
+    raw: ForecastTraces
+    platt: ForecastTraces | None
+    flat: bool | None
+    missing: int
+    unresolved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRow:
+    """One row. runs: scored; known: those with an observed outcome, which the metrics of one number a run read;
+    missing: skipped. Scores: at most 0, higher is better. auroc, auprc: failure-oriented, higher is better; aurc,
+    t_ece, t_brier: lower is better. reliability (lower is better), resolution (higher), uncertainty: of the log
+    score, over ten bins. None: undefined, or not a score of the process.
+    """
+
+    stream: str
+    calibrated: bool
+    scalar: str
+    runs: int
+    known: int
+    missing: int
+    tps_log: float | None = None
+    tps_brier: float | None = None
+    tps_beta24: float | None = None
+    reliability: float | None = None
+    resolution: float | None = None
+    uncertainty: float | None = None
+    auroc: float | None = None
+    auprc: float | None = None
+    aurc: float | None = None
+    t_ece: float | None = None
+    t_brier: float | None = None
+
+
+def scored_streams(
+    runs: ForecastRuns, censoring: Censoring, schedule: WeightSchedule = LINEAR_FRONT
+) -> list[ScoredStream]:
+    """Take each stream on the runs that it can be scored on, and recalibrate it."""
+    chance = censoring.chances(runs)
+    usable = ~np.isnan(chance)
+    ids = np.array(runs.ids, dtype=object)
+    found = []
+    for name, traces in runs.streams.items():
+        kept = usable & ~traces.missing
+        raw, complete = traces.select(kept), ~runs.censored[kept]
+        fitted = _cross_fitted(raw, chance[kept], complete, list(ids[kept]), schedule)
+        found.append(
+            ScoredStream(
+                name=name,
+                kept=kept,
+                chance=chance[kept],
+                complete=complete,
+                raw=raw,
+                platt=None if fitted is None else fitted[0],
+                flat=None if fitted is None else all(m.flat for m in fitted[1].maps),
+                missing=int((usable & traces.missing).sum()),
+                unresolved=int((~usable).sum()),
+            )
+        )
+    return found
+
+
+def _cross_fitted(
+    traces: ForecastTraces, chance: FloatArray, complete: BoolArray, ids: list[str], schedule: WeightSchedule
+) -> tuple[ForecastTraces, CrossFit] | None:
+    """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two maps."""
+    outcomes, names = chance[complete], [name for name, known in zip(ids, complete, strict=True) if known]
+    second = split_halves(outcomes, names)
+    if not second.any() or second.all():
+        return None
+    fitted = cross_fit(traces.select(complete), outcomes, names, schedule=schedule)
+    mapped = np.mean([m(traces.forecasts) for m in fitted.maps], axis=0)
+    mapped[np.repeat(complete, traces.lengths)] = fitted.traces.forecasts
+    return traces.with_forecasts(mapped), fitted
+
+
+def tps_of(
+    traces: ForecastTraces, chance: FloatArray, score: ProperScore, schedule: WeightSchedule = LINEAR_FRONT
+) -> FloatArray:
+    """Score every run with its outcome, or with the q that stands for it; shape (n,)."""
+    return tps_exact(traces, np.full(len(traces), np.nan), chance, score=score, schedule=schedule)
+
+
+def table_rows(streams: list[ScoredStream], schedule: WeightSchedule = LINEAR_FRONT) -> Iterator[TableRow]:
+    """All rows: each stream raw and recalibrated, the base rate of its runs, and the AUQ scalars of both."""
+    told: set[bytes] = set()
+    for stream in streams:
+        yield _row(stream, stream.raw, schedule, calibrated=False)
+        if stream.platt is not None:
+            yield _row(stream, stream.platt, schedule, calibrated=True)
+        if stream.kept.tobytes() not in told:  # streams on the same runs share their base rate
+            told.add(stream.kept.tobytes())
+            yield _row(stream, base_rate(stream), schedule, calibrated=False, scalar=BASE_RATE)
+    for stream in streams:
+        for calibrated, traces in ((False, stream.raw), (True, stream.platt)):
+            for name, scalar in AUQ.items():
+                if traces is not None:
+                    yield TableRow(
+                        stream=stream.name,
+                        calibrated=calibrated,
+                        scalar=name,
+                        runs=int(stream.complete.sum()),
+                        known=int(stream.complete.sum()),
+                        missing=stream.missing,
+                        **_scalar_metrics(stream, scalar(traces)),
+                    )
+
+
+def base_rate(stream: ScoredStream) -> ForecastTraces:
+    """Forecast the success rate of the stream's own runs at every step: what knowing nothing else scores."""
+    rate = float(stream.chance.mean()) if len(stream.chance) else float("nan")
+    return stream.raw.with_forecasts(np.full_like(stream.raw.forecasts, rate))
+
+
+def _row(
+    stream: ScoredStream,
+    traces: ForecastTraces,
+    schedule: WeightSchedule,
+    *,
+    calibrated: bool,
+    scalar: str = "front-weighted mean",
+) -> TableRow:
+    scores: dict[str, float | None] = dict.fromkeys(SCORES)
+    parts = None
+    if len(traces):
+        for name, score in SCORES.items():
+            scores[name] = float(tps_of(traces, stream.chance, score, schedule).mean())
+        weights = step_weights(traces, schedule)
+        parts = decompose_binned(traces.forecasts, traces.spread(stream.chance), LOG, weights=weights)
+    return TableRow(
+        stream=stream.name,
+        calibrated=calibrated,
+        scalar=scalar,
+        runs=len(traces),
+        known=int(stream.complete.sum()),
+        missing=stream.missing,
+        **scores,
+        reliability=parts.reliability if parts else None,
+        resolution=parts.resolution if parts else None,
+        uncertainty=parts.uncertainty if parts else None,
+        **_scalar_metrics(stream, weighted_forecast(traces, schedule)),
+    )
+
+
+def _scalar_metrics(stream: ScoredStream, scalar: FloatArray) -> dict[str, float | None]:
+    """Ranks and calibration of one scalar a run, on the runs whose outcome was observed."""
+    p, outcomes = scalar[stream.complete], stream.chance[stream.complete]
+    return {
+        "auroc": auroc(1.0 - p, 1.0 - outcomes),
+        "auprc": auprc(1.0 - p, 1.0 - outcomes) if (outcomes == 0.0).any() else None,
+        "aurc": aurc(p, outcomes),
+        "t_ece": trajectory_ece(p, outcomes),
+        "t_brier": trajectory_brier(p, outcomes),
+    }

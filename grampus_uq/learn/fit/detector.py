@@ -1,0 +1,380 @@
+"""Labelled runs in, a frozen detector out: the statistic, its thresholds, what they promise, and what was done.
+
+`fit_detector` learns or picks the statistic; `fit_budget` needs no outcomes; `fit_paper` is the published method as it
+is. A run that was paused, stopped or changed by somebody has a selected outcome: refitting on what a monitor let
+through lifts false alarms (.10 to .16 - .36 in simulation), so `detector_runs` leaves such runs out, and so should you.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.fit.detector_bank import Member, bank, fit_members, untrained
+from grampus_uq.learn.fit.detector_choice import Costs, Estimate, choose, estimates, out_of_fold
+from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
+from grampus_uq.learn.fit.detector_runs import DetectorRuns
+from grampus_uq.learn.fit.detector_split import Split, realised_rate, split, split_at, successes_to_label
+from grampus_uq.stats.eprocess import Detector, log_peaks
+from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
+from grampus_uq.stats.eprocess_thresholds import (
+    Threshold,
+    bonferroni_threshold,
+    budget_threshold,
+    conformal_threshold,
+    pac_threshold,
+    tie_uniform,
+    ville_threshold,
+    weighted_threshold,
+)
+from grampus_uq.stats.ranks import check_level
+from grampus_uq.stats.step_blocks import step_blocks
+
+FloatArray = npt.NDArray[np.float64]
+
+LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
+"""Levels that every fit lists, besides the one asked for."""
+
+BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""Interruption budgets that every label-free fit lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelNeed:
+    """What a level lacks: successes to label, and about how many runs that means at the success rate seen."""
+
+    alpha: float
+    delta: float | None
+    successes: int
+    runs: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitReport:
+    """What a fit did, JSON-able by `asdict`.
+
+    Attributes:
+        counts: runs by kind: success, failure, and every exclusion by its reason.
+        fit_ids, threshold_ids: which runs did what; disjoint.
+        member: the statistic that was chosen.
+        reason: why that one.
+        judged: out-of-fold estimates of the members, empty when nothing was chosen.
+        needs: for the listed levels that have no finite threshold, how many more labels they need.
+    """
+
+    counts: Mapping[str, int]
+    fit_ids: tuple[str, ...]
+    threshold_ids: tuple[str, ...]
+    member: str
+    reason: str
+    judged: Mapping[str, Estimate] = field(default_factory=dict)
+    needs: tuple[LabelNeed, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a JSON-able mapping."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectorFit:
+    """A detector and the account of how it came about."""
+
+    detector: Detector
+    report: FitReport
+
+
+def fit_detector(
+    runs: DetectorRuns,
+    *,
+    rng: np.random.Generator,
+    alpha: float = 0.1,
+    delta: float | None = 0.1,
+    levels: Sequence[float] = LEVELS,
+    members: Sequence[str] | None = None,
+    costs: Costs | None = None,
+    sees_last: bool = False,
+    held_out: Collection[str] | None = None,
+) -> DetectorFit:
+    """Fit, choose and calibrate a detector on labelled runs.
+
+    Guarantee: that of `pac_threshold` (or, with delta None, of `conformal_threshold`) for the deployed threshold and
+    singly for each listed one. The statistic is learned and chosen on all failures and the other successes, by 3-fold
+    cross-validation; the threshold set serves nothing else. It holds one run of each task, drawn from `rng`, and no
+    other trial of these tasks teaches anything. What breaks it: trials of one task without a common name, runs selected
+    by a monitor, and any change after the fit.
+
+    Args:
+        runs: from `detector_runs`, with outcomes; with weights, only conformal thresholds are set, and weighted.
+        rng: draws the split, the folds and the detector's salt; the same state gives the same detector.
+        alpha: allowed probability that a run that would have succeeded ever alarms, in (0, 1). With `costs` it is
+            ignored: the level is chosen.
+        delta: allowed probability of an unlucky calibration, in (0, 1); None deploys the conformal threshold.
+        levels: further levels to list.
+        members: names of the statistics to choose from (`detector_bank.bank`); all of them by default. Without the
+            boosted ones a live step takes a few microseconds whatever is chosen.
+        costs: choose statistic and level by expected cost instead of by power.
+        sees_last: use the flag "this is the last step". More power, but alarms at the end save no cost, and whoever
+            calls `update` has to know which step is the last: a mode of its own.
+
+    Returns:
+        The detector and the report. With too few successes the threshold is +inf, and says how many are needed.
+
+    Raises:
+        ConfigurationError: no outcomes, a level outside (0, 1).
+        MissingDependencyError: scikit-learn is not installed.
+    """
+    if runs.success is None:
+        way_out = "pass outcomes to detector_runs, or use fit_budget, which needs none"
+        raise ConfigurationError.of("runs", "fit_detector", "labelled", None, way_out)
+    _check_levels(alpha, delta, levels)
+    candidates = _members(runs, members)
+    parts = split(runs, alpha, delta, rng) if held_out is None else split_at(runs, held_out, rng)
+    scorer, reason, judged = _statistic(runs, parts, rng, candidates, costs, delta, levels, sees_last)
+    chosen = judged[scorer.name].alpha if scorer.name in judged else None
+    deployed = alpha if chosen is None else chosen
+    detector = _calibrated(
+        runs, parts.threshold, scorer, salt=rng.bytes(12).hex(), delta=delta, alpha=deployed, levels=levels
+    )
+    successes = int(runs.success.sum())
+    report = FitReport(
+        counts={"success": successes, "failure": len(runs) - successes, **runs.excluded},
+        fit_ids=tuple(runs.ids[i] for i in parts.fit),
+        threshold_ids=tuple(runs.ids[i] for i in parts.threshold),
+        member=scorer.name,
+        reason=reason,
+        judged=judged,
+        needs=_needs(detector.thresholds, successes, len(runs)),
+    )
+    return DetectorFit(detector=detector, report=report)
+
+
+def fit_budget(
+    runs: DetectorRuns,
+    *,
+    rng: np.random.Generator,
+    share: float = 0.05,
+    shares: Sequence[float] = BUDGETS,
+    detector: Detector | None = None,
+) -> DetectorFit:
+    """Set an interruption budget: "pause at most a share b of runs", from recorded runs without any label.
+
+    Guarantee: that of `budget_threshold`, for one run of each task. The statistic is a running minimum of the first
+    stream, which learns nothing, or that of a detector fitted on *other* runs.
+
+    Args:
+        runs: from `detector_runs`; outcomes, if there are any, are not looked at.
+        rng: draws the salt, and one run of each task.
+        share: the budget to deploy, in (0, 1).
+        shares: further budgets to list.
+        detector: whose statistic to use; none of `runs` may have served its fit.
+
+    Raises:
+        ConfigurationError: a budget outside (0, 1), streams other than the detector's.
+    """
+    _check_levels(share, None, shares)
+    if detector is not None and detector.streams != runs.streams:
+        raise ConfigurationError.of("detector", "fit_budget", f"of the streams {runs.streams}", detector.streams)
+    scorer = untrained(replace(runs, success=None)) if detector is None else detector.scorer
+    salt = rng.bytes(12).hex()
+    fitted, runs = runs, runs.take(runs.drawn(rng))
+    ties = np.array([tie_uniform(run, salt) for run in runs.ids])
+    bare = _bare(runs.streams, scorer, salt)
+    peaks = log_peaks(bare, runs.blocks)
+    wanted = sorted({share, *shares})
+    thresholds = tuple(budget_threshold(peaks, ties, b) for b in wanted)
+    return DetectorFit(
+        detector=Detector(
+            streams=runs.streams,
+            scorer=scorer,
+            thresholds=thresholds,
+            deployed=wanted.index(share),
+            salt=salt,
+            null_peaks=_sorted_pairs(peaks, ties),
+            without_gaps=fitted.without_gaps,
+        ),
+        report=FitReport(
+            counts={"run": len(runs)},
+            fit_ids=(),
+            threshold_ids=runs.ids,
+            member=_name(scorer),
+            reason="Without outcomes nothing is learned." if detector is None else "The statistic was given.",
+        ),
+    )
+
+
+def fit_paper(
+    runs: DetectorRuns,
+    *,
+    rng: np.random.Generator,
+    alpha: float = 0.1,
+    delta: float = 0.1,
+    levels: Sequence[float] = LEVELS,
+    fit_share: float = 0.5,
+) -> DetectorFit:
+    """Fit the e-valuator as published: a random half for the logistic regressions, the other's successes for Alg. 3.
+
+    Thresholds: PAC, and beside it 1/alpha and Bonferroni, which promise nothing for this learned ratio. With
+    `fit_share` 1 all runs fit the ratio, as the paper's 1/alpha variant does, and PAC has no runs left (+inf).
+
+    Args and errors as `fit_detector`; fit_share in (0, 1]. The share of successes is not held fixed, as published.
+
+    Source: e-valuator, Algorithms 2 and 3, with scikit-learn's defaults (8.3.1) on standardised scores.
+    """
+    if runs.success is None or not len(runs):
+        raise ConfigurationError.of("runs", "fit_paper", "labelled, at least one", len(runs))
+    _check_levels(alpha, delta, levels)
+    if not 0.0 < fit_share <= 1.0:
+        raise ConfigurationError.of("fit_share", "fit_paper", "in (0, 1]", fit_share)
+    order = rng.permutation(len(runs))
+    size = max(1, math.floor(len(runs) * fit_share))
+    fit, rest = np.sort(order[:size]), np.sort(order[size:])
+    threshold = rest[runs.success[rest]]
+    scorer = fit_paper_scorer(runs.take(fit))
+    detector = _calibrated(
+        runs, tuple(threshold.tolist()), scorer, salt=rng.bytes(12).hex(), delta=delta, alpha=alpha, levels=levels
+    )
+    longest = int(runs.lengths.max())
+    extra = [ville_threshold(a) for a in _wanted(alpha, levels)]
+    extra += [bonferroni_threshold(a, longest) for a in _wanted(alpha, levels)]
+    successes = int(runs.success.sum())
+    return DetectorFit(
+        detector=Detector(
+            streams=detector.streams,
+            scorer=scorer,
+            thresholds=(*detector.thresholds, *extra),
+            deployed=detector.deployed,
+            salt=detector.salt,
+            null_peaks=detector.null_peaks,
+            without_gaps=detector.without_gaps,
+        ),
+        report=FitReport(
+            counts={"success": successes, "failure": len(runs) - successes, **runs.excluded},
+            fit_ids=tuple(runs.ids[i] for i in fit),
+            threshold_ids=tuple(runs.ids[i] for i in threshold),
+            member="paper",
+            reason="The published method was asked for.",
+            needs=_needs(detector.thresholds, successes, len(runs)),
+        ),
+    )
+
+
+def threshold_for(detector: Detector, alpha: float, delta: float | None = None) -> Threshold:
+    """Return the listed threshold of a level: PAC with delta, conformal (or budget) without.
+
+    Raises:
+        ConfigurationError: the level is not listed; the message says which are.
+    """
+    for threshold in detector.thresholds:
+        if threshold.alpha == alpha and threshold.delta == delta and threshold.runs:
+            return threshold
+    listed = sorted({threshold.alpha for threshold in detector.thresholds})
+    raise ConfigurationError.of("alpha", "threshold_for", f"one of the fitted levels {listed}", alpha, "fit with it")
+
+
+def _members(runs: DetectorRuns, names: Sequence[str] | None) -> tuple[Member, ...]:
+    members = bank(runs)
+    known = {member.name for member in members}
+    if names is not None and (not names or not set(names) <= known):
+        raise ConfigurationError.of("members", "fit_detector", f"some of {sorted(known)}", names)
+    return tuple(member for member in members if names is None or member.name in names)
+
+
+def _statistic(
+    runs: DetectorRuns,
+    parts: Split,
+    rng: np.random.Generator,
+    members: Sequence[Member],
+    costs: Costs | None,
+    delta: float | None,
+    levels: Sequence[float],
+    sees_last: bool,
+) -> tuple[FeatureScorer, str, dict[str, Estimate]]:
+    """Choose by cross-validation inside the fitting part, then fit the choice on all of it."""
+    if not parts.fit:
+        return untrained(runs), "Too few labelled runs to learn from: all successes set the threshold.", {}
+    assert runs.success is not None  # noqa: S101 (for the type checker; the caller looked)
+    fitting = runs.take(np.array(parts.fit))
+    assert fitting.success is not None  # noqa: S101 (as above)
+    rates = {a: realised_rate(len(parts.threshold), a, delta) for a in levels}
+    judged = estimates(
+        fitting.blocks,
+        fitting.success,
+        out_of_fold(fitting, members, rng, sees_last=sees_last),
+        costs=costs,
+        failure_rate=float(1.0 - runs.success.mean()),
+        levels={a: rate for a, rate in rates.items() if rate > 0.0},
+    )
+    name = choose(judged, members)
+    [member] = [member for member in members if member.name == name]
+    scorer = fit_members(fitting, [member], sees_last=sees_last)[name]
+    what = "least expected cost" if judged[name].cost is not None else "most power"
+    return scorer, f"It had the {what} out of fold, among the fitting runs alone.", judged
+
+
+def _calibrated(
+    runs: DetectorRuns,
+    threshold: Sequence[int],
+    scorer: FeatureScorer | PaperScorer,
+    *,
+    salt: str,
+    delta: float | None,
+    alpha: float,
+    levels: Sequence[float],
+) -> Detector:
+    """Set PAC and conformal thresholds at every level on the successes held out for it."""
+    held_out = runs.take(np.array(threshold, dtype=np.intp))
+    ties = np.array([tie_uniform(run, salt) for run in held_out.ids])
+    peaks = log_peaks(_bare(runs.streams, scorer, salt), step_blocks(held_out.values, held_out.lengths))
+    wanted = _wanted(alpha, levels)
+    if held_out.weights is not None:  # seen with unequal chances: no exact count, so no PAC statement
+        conformal, delta = [weighted_threshold(peaks, ties, held_out.weights, a) for a in wanted], None
+    else:
+        conformal = [conformal_threshold(peaks, ties, a) for a in wanted]
+    pac = [] if delta is None else [pac_threshold(peaks, ties, a, delta) for a in wanted]
+    return Detector(
+        streams=runs.streams,
+        scorer=scorer,
+        thresholds=(*pac, *conformal),
+        deployed=wanted.index(alpha),
+        salt=salt,
+        null_peaks=_sorted_pairs(peaks, ties),
+        without_gaps=runs.without_gaps,
+    )
+
+
+def _bare(streams: tuple[str, ...], scorer: FeatureScorer | PaperScorer, salt: str) -> Detector:
+    """A detector that only scores: its one threshold is a formality."""
+    return Detector(streams=streams, scorer=scorer, thresholds=(ville_threshold(0.5),), deployed=0, salt=salt)
+
+
+def _needs(thresholds: Sequence[Threshold], successes: int, runs: int) -> tuple[LabelNeed, ...]:
+    needs = []
+    for threshold in thresholds:
+        if threshold.shortage:
+            more = successes_to_label(successes, threshold.alpha, threshold.delta)
+            about = math.ceil(more * runs / successes) if successes else None
+            needs.append(LabelNeed(alpha=threshold.alpha, delta=threshold.delta, successes=more, runs=about))
+    return tuple(needs)
+
+
+def _sorted_pairs(peaks: FloatArray, ties: FloatArray) -> tuple[tuple[float, float], ...]:
+    return tuple(sorted(zip(peaks.tolist(), ties.tolist(), strict=True)))
+
+
+def _wanted(alpha: float, levels: Sequence[float]) -> list[float]:
+    return sorted({alpha, *levels})
+
+
+def _check_levels(alpha: float, delta: float | None, levels: Sequence[float]) -> None:
+    for name, level in [("alpha", alpha), ("delta", 0.5 if delta is None else delta), *(("levels", a) for a in levels)]:
+        check_level(name, "fit_detector", level)
+
+
+def _name(scorer: FeatureScorer | PaperScorer) -> str:
+    return scorer.name if isinstance(scorer, FeatureScorer) else "paper"

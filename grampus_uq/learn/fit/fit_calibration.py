@@ -1,0 +1,251 @@
+"""Fits the live p_success: several confidence streams, missing ones included, into one calibrated probability.
+
+Penalised logistic regression on standardised log-odds and presence indicators, by the weights of the Trajectory Proper
+Score, so that it is fitted to what it will be judged by. What it is worth is read from the half that did not fit it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.calibration import SD_FLOOR, split_halves
+from grampus_uq.stats.fusion import FusedReading, LogisticFusion, is_count
+from grampus_uq.stats.logistic_fit import LogisticProblem, logistic, maximise
+from grampus_uq.stats.scoring import EPSILON, LOG, ProperScore, log_odds
+from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
+
+__all__ = ["FittedSuccess", "apply_exactly", "apply_fusion", "fit_fusion", "fit_success", "with_calibration"]
+
+FloatArray = npt.NDArray[np.float64]
+Streams = Mapping[str, ForecastTraces]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedSuccess:
+    """A fusion fitted on all runs, and what fusions of the other half say of each.
+
+    fusion: what goes into the profile. traces: its forecasts, each run by a fusion that never saw it; NaN where no
+    reading was there. second_half: shape (n,). score, base_score: mean log score of those forecasts, and of each
+    half's success rate as the other half knew it, over the `scored` runs with a forecast at every step; higher is
+    better, and a score that is not above the base's says that the readings are of no use here.
+    """
+
+    fusion: LogisticFusion
+    traces: ForecastTraces
+    second_half: npt.NDArray[np.bool_]
+    score: float | None
+    base_score: float | None
+    scored: int
+
+
+def fit_success(
+    streams: Streams,
+    outcomes: npt.ArrayLike,
+    ids: Sequence[str],
+    *,
+    l2: float = 1.0,
+    score: ProperScore = LOG,
+    schedule: WeightSchedule = LINEAR_FRONT,
+    run_weights: npt.ArrayLike | None = None,
+) -> FittedSuccess:
+    """Fit the fusion, and judge it by cross-fitting.
+
+    Args:
+        streams: by name, n complete runs with the same lengths; NaN is a missing reading. The names are those that a
+            live step has: a source, `fused`, `propagated`, `semantic_entropy`.
+        outcomes: shape (n,), 0 or 1; censored runs and informative stops have no place here.
+        ids: n distinct, stable names.
+        l2: penalty on slopes and offsets, >= 0.
+        score: what is maximised.
+        schedule: weights of the score that will judge.
+        run_weights: shape (n,), > 0, one over the chance that a run's outcome was seen; None: 1 for all. They enter the
+            fit; the score reported is that of the runs as they are.
+
+    Raises:
+        ConfigurationError: streams of different runs, no stream, a half without any reading, an outcome other than 0
+            or 1, repeated ids.
+    """
+    first = _same_runs(streams)
+    y = np.asarray(outcomes, dtype=np.float64)
+    second = split_halves(y, ids)
+    if len(y) != len(first):
+        raise ConfigurationError.of("outcomes", "fit_success", f"of shape ({len(first)},)", y.shape)
+    counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
+    said = np.full(len(first.forecasts), np.nan)
+    rates = np.empty(len(first))
+    for trained in (~second, second):
+        fitted = fit_fusion(
+            _select(streams, trained),
+            y[trained],
+            l2=l2,
+            score=score,
+            schedule=schedule,
+            run_weights=counts[trained],
+        )
+        inside = np.repeat(~trained, first.lengths)
+        said[inside] = apply_fusion(fitted, {name: t.forecasts[inside] for name, t in streams.items()})
+        rates[~trained] = y[trained].mean()
+    traces = first.with_forecasts(said)
+    kept = ~traces.missing
+    scores = tps(traces.select(kept), y[kept], score=LOG, schedule=schedule)
+    base = tps(first.with_forecasts(first.spread(rates)).select(kept), y[kept], score=LOG, schedule=schedule)
+    return FittedSuccess(
+        fusion=fit_fusion(streams, y, l2=l2, score=score, schedule=schedule, run_weights=counts),
+        traces=traces,
+        second_half=second,
+        score=float(scores.mean()) if kept.any() else None,
+        base_score=float(base.mean()) if kept.any() else None,
+        scored=int(kept.sum()),
+    )
+
+
+def fit_fusion(
+    streams: Streams,
+    outcomes: npt.ArrayLike,
+    *,
+    l2: float = 1.0,
+    score: ProperScore = LOG,
+    schedule: WeightSchedule = LINEAR_FRONT,
+    epsilon: float = EPSILON,
+    run_weights: npt.ArrayLike | None = None,
+) -> LogisticFusion:
+    """Maximise `sum w s(p, y) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
+
+    A stream whose slope would be negative is refitted without it (slope 0): a signal that points the wrong way is not
+    turned around. Counts (`stats.fusion.is_count`) may have either sign. A stream that is never missing, or always
+    missing beside others, has offset 0: its presence says nothing. Steps without any reading are not fitted on. With
+    one stream that is never missing, and no count, this is `fit_platt`.
+
+    Args, raises: as `fit_success`.
+
+    Returns:
+        The fitted fusion; flat at the success rate when nothing usable was found or all outcomes agree.
+    """
+    first = _same_runs(streams)
+    y = np.asarray(outcomes, dtype=np.float64)
+    if y.shape != (len(first),) or not np.isin(y, (0.0, 1.0)).all():
+        raise ConfigurationError.of("outcomes", "fit_fusion", f"{len(first)} of 0 or 1", outcomes)
+    values = np.column_stack([traces.forecasts for traces in streams.values()])
+    read = ~np.isnan(values).all(axis=1)
+    if not read.any():
+        raise ConfigurationError.of("streams", "fit_fusion", "with at least one reading", list(streams))
+    counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
+    if counts.shape != y.shape or not (np.isfinite(counts) & (counts > 0.0)).all():
+        raise ConfigurationError.of("run_weights", "fit_fusion", f"{len(first)} finite numbers > 0", run_weights)
+    w, targets = (step_weights(first, schedule) * first.spread(counts))[read], first.spread(y)[read]
+    present, x = ~np.isnan(values[read]), log_odds(values[read], epsilon)
+    mean, sd = _standard(x, present, w)
+    z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)
+    either_sign = np.array([is_count(name) for name in streams])
+    beta = _constrained(z, present, targets, w, l2, score, epsilon, either_sign)
+    k = len(streams)
+    return LogisticFusion(
+        readings={
+            name: FusedReading(
+                mean=float(mean[i]), sd=float(sd[i]), slope=float(beta[1 + i]), offset=float(beta[1 + k + i])
+            )
+            for i, name in enumerate(streams)
+        },
+        intercept=float(beta[0]),
+        epsilon=epsilon,
+    )
+
+
+def apply_fusion(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> FloatArray:
+    """Fuse many steps at once, as `LogisticFusion` does one; arrays of one shape, NaN = missing, NaN where all are."""
+    found = [values[name] for name in fusion.readings if name in values]
+    if not found:
+        raise ConfigurationError.of("values", "apply_fusion", f"some of {list(fusion.readings)}", list(values))
+    z = np.full(found[0].shape, fusion.intercept)
+    seen = np.zeros(found[0].shape, dtype=np.bool_)
+    for name, reading in fusion.readings.items():
+        if name in values:
+            there = ~np.isnan(values[name])
+            scaled = (log_odds(values[name], fusion.epsilon) - reading.mean) / reading.sd
+            z += np.where(there, reading.offset + reading.slope * scaled, 0.0)
+            seen |= there
+    p = np.clip(logistic(z), fusion.epsilon, 1.0 - fusion.epsilon)
+    return np.where(seen, p, np.nan)
+
+
+def apply_exactly(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> FloatArray:
+    """As `apply_fusion`, by the fusion itself, one step after the other: bit for bit what a live step is told.
+
+    A threshold is set on such numbers only: where a model says round ones, all runs lie on it, and the last bit would
+    decide for all of them.
+    """
+    names = [name for name in fusion.readings if name in values]
+    rows = zip(*(values[name].tolist() for name in names), strict=True)
+    told = (fusion({n: None if math.isnan(v) else v for n, v in zip(names, row, strict=True)}) for row in rows)
+    return np.array([math.nan if p is None else p for p in told], dtype=np.float64)
+
+
+def with_calibration(profile: Profile, fusion: LogisticFusion) -> Profile:
+    """Return the profile with `p_success` set; what it decides stays as it was."""
+    return profile.model_copy(update={"calibration": fusion})
+
+
+def _standard(x: FloatArray, present: npt.NDArray[np.bool_], w: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Weighted mean and standard deviation of each stream where it is there; (0, 1) for one that never is."""
+    mass = w @ present
+    safe = np.where(mass > 0.0, mass, 1.0)
+    filled = np.where(present, np.nan_to_num(x), 0.0)
+    mean = (w @ filled) / safe
+    variance = (w @ np.where(present, np.square(filled - mean), 0.0)) / safe
+    return mean, np.where(mass > 0.0, np.maximum(np.sqrt(variance), SD_FLOOR), 1.0)
+
+
+def _constrained(
+    z: FloatArray,
+    present: npt.NDArray[np.bool_],
+    y: FloatArray,
+    w: FloatArray,
+    l2: float,
+    score: ProperScore,
+    epsilon: float,
+    either_sign: npt.NDArray[np.bool_],
+) -> FloatArray:
+    """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be."""
+    k = z.shape[1]
+    rate = float(w @ y / w.sum())
+    beta = np.zeros(1 + 2 * k)
+    beta[0] = float(log_odds(rate, epsilon))
+    if not 0.0 < rate < 1.0:
+        return beta
+    design = np.column_stack([np.ones(len(y)), z, present.astype(np.float64)])
+    sometimes = present.any(axis=0) & ~present.all(axis=0)
+    free = np.concatenate([[True], (z != 0.0).any(axis=0), sometimes])
+    while True:
+        n = int(free.sum())
+        penalty = np.full(n, l2)
+        penalty[0] = 0.0
+        problem = LogisticProblem(
+            design=design[:, free], outcomes=y, weights=w, l2=penalty, centre=np.zeros(n), score=score
+        )
+        start = np.zeros(n)
+        start[0] = float(log_odds(rate, epsilon))
+        beta = np.zeros(1 + 2 * k)
+        beta[free] = maximise(problem, start)
+        slopes = np.where(either_sign, 0.0, beta[1 : 1 + k])
+        if (slopes >= 0.0).all():
+            return beta
+        free[1 + int(slopes.argmin())] = False
+
+
+def _same_runs(streams: Streams) -> ForecastTraces:
+    first = next(iter(streams.values()), None)
+    if first is None or not all(np.array_equal(t.lengths, first.lengths) for t in streams.values()):
+        raise ConfigurationError.of("streams", "fit_fusion", "one or more, of the same runs and steps", list(streams))
+    return first
+
+
+def _select(streams: Streams, chosen: npt.NDArray[np.bool_]) -> dict[str, ForecastTraces]:
+    return {name: traces.select(chosen) for name, traces in streams.items()}

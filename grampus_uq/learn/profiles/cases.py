@@ -1,0 +1,145 @@
+"""What a release rule is judged on: a run's first irreversible call, scored as the live decision reads it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.learn.fit.fit_calibration import apply_exactly
+from grampus_uq.learn.fit.one_a_task import one_a_task
+from grampus_uq.learn.profiles.chance import FittedChance
+from grampus_uq.learn.profiles.labelled import LabelledRuns
+from grampus_uq.learn.profiles.options import FitOptions
+
+__all__ = ["Cases", "cases_of", "worth_labelling"]
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+_OTHERWISE = 1e-3  # labelled runs that score as differently as this from the rest were not labelled at random
+_FEW = 10  # cases to learn on, below which candidates for a threshold are not chosen on them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cases:
+    """Runs with an irreversible call: what its decision reads, and how the run ended.
+
+    chances: shape (n,), p_success at the first irreversible call, NaN where there is none. right, weights: shape (n,).
+    once: shape (n,), one case a task at most, drawn before it was asked whether the run has a call. mass: shape (n,),
+    one over the runs of the case's task, with a call or without. labelled: how many have a label (they come first);
+    the others count as wrong. learnt: chances and outcomes of the labelled cases that were learned
+    on, for the choice of candidates; empty where these are too few, or nothing was learned. kept: p_success comes from
+    another profile. praised: every label is a success, so that labels may come from praise alone: the rest counts as
+    wrong. untold, stopped: runs that name no task; runs that somebody stopped, which are not among these.
+    """
+
+    chances: FloatArray
+    right: BoolArray
+    weights: FloatArray
+    mass: FloatArray
+    once: BoolArray
+    labelled: int
+    kept: bool = False
+    praised: bool = False
+    untold: int = 0
+    stopped: int = 0
+    learnt: tuple[FloatArray, BoolArray] = field(default_factory=lambda: (np.empty(0), np.empty(0, dtype=np.bool_)))
+
+    def __len__(self) -> int:
+        return len(self.right)
+
+    @property
+    def by_score(self) -> bool:
+        """True when runs without a label are among them."""
+        return self.labelled < len(self)
+
+    def of_each_task(self) -> tuple[FloatArray, BoolArray]:
+        """Chances and outcomes of one case a task."""
+        return self.chances[self.once], self.right[self.once]
+
+
+def cases_of(
+    runs: LabelledRuns,
+    chance: FittedChance,
+    options: FitOptions,
+    rng: np.random.Generator,
+    *,
+    outcomes: bool = True,
+) -> Cases:
+    """Gather the cases that may set a threshold.
+
+    Labelled ones that taught nothing. Those without a label join them, as wrong ones, where the labelled were chosen by
+    their score, or may have been by their outcome; and always where no outcome is asked for (`outcomes` False). Of a
+    task that was learned on none does.
+    """
+    unlabelled, held = runs.unlabelled, ~chance.taught
+    theirs = apply_exactly(chance.fusion, unlabelled.streams) if len(unlabelled) else np.empty(0)
+    mine = runs.at_ask(chance.values)
+    joins = _to_threshold(runs, held, options, rng)
+    praised = outcomes and options.labels is None and len(unlabelled) > 0 and bool(runs.success[runs.has_call].all())
+    if outcomes and not praised and not _by_score(mine[held & runs.has_call], theirs, options):
+        joins[:] = False
+    kept = [unlabelled.tasks[i] for i in np.flatnonzero(joins)]
+    others = Counter(runs.others)
+    if joins.any():
+        others.update(unlabelled.uncalled)
+    # Tasks lie wholly in one part, so that a draw among all runs is one among those that are held out.
+    every = [*runs.tasks, *kept]
+    drawn = one_a_task(every, rng, others)
+    others.update(every)
+    pool = held & runs.has_call
+    learn = ~held & runs.has_call
+    tasks = [*(runs.tasks[i] for i in np.flatnonzero(pool)), *kept]
+    return Cases(
+        chances=np.concatenate([mine[pool], theirs[joins]]),
+        right=np.concatenate([runs.success[pool], np.zeros(len(kept), dtype=np.bool_)]),
+        weights=np.concatenate([runs.weights[pool], np.ones(len(kept))]),
+        mass=np.array([1.0 / others[task] for task in tasks]),
+        once=np.concatenate([drawn[: len(runs)][pool], drawn[len(runs) :]]),
+        labelled=int(pool.sum()),
+        kept=chance.kept,
+        praised=praised,
+        untold=runs.untold,
+        stopped=runs.stopped,
+        **({"learnt": (mine[learn], runs.success[learn])} if int(learn.sum()) >= _FEW else {}),
+    )
+
+
+def worth_labelling(runs: LabelledRuns, chance: FittedChance | None, most: int = 50) -> tuple[str, ...]:
+    """The runs without a label that are likeliest right, best first: their labels let a release rule publish soonest.
+
+    Without a `p_success` by the fused confidence, which needs no label.
+    """
+    unlabelled = runs.unlabelled
+    if not len(unlabelled):
+        return ()
+    if chance is not None:
+        values = apply_exactly(chance.fusion, unlabelled.streams)
+    else:
+        values = unlabelled.streams.get("fused", np.full(len(unlabelled), np.nan))
+    order = np.argsort(-values, kind="stable")
+    return tuple(unlabelled.ids[i] for i in order[:most] if not np.isnan(values[i]))
+
+
+def _to_threshold(runs: LabelledRuns, held: BoolArray, options: FitOptions, rng: np.random.Generator) -> BoolArray:
+    """Deal the runs without a label to the two parts as the labelled ones were, whole tasks, known ones with theirs."""
+    tasks = runs.unlabelled.tasks
+    if held.all():
+        return np.ones(len(tasks), dtype=np.bool_)
+    part = dict(zip(runs.tasks, held.tolist(), strict=True))
+    for task in sorted(set(tasks) - part.keys()):
+        part[task] = bool(rng.random() < options.held_out)
+    return np.array([part[task] for task in tasks], dtype=np.bool_)
+
+
+def _by_score(labelled: FloatArray, rest: FloatArray, options: FitOptions) -> bool:
+    """Whether the labelled runs were chosen by how they score; looked at by the scores alone."""
+    if options.labels is not None or not len(rest) or not len(labelled):
+        return options.labels == "by_score"
+    from scipy.stats import mannwhitneyu
+
+    both = [np.where(np.isnan(side), -1.0, side) for side in (labelled, rest)]
+    return bool(mannwhitneyu(*both, alternative="two-sided").pvalue < _OTHERWISE)

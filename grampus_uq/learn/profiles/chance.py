@@ -1,0 +1,243 @@
+"""p_success of a profile: which streams are worth something, and their fusion, fitted on the runs to learn on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.fit.fit_calibration import FittedSuccess, apply_exactly, apply_fusion, fit_fusion, fit_success
+from grampus_uq.learn.profiles.labelled import DERIVED, LabelledRuns
+from grampus_uq.learn.profiles.profile_parts import Part
+from grampus_uq.stats.fusion import LogisticFusion, is_count
+from grampus_uq.stats.ranking import auroc
+from grampus_uq.stats.reliability import trajectory_ece
+
+__all__ = ["LEAST_OF_EACH", "FittedChance", "can_learn", "fit_chance", "keep_chance", "rank_by_one"]
+
+LEAST_OF_EACH = 10
+"""Successes, and failures, to learn on, below which a calibration would be noise."""
+
+MOST_STEPS = 50_000
+_LEAST_SLOPE = 1e-3  # enough to rank by, and next to nothing of a probability
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedChance:
+    """The fusion, and p_success at every step of every run: nobody's own outcome taught what is said of it.
+
+    taught: shape (n,), the runs whose outcomes taught which step is better than which, and that may set no threshold.
+    kept: True when it comes from another profile, of which nobody but its author knows what taught it.
+    """
+
+    fusion: LogisticFusion
+    values: FloatArray
+    taught: BoolArray
+    kept: bool = False
+
+
+def can_learn(runs: LabelledRuns, held: BoolArray) -> bool:
+    """Whether the runs that are not held out are enough to learn p_success on."""
+    return min(_of_each(runs, ~held)) >= LEAST_OF_EACH
+
+
+def keep_chance(runs: LabelledRuns, fusion: LogisticFusion, taught: BoolArray) -> tuple[FittedChance, list[Part]]:
+    """Take p_success as it is: every run may then set a threshold but those that taught it (`taught`)."""
+    values = apply_exactly(fusion, runs.streams) if len(runs) else np.empty(0)
+    why = "Kept as it was in the profile given: it learned nothing here, so every label may set thresholds."
+    if taught.any():
+        why += f" {int(taught.sum())} runs that served its fit may not."
+    figures = _figures(runs, ~taught, values) if len(runs) else {}
+    part = Part(name="p_success", status="fitted", why=why, figures=figures)
+    return FittedChance(fusion=fusion, values=values, taught=taught, kept=True), [part]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankedByOne:
+    """A p_success that ranks runs by one stream; `solid` is it again where the labels also say how sure it is."""
+
+    chance: FittedChance
+    solid: FittedChance | None
+    part: Part
+
+
+def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
+    """Fit p_success on one stream, chosen without outcomes, and on all runs: for labels that are too few to part.
+
+    Its map is increasing, so that the outcomes teach how sure to be and never which step is better than which: every
+    run may still set a threshold. The stream is `fused`, else the reading that is there most often. None where there is
+    no reading, or no outcome.
+    """
+    name = _most_read(runs, runs.streams)
+    if name is None or not len(runs):
+        return None
+    fusion = _rising(fit_fusion({name: runs.traces(name)}, runs.success, run_weights=runs.weights), name)
+    values = apply_exactly(fusion, runs.streams)
+    good, bad = _of_each(runs, np.ones(len(runs), dtype=np.bool_))
+    why = f"On one stream, {name}, and all {len(runs)} runs: too few to part. Every label may still set thresholds."
+    solid = min(good, bad) >= LEAST_OF_EACH
+    why += "" if solid else " It ranks; how sure it is, so few cannot say."
+    chance = FittedChance(fusion=fusion, values=values, taught=np.zeros(len(runs), dtype=np.bool_))
+    part = Part(name="p_success", status="fitted", why=why, figures={"streams": [name]})
+    return RankedByOne(chance=chance, solid=chance if solid else None, part=part)
+
+
+def _most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
+    """`fused`, else the reading that is there most often; no count, whose direction the outcomes teach, and no
+    trajectory risk, whose parameters may have been fitted on these runs."""
+    may = sorted(name for name in names if name not in ("propagated", "trajectory_risk") and not is_count(name))
+    read = {name: int((~np.isnan(runs.streams[name])).sum()) for name in may}
+    name = "fused" if read.get("fused") else max(may, key=lambda one: read[one], default="")
+    return name if read.get(name) else None
+
+
+def _rising(fusion: LogisticFusion, name: str) -> LogisticFusion:
+    """A fusion that ranks by this stream even where outcomes show no worth of it: few of them often do not."""
+    one = fusion.readings[name]
+    steeper = one.model_copy(update={"slope": max(one.slope, _LEAST_SLOPE)})
+    return fusion.model_copy(update={"readings": {**fusion.readings, name: steeper}})
+
+
+def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) -> tuple[FittedChance | None, list[Part]]:
+    """Fit p_success on the runs that are not held out; report each stream's worth alone, and that of the fusion.
+
+    The runs to learn on are judged by cross-fitting, all others by the fusion itself. Of very many runs a random part
+    of about `MOST_STEPS` steps teaches it: a dozen numbers are not known better from more.
+    """
+    learn = _enough(runs, ~held, rng)
+    good, bad = _of_each(runs, learn)
+    if min(good, bad) < LEAST_OF_EACH:
+        lacking = _lacking(runs, held, good, bad)
+        why = f"{good} successes and {bad} failures to learn on; {LEAST_OF_EACH} of each are the least."
+        return None, [Part(name="p_success", status="not fitted", why=why, needs=lacking)]
+    names = [name for name in runs.streams if name not in DERIVED] or [n for n in DERIVED if n in runs.streams]
+    names = [name for name in names if not np.isnan(runs.streams[name][_rows(runs, learn)]).all()]
+    twins = _twins(runs, names)
+    names = [name for name in names if name not in twins]
+    parts = [_stream_part(runs, held, learn, name) for name in names]
+    for name, twin in twins.items():
+        parts.append(
+            Part(name=f"stream {name}", status="not fitted", why=f"Here it is the same as {twin} at every step.")
+        )
+    try:
+        found = _fit(runs, learn, names)
+    except ConfigurationError as error:
+        return None, [*parts, Part(name="p_success", status="not fitted", why=str(error))]
+    main = _most_read(runs, names)
+    fusion = _rising(found.fusion, main) if found.fusion.flat and main in found.fusion.readings else found.fusion
+    values = np.full(len(next(iter(runs.streams.values()))), np.nan)
+    values[_rows(runs, learn)] = found.traces.forecasts
+    outside = _rows(runs, ~learn)
+    if outside.any():
+        values[outside] = apply_exactly(fusion, {name: runs.streams[name][outside] for name in names})
+    figures = _figures(runs, held, values) | {
+        "score": _number(found.score),
+        "base_score": _number(found.base_score),
+        "streams": [name for name, one in found.fusion.readings.items() if one.slope != 0.0],
+    }
+    useless = found.fusion.flat or (
+        found.score is not None and found.base_score is not None and found.score <= found.base_score
+    )
+    why = f"On {len(names)} streams of {int(learn.sum())} runs" + (
+        ", and it says no more than the success rate does." if useless else "."
+    )
+    parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
+    return FittedChance(fusion=fusion, values=values, taught=~held), parts
+
+
+def _of_each(runs: LabelledRuns, chosen: BoolArray) -> tuple[int, int]:
+    """Successes and failures among these runs."""
+    good = int(runs.success[chosen].sum())
+    return good, int(chosen.sum()) - good
+
+
+def _twins(runs: LabelledRuns, names: list[str]) -> dict[str, str]:
+    """Streams that say just what an earlier one says: without a call the action is the whole completion, for one."""
+    twins: dict[str, str] = {}
+    for i, name in enumerate(names):
+        same = (n for n in names[:i] if n not in twins and _equal(runs.streams[n], runs.streams[name]))
+        if (twin := next(same, None)) is not None:
+            twins[name] = twin
+    return twins
+
+
+def _equal(first: FloatArray, second: FloatArray) -> bool:
+    return bool(np.array_equal(first, second, equal_nan=True))
+
+
+def _enough(runs: LabelledRuns, learn: BoolArray, rng: np.random.Generator) -> BoolArray:
+    """All runs to learn on, or a random part of them with about `MOST_STEPS` steps."""
+    if int(runs.lengths[learn].sum()) <= MOST_STEPS:
+        return learn
+    order = rng.permutation(np.flatnonzero(learn))
+    chosen = np.zeros_like(learn)
+    chosen[order[np.cumsum(runs.lengths[order]) <= MOST_STEPS]] = True
+    return chosen
+
+
+def _stream_part(runs: LabelledRuns, held: BoolArray, learn: BoolArray, name: str) -> Part:
+    """A stream alone, calibrated: log score out of sample beside that of the success rate."""
+    try:
+        found = _fit(runs, learn, [name])
+    except ConfigurationError as error:
+        return Part(name=f"stream {name}", status="not fitted", why=str(error))
+    one = found.fusion.readings[name]
+    values = np.full(len(runs.streams[name]), np.nan)
+    if held.any():
+        values[_rows(runs, held)] = apply_fusion(found.fusion, {name: runs.streams[name][_rows(runs, held)]})
+    calibration: dict[str, JsonValue] = {"mean": one.mean, "sd": one.sd, "slope": one.slope}
+    calibration["intercept"] = found.fusion.intercept
+    figures: dict[str, JsonValue] = {
+        "calibration": calibration,
+        "score": _number(found.score),
+        "base_score": _number(found.base_score),
+        "runs_scored": found.scored,
+        "share_of_steps_read": float((~np.isnan(runs.streams[name])).mean()),
+        **_figures(runs, held, values),
+    }
+    worth = found.score is not None and found.base_score is not None and found.score > found.base_score
+    why = "It says more than the success rate does." if worth else "Alone it says no more than the success rate does."
+    return Part(name=f"stream {name}", status="fitted", why=why, figures=figures)
+
+
+def _fit(runs: LabelledRuns, learn: BoolArray, names: list[str]) -> FittedSuccess:
+    streams = {name: runs.traces(name).select(learn) for name in names}
+    ids = [name for name, chosen in zip(runs.ids, learn, strict=True) if chosen]
+    return fit_success(streams, runs.success[learn], ids, run_weights=runs.weights[learn])
+
+
+def _figures(runs: LabelledRuns, held: BoolArray, values: FloatArray) -> dict[str, JsonValue]:
+    """Rank and calibration on the runs held out, at the step where an irreversible call is asked for."""
+    chances, good = runs.at_ask(values)[held], runs.success[held]
+    there = ~np.isnan(chances)
+    if not there.any():
+        return {"held_out_runs": 0}
+    chances, good = chances[there], good[there]
+    return {
+        "held_out_runs": int(there.sum()),
+        "auroc": _number(auroc(chances, good)),
+        "t_ece": _number(trajectory_ece(chances, good)),
+    }
+
+
+def _lacking(runs: LabelledRuns, held: BoolArray, good: int, bad: int) -> str:
+    share = float((~held).mean()) if len(held) else 0.5
+    more = {"successes": LEAST_OF_EACH - good, "failures": LEAST_OF_EACH - bad}
+    wanted = [f"{math.ceil(n / max(share, 0.01))} more labelled {what}" for what, n in more.items() if n > 0]
+    return " and ".join(wanted)
+
+
+def _rows(runs: LabelledRuns, chosen: BoolArray) -> BoolArray:
+    return np.repeat(chosen, runs.lengths)
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(value)

@@ -1,0 +1,262 @@
+"""Two profiles on the same recorded runs: what each would have done, and the difference with its interval."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.profiles.expected import Judged, judge_run
+from grampus_uq.recording.eligibility import standing
+from grampus_uq.recording.parallel import Backend
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Paths, Refused, Run
+from grampus_uq.stats.bootstrap import RowStatistic, paired_bootstrap
+from grampus_uq.stats.ranking import auroc_rows
+from grampus_uq.stats.reliability import trajectory_ece
+from grampus_uq.stats.scoring import BRIER, LOG
+from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
+
+__all__ = ["Compared", "Comparison", "compare_profiles"]
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One measure under both profiles; `low` and `high` bound the difference second - first (percentile bootstrap).
+
+    `better` says which way is better. `runs`: how many enter. Values are None where a measure is undefined.
+    """
+
+    measure: str
+    better: str
+    first: float | None
+    second: float | None
+    delta: float | None
+    low: float | None
+    high: float | None
+    runs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """All measures, and which runs they are over: used, and left out by reason."""
+
+    rows: tuple[Compared, ...]
+    counts: dict[str, int] = field(default_factory=dict)
+    level: float = 0.95
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def compare_profiles(
+    paths: Paths,
+    first: Profile,
+    second: Profile,
+    *,
+    rng: np.random.Generator,
+    draws: int = 2000,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
+) -> Comparison:
+    """Take recorded readings through both profiles, and compare what they would have done.
+
+    Runs are paired: both are judged on the same ones, and resampled together. Only runs whose outcome is known and was
+    not selected enter, those that were let through at random by their weight. Honest only on runs that neither was
+    fitted on; trials of one task count as independent, so intervals are then too short.
+
+    Raises:
+        ConfigurationError: no run that may be used.
+        DataError: a damaged recording, unless `on_refused` takes it.
+    """
+    judged: list[tuple[Judged, Judged]] = []
+    weights: list[float] = []
+    left_out: Counter[str] = Counter()
+    work = partial(_judged_by_both, first, second)
+    for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
+        judged += part.judged
+        weights += part.weights
+        left_out += part.left_out
+        if on_runs is not None:
+            on_runs(len(part.judged) + sum(part.left_out.values()))
+    if not judged:
+        raise ConfigurationError.of("paths", "compare_profiles", "runs with an outcome of their own", dict(left_out))
+    good = np.array([one.success for one, _ in judged], dtype=np.bool_)
+    w = np.array(weights)
+    sides = ([one for one, _ in judged], [other for _, other in judged])
+    rows = [_compared(measure, sides, good, w, rng, draws) for measure in (*_shares(), *_scores(sides, good, w))]
+    used = {"success": int(good.sum()), "failure": int((~good).sum())}
+    return Comparison(rows=tuple(rows), counts={**used, **dict(sorted(left_out.items()))})
+
+
+@dataclass(slots=True)
+class _Part:
+    judged: list[tuple[Judged, Judged]] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def _judged_by_both(first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None) -> _Part:
+    found = _Part()
+    for run in runs:
+        stands = standing(run)
+        if not stands.usable or not run.steps:
+            found.left_out[stands.reason or "no_step"] += 1
+            continue
+        found.judged.append((judge_run(run, first), judge_run(run, second)))
+        found.weights.append(stands.weight)
+    return found
+
+
+Side = Sequence[Judged]
+Statistic = Callable[[Side, BoolArray, FloatArray], RowStatistic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measure:
+    """`of` gives a row statistic of one side; `among` counts the runs that enter it."""
+
+    name: str
+    better: str
+    of: Statistic
+    among: int | None = None
+
+
+def _shares() -> list[_Measure]:
+    """What would have been paused, and what of it rightly."""
+    return [
+        _Measure(name="share paused", better="lower", of=partial(_share, _held, _every)),
+        _Measure(name="false alarms (paused, of successes)", better="lower", of=partial(_share, _held, _good)),
+        _Measure(name="failures caught (paused, of failures)", better="higher", of=partial(_share, _held, _bad)),
+        _Measure(name="precision of pauses", better="higher", of=partial(_share, _bad, _held)),
+        _Measure(name="right among the rest", better="higher", of=partial(_share, _good, _rest)),
+    ]
+
+
+Which = Callable[[BoolArray, BoolArray], BoolArray]
+"""Of the held ones and the good ones: which runs are meant."""
+
+
+def _held(held: BoolArray, good: BoolArray) -> BoolArray:
+    return held
+
+
+def _rest(held: BoolArray, good: BoolArray) -> BoolArray:
+    return ~held
+
+
+def _good(held: BoolArray, good: BoolArray) -> BoolArray:
+    return good
+
+
+def _bad(held: BoolArray, good: BoolArray) -> BoolArray:
+    return ~good
+
+
+def _every(held: BoolArray, good: BoolArray) -> BoolArray:
+    return np.ones_like(held)
+
+
+def _share(what: Which, among: Which, side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+    held = np.array([one.held for one in side], dtype=np.bool_)
+    inside = among(held, good)
+    return _ratio((what(held, good) & inside) * w, inside * w)
+
+
+def _scores(sides: tuple[Side, Side], good: BoolArray, w: FloatArray) -> list[_Measure]:
+    """How good p_success was, on the runs where both have one at every step."""
+    whole = np.array(
+        [
+            bool(one.chances) and not any(map(math.isnan, (*one.chances, *other.chances)))
+            for one, other in zip(*sides, strict=True)
+        ],
+        dtype=np.bool_,
+    )
+    if not whole.any():
+        return []
+    n = int(whole.sum())
+
+    def forecasts(side: Side) -> ForecastTraces:
+        return ForecastTraces.of([one.chances for one, kept in zip(side, whole, strict=True) if kept])
+
+    def mean_of(score: Any) -> Statistic:
+        def of(side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+            values = np.zeros(len(good))
+            values[whole] = tps(forecasts(side), good[whole], score=score)
+            return _ratio(values * w * whole, w * whole)
+
+        return of
+
+    def rank(side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+        scalar = weighted_forecast(forecasts(side))
+        return lambda counts: auroc_rows(scalar, good[whole].astype(np.float64), (counts * w)[:, whole])
+
+    def error(side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+        scalar, outcomes = weighted_forecast(forecasts(side)), good[whole].astype(np.float64)
+
+        def rows(counts: FloatArray) -> FloatArray:
+            found = np.full(len(counts), np.nan)
+            for row, times in enumerate(counts[:, whole].astype(np.intp)):
+                if times.any():
+                    value = trajectory_ece(np.repeat(scalar, times), np.repeat(outcomes, times))
+                    found[row] = math.nan if value is None else value
+            return found
+
+        return rows
+
+    measures = [
+        _Measure(name="TPS log of p_success", better="higher", of=mean_of(LOG), among=n),
+        _Measure(name="TPS Brier of p_success", better="higher", of=mean_of(BRIER), among=n),
+        _Measure(name="AUROC of p_success", better="higher", of=rank, among=n),
+    ]
+    if (w == 1.0).all():  # binned by counts: a weight is no count
+        measures.append(_Measure(name="T-ECE of p_success", better="lower", of=error, among=n))
+    return measures
+
+
+def _compared(
+    measure: _Measure,
+    sides: tuple[Side, Side],
+    good: BoolArray,
+    w: FloatArray,
+    rng: np.random.Generator,
+    draws: int,
+) -> Compared:
+    first, second = (measure.of(side, good, w) for side in sides)
+    n = len(good)
+    difference = paired_bootstrap(first, second, n, rng=rng, draws=draws)
+    ones = np.ones((1, n))
+    values = [float(one(ones)[0]) for one in (first, second)]
+    return Compared(
+        measure=measure.name,
+        better=measure.better,
+        first=None if math.isnan(values[0]) else values[0],
+        second=None if math.isnan(values[1]) else values[1],
+        delta=difference.delta,
+        low=difference.low,
+        high=difference.high,
+        runs=n if measure.among is None else measure.among,
+    )
+
+
+def _ratio(above: FloatArray, below: FloatArray) -> RowStatistic:
+    def rows(counts: FloatArray) -> FloatArray:
+        total = counts @ below
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.where(total > 0.0, (counts @ above) / total, np.nan))
+
+    return rows

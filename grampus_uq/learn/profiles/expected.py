@@ -1,0 +1,116 @@
+"""What a profile would have done on recorded runs: pauses, by which rule, how many of them in runs that failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from grampus_uq.core.state import Profile
+from grampus_uq.recording.replay import replay_run, would_stop
+from grampus_uq.recording.runs import Run
+from grampus_uq.stats.ranks import binomial_interval
+
+__all__ = ["Judged", "judge_run", "rates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One run under a profile: whether it would have been held at all, by which rule first, and its chances.
+
+    chances: p_success at each step of the model, NaN where there is none. weight: how many runs of the traffic it
+    stands for. known: whether its outcome is known and its own.
+    """
+
+    session_id: str
+    success: bool
+    held_by: str = ""
+    step: int | None = None
+    chances: tuple[float, ...] = field(default=())
+    weight: float = 1.0
+    known: bool = True
+
+    @property
+    def held(self) -> bool:
+        """True when some step would have been stopped."""
+        return self.step is not None
+
+
+def judge_run(run: Run, profile: Profile, *, keep_chances: bool = True) -> Judged:
+    """Take a run's recorded readings through a profile, as `replay` does; nothing is asked anew.
+
+    Without `keep_chances` they are left out: of a million steps they take much memory. Raises DataError when the run's
+    steps do not follow each other.
+    """
+    kept = {id(event) for event in run.steps}
+    rule, at = "", None
+    chances: list[float] = []
+    for number, replayed in enumerate(replay_run(run, profile)):
+        event, seen = replayed.event, replayed.assessment
+        if keep_chances and event.step.kind != "tool_call" and id(event) in kept:
+            chances.append(float("nan") if seen.p_success is None else seen.p_success)
+        if at is None and would_stop(seen):
+            rule, at = seen.rule, number
+    outcome = run.outcome
+    return Judged(
+        session_id=run.session_id,
+        success=outcome is not None and outcome.success is True,
+        held_by=rule,
+        step=at,
+        chances=tuple(chances),
+    )
+
+
+def rates(judged: Iterable[Judged], *, runs_per_day: float | None = None) -> dict[str, JsonValue]:
+    """Shares with 95 % intervals: pauses of all runs, and what became of those whose outcome is known.
+
+    These are precision, false alarms, failures caught, and what is right of the rest, without pauses and with. Runs
+    count by their weight. The intervals are exact (binomial), of the effective number of runs where weights differ.
+    `pauses_per_day` is None when nobody knows how many runs a day there are.
+    """
+    every = list(judged)
+    held = np.array([one.held for one in every], dtype=np.bool_)
+    good = np.array([one.success for one in every], dtype=np.bool_)
+    known = np.array([one.known for one in every], dtype=np.bool_)
+    weights = np.array([one.weight for one in every], dtype=np.float64)
+    rules: dict[str, JsonValue] = {}
+    for one in every:
+        if one.held:
+            rules[one.held_by] = int(str(rules.get(one.held_by, 0))) + 1
+    share = partial(_share, weights=weights)
+    paused = share(held, np.ones(len(every), dtype=np.bool_))
+    rate = paused["estimate"]
+    per_day = None if runs_per_day is None or not isinstance(rate, float) else runs_per_day * rate
+    return {
+        "runs": len(every),
+        "with_outcome": int(known.sum()),
+        "failure_rate": share(~good, known)["estimate"],
+        "paused": paused,
+        "pauses_by_rule": rules,
+        "pauses_per_day": per_day,
+        "precision": share(~good, known & held),
+        "false_alarms": share(held, known & good),
+        "failures_caught": share(held, known & ~good),
+        "right_before": share(good, known),
+        "right_among_released": share(good, known & ~held),
+    }
+
+
+def _share(
+    what: npt.NDArray[np.bool_], among: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]
+) -> dict[str, JsonValue]:
+    """The share of `what` in `among`, with its interval; None where there is nothing to share. `of`: how many runs."""
+    w = weights[among]
+    total = float(w.sum())
+    if total == 0.0:
+        return {"estimate": None, "low": None, "high": None, "of": 0}
+    estimate = float(w[what[among]].sum()) / total
+    n = max(1, round(total**2 / float(w @ w)))
+    low, _ = binomial_interval(math.floor(estimate * n + 1e-9), n)
+    _, high = binomial_interval(math.ceil(estimate * n - 1e-9), n)
+    return {"estimate": estimate, "low": low, "high": high, "of": int(among.sum())}

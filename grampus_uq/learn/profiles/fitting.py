@@ -1,0 +1,362 @@
+"""From a folder of labelled recordings to one profile: everything that the labels allow.
+
+    learn on one part:      each stream's calibration, their fusion (p_success), TRACER, the detector's statistic
+    set thresholds on the other: the detector's alarm, the release of irreversible calls
+    attribution:            labelled failures, parted by itself
+
+A part that taught nothing is given back: with few labels, or with the p_success of an older profile, every label sets
+thresholds. Trials of one task stay in one part, and set a threshold together as one. What could not be fitted says why,
+and how many labels more it takes. What is promised is promised singly: of each part by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
+from grampus_uq.learn.profiles.attribution_part import fit_attribution
+from grampus_uq.learn.profiles.cases import worth_labelling
+from grampus_uq.learn.profiles.chance import FittedChance, can_learn, fit_chance, keep_chance, rank_by_one
+from grampus_uq.learn.profiles.expected import Judged, judge_run, rates
+from grampus_uq.learn.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
+from grampus_uq.learn.profiles.options import FitOptions
+from grampus_uq.learn.profiles.profile_parts import Part
+from grampus_uq.learn.profiles.releasing import fit_release
+from grampus_uq.learn.profiles.risk_part import fit_risk
+from grampus_uq.learn.profiles.splitting import held_out_runs
+from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
+from grampus_uq.recording.eligibility import standing, stands_for
+from grampus_uq.recording.parallel import Backend
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
+from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
+
+__all__ = ["ProfileFit", "fit_profile"]
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+_MOST_INPUTS = 1000
+_MOST_TEACHERS = 20_000
+_TAUGHT = "taught"
+_ALWAYS_READ = 0.9  # a stream that was read on so many steps is meant to be read on every one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileFit:
+    """An artifact, and the account of how it came about.
+
+    parts: what became of each part. counts: runs by kind and by reason of exclusion. splits: how many taught, and how
+    many could set thresholds; tasks: of how many tasks these are, untold: how many runs name none and count as one.
+    expected: what the profile would have done on all recorded runs, as `replay` says (`expected.rates`); of outcomes
+    only those that taught nothing, though they set its thresholds, so they look a little too good. label_next: runs
+    without a label that are the most worth one, best first. detector: the detector's own report, None without one.
+    """
+
+    artifact: ProfileArtifact
+    parts: tuple[Part, ...]
+    counts: dict[str, int]
+    splits: dict[str, int]
+    expected: dict[str, JsonValue]
+    tasks: int = 0
+    untold: int = 0
+    label_next: tuple[str, ...] = ()
+    detector: DetectorFit | None = field(default=None, repr=False)
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing was fitted: a monitor with this profile would do what it does without one."""
+        return not any(part.status == "fitted" for part in self.parts if not part.name.startswith("stream "))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the artifact, as JSON values."""
+        return {
+            "fingerprint": self.artifact.fingerprint,
+            "counts": self.counts,
+            "splits": self.splits,
+            "parts": [part.to_json() for part in self.parts],
+            "expected": self.expected,
+            "tasks": self.tasks,
+            "label_next": list(self.label_next),
+        }
+
+
+def fit_profile(
+    paths: Paths,
+    *,
+    base: Profile | ProfileArtifact | None = None,
+    options: FitOptions | None = None,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
+) -> ProfileFit:
+    """Fit everything that labelled recordings allow, in one go.
+
+    Args:
+        paths: recordings, or folders of them.
+        base: policy (irreversible tools), estimator and propagator that the profile is to have, TRACER's settings; what
+            it holds that is fitted is replaced, but for its p_success where the labels are too few to learn one, or
+            where the options say so. Of an artifact the runs that served its fit then set no threshold; of a bare
+            profile nobody knows them. Default: the guide's.
+        options: levels, targets, costs, seed.
+        workers, backend: who reads (`parallel.in_order`); the result does not depend on it.
+        on_runs: told how many runs were read, part by part, for a progress line; files are read up to four times.
+        on_refused: told, each time, what is wrong with a file, whose rest is left out.
+
+    Returns:
+        The artifact and its account. Nothing is fitted by force: a part without enough labels is left out, and says so.
+
+    Raises:
+        ConfigurationError: no run with a step of the model, or a stream that no run has.
+        DataError: a damaged recording, unless `on_refused` takes it.
+        MissingDependencyError: scikit-learn is not installed (extra `fit`).
+    """
+    options = options or FitOptions()
+    rng = np.random.default_rng(options.seed)
+    given = base.profile if isinstance(base, ProfileArtifact) else base or Profile()
+    if options.keep_chance and given.calibration is None:
+        raise ConfigurationError.of("keep_chance", "fit_profile", "given with a base that has a p_success", base)
+    bare = given.model_copy(update={"detector": None, "calibration": None, "release": None})
+    spread: dict[str, Any] = {"workers": workers, "backend": backend, "on_refused": on_refused}
+    runs = labelled_runs(paths, bare, task_key=options.task_key, on_runs=on_runs, **spread)
+    if runs.recorded == runs.excluded.get(NO_STEP, 0):
+        raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
+    parted = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
+    kept = given.calibration if options.keep_chance or not can_learn(runs, parted) else None
+    tracer, tracer_part = given.tracer, Part(name="tracer", status="not asked for", why="Kept with p_success.")
+    if kept is None:
+        tracer, tracer_part = fit_risk(paths, runs, parted, bare, options, rng, on_refused)
+    bare = bare.model_copy(update={"tracer": tracer})
+    if tracer is not None:
+        # The same runs in the same order, with the risk among their streams.
+        runs = labelled_runs(paths, bare, task_key=options.task_key, **spread)
+    if kept is None:
+        chance, parts = fit_chance(runs, parted, rng)
+    else:
+        chance, parts = keep_chance(runs, kept, _served(runs, base))
+    ranked = rank_by_one(runs) if chance is None else None
+    detector, detector_part = _detector(runs, parted, chance if ranked is None else ranked.solid, options, rng)
+    rings = detector is not None and not detector.detector.threshold.shortage
+    chance = chance or (None if ranked is None else ranked.chance)
+    release, release_part = fit_release(runs, chance, options, rng, alone=not rings)
+    if ranked is not None and (ranked.solid is not None or (release is not None and release.guarantee)):
+        parts = [ranked.part]
+    elif ranked is not None:  # it ranks, says nothing of how sure, and no promise came of it
+        chance = release = None
+    profile = _sensing(bare, runs, chance, detector).model_copy(
+        update={
+            "calibration": None if chance is None else chance.fusion,
+            "release": release,
+            "detector": detector.detector if detector is not None and rings else None,
+        }
+    )
+    attribution, attribution_part = fit_attribution(paths, runs.errors_named, options, on_refused)
+    parts = [tracer_part, *parts, release_part, detector_part, attribution_part]
+    taught = np.zeros(len(runs), dtype=np.bool_) if chance is None else chance.taught
+    names = frozenset(name for name, out in zip(runs.ids, taught, strict=True) if out)
+    judge = partial(_judged_part, profile, names)
+    judged = [one for part in over_parts(judge, paths, **spread) for one in part]
+    splits = {"learn": int(taught.sum()), "thresholds": int((~taught).sum())}
+    teachers = {_digest(name) for name in names} | (_teachers(base) if kept is not None else frozenset())
+    return ProfileFit(
+        artifact=_artifact(paths, profile, parts, runs, splits, teachers, attribution, options),
+        parts=tuple(parts),
+        counts=runs.counts,
+        splits=splits,
+        expected=rates(judged, runs_per_day=options.runs_per_day or runs.runs_per_day),
+        tasks=len({task for task, out in zip(runs.tasks, taught, strict=True) if not out}),
+        untold=runs.untold,
+        label_next=worth_labelling(runs, chance),
+        detector=detector,
+    )
+
+
+def _served(runs: LabelledRuns, base: Profile | ProfileArtifact | None) -> BoolArray:
+    """The runs that taught the base, by their names; by their files, unchanged since, as far as it names these."""
+    if not isinstance(base, ProfileArtifact):
+        return np.zeros(len(runs), dtype=np.bool_)
+    known = {file.sha256 for file in base.provenance.inputs}
+    served = {path: InputFile.of(path).sha256 in known for path in set(runs.paths)}
+    taught = _teachers(base)
+    pairs = zip(runs.ids, runs.paths, strict=True)
+    return np.array([served[path] or _digest(name) in taught for name, path in pairs], dtype=np.bool_)
+
+
+def _teachers(base: Profile | ProfileArtifact | None) -> frozenset[str]:
+    """Digests of the runs that taught a profile's p_success: a file that has grown since is another file."""
+    listed = base.provenance.details.get(_TAUGHT) if isinstance(base, ProfileArtifact) else None
+    return frozenset(one for one in listed if isinstance(one, str)) if isinstance(listed, list) else frozenset()
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _detector(
+    runs: LabelledRuns, parted: BoolArray, chance: FittedChance | None, options: FitOptions, rng: np.random.Generator
+) -> tuple[DetectorFit | None, Part]:
+    """The alarm, on p_success; where too few successes are left to set its threshold, on what nothing taught."""
+    if not options.detector:
+        return None, Part(name="detector", status="not asked for", why="It was switched off.")
+    if not len(runs):
+        why = "No run with an outcome of its own."
+        return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs that nobody touched")
+    available = {**runs.streams, **({} if chance is None else {"p_success": chance.values})}
+    streams = options.streams or (("p_success",) if chance is not None else ("fused",))
+    unknown = [name for name in streams if name not in available]
+    if unknown and options.streams is None:
+        why = "No step has a reading."
+        return None, Part(name="detector", status="not fitted", why=why, needs="runs with a confidence")
+    if unknown:
+        raise ConfigurationError.of("streams", "fit_profile", f"some of {sorted(available)}", unknown)
+    taught = np.zeros(len(runs), dtype=np.bool_)
+    if chance is not None and "p_success" in streams:
+        taught |= chance.taught
+    if "trajectory_risk" in streams:
+        taught |= ~parted
+    found = _detector_on(streams, available, runs, taught, options, rng)
+    if found.detector.threshold.shortage and options.streams is None and taught.any() and "fused" in available:
+        taught = np.zeros_like(taught)
+        streams, other = ("fused",), _detector_on(("fused",), available, runs, taught, options, rng)
+        found = other
+    return found, _detector_part(found, streams, runs, taught, options)
+
+
+def _detector_on(
+    streams: tuple[str, ...],
+    available: Mapping[str, FloatArray],
+    runs: LabelledRuns,
+    taught: BoolArray,
+    options: FitOptions,
+    rng: np.random.Generator,
+) -> DetectorFit:
+    """Its statistic from the runs to learn on and all failures, its threshold from successes that taught no stream."""
+    names = {name for name, out in zip(runs.ids, taught, strict=True) if not out}
+    found = fit_detector(
+        runs.detector_runs({name: available[name] for name in streams}),
+        rng=rng,
+        alpha=options.false_alarms,
+        delta=options.delta,
+        costs=options.detector_costs,
+        held_out=names if taught.any() else None,
+    )
+    if not runs.stopped:
+        return found
+    selected = f" {runs.stopped} runs that somebody stopped or decided on are not in it: it is about the others."
+    thresholds = tuple(replace(t, guarantee=t.guarantee + selected) for t in found.detector.thresholds)
+    return replace(found, detector=replace(found.detector, thresholds=thresholds))
+
+
+def _detector_part(
+    found: DetectorFit, streams: tuple[str, ...], runs: LabelledRuns, taught: BoolArray, options: FitOptions
+) -> Part:
+    threshold = found.detector.threshold
+    figures: dict[str, JsonValue] = {
+        "statistic": found.report.member,
+        "streams": list(streams),
+        "alpha": threshold.alpha,
+        "mode": threshold.mode.value,
+        "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
+        "threshold_runs": threshold.runs,
+    }
+    needs = "; ".join(_advice(found, runs, options, options.held_out if taught.any() else 1.0))
+    if threshold.shortage:
+        return Part(name="detector", status="not fitted", why=threshold.shortage, needs=needs, figures=figures)
+    return Part(
+        name="detector",
+        status="fitted",
+        why=found.report.reason,
+        needs=needs,
+        promise=threshold.guarantee,
+        figures=figures,
+    )
+
+
+def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: float) -> Iterator[str]:
+    """What the listed levels that have no threshold lack, the nearest first; `share` of the successes may set one."""
+    mode = Mode.CONFORMAL if options.delta is None else Mode.PAC
+    wanting = {t.alpha for t in found.detector.thresholds if t.mode is mode and t.shortage}
+    successes = len({task for task, good in zip(runs.tasks, runs.success, strict=True) if good})
+    for alpha in sorted(wanting, reverse=True):
+        all_told = math.ceil(successes_needed(mode, alpha, options.delta) / share)
+        if all_told > successes:
+            yield f"a false-alarm rate of {alpha:g} needs about {all_told - successes} more labelled successes"
+
+
+def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, detector: DetectorFit | None) -> Profile:
+    """The profile with those signals on that what was fitted reads, as they were on in the recordings."""
+    used = set() if chance is None else {name for name, one in chance.fusion.readings.items() if one.slope != 0.0}
+    used |= set() if detector is None else set(detector.detector.streams)
+    policy, estimator = bare.policy, bare.estimator
+    if UncertaintySource.PREFIX_VERIFIER in used and not policy.enable_prefix_verifier:
+        policy = policy.model_copy(update={"enable_prefix_verifier": True})
+    slow = UncertaintySource.SEMANTIC_ENTROPY
+    if slow in used:
+        policy = policy.model_copy(update={"enable_semantic_sampling": True})
+        always = float((~np.isnan(runs.streams[slow])).mean()) >= _ALWAYS_READ
+        if always:  # a profile that was fitted on it at every step has to see it at every step
+            estimator = estimator.model_copy(update={"semantic_trigger_low": 0.0, "semantic_trigger_high": 1.0})
+    return bare.model_copy(update={"policy": policy, "estimator": estimator})
+
+
+def _judged_part(profile: Profile, taught: frozenset[str], runs: Iterator[Run], refuse: Refused | None) -> list[Judged]:
+    """Every run, whatever became of it; its outcome counts where it may be used and taught nothing."""
+    found = []
+    for run in runs:
+        judged = judge_run(run, profile, keep_chances=False)
+        known = standing(run).usable and run.session_id not in taught
+        found.append(replace(judged, weight=stands_for(run), known=known))
+    return found
+
+
+def _artifact(
+    paths: Paths,
+    profile: Profile,
+    parts: list[Part],
+    runs: LabelledRuns,
+    splits: dict[str, int],
+    teachers: Set[str],
+    attribution: dict[str, JsonValue] | None,
+    options: FitOptions,
+) -> ProfileArtifact:
+    promises = tuple(f"{part.name}: {part.promise}" for part in parts if part.promise)
+    files = list(islice(filter(Path.is_file, recording_files(paths)), _MOST_INPUTS))
+    details: dict[str, JsonValue] = {
+        "parts": [part.to_json() for part in parts],
+        "options": {k: v for k, v in asdict(options).items() if v is not None},
+    }
+    if teachers and len(teachers) <= _MOST_TEACHERS:
+        details[_TAUGHT] = list[JsonValue](sorted(teachers))
+    return ProfileArtifact(
+        profile=profile,
+        fitted_for=FittedFor(model=_one(runs.models), prompt_hash=_one(runs.prompts), tools_hash=_one(runs.tools)),
+        guarantees=promises or ("No guarantee: nothing with a promise could be fitted.",),
+        provenance=Provenance(
+            counts=runs.counts,
+            inputs=tuple(InputFile.of(path) for path in files),
+            splits=splits,
+            seed=options.seed,
+            details=details,
+        ),
+        attribution=attribution,
+    )
+
+
+def _one(values: frozenset[Any]) -> str | None:
+    """What all runs have in common; what differs between them, or was not recorded, is not known."""
+    only = next(iter(values)) if len(values) == 1 else None
+    return only or None

@@ -1,0 +1,90 @@
+"""What a fit of everything is asked for: levels, targets or costs, shares, seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.fit.detector_choice import Costs
+from grampus_uq.stats.ranks import check_level
+
+__all__ = ["FitOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions:
+    """Choices of `fit_profile`; every share is in (0, 1).
+
+    Attributes:
+        false_alarms: allowed probability that a run which would succeed is ever paused by the detector.
+        assurance: probability that a calibration was not unlucky, for both promises; 0: on average only.
+        accuracy: wanted share of right ones among the released irreversible calls. None: not asked for.
+        wrong_releases: allowed share of runs with an irreversible call in which it is released and that fail: what a
+            small set of labels buys. Beside accuracy: what is tried where that cannot be certified. None: not asked
+            for; beside accuracy `min(.05, 1 - accuracy)`.
+        pause_share: instead, pause at most this share of first irreversible calls.
+        cost_of_failure, cost_of_pause, cost_of_abort: instead, release by expected cost; the first two together.
+        certified_only: release nothing rather than by an estimated threshold, when none can be certified.
+        keep_chance: keep the `p_success` of the base profile, so that every label may set thresholds. Done anyhow where
+            there are too few labels to learn one.
+        labels: how the labelled runs were chosen among the recorded ones: "random" or "by_score" (the best by
+            `p_success`, say); a run without a label then counts as wrong, and the promises hold however they were
+            chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001), or
+            where every labelled run with an irreversible call succeeded and others like it have no label.
+        streams: what the detector watches; None: `p_success` where it could be fitted, else `fused`.
+        held_out: share of the runs that set thresholds and teach nothing, where anything is learned.
+        detector: fit one.
+        detector_costs: choose its statistic and level by expected cost; `false_alarms` is then not looked at.
+        attribution_level: wanted coverage of error sets.
+        task_key: metadata that names a run's task.
+        runs_per_day: for the forecast of pauses; None: as the recordings say.
+        seed: draws splits and ties.
+    """
+
+    false_alarms: float = 0.1
+    assurance: float = 0.9
+    accuracy: float | None = None
+    wrong_releases: float | None = None
+    pause_share: float | None = None
+    cost_of_failure: float | None = None
+    cost_of_pause: float | None = None
+    cost_of_abort: float | None = None
+    certified_only: bool = False
+    keep_chance: bool = False
+    labels: Literal["random", "by_score"] | None = None
+    streams: tuple[str, ...] | None = None
+    held_out: float = 0.5
+    detector: bool = True
+    detector_costs: Costs | None = None
+    attribution_level: float = 0.8
+    task_key: str = "task_id"
+    runs_per_day: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        shares = ("false_alarms", "accuracy", "wrong_releases", "pause_share", "held_out", "attribution_level")
+        for name in shares:
+            value = getattr(self, name)
+            if value is not None:
+                check_level(name, "FitOptions", value)
+        if not 0.0 <= self.assurance < 1.0:
+            raise ConfigurationError.of("assurance", "FitOptions", "in [0, 1)", self.assurance)
+        if (self.cost_of_failure is None) != (self.cost_of_pause is None):
+            rule = "given together with cost_of_failure"
+            raise ConfigurationError.of("cost_of_pause", "FitOptions", rule, self.cost_of_pause)
+        if self.cost_of_abort is not None and self.cost_of_pause is None:
+            raise ConfigurationError.of(
+                "cost_of_abort", "FitOptions", "given with both other costs", self.cost_of_abort
+            )
+        bounds = self.accuracy is not None or self.wrong_releases is not None
+        if sum([bounds, self.pause_share is not None, self.cost_of_failure is not None]) > 1:
+            rule = "one of accuracy or wrong_releases, pause_share, and the costs"
+            raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))
+        if self.labels not in (None, "random", "by_score"):
+            raise ConfigurationError.of("labels", "FitOptions", "random or by_score", self.labels)
+
+    @property
+    def delta(self) -> float | None:
+        """Allowed probability of an unlucky calibration; None: a promise on average."""
+        return None if self.assurance == 0.0 else round(1.0 - self.assurance, 12)

@@ -1,0 +1,282 @@
+"""The release rule of a profile: from which chance of success irreversible calls go ahead, and with which promise.
+
+The first irreversible call of a run is what is judged: a run without one is no case. What a small set of labels buys
+comes first to last: a budget of wrong releases on average over calibrations, the same with high probability, a
+certified share of right ones among the released.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import JsonValue
+
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.learn.profiles.cases import Cases, cases_of
+from grampus_uq.learn.profiles.chance import FittedChance
+from grampus_uq.learn.profiles.labelled import LabelledRuns
+from grampus_uq.learn.profiles.options import FitOptions
+from grampus_uq.learn.profiles.profile_parts import Part
+from grampus_uq.stats.selective import (
+    Released,
+    budget_needed,
+    budget_of_wrong_releases,
+    candidate_thresholds,
+    certified_by_count,
+    certified_threshold,
+    cost_thresholds,
+    estimated_threshold,
+    released_needed,
+    share_threshold,
+)
+
+__all__ = ["BUDGET", "fit_release"]
+
+BoolArray = npt.NDArray[np.bool_]
+NAME = "release"
+BUDGET = 0.05
+"""The budget of wrong releases that is tried where none was asked for."""
+_DELTA = 0.1  # of a certificate, when the promise asked for is "on average": there is none such for this one
+_LACKS = "more labelled runs with an irreversible call"
+_PRAISED = (
+    "Every labelled run with such a call succeeded, as it would if only successes were ever labelled: those without a "
+    'label count as wrong. If they were labelled whatever became of them, say so (labels: "random").'
+)
+_WEIGHED = "Runs let through at random have no exact count."
+
+
+def fit_release(
+    runs: LabelledRuns,
+    chance: FittedChance | None,
+    options: FitOptions,
+    rng: np.random.Generator,
+    *,
+    alone: bool = False,
+) -> tuple[ReleaseRule | None, Part]:
+    """Set the rule that was asked for: a wanted accuracy, a budget of wrong releases, a share of pauses, or costs.
+
+    Args:
+        runs: the labelled runs, and those that lack a label.
+        chance: p_success at every step, and which runs it was learned on; None where it could not be fitted.
+        options: which of the four.
+        rng: draws one case a task.
+        alone: nothing else that pauses could be fitted: a budget is then tried though nothing was asked for.
+    """
+    asked = options.accuracy is not None or options.wrong_releases is not None
+    costs = options.cost_of_failure is not None
+    if not asked and options.pause_share is None and not costs and not (alone and runs.has_call.any()):
+        why = "No accuracy, budget, share of pauses or costs were given: irreversible calls are left to the detector."
+        return None, Part(name=NAME, status="not asked for", why=why)
+    if chance is None:
+        return None, Part(name=NAME, status="not fitted", why="There is no p_success to release by.")
+    if options.cost_of_failure is not None and options.cost_of_pause is not None:
+        return _by_costs(options.cost_of_failure, options.cost_of_pause, options.cost_of_abort)
+    if options.pause_share is not None:
+        return _by_share(cases_of(runs, chance, options, rng, outcomes=False), options.pause_share)
+    cases = cases_of(runs, chance, options, rng)
+    if options.accuracy is None:
+        rule, part = _by_budget(cases, options.wrong_releases or BUDGET, options)
+    else:
+        rule, part = _by_accuracy(cases, options.accuracy, options)
+    return rule, replace(part, why=f"{part.why} {_PRAISED}") if cases.praised else part
+
+
+def _by_costs(failure: float, pause: float, abort: float | None) -> tuple[ReleaseRule, Part]:
+    release, below = cost_thresholds(failure, pause, abort)
+    rule = ReleaseRule(at_least=release, abort_below=below, mode="costs")
+    why = "The actions of least expected cost, as far as p_success is calibrated: no guarantee."
+    figures: dict[str, JsonValue] = {"at_least": release, "abort_below": below}
+    return rule, Part(name=NAME, status="fitted", why=why, figures=figures)
+
+
+def _by_share(cases: Cases, share: float) -> tuple[ReleaseRule | None, Part]:
+    chances = cases.chances[cases.once]
+    n = len(chances)
+    threshold = share_threshold(chances, share)
+    if threshold is None:
+        least = math.ceil(1.0 / share) - 1
+        why = f"{n} runs of independent tasks with an irreversible call do not resolve a share of {share:g}."
+        needs = f"{least} runs with an irreversible call and a reading before it, of a task each"
+        return None, Part(name=NAME, status="not fitted", why=why, needs=needs)
+    promise = (
+        f"At most {_percent(share)} of first irreversible calls are held by this rule, on average over draws of the "
+        f"{n} runs with such a call that set it, one a task. {_assumed(cases)} It promises nothing about which."
+    )
+    rule = ReleaseRule(at_least=threshold, mode="share", target=share, runs=n, guarantee=promise)
+    figures: dict[str, JsonValue] = {"at_least": threshold, "runs": n}
+    return rule, Part(name=NAME, status="fitted", why="A quantile of p_success.", promise=promise, figures=figures)
+
+
+def _by_accuracy(cases: Cases, target: float, options: FitOptions) -> tuple[ReleaseRule | None, Part]:
+    """Certify a threshold; else keep a budget of wrong releases; else estimate a threshold, without a promise."""
+    delta = options.delta or _DELTA
+    weighted = not (cases.weights == 1.0).all()
+    certified = _certificate(cases, target, delta)
+    if not weighted and certified.threshold is not None:
+        return _certified(cases, certified, target, delta)
+    needs = _needs(cases, target, delta)
+    why = _WEIGHED if weighted else "No threshold passed the test."
+    shortage = f"No certificate on {certified.cases} cases. {why} {needs}".strip()
+    budget = options.wrong_releases or min(BUDGET, 1.0 - target)
+    rule, part = _by_budget(cases, budget, options, instead=shortage)
+    if rule is not None:
+        return rule, part
+    if options.certified_only:
+        none = f"No guarantee. {shortage}"
+        rule = ReleaseRule(at_least=None, mode="certified", target=target, delta=delta, runs=0, shortage=none)
+        why = f"Nothing is released: no threshold could be certified. {part.why}"
+        return rule, Part(name=NAME, status="not fitted", why=why, needs=needs)
+    known = slice(0, cases.labelled)
+    found = estimated_threshold(cases.chances[known], cases.right[known], target=target, weights=cases.weights[known])
+    none = f"No guarantee. {shortage}"
+    rule = ReleaseRule(at_least=found.threshold, mode="estimated", target=target, runs=found.cases, shortage=none)
+    if found.threshold is None:
+        why = f"Nothing is released: at no threshold were {_percent(target)} right, as far as so few can show."
+        return rule, Part(name=NAME, status="not fitted", why=f"{why} {part.why}", needs=needs)
+    why = f"Estimated on the very runs that it is right on: no guarantee, and a little too good. {part.why}"
+    return rule, Part(name=NAME, status="fitted", why=why, needs=needs, figures=_figures(found, found.cases))
+
+
+def _certificate(cases: Cases, target: float, delta: float) -> Released:
+    chances, right = cases.of_each_task()
+    if not len(cases.learnt[0]):
+        return certified_by_count(chances, right, target=target, delta=delta)
+    candidates = candidate_thresholds(*cases.learnt, target=target, cases=len(chances))
+    return certified_threshold(chances, right, candidates=candidates, target=target, delta=delta)
+
+
+def _certified(cases: Cases, found: Released, target: float, delta: float) -> tuple[ReleaseRule, Part]:
+    promise = (
+        f"With probability at least {_percent(1.0 - delta)} over the {_counted(cases, found)}, at least "
+        f"{_percent(target)} of the runs whose first irreversible call reaches this threshold succeed, whatever else "
+        f"may hold that call. {_assumed(cases)} It bounds no false alarms."
+    )
+    rule = ReleaseRule(
+        at_least=found.threshold, mode="certified", target=target, delta=delta, runs=found.cases, guarantee=promise
+    )
+    how = "tested in an order fixed on other runs" if len(cases.learnt[0]) else "all tested at once"
+    why = f"The most generous of the thresholds that passed, {how}."
+    return rule, Part(name=NAME, status="fitted", why=why, promise=promise, figures=_figures(found, found.cases))
+
+
+def _by_budget(
+    cases: Cases, budget: float, options: FitOptions, *, instead: str = ""
+) -> tuple[ReleaseRule | None, Part]:
+    """Keep wrong releases within a share of the runs with a call: with high probability, else on average."""
+    found = Released(threshold=None, cases=0, released=0, wrong=0)
+    delta = options.delta
+    weighted = not (cases.weights == 1.0).all()
+    if not weighted and delta is not None:
+        found = budget_of_wrong_releases(*cases.of_each_task(), budget=budget, delta=delta)
+    if not weighted and found.threshold is None:
+        delta = None
+        found = budget_of_wrong_releases(cases.chances, cases.right, budget=budget, mass=cases.mass)
+    if found.threshold is None:
+        return _no_budget(found, budget, options, weighted=weighted, instead=instead)
+    if delta is None:
+        over = f"On average over draws of the {_counted(cases, found, averaged=True)},"
+        zero = " A draw on which no threshold is found counts as 0."
+    else:
+        over, zero = f"With probability at least {_percent(1.0 - delta)} over the {_counted(cases, found)},", ""
+    promise = (
+        f"{over} at most {_percent(budget)} of the runs with an irreversible call have the first one released by this "
+        f"rule and fail.{zero} {_assumed(cases)} It does not say how many of the released are right, and bounds no "
+        "false alarms."
+    )
+    rule = ReleaseRule(
+        at_least=found.threshold,
+        mode="wrong_releases",
+        target=budget,
+        delta=delta,
+        runs=found.cases,
+        guarantee=promise,
+        shortage=instead,
+    )
+    why = f"The most generous threshold within the budget of wrong releases. {instead}".strip()
+    needs = ""
+    if delta is None and options.delta is not None:
+        lacking = budget_needed(budget, options.delta) - int(cases.once.sum())
+        if lacking > 0:
+            needs = f"for the same with a probability of {_percent(1.0 - options.delta)}: {lacking} {_LACKS}"
+    of = len(cases) if delta is None else found.cases
+    return rule, Part(name=NAME, status="fitted", why=why, needs=needs, promise=promise, figures=_figures(found, of))
+
+
+def _no_budget(
+    found: Released, budget: float, options: FitOptions, *, weighted: bool, instead: str
+) -> tuple[ReleaseRule | None, Part]:
+    lacking = budget_needed(budget) - found.cases
+    needs = f"{lacking} {_LACKS}, of a task each" if lacking > 0 and not weighted else ""
+    if weighted:
+        why = _WEIGHED
+    elif lacking > 0:
+        least = budget_needed(budget)
+        why = f"{found.cases} independent cases; a budget of {_percent(budget)} of wrong releases takes {least}."
+    else:
+        why = f"On {found.cases} cases no threshold keeps wrong releases within {_percent(budget)}: the best ones fail."
+    rule = None
+    if options.certified_only and not instead:
+        rule = ReleaseRule(at_least=None, mode="wrong_releases", target=budget, runs=0, shortage=why)
+        why = f"Nothing is released. {why}"
+    return rule, Part(name=NAME, status="not fitted", why=why, needs=needs)
+
+
+def _counted(cases: Cases, found: Released, *, averaged: bool = False) -> str:
+    """Over what the probability is: the cases that count, and what is taken of the unlabelled."""
+    runs = f"{found.cases} runs with an irreversible call that set it, one a task"
+    if averaged and (cases.mass < 1.0).any():
+        runs = f"{len(cases)} runs with an irreversible call that set it, worth {found.cases} independent ones"
+    if not cases.by_score:
+        return runs
+    return f"{runs}; those without a label ({len(cases) - cases.labelled} runs) count as wrong"
+
+
+def _assumed(cases: Cases) -> str:
+    """What a promise rests on, and which runs it is not about."""
+    chosen = "" if cases.by_score else ", and labels given without regard to how a run went or scored"
+    chosen += ", and that none of these runs taught the p_success that was kept" if cases.kept else ""
+    told = f" ({cases.untold} runs name no task and count as one each)" if cases.untold else ""
+    text = (
+        f"This assumes independent tasks of one distribution{told}{chosen}; a changed agent, task mix or model breaks "
+        "it."
+    )
+    if cases.stopped:
+        text += f" {cases.stopped} runs that somebody stopped or decided on are not in it: it is about the others."
+    return text
+
+
+def _figures(found: Released, of: int) -> dict[str, JsonValue]:
+    return {
+        "at_least": found.threshold,
+        "runs": found.cases,
+        "released": found.released,
+        "right_among_released": None if not found.released else 1.0 - found.wrong / found.released,
+        "share_released": found.released / of if of else None,
+    }
+
+
+def _needs(cases: Cases, target: float, delta: float) -> str:
+    """How many labelled runs a certificate is likely to take, judged by the best fifth of the labelled."""
+    chances, right = cases.chances[: cases.labelled], cases.right[: cases.labelled]
+    there = ~np.isnan(chances)
+    independent = int(cases.once.sum())
+    least = released_needed(1.0, target, delta)
+    if int(there.sum()) < 10 or independent < (least or 0):
+        return f"There are {independent} independent cases; a certificate takes at least {least}, all of them right."
+    best = there & (chances >= np.quantile(chances[there], 0.8))
+    seen = (float(right[best].sum()) + 0.5) / (int(best.sum()) + 1.0)
+    needed = released_needed(seen, target, delta)
+    if needed is None:
+        return (
+            f"Of the best fifth {100 * seen:.0f} % were right: more labels will not certify {_percent(target)}, better "
+            "readings might."
+        )
+    more = max(0, math.ceil(needed / float(best.mean())) - independent)
+    return f"About {more} more cases would certify it, if the best fifth stays as good ({100 * seen:.0f} %)."
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.6g} %"

@@ -1,0 +1,235 @@
+"""Any model that litellm knows, by litellm's name for it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+
+from grampus_uq.errors import (
+    ConfigurationError,
+    MissingDependencyError,
+    ModelError,
+    ModelTimeoutError,
+)
+from grampus_uq.models.loop_thread import on_side_loop
+from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
+from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, with_what_is_left
+from grampus_uq.models.wire import CallOptions, Prices, read_completion, wire_messages
+from grampus_uq.records.values import Message, ModelResponse, TokenUsage
+from grampus_uq.wire.lone_surrogates import whole
+
+__all__ = ["LiteLLMModel"]
+
+_SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_ACCESS_KEY", "_PASSWORD")
+
+
+class LiteLLMModel:
+    """A `ModelClient` for every provider that litellm knows, on asyncio and on trio.
+
+    litellm takes seconds to import and binds its connections to the first event loop it sees. So it is imported on the
+    first call (or in `warmup`) by a thread with an event loop of its own, which all these models share, and it runs
+    there. Its hidden retries are switched off; a call has one deadline. What a model refuses is left out and learnt as
+    in `OpenAICompatibleModel`; what litellm's own list says that a model does not take is not even sent.
+
+    Two settings are made when this is what imports litellm: it does not fetch its price list from the network
+    (`LITELLM_LOCAL_MODEL_COST_MAP`, unless the user set it), and it does not print help texts.
+
+    Parameters
+    ----------
+    model
+        litellm's name of the model to ask when a call names none, such as "anthropic/claude-sonnet-4-5".
+    api_base
+        A server other than the provider's own.
+    api_key
+        By default litellm takes the provider's own environment variable. Appears in no message and no `repr`.
+    timeout_s
+        Deadline of a call in seconds when the call names none.
+    prices
+        US dollars for one input and for one output token. Without them the cost is litellm's for a model whose price it
+        knows (and no `api_base`), else None.
+
+    Raises `ConfigurationError` when `timeout_s` or `prices` cannot be right.
+    """
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        api_base: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 60.0,
+        prices: Prices | None = None,
+    ) -> None:
+        self._model = model
+        self._api_base = api_base
+        self._api_key = api_key
+        self._timeout_s = checked_timeout(timeout_s, "LiteLLMModel")
+        self._prices = checked_prices(prices, "LiteLLMModel")
+        self._memory = RefusalMemory()
+
+    def __repr__(self) -> str:
+        return f"LiteLLMModel({self._model!r})"
+
+    async def __aenter__(self) -> Self:
+        await self.warmup()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def warmup(self) -> None:
+        """Import litellm (5 to 10 s); the event loop goes on meanwhile, with pauses of up to a second."""
+
+        async def load() -> None:
+            _litellm()
+
+        await on_side_loop(load)
+
+    async def aclose(self) -> None:
+        """Nothing to close: litellm shares its connections among all models of the process."""
+
+    def capabilities(self, model: str = "") -> Capabilities:
+        """What the model (default: this client's) was seen to refuse so far."""
+        return self._memory.of(model or self._model)
+
+    async def complete(
+        self,
+        *,
+        messages: Sequence[Message],
+        model: str = "",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        top_logprobs: int | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        **extra: Any,
+    ) -> ModelResponse:
+        """Answer the messages; parameters and exceptions as in `OpenAICompatibleModel.complete`.
+
+        `extra` goes to litellm as it is. litellm's own execution of MCP tools is switched off: what the model proposes
+        comes back as tool calls, and nothing has run.
+        """
+        options = CallOptions(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            top_logprobs=top_logprobs,
+            tools=tools,
+            response_format=response_format,
+            extra=extra,
+        )
+        return (await self._ask(messages, model, options, timeout_s))[0]
+
+    async def samples(
+        self,
+        *,
+        messages: Sequence[Message],
+        n: int,
+        model: str = "",
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[ModelResponse, ...]:
+        """Ask for `n` answers in one request; as `OpenAICompatibleModel.samples`."""
+        options = CallOptions(temperature=temperature, max_tokens=max_tokens, n=n)
+        return await self._ask(messages, model, options, timeout_s)
+
+    async def _ask(
+        self, messages: Sequence[Message], model: str, options: CallOptions, timeout_s: float | None
+    ) -> tuple[ModelResponse, ...]:
+        name = model or self._model
+        if not name:
+            raise ConfigurationError.of("model", "complete", "litellm's name of a model", name)
+        limit_s = self._timeout_s if timeout_s is None else checked_timeout(timeout_s, "complete")
+        written = wire_messages(messages)
+
+        async def send(trying: CallOptions) -> tuple[ModelResponse, ...]:
+            return await on_side_loop(lambda: self._send(name, written, trying, limit_s))
+
+        with anyio.move_on_after(limit_s):
+            return await with_what_is_left(self._memory, name, options, send)
+        raise ModelTimeoutError(f"The model {name!r} did not answer within {limit_s:g} s.", retryable=True)
+
+    async def _send(
+        self, name: str, messages: list[dict[str, Any]], options: CallOptions, limit_s: float
+    ) -> tuple[ModelResponse, ...]:
+        """One request; runs on the side loop."""
+        litellm = _litellm()
+        import openai  # litellm brings it, and all that litellm raises on purpose derives from its base
+
+        try:
+            reply = await litellm.acompletion(
+                model=name,
+                messages=messages,
+                api_base=self._api_base,
+                api_key=self._api_key,
+                timeout=limit_s,
+                num_retries=0,
+                max_retries=0,
+                # With tools litellm would import a package that it does not require, and could run MCP tools by itself.
+                _skip_mcp_handler=True,
+                **options.keywords(),
+            )
+        except openai.OpenAIError as error:
+            # The cause is cut off: its text may hold a key that was cut out of ours.
+            raise self._error(error, name, options) from None
+        responses = read_completion(whole(reply.model_dump(warnings=False)), model=name, prices=self._prices)
+        if self._prices is None and self._api_base is None:
+            responses = (_priced(litellm, name, responses[0]), *responses[1:])
+        return responses
+
+    def _error(self, error: Exception, name: str, options: CallOptions) -> ModelError:
+        status = getattr(error, "status_code", None)
+        parameter = getattr(error, "param", None)
+        headers = getattr(error, "litellm_response_headers", None) or {}
+        environment = (value for key, value in os.environ.items() if key.endswith(_SECRET_ENDINGS) and len(value) >= 8)
+        return error_from(
+            status if isinstance(status, int) else None,
+            str(error),
+            parameter if isinstance(parameter, str) else "",
+            who=f"litellm could not ask {name!r}" + (f" (status {status})" if isinstance(status, int) else ""),
+            sent=options.sent(),
+            secrets=(self._api_key or "", *environment),
+            retry_after_s=retry_after(headers.get("retry-after")),
+        )
+
+
+def _litellm() -> Any:
+    """The module; takes seconds the first time."""
+    first = "litellm" not in sys.modules
+    # litellm would fetch its price list from the network while it is imported, and retry when it cannot.
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    try:
+        litellm: Any = importlib.import_module("litellm")
+    except ModuleNotFoundError as error:
+        if error.name != "litellm":
+            raise
+        raise MissingDependencyError(
+            'LiteLLMModel needs the package "litellm". Install it with: pip install litellm'
+        ) from error
+    if first:
+        litellm.suppress_debug_info = True  # otherwise errors print links to standard output
+    return litellm
+
+
+def _priced(litellm: Any, name: str, response: ModelResponse) -> ModelResponse:
+    """The response with litellm's price for a model that it knows, unchanged for another."""
+    usage = response.token_usage
+    if not usage.total_tokens:
+        return response
+    try:
+        spent = litellm.cost_per_token(
+            model=name, prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens
+        )
+    except Exception:  # noqa: BLE001 (a bare one up to 1.83 for a model without a price, which is worth no failed call)
+        return response
+    priced = TokenUsage(**{**usage.model_dump(), "cost_usd": float(sum(spent))})
+    return response.model_copy(update={"token_usage": priced})

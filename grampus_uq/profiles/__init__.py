@@ -1,8 +1,0 @@
-"""Whole profiles: fit everything that labels allow in one go, say what to expect, compare two on the same runs."""
-
-from grampus_uq.profiles.expected import Judged, judge_run, rates
-from grampus_uq.profiles.fitting import ProfileFit, fit_profile
-from grampus_uq.profiles.options import FitOptions
-from grampus_uq.profiles.parts import Part
-
-__all__ = ["FitOptions", "Judged", "Part", "ProfileFit", "fit_profile", "judge_run", "rates"]

@@ -1,0 +1,328 @@
+"""A profile as a file: versioned JSON with a fingerprint, what it was fitted on and for, and what it promises.
+
+The file is data and nothing else: no pickle, no code. It is checked in full before anything of it is used, and a file
+that is newer, broken, changed, or made for another model says so instead of working a little.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import reprlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    SerializerFunctionWrapHandler,
+    StringConstraints,
+    ValidationError,
+    model_serializer,
+)
+
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.records.values import canonical_json
+
+__all__ = [
+    "ANY",
+    "VERSION",
+    "FittedFor",
+    "InputFile",
+    "Match",
+    "ProfileArtifact",
+    "Provenance",
+    "activate",
+    "is_profile",
+    "load",
+    "match",
+    "profile_fingerprint",
+    "prompt_hash",
+    "save",
+    "tools_hash",
+]
+
+VERSION: Final = 1
+ANY: Final = "*"
+"""In `FittedFor`: whoever fitted the profile decided that it holds for every value."""
+
+_FORMAT: Final = "grampus-uq-profile"
+_MAX_BYTES: Final = 64 * 2**20
+_PACKAGES: Final = ("grampus-uq", "numpy", "pydantic", "scikit-learn", "scipy")
+_strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0)]
+
+
+class InputFile(BaseModel):
+    """A file that a profile was fitted on: its name, SHA-256 and size, so that the fit can be traced and repeated."""
+
+    model_config = _strict
+
+    name: str
+    sha256: Sha256
+    size: Count
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str]) -> InputFile:
+        """Hash a file, a block at a time. Only its name is kept, not its folder."""
+        with Path(path).open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            return cls(name=Path(path).name, sha256=digest, size=stream.tell())
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Provenance(BaseModel):
+    """Where a profile comes from.
+
+    `counts` says how many runs there were of each kind (used, and every exclusion by its reason), `splits` how many
+    went into each disjoint part, `seed` what drew them (None: nothing was drawn), `details` anything else.
+    """
+
+    model_config = _strict
+
+    created_at: AwareDatetime = Field(default_factory=lambda: datetime.now(UTC))
+    counts: dict[str, Count] = Field(default_factory=dict)
+    inputs: tuple[InputFile, ...] = ()
+    splits: dict[str, Count] = Field(default_factory=dict)
+    seed: int | None = None
+    versions: dict[str, str] = Field(default_factory=_versions)
+    details: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class FittedFor(BaseModel):
+    """What the runs had in common that a profile was fitted on; None is "not known", `ANY` ("*") is "does not matter".
+
+    The hashes are those of `prompt_hash` and `tools_hash`.
+    """
+
+    model_config = _strict
+
+    model: str | None = None
+    prompt_hash: Sha256 | Literal["*"] | None = None
+    tools_hash: Sha256 | Literal["*"] | None = None
+
+
+class ProfileArtifact(BaseModel):
+    """A profile with where it comes from, what it was fitted for, and the sentences of its guarantees."""
+
+    model_config = _strict
+
+    profile: Profile
+    fitted_for: FittedFor = Field(default_factory=FittedFor)
+    guarantees: tuple[str, ...] = ()
+    provenance: Provenance = Field(default_factory=Provenance)
+    attribution: dict[str, JsonValue] | None = None
+    """A calibration of error attribution (`attribution.calibration_to_json`), for `grampus-uq attribute`."""
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an attribution that is not there, so that older artifacts keep their fingerprints."""
+        values: dict[str, Any] = write(self)
+        if values.get("attribution") is None:
+            values.pop("attribution", None)
+        return values
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of the canonical content: what recordings name and what tells two artifacts apart.
+
+        It shows that a file was changed; it does not show by whom, since whoever changes a file can hash it again.
+        """
+        return _digest(_content(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Whether a profile may act here: `active`, `advisory` (not known to fit) or `refused` (another model), and why."""
+
+    status: Literal["active", "advisory", "refused"]
+    reasons: tuple[str, ...] = ()
+
+
+def match(artifact: ProfileArtifact, *, model: str | None, prompt_hash: str | None, tools_hash: str | None) -> Match:
+    """Say whether a profile may act on an agent with this model, prompt and tools.
+
+    Another model: refused, since neither its probabilities nor its thresholds mean anything there. Another prompt or
+    other tools, or anything that either side does not say: advisory, because the guarantee needs runs that are
+    exchangeable with those it was calibrated on, and nobody can check that they are.
+    """
+    fitted = artifact.fitted_for
+    refused: list[str] = []
+    advised: list[str] = []
+    for what, was, now in (
+        ("model", fitted.model, model),
+        ("prompt_hash", fitted.prompt_hash, prompt_hash),
+        ("tools_hash", fitted.tools_hash, tools_hash),
+    ):
+        if was == ANY or (was is not None and was == now):
+            continue
+        if was is None:
+            advised.append(f"{what}: the profile does not say what it was fitted for.")
+        elif now is None:
+            advised.append(f"{what}: fitted for {was!r:.80}; the agent does not say what it has.")
+        else:
+            (refused if what == "model" else advised).append(f"{what}: fitted for {was!r:.80}, not for {now!r:.80}.")
+    status: Literal["active", "advisory", "refused"] = "refused" if refused else "advisory" if advised else "active"
+    return Match(status=status, reasons=(*refused, *advised))
+
+
+def activate(
+    artifact: ProfileArtifact, *, model: str | None, prompt_hash: str | None, tools_hash: str | None
+) -> tuple[Profile, Match]:
+    """Return the profile to run with, and the match: unchanged when the match is active, else what stands in for it.
+
+    What stands in are the profile's own tiers and rules for irreversible calls, without anything that was fitted
+    (`Profile.standing_in`): a session is never less guarded than without a profile. Raises ConfigurationError with the
+    reasons when the match is refused, and for a profile in which nothing was fitted.
+    """
+    if not artifact.profile.fitted:
+        way_out = "Fit one (`grampus-uq fit`), or give UncertaintyMonitor the policy itself."
+        rule = "a profile in which something was fitted"
+        raise ConfigurationError.of("artifact", "activate", rule, "a policy and nothing more", way_out)
+    found = match(artifact, model=model, prompt_hash=prompt_hash, tools_hash=tools_hash)
+    if found.status == "refused":
+        rule = f"what the profile was fitted for: {' '.join(found.reasons)}"
+        raise ConfigurationError.of("model", "activate", rule, model, "Fit a profile on runs of this model.")
+    if found.status == "advisory":
+        return artifact.profile.standing_in(" ".join(found.reasons)), found
+    return artifact.profile, found
+
+
+def profile_fingerprint(profile: Profile) -> str:
+    """SHA-256, in hex, of the canonical content of a profile alone: equal for profiles that decide alike."""
+    return _digest(profile.model_dump(mode="json"))
+
+
+def prompt_hash(text: str) -> str:
+    """SHA-256, in hex, of a prompt in UTF-8: what `FittedFor` and the head of a recording hold.
+
+    >>> prompt_hash("abc")[:16]
+    'ba7816bf8f01cfea'
+    """
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
+    """SHA-256, in hex, of tool schemas: neither their order nor the order of their keys matters.
+
+    >>> tools_hash([{"name": "a"}, {"name": "b", "x": 1}]) == tools_hash([{"x": 1, "name": "b"}, {"name": "a"}])
+    True
+    """
+    return prompt_hash("\n".join(sorted(canonical_json(dict(tool)) for tool in tools)))
+
+
+def save(artifact: ProfileArtifact, path: str | os.PathLike[str]) -> str:
+    """Write an artifact and return its fingerprint.
+
+    The file is written beside its place, brought to the disk and renamed: whoever reads sees the old file or the new
+    one, whole. Raises OSError when the disk refuses.
+    """
+    content = _content(artifact)
+    fingerprint = _digest(content)
+    document = {"format": _FORMAT, "v": VERSION, "fingerprint": fingerprint, **content}
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        with draft.open("x", encoding="utf-8") as stream:
+            json.dump(document, stream, indent=1, ensure_ascii=False, allow_nan=False)
+            stream.write("\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return fingerprint
+
+
+def load(path: str | os.PathLike[str]) -> ProfileArtifact:
+    """Read an artifact and check all of it: format, version, fingerprint, every field of the profile.
+
+    Raises DataError, naming the field: not JSON, another format, a newer version, a fingerprint that does not belong to
+    the content (changed by hand or damaged), a field that is missing, unknown or out of its domain.
+    """
+    name = os.fspath(path)
+    document = _parse(path, name)
+    if document.pop("format", None) != _FORMAT:
+        raise DataError(f"must be {_FORMAT!r}: this is no profile.", path=name, field="format")
+    version = document.pop("v", None)
+    if type(version) is not int or version < 1:
+        raise DataError(f"must be a version number, {VERSION}. Got {version!r:.50}.", path=name, field="v")
+    if version > VERSION:
+        reason = f"was written by a newer version of the format ({version}); this release reads up to {VERSION}."
+        raise DataError(f"{reason} Install a newer grampus-uq.", path=name, field="v")
+    fingerprint = document.pop("fingerprint", None)
+    if fingerprint != _digest(document):
+        reason = "does not belong to the content: the file was changed or damaged. Fit it again, or restore it."
+        raise DataError(reason, path=name, field="fingerprint")
+    try:
+        return ProfileArtifact.model_validate_json(json.dumps(document), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise DataError(f"{first['msg']}. Got {reprlib.repr(first['input'])}.", path=name, field=field) from error
+
+
+def is_profile(path: str | os.PathLike[str]) -> bool:
+    """True when a file begins as an artifact does; whether it is whole and unchanged, `load` says."""
+    with Path(path).open("rb") as stream:
+        return f'"format": "{_FORMAT}"'.encode() in stream.read(200)
+
+
+def _parse(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
+    if len(data) > _MAX_BYTES:
+        raise DataError(f"is longer than {_MAX_BYTES} bytes: this is no profile.", path=name)
+    try:
+        document = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is not JSON: {error}.", path=name) from error
+    if not isinstance(document, dict):
+        raise DataError(f"must be a JSON object. Got {type(document).__name__}.", path=name)
+    return document
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names are all different: of two values for one name, no reader knows which was meant."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice in one object")
+    return found
+
+
+def _content(artifact: ProfileArtifact) -> dict[str, Any]:
+    """Every value, defaults included, so that a later release with other defaults decides alike."""
+    return artifact.model_dump(mode="json")
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical_json(content).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,102 @@
+"""What a recording keeps of the text: everything, keyed hashes, or nothing; never less than a replay reads.
+
+Numbers, names, effects, digests and readings always stay, because the engine computes from them and a replay must give
+the same assessments. Free text (what the model, a tool or a human wrote, and the arguments of calls) goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from dataclasses import replace
+from typing import Any, Final
+
+from pydantic import TypeAdapter
+
+from grampus_uq.recording.codec import Content
+from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
+from grampus_uq.records.values import Reading, ToolCall, canonical_json
+from grampus_uq.wire.lone_surrogates import whole_text
+
+__all__ = ["hashed", "redact", "unicode_only"]
+
+HASHED_ARGUMENTS: Final = "_hashed"
+"""The one argument that stands for all arguments of a call whose content was hashed."""
+
+
+def redact(event: Event, content: Content, key: bytes) -> Event:
+    """Return the event with its free text as it is (`full`), as keyed hashes (`hashed`), or empty (`none`).
+
+    Changed: text and call arguments of a step, token log-probabilities (their tokens spell the text, so they are None
+    unless `full`), the detail of a reading, the text of an observation, the message of a decision, the note of an
+    outcome. Equal texts give equal hashes under the same key, so that repetitions still show. Everything else,
+    including the metadata that the user attached to the session, stays.
+    """
+    if content == "full":
+        return event
+    if isinstance(event, StepEvent):
+        step = replace(
+            event.step,
+            text=_text(event.step.text, content, key),
+            tool_calls=tuple(_call(call, content, key) for call in event.step.tool_calls),
+            logprobs=None,
+        )
+        return replace(event, step=step, readings=tuple(_reading(reading, content, key) for reading in event.readings))
+    if isinstance(event, ObservationEvent):
+        return replace(event, text=_text(event.text, content, key))
+    if isinstance(event, DecisionEvent):
+        return replace(event, message=_optional(event.message, content, key))
+    if isinstance(event, OutcomeEvent):
+        return replace(event, outcome=replace(event.outcome, note=_optional(event.outcome.note, content, key)))
+    return event
+
+
+def hashed(text: str, key: bytes) -> str:
+    """HMAC-SHA-256 of a text under the key, shortened to 128 bits, and the number of characters.
+
+    >>> hashed("Paris", b"k" * 32)
+    'hmac:712361eb17a763420c09c1b7416909dc:5'
+    """
+    digest = hmac.new(key, text.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+    return f"hmac:{digest[:32]}:{len(text)}"
+
+
+def unicode_only(event: Event) -> Event:
+    """Return the event with the lone surrogates of any text replaced by U+FFFD: models do send half an emoji."""
+    adapter: TypeAdapter[Event] = TypeAdapter(type(event))
+    return adapter.validate_python(_valid(adapter.dump_python(event)))
+
+
+def _text(text: str, content: Content, key: bytes) -> str:
+    return hashed(text, key) if text and content == "hashed" else ""
+
+
+def _optional(text: str | None, content: Content, key: bytes) -> str | None:
+    return None if text is None or content == "none" else hashed(text, key)
+
+
+def _call(call: ToolCall, content: Content, key: bytes) -> ToolCall:
+    if not call.arguments:
+        return call
+    if content == "none":
+        return call.model_copy(update={"arguments": {}})
+    # allow_nan would refuse an argument that only a broken model can send; here it is merely hashed.
+    try:
+        written = canonical_json(call.arguments)
+    except (ValueError, RecursionError):
+        written = "<arguments that are not JSON>"
+    return call.model_copy(update={"arguments": {HASHED_ARGUMENTS: hashed(written, key)}})
+
+
+def _reading(reading: Reading, content: Content, key: bytes) -> Reading:
+    return reading if reading.detail is None else replace(reading, detail=_optional(reading.detail, content, key))
+
+
+def _valid(value: Any) -> Any:
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map(_valid, value))
+    if isinstance(value, dict):
+        return {_valid(name): _valid(item) for name, item in value.items()}
+    return value

@@ -1,0 +1,315 @@
+"""Replays recorded runs: their events through the same pure `advance` give the same assessments, number for number."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+
+from grampus_uq.core.engine import advance
+from grampus_uq.core.state import Profile, SessionState, acknowledge, answer_alarm, change_profile, rearm_alarm
+from grampus_uq.errors import DataError
+from grampus_uq.recording.codec import decode
+from grampus_uq.recording.parallel import Backend
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.reader import raw_lines, read_numbered
+from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
+from grampus_uq.records.events import DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
+from grampus_uq.records.values import StepUncertainty
+
+log = logging.getLogger("grampus_uq.recording.replay")
+
+__all__ = ["ReplayCounts", "ReplayedStep", "replay", "replay_all", "replay_file", "replay_run", "would_stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayedStep:
+    """A recorded step, what `profile` concludes from it now, and the state of its session after it."""
+
+    event: StepEvent
+    assessment: StepUncertainty
+    state: SessionState
+
+    @property
+    def same(self) -> bool:
+        """True when the conclusion equals the recorded one in everything but the words of its reason."""
+        ours, recorded = self.assessment.__dict__, self.event.assessment.__dict__
+        return ours == recorded or {**ours, "reasoning": ""} == {**recorded, "reasoning": ""}
+
+
+def replay(
+    events: Iterable[Event],
+    profile: Profile,
+    *,
+    states: Mapping[str, SessionState] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+) -> Iterator[ReplayedStep]:
+    """Yield every step of the events with what the profile concludes from it; sessions may be interleaved.
+
+    With the profile that the run was watched with (`session.profile`) every step is `same`, whatever content the
+    recording left out: `advance` reads no text. With another profile it says what that one would have concluded from
+    the same readings; signals that were not read then stay unread.
+
+    A session that went on under another profile (`UncertaintyMonitor.reload`) does so here too when `profiles`, by
+    fingerprint, is given; without it one profile judges all of it. Raises DataError when one is missing there.
+
+    A session that was taken up again continues from the state it had in these events, or from `states`, by session id,
+    when they begin in the middle. When it was taken up from an older snapshot than the last recorded step, it continues
+    from the state that it had there. Raises DataError when a session's steps do not follow each other. Keeps a state of
+    every step: of long streams give the events of one run at a time, or take `replay_file` or `replay_all`.
+    """
+    runs = _Runs(profile, states or {}, profiles=profiles)
+    for event in events:
+        step = runs.take(event)
+        if step is not None:
+            yield step
+
+
+def replay_file(
+    path: str | os.PathLike[str],
+    profile: Profile,
+    *,
+    states: Mapping[str, SessionState] | None = None,
+    profiles: Mapping[str, Profile] | None = None,
+) -> Iterator[ReplayedStep]:
+    """Like `replay`, from a recording; a DataError names the file and the line.
+
+    Keeps one state of each session, and all states only of sessions that the file takes up again: it looks first.
+    """
+    runs = _Runs(profile, states or {}, histories=_taken_up_again(path), profiles=profiles)
+    for number, event in read_numbered(path):
+        try:
+            step = runs.take(event)
+        except DataError as error:
+            raise DataError(error.reason, path=os.fspath(path), line=number, field=error.field) from error
+        if step is not None:
+            yield step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayCounts:
+    """What became of many runs: how many steps are concluded as recorded, and how many stop, before and now.
+
+    `differing` counts runs with a step that is concluded otherwise; `stopped...` counts steps that stop the run or,
+    advisory, would have; `runs_stopped...` the runs that have one.
+    """
+
+    runs: int = 0
+    steps: int = 0
+    same: int = 0
+    differing: int = 0
+    stopped_before: int = 0
+    stopped_now: int = 0
+    runs_stopped_before: int = 0
+    runs_stopped_now: int = 0
+    skipped: tuple[str, ...] = ()
+    """Why runs, or rests of files, were left out, each with its file and line; nothing of them is counted."""
+
+    def __add__(self, other: ReplayCounts) -> ReplayCounts:
+        """Sum, count by count."""
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
+        return ReplayCounts(**sums)
+
+
+def replay_all(
+    paths: Paths,
+    profile: Profile,
+    *,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_part: Callable[[ReplayCounts], None] | None = None,
+    on_refused: Refused | None = None,
+) -> ReplayCounts:
+    """Replay every run under files and folders, part by part, and count.
+
+    `on_part` is called with the counts of each part, in order. What `replay` and `runs` raise is given to `on_refused`,
+    by default a warning in the log: that run, or the rest of that file, is left out, and named in `skipped`.
+    """
+    total = ReplayCounts()
+    skipped: list[str] = []
+
+    def refuse(error: DataError) -> None:
+        skipped.append(str(error))
+        if on_refused is None:
+            log.warning("left out: %s", error)
+        else:
+            on_refused(error)
+
+    work = partial(_replay_part, profile)
+    for counts in over_parts(work, paths, workers=workers, backend=backend, on_refused=refuse):
+        total = total + counts
+        if on_part is not None:
+            on_part(counts)
+    return total + ReplayCounts(skipped=tuple(skipped))
+
+
+def _replay_part(profile: Profile, runs: Iterator[Run], refuse: Refused | None) -> ReplayCounts:
+    total = ReplayCounts()
+    for run in runs:
+        try:
+            total = total + _counted(run, profile)
+        except DataError as error:
+            refuse_to(refuse, error)
+    return total
+
+
+def _counted(run: Run, profile: Profile) -> ReplayCounts:
+    steps = same = before = now = 0
+    for step in replay_run(run, profile):
+        steps += 1
+        same += step.same
+        before += would_stop(step.event.assessment)
+        now += would_stop(step.assessment)
+    return ReplayCounts(
+        runs=1,
+        steps=steps,
+        same=same,
+        differing=int(same < steps),
+        stopped_before=before,
+        stopped_now=now,
+        runs_stopped_before=int(before > 0),
+        runs_stopped_now=int(now > 0),
+    )
+
+
+def replay_run(run: Run, profile: Profile) -> Iterator[ReplayedStep]:
+    """Like `replay`, of one run; a DataError names its file and line. Keeps all states only of a resumed session."""
+    again = any(isinstance(event, SessionStarted) and event.resumed for event in run.events)
+    replayed = _Runs(profile, {}, histories={run.session_id} if again else ())
+    for event in run.events:
+        try:
+            step = replayed.take(event)
+        except DataError as error:
+            raise DataError(error.reason, path=run.path, line=run.line, field=error.field) from error
+        if step is not None:
+            yield step
+
+
+def would_stop(assessment: StepUncertainty) -> bool:
+    """Whether a step stops its run or, where the monitor only advised or let the run through, would have."""
+    return (assessment.advisory_action or assessment.action).stops
+
+
+def _taken_up_again(path: str | os.PathLike[str]) -> set[str]:
+    """The sessions that a recording takes up again, perhaps from an older state than the last one before."""
+    found = set()
+    for _, line in raw_lines(path):
+        # Every line that begins a session has the field; in a text its quotes would be escaped.
+        if isinstance(line, bytes) and b'"resumed"' in line and b'"resumed":false,' not in line:
+            try:
+                event = decode(line)
+            except DataError:
+                continue  # the replay says so, with the place
+            if isinstance(event, SessionStarted) and event.resumed:
+                found.add(event.session_id)
+    return found
+
+
+class _Runs:
+    """The sessions of a replay. A session is the list of its states, one a step; the last one is the present.
+
+    Of a session that is not among `histories` (None: all are) only the present is kept.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        states: Mapping[str, SessionState],
+        histories: Container[str] | None = None,
+        profiles: Mapping[str, Profile] | None = None,
+    ) -> None:
+        self._profile = profile
+        self._histories = histories
+        self._states = {session_id: [state] for session_id, state in states.items()}
+        self._resumed: set[str] = set()
+        self._profiles = profiles
+        self._under: dict[str, Profile] = {}
+        self._changed: set[str] = set()
+
+    def take(self, event: Event) -> ReplayedStep | None:
+        if isinstance(event, SessionStarted):
+            self._start(event)
+        elif isinstance(event, DecisionEvent):
+            if event.acknowledged is not None or event.alarm_answered or event.alarm_rearmed:
+                states = self._of(event)
+                states[-1] = self._answered(states[-1], event)
+        elif isinstance(event, StepEvent):
+            return self._advance(event)
+        elif isinstance(event, ProfileChanged) and self._profiles is not None:
+            self._change(event, self._profiles)
+        return None
+
+    def _change(self, event: ProfileChanged, profiles: Mapping[str, Profile]) -> None:
+        """Go on under the other profile; the state follows with the next step, which may lie further back."""
+        profile = profiles.get(event.profile_fingerprint)
+        if profile is None:
+            reason = f"session {event.session_id!r} goes on under profile {event.profile_fingerprint[:12]}, which is "
+            raise DataError(f"{reason}not among `profiles`", field="profile_fingerprint")
+        if event.fallback is not None:
+            profile = profile.standing_in(event.fallback)
+        if event.advisory and not profile.advisory:
+            profile = profile.model_copy(update={"advisory": True})
+        self._under[event.session_id] = profile
+        self._changed.add(event.session_id)
+
+    def _answered(self, state: SessionState, event: DecisionEvent) -> SessionState:
+        profile = self._under.get(event.session_id, self._profile)
+        if event.session_id in self._changed:
+            self._changed.discard(event.session_id)
+            state = change_profile(profile, state)
+        if event.alarm_answered:
+            state = answer_alarm(profile, state)
+        if event.alarm_rearmed:
+            state = rearm_alarm(profile, state)
+        return state if event.acknowledged is None else acknowledge(state, event.acknowledged)
+
+    def _start(self, event: SessionStarted) -> None:
+        if not event.resumed:
+            fresh = SessionState(session_id=event.session_id, agent_id=event.agent_id, let_through=event.let_through)
+            self._states[event.session_id] = [fresh]
+            self._under.pop(event.session_id, None)
+            self._changed.discard(event.session_id)
+        elif event.session_id in self._states:
+            self._resumed.add(event.session_id)
+        else:
+            raise DataError(
+                f"session {event.session_id!r} is taken up again, and its earlier steps are not here: give `states`",
+                field="resumed",
+            )
+
+    def _of(self, event: StepEvent | DecisionEvent) -> list[SessionState]:
+        states = self._states.get(event.session_id)
+        if states is None:
+            states = [SessionState(session_id=event.session_id, agent_id=event.agent_id)]
+            self._states[event.session_id] = states
+        return states
+
+    def _advance(self, event: StepEvent) -> ReplayedStep:
+        states, index = self._of(event), event.assessment.index
+        if index != states[-1].n_steps:
+            self._go_back(event, states)
+        self._resumed.discard(event.session_id)
+        profile = self._under.get(event.session_id, self._profile)
+        if event.session_id in self._changed:
+            self._changed.discard(event.session_id)
+            states[-1] = change_profile(profile, states[-1])
+        state, assessment = advance(profile, states[-1], event.step, event.readings, event.trajectory)
+        if self._histories is None or event.session_id in self._histories:
+            states.append(state)
+        else:
+            states[-1] = state
+        return ReplayedStep(event=event, assessment=assessment, state=state)
+
+    def _go_back(self, event: StepEvent, states: list[SessionState]) -> None:
+        """Drop what was committed after the snapshot from which the session was just taken up again."""
+        index = event.assessment.index
+        if event.session_id not in self._resumed or not states[0].n_steps <= index < states[-1].n_steps:
+            raise DataError(
+                f"step {index} of session {event.session_id!r} follows {states[-1].n_steps} steps: some are missing, "
+                "or they are out of order",
+                field="assessment.index",
+            )
+        while states[-1].n_steps > index:
+            states.pop()

@@ -1,0 +1,131 @@
+"""What a monitor emits, in commit order: a session began, a step, an observation, a decision, an outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty
+from grampus_uq.records.vocabulary import UncertaintyLevel
+from grampus_uq.stats.trajectory_risk import StepComponents
+
+__all__ = [
+    "DecisionEvent",
+    "Event",
+    "ObservationEvent",
+    "OutcomeEvent",
+    "ProfileChanged",
+    "SessionStarted",
+    "StepEvent",
+    "TrajectoryReading",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrajectoryReading:
+    """TRACER's components as sensed at one step: numbers only, so that a replay needs neither text nor embedder.
+
+    `completed`: the steps of agent and user that became complete since the step before, in order. `pending`: the
+    agent's turn that is still open, as it stands; None when none is. `reason`: why the texts could not be read; what
+    needs no reading is there all the same. `no_surprisal`: why the open turn has no surprisal, where it has none.
+    """
+
+    completed: tuple[StepComponents, ...] = ()
+    pending: StepComponents | None = None
+    reason: str | None = None
+    no_surprisal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvent:
+    """A step was committed: everything that produced its assessment, and the assessment."""
+
+    session_id: str
+    agent_id: str
+    step: Step
+    readings: tuple[Reading, ...]
+    assessment: StepUncertainty
+    started_ns: int
+    ended_ns: int
+    trajectory: TrajectoryReading | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationEvent:
+    """A tool answered or a user spoke; `kind` is "tool_result" or "user". The content is hostile text."""
+
+    session_id: str
+    agent_id: str
+    kind: str
+    text: str
+    call_id: str | None = None
+    is_error: bool = False
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionEvent:
+    """A human (or another principal) answered a pause; `acknowledged` is the severest level that no longer asks."""
+
+    session_id: str
+    agent_id: str
+    decision: str
+    principal: str
+    step_id: str | None = None
+    call_id: str | None = None
+    call_digest: str | None = None
+    message: str | None = None
+    acknowledged: UncertaintyLevel | None = None
+    alarm_answered: bool = False
+    alarm_rearmed: bool = False
+    time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutcomeEvent:
+    """A session ended, or its outcome became known; `trajectory` holds the steps that are complete if it ended here."""
+
+    session_id: str
+    agent_id: str
+    outcome: Outcome
+    trajectory: TrajectoryReading | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionStarted:
+    """A session began, or was taken up again by this process; hashes are hex SHA-256.
+
+    `release_probability` is the chance with which a run is drawn to go on where a reversible step would be stopped
+    (None: no draw was made), `let_through` whether this one was drawn.
+    """
+
+    session_id: str
+    agent_id: str
+    time_s: float
+    resumed: bool = False
+    model: str = ""
+    prompt_hash: str | None = None
+    tools_hash: str | None = None
+    profile_fingerprint: str | None = None
+    advisory: bool = False
+    release_probability: float | None = None
+    let_through: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileChanged:
+    """A running session goes on under another profile, from its next step on; `profile_fingerprint` says which.
+
+    `fallback` is why that profile does not apply to the session, where its tiers stand in for it.
+    """
+
+    session_id: str
+    agent_id: str
+    time_s: float
+    profile_fingerprint: str
+    advisory: bool = False
+    fallback: str | None = None
+
+
+Event = SessionStarted | StepEvent | ObservationEvent | DecisionEvent | OutcomeEvent | ProfileChanged

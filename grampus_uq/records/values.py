@@ -1,0 +1,422 @@
+"""The values that travel: what a model, a tool or a human said, and what the monitor made of it.
+
+Everything here is immutable. Values that users build or that leave the process are pydantic models; values that only
+travel inside are frozen, slotted dataclasses, and `pydantic.TypeAdapter` reads and writes them as JSON. A missing
+number is `None` with a reason beside it; no record accepts NaN or infinity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, SupportsFloat
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.vocabulary import (
+    NOT_DUE,
+    Effect,
+    MissingReason,
+    Role,
+    StopReason,
+    UncertaintyAction,
+    UncertaintyLevel,
+    UncertaintySource,
+    parse_effect,
+)
+
+__all__ = [
+    "AgentBeliefState",
+    "AgentDefinition",
+    "Effect",
+    "Message",
+    "MissingReason",
+    "ModelResponse",
+    "Outcome",
+    "Reading",
+    "Role",
+    "Step",
+    "StepUncertainty",
+    "StopReason",
+    "TokenLogprob",
+    "TokenUsage",
+    "ToolCall",
+    "ToolResult",
+    "UncertaintyAction",
+    "UncertaintyLevel",
+    "UncertaintySource",
+    "Verdict",
+    "canonical_json",
+    "utc",
+    "worst_values",
+]
+
+_frozen = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def canonical_json(value: Any) -> str:
+    """Write a JSON value in one way only: keys sorted at every depth, no spaces, no NaN.
+
+    >>> canonical_json({"b": 1, "a": {"d": [2], "c": None}})
+    '{"a":{"c":null,"d":[2]},"b":1}'
+    """
+    return _CANONICAL.encode(value)
+
+
+class ToolCall(BaseModel):
+    """A call that the model proposes: nothing has run yet."""
+
+    model_config = _frozen
+
+    id: str = ""
+    name: str
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+    def canonical(self) -> str:
+        """Name and canonical arguments, equal for calls that differ only in the order of keys."""
+        return f"{self.name}({canonical_json(self.arguments)})"
+
+    def __eq__(self, other: object) -> bool:
+        """Equal as it is signed: 1, 1.0 and True are three different arguments."""
+        if self is other:
+            return True
+        if not isinstance(other, ToolCall) or (self.id, self.name) != (other.id, other.name):
+            return False
+        return self.arguments is other.arguments or canonical_json(self.arguments) == canonical_json(other.arguments)
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name))
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical form, in hex: what an approval is bound to."""
+        return hashlib.sha256(self.canonical().encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class ToolResult(BaseModel):
+    """What a tool answered; `is_error` is set by the executor when the tool failed."""
+
+    model_config = _frozen
+
+    tool_call_id: str
+    output: Any = ""
+    duration_ms: float = 0.0
+    is_error: bool = False
+
+    def text(self) -> str:
+        """The output as the model reads it: text as it is, anything else as canonical JSON."""
+        if isinstance(self.output, str):
+            return self.output
+        try:
+            return canonical_json(self.output)
+        except (TypeError, ValueError):
+            return str(self.output)
+
+
+class Message(BaseModel):
+    """One entry of a transcript."""
+
+    model_config = _frozen
+
+    role: Role
+    content: str | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    metadata: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class TokenUsage(BaseModel):
+    """Tokens and money of one or several model calls; `cost_usd` is None when no price is known."""
+
+    model_config = _frozen
+
+    input_tokens: int = Field(default=0, ge=0)
+    output_tokens: int = Field(default=0, ge=0)
+    total_tokens: int = Field(default=0, ge=0)
+    cost_usd: float | None = None
+    model: str = ""
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        """Sum; the cost is known as soon as one of the two is, the model only while both agree."""
+        costs = [cost for cost in (self.cost_usd, other.cost_usd) if cost is not None]
+        return TokenUsage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            total_tokens=self.total_tokens + other.total_tokens,
+            cost_usd=math.fsum(costs) if costs else None,
+            model=self.model if self.model == other.model or not other.model else other.model if not self.model else "",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One generated token, its natural log-probability, and the alternatives the model reported at that place."""
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class ModelResponse(BaseModel):
+    """What a model answered. `logprobs` is None when the model reports none."""
+
+    model_config = _frozen
+
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    token_usage: TokenUsage = Field(default_factory=TokenUsage)
+    model: str = ""
+    stop_reason: str | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing an agent did, as the monitor sees it. `time_s` is seconds since 1970 (UTC), set when the step was seen.
+
+    `effect` is what the tool of a tool step does to the world, resolved once when the step was seen, so that a replay
+    needs no tool registry. The tokens are the agent's own for this step, as its model reported them.
+    """
+
+    step_id: str
+    kind: str
+    time_s: float
+    text: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    effect: Effect | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.effect is not None and type(self.effect) is not Effect:
+            object.__setattr__(self, "effect", parse_effect(self.effect, "Step"))
+
+    @property
+    def tool_name(self) -> str | None:
+        """Name of the tool of a tool step, None on any other step."""
+        return self.tool_calls[0].name if self.kind == "tool_call" and self.tool_calls else None
+
+    def judged_text(self) -> str:
+        """What a signal judges: the model's own text and its proposed calls, name and canonical arguments."""
+        if not self.tool_calls:
+            return self.text
+        calls = "\n".join(call.canonical() for call in self.tool_calls)
+        return f"{self.text}\n{calls}" if self.text.strip() else calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one signal says of one step: a confidence in [0, 1] (higher is better), or None and the reason.
+
+    Calls, tokens and cost are the monitor's own, never the agent's. `samples` and `early_stopped` belong to sampling
+    signals. Any kind of number (an int, numpy's) is kept as a float. Raises ValueError when the value is not a finite
+    number in [0, 1] (a boolean is none), or is missing without a reason.
+    """
+
+    source: str
+    value: float | None
+    reason: str | None = None
+    detail: str | None = None
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float | None = None
+    samples: int = 0
+    early_stopped: bool | None = None
+    started_ns: int = 0
+    duration_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.value is None:
+            if self.reason is None:
+                raise ValueError(f"A missing reading of {self.source!r} needs a reason.")
+        else:
+            if type(self.value) is not float:
+                object.__setattr__(self, "value", _as_float(self.source, self.value))
+            if not 0.0 <= self.value <= 1.0:  # also refuses NaN
+                raise ValueError(f"A reading of {self.source!r} must be in [0, 1] or None. Got {self.value!r}.")
+
+
+def _as_float(source: str, value: object) -> float:
+    if isinstance(value, SupportsFloat) and not type(value).__name__.startswith("bool"):  # numpy's bool is no subclass
+        with contextlib.suppress(TypeError):  # an array of several numbers
+            return float(value)
+    raise ValueError(f"A reading of {source!r} must be a number or None. Got {value!r:.200}.")
+
+
+def worst_values(readings: Sequence[Reading], always: Collection[str] = ()) -> tuple[dict[str, float], list[str]]:
+    """The values by source, with 0 for each reading that was due and did not come; and which those are, with reasons.
+
+    Of the sources `always` a reading is due whatever the reason. Values keep the order of the readings, so that sums
+    over them are rounded as those over the readings that came.
+    """
+    values: dict[str, float] = {}
+    unread: list[str] = []
+    for reading in readings:
+        value = reading.value
+        if value is None:
+            if reading.reason in NOT_DUE and reading.source not in always:
+                continue
+            unread.append(f"{reading.source}: {reading.reason}")
+            value = 0.0
+        values[reading.source] = min(value, values.get(reading.source, 1.0))
+    return values, unread
+
+
+class StepUncertainty(BaseModel):
+    """What the monitor concluded from one step.
+
+    `verbalized_confidence`, `p_true_confidence` and `fused_confidence` keep the guide's floats: 0.5 stands for "none
+    stated" or "nothing was read", -1.0 for "not run"; `missing_reason` beside them says which numbers are not evidence.
+    `p_success` is a calibrated probability and None until a fitted profile supplies one.
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid", use_enum_values=False)
+
+    step_id: str
+    step_type: str
+    index: int
+    verbalized_confidence: float = 0.5
+    p_true_confidence: float = -1.0
+    token_probability: float | None = None
+    token_entropy: float | None = None
+    semantic_confidence: float | None = None
+    fused_confidence: float = 0.5
+    propagated_confidence: float
+    p_success: float | None = None
+    trajectory_risk: float | None = None
+    level: UncertaintyLevel
+    sources: tuple[UncertaintySource, ...] = ()
+    action: UncertaintyAction
+    rule: str = "tier"
+    guarantee: str | None = None
+    reflection_injected: bool = False
+    reasoning: str = ""
+    samples_used: int = 0
+    missing_reason: str | None = None
+    tool_name: str | None = None
+    effect: Effect | None = None
+    log_e_value: float | None = None
+    log_threshold: float | None = None
+    alpha: float | None = None
+    alarm_mode: str | None = None
+    advisory_action: UncertaintyAction | None = None
+    timestamp: datetime
+
+    @property
+    def believed(self) -> float | None:
+        """The propagated confidence; None while nothing of the session was read, where it stands at its start of 1.
+
+        A belief of 1 that rests on readings is LOW, since no threshold is higher; without any it never is.
+        """
+        unread = self.propagated_confidence == 1.0 and self.level is not UncertaintyLevel.LOW
+        return None if unread else self.propagated_confidence
+
+    @classmethod
+    def trusted(cls, values: dict[str, Any]) -> StepUncertainty:
+        """Build from values that the engine computed: every field given, of the right type, finite; nothing is checked.
+
+        Validation costs more than the rest of a step. A test holds that the result equals the validated one. All that
+        are built so share one set of "fields that were set", which nobody may change.
+        """
+        built = object.__new__(cls)
+        _set_values(built, values)
+        _set_fields_set(built, _ALL_STEP_FIELDS)
+        _set_extra(built, None)
+        _set_private(built, None)
+        return built
+
+
+# The four slots that make up a pydantic model, written directly: half the time of `object.__setattr__`.
+_set_values, _set_fields_set, _set_extra, _set_private = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
+_ALL_STEP_FIELDS = set(StepUncertainty.model_fields)
+
+
+class AgentBeliefState(BaseModel):
+    """What the monitor believes about a session so far. `step_uncertainties` is a window of the latest steps."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    session_id: str = ""
+    agent_id: str = ""
+    step_uncertainties: list[StepUncertainty] = Field(default_factory=list)
+    cumulative_confidence: float = 1.0
+    overall_level: UncertaintyLevel = UncertaintyLevel.MEDIUM
+    total_steps: int = 0
+    high_uncertainty_steps: int = 0
+    escalation_history: list[dict[str, JsonValue]] = Field(default_factory=list)
+
+    def to_summary(self) -> dict[str, Any]:
+        """The five numbers that travel in `result.metadata["uncertainty"]`."""
+        return {
+            "overall_level": self.overall_level.value,
+            "cumulative_confidence": self.cumulative_confidence,
+            "total_steps": self.total_steps,
+            "high_uncertainty_steps": self.high_uncertainty_steps,
+            "last_step_id": self.step_uncertainties[-1].step_id if self.step_uncertainties else None,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the policy says of a step or of a proposed call, by which rule, and with which promise.
+
+    `guarantee` is the sentence of the statistical guarantee behind a pause, or None: no guarantee.
+    """
+
+    action: UncertaintyAction
+    level: UncertaintyLevel
+    rule: str
+    reason: str
+    guarantee: str | None = None
+
+    @property
+    def allowed(self) -> bool:
+        """True when the agent may go on."""
+        return not self.action.stops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a run ended: `success` is None while nobody knows; `stop_reason` says why it ended."""
+
+    success: bool | None
+    stop_reason: StopReason = StopReason.CLEAN
+    labelled_by: str | None = None
+    time_s: float = 0.0
+    note: str | None = None
+
+
+class AgentDefinition(BaseModel):
+    """What an agent is: its name, its model and its standing instructions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: str
+    model: str = ""
+    system_prompt: str = ""
+    tools: tuple[Any, ...] = ()
+    max_iterations: int = Field(default=25, ge=1)
+    temperature: float | None = None
+
+
+def utc(time_s: float) -> datetime:
+    """Seconds since 1970 as an aware UTC time. Raises ConfigurationError for a time that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time_s, UTC)
+    except (OverflowError, OSError, TypeError, ValueError):
+        rule = "seconds since 1970, before the year 10000"
+        raise ConfigurationError.of("time_s", "Step", rule, time_s, "time.time() gives them.") from None

@@ -1,0 +1,218 @@
+"""Applies a human's answer to what waits: decisions one by one, guidance as text, or the passing of time.
+
+Only an `ApprovalDecision` runs or refuses a call. A text is guidance: the waiting calls get a not-executed result and
+the model goes on with it. A decision that is stale, expired, replayed, tampered with, not signed or not permitted
+counts for nothing, and stands in nobody's way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, asked_again, decided, expired, guided, told
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
+from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import Role
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.turn import Turn
+
+__all__ = ["ROLLBACK", "apply_expiry", "apply_guidance", "take_decisions"]
+
+ROLLBACK = "rollback"
+"""Rule of the request that a rollback over executed calls makes: only a decision answers it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """One thing of this session's own that waits: a call's record, or None for the run itself, and its request."""
+
+    record: CallRecord | None
+    request: ApprovalRequest
+
+
+def _waiting(turn: Turn) -> list[_Open]:
+    state = turn.hold.state
+    calls = [r for r in state.turn if r.waiting and len(r.requests) == 1 and r.requests[0].child_session is None]
+    return [
+        *(_Open(record=None, request=request) for request in state.review),
+        *(_Open(record=record, request=record.requests[0]) for record in calls),
+    ]
+
+
+async def take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision]) -> None:
+    """Store the decisions given now, and carry out those that hold, with those that other processes stored.
+
+    Raises ApprovalError when one of those given does not hold, or comes too late; nothing is carried out then. Stored
+    ones that do not hold are written to the audit.
+    """
+    hold, approvals = turn.hold, turn.gate.approvals
+    await _renew(turn)
+    waiting = {one.request.id: one for one in _waiting(turn)}
+    for decision in given:
+        if decision.request_id not in waiting:
+            raise ApprovalError(f"Nothing waits under request {decision.request_id!r:.40}: stale or already decided.")
+        request = waiting[decision.request_id].request
+        _, refused = approvals.holding(request, [(decision, hold.now_s())], turn.gate.problem)
+        if refused:
+            await hold.note("decision_refused", {"request": request.id, "why": refused[0][1]})
+            if request.expired(hold.now_s()):
+                _ask_again(turn, waiting[decision.request_id])
+                await hold.save()
+            raise ApprovalError(refused[0][1])
+    for decision in given:
+        await ledger.decide(decision)
+    outcomes: list[tuple[_Open, tuple[ApprovalDecision, ...]]] = []
+    arrived = await ledger.decisions(list(waiting))
+    for one in waiting.values():
+        deciding, refused = approvals.holding(one.request, arrived[one.request.id], turn.gate.problem)
+        for decision, why in refused:
+            await hold.note("decision_refused", {"request": one.request.id, "of": decision.principal, "why": why})
+        if deciding:
+            late = [decision for decision in given if decision.request_id == one.request.id]
+            if any((d.kind, d.arguments) != (deciding[0].kind, deciding[0].arguments) for d in late):
+                raise ApprovalError("This request was already decided: the decision is refused.")
+            outcomes.append((one, deciding))
+    for one, deciding in outcomes:
+        await _carry_out(turn, one, deciding)
+    await hold.save()
+
+
+async def _renew(turn: Turn) -> None:
+    """Ask again what was asked under rules that hold no more: nothing said to it could let a call run."""
+    terms = turn.terms()
+    for one in _waiting(turn):
+        if one.request.rules not in ("", terms.rules) or one.request.run_id not in ("", terms.run_id):
+            await turn.hold.note("asked_again", {"request": one.request.id, "why": "it was asked under other rules"})
+            _ask_again(turn, one)
+        elif one.request.rules == "":  # stored by a release that bound a decision to less
+            _ask_again(turn, one)
+
+
+def _ask_again(turn: Turn, one: _Open) -> None:
+    """Replace a request by a new one on the same thing: what was said to the old one holds for nothing."""
+    hold, terms, approvals = turn.hold, turn.terms(), turn.gate.approvals
+    if one.record is not None:
+        hold.state.keep(asked_again(one.record, terms, approvals, hold.now_s()))
+        return
+    now_s = hold.now_s()
+    fresh = ApprovalRequest(
+        **one.request.model_dump(exclude={"id", "created_s", "expires_s", "call", "rules", "run_id"}),
+        rules=terms.rules,
+        run_id=terms.run_id,
+        created_s=now_s,
+        expires_s=None if one.request.rule == ROLLBACK else approvals.expiry(now_s),
+    )
+    hold.state.review = [fresh if request.id == one.request.id else request for request in hold.state.review]
+
+
+async def _carry_out(turn: Turn, one: _Open, deciding: tuple[ApprovalDecision, ...]) -> None:
+    """Take decisions that settle a request into the belief, the audit and the state."""
+    hold, first = turn.hold, deciding[0]
+    call = None if one.record is None else one.record.proposed
+    hold.state.touched = True
+    for decision in deciding:
+        if hold.session is not None:
+            hold.session.record_decision(
+                decision.kind.value,
+                principal=decision.principal,
+                step_id=one.request.step_id,
+                call=call,
+                message=decision.message,
+                acknowledges=one.request.rule != ROLLBACK,
+            )
+        await hold.note(
+            "decision",
+            {
+                "request": one.request.id,
+                "kind": decision.kind.value,
+                "principal": decision.principal,
+                "call_digest": None if call is None else call.digest(),
+                "signed": turn.gate.approvals.signer is not None,
+            },
+        )
+    if one.record is not None:
+        await _decide_call(turn, one.record, deciding)
+    elif one.request.rule == ROLLBACK:
+        _after_rollback(turn, first)
+    else:
+        _review(turn, deciding)
+
+
+async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
+    state = turn.hold.state
+    if record.requests[0].unknown_outcome and deciding[0].kind is not ApprovalKind.APPROVE:
+        await turn.hold.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
+    new = decided(record, deciding)
+    if new.phase is CallPhase.CLEARED:
+        state.keep(new)
+        return
+    if deciding[0].kind is ApprovalKind.REJECT:
+        state.rejected = [*state.rejected, record.proposed.digest()][-MAX_REJECTED:]
+    state.settle(new, told(deciding[0]), is_error=new.is_error)
+
+
+def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:
+    """The answer to a pause of the run itself: accept its answer, or go on with what the human said."""
+    state = turn.hold.state
+    state.review = []
+    if deciding[0].kind is ApprovalKind.APPROVE:
+        state.answer_approved_by = " and ".join(decision.principal for decision in deciding)
+        return
+    state.output = ""
+    said = deciding[0].message or ""
+    if deciding[0].kind is ApprovalKind.REJECT:
+        said = f"A human rejected this answer. {said}".strip()
+    state.messages.append(Message(role=Role.USER, content=said))
+
+
+def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:
+    """The answer to what a rollback asked: go on with the calls as they are, or as the human settled them, or end."""
+    state = turn.hold.state
+    state.review = []
+    if decision.kind is ApprovalKind.REJECT:
+        state.rollback_refused_by = decision.principal
+        return
+    for call in state.discarded:
+        call.settled = True
+    if decision.message:
+        state.messages.append(Message(role=Role.USER, content=decision.message))
+
+
+async def apply_guidance(turn: Turn, text: str) -> None:
+    """A text is guidance, never approval: what waits is not executed, and the model goes on with the text."""
+    hold, state = turn.hold, turn.hold.state
+    for record in list(state.turn):
+        new = guided(record, text)
+        if new.phase is CallPhase.SETTLED and record.waiting:
+            state.settle(new, new.text or "", is_error=True)
+        else:
+            state.keep(new)
+    state.review = [request for request in state.review if request.rule == ROLLBACK]  # that needs a decision too
+    state.output = ""
+    state.touched = True
+    state.messages.append(Message(role=Role.USER, content=text))
+    if hold.session is not None:
+        hold.session.record_decision("guidance", principal="guidance", message=text)
+    await hold.note("guidance", {"characters": len(text)})
+
+
+async def apply_expiry(turn: Turn) -> None:
+    """What expired is not executed, and the model is told that it expired: neither a refusal nor leave."""
+    hold, state = turn.hold, turn.hold.state
+    for record in list(state.turn):
+        if record.child_session is not None:
+            continue  # the child's own business: of its requests one may have expired and another been approved
+        new = expired(record, hold.now_s())
+        if new is not record:
+            await hold.note("approval_expired", {"requests": [request.id for request in record.requests]})
+            state.touched = True
+            state.settle(new, new.text or "", is_error=True)
+    if any(request.expired(hold.now_s()) and request.rule != ROLLBACK for request in state.review):
+        await hold.note("approval_expired", {"requests": [request.id for request in state.review]})
+        state.review = []
+        state.output = ""
+        state.messages.append(
+            Message(role=Role.SYSTEM, content="The review of this answer expired: it was not released.")
+        )

@@ -1,0 +1,285 @@
+"""The watch on a detector's calibration, kept in a session store that any number of workers share.
+
+Every finished run counts once, whoever reports it, in whatever order, however often; its label may come days later,
+from another process, or never. Two kinds of documents hold that together:
+
+- `watch-run`, one a run: its evidence, its label, and in which variants it is counted;
+- `watch`, one a detector: the martingales, and the runs that the newest version counted.
+
+A writer first writes the counts of the newest version into the documents of its runs, then reads the run's own, then
+writes the next version by compare-and-set. So whoever reads a version knows of every run that is in it, and a writer
+that dies in between leaves nothing that the next one would count again or lose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import quote
+
+import anyio
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, StrictBool, field_validator
+
+from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.monitor.session import Session
+from grampus_uq.records.values import Outcome
+from grampus_uq.records.vocabulary import StopReason
+from grampus_uq.runtime.store import Document, SessionStore, parsed
+from grampus_uq.stats.calibration_watch import (
+    CalibrationWatchState,
+    Variant,
+    WatchStatus,
+    start_watching,
+    take_run,
+    watch_statuses,
+    watching_from_json,
+    watching_to_json,
+)
+from grampus_uq.stats.eprocess import Detector
+
+__all__ = ["CalibrationWatch", "FinishedRun", "finished_run", "label_run", "stored_statuses"]
+
+_WATCH, _RUN = "watch", "watch-run"
+_TRIES = 100
+Read = TypeVar("Read", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRun:
+    """What the watch takes of a run that has ended.
+
+    Attributes:
+        run_id: its session id.
+        log_peak: largest log M_t of the watched detector up to its first alarm; -inf for a run without readings.
+        touched: True when a human or the monitor changed or stopped it: its outcome is then selected, and only the
+            variant without labels takes it.
+        success: its outcome; None while nobody knows.
+    """
+
+    run_id: str
+    log_peak: float
+    touched: bool = False
+    success: bool | None = None
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.log_peak):
+            raise ConfigurationError.of("log_peak", "FinishedRun", "a number", self.log_peak)
+
+
+def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -> FinishedRun:
+    """What the watch takes of a session that has ended, also of one that was paused and resumed in another process.
+
+    Args:
+        session: its profile has a detector.
+        outcome: how it ended. Only one that ended by itself (`clean`) has an outcome of its own.
+        touched: True when a human changed the run in a way that the session does not know of. An alarm that somebody
+            answered, or that was re-armed, it knows by itself.
+
+    Raises:
+        ConfigurationError: the session's profile has no detector.
+    """
+    detector, alarm = session.profile.detector, session.state.alarm
+    if detector is None:
+        raise ConfigurationError.of("session", "finished_run", "one whose profile has a detector", session.session_id)
+    peak = -math.inf if alarm is None or alarm.evidence.log_peak is None else alarm.evidence.log_peak
+    answered = alarm is not None and (alarm.answered or alarm.rearmed > 0)
+    if alarm is not None and alarm.rearmed:
+        peak = math.inf  # it rang before; what it reached then is cut at the threshold anyway
+    clean = outcome.stop_reason is StopReason.CLEAN
+    return FinishedRun(
+        run_id=session.session_id,
+        log_peak=peak,
+        touched=touched or answered or not clean,
+        success=outcome.success if clean else None,
+    )
+
+
+class CalibrationWatch:
+    """Watches one detector's calibration by the runs that finish, and says when it no longer holds.
+
+    Guarantee: while nothing has changed it ever alarms with probability at most `level`, at whichever time it is
+    looked at (`stats.calibration_watch.start_watching` has the assumptions).
+
+    Args:
+        store: where its state lives; shared by all workers.
+        detector: the fitted detector.
+        level, acting: as `start_watching`; a watch that is stored already keeps those that it was begun with.
+        observers: called with each status after every run that counted, on the task that reported it: a gauge, a
+            pager. What they raise reaches the caller; the run is counted by then.
+    """
+
+    def __init__(
+        self,
+        store: SessionStore,
+        detector: Detector,
+        *,
+        level: float = 0.01,
+        acting: bool = True,
+        observers: Sequence[Callable[[WatchStatus], None]] = (),
+    ) -> None:
+        self._store = store
+        self._fresh = start_watching(detector, level=level, acting=acting)
+        self._observers = tuple(observers)
+        self._latest = watch_statuses(self._fresh)
+
+    @property
+    def detector(self) -> str:
+        """Identity of the detector that is watched (`stats.calibration_watch.detector_id`)."""
+        return self._fresh.detector
+
+    @property
+    def latest(self) -> tuple[WatchStatus, ...]:
+        """What this process saw last, without asking the store: for a gauge that is read on a clock."""
+        return self._latest
+
+    def by_variant(self) -> dict[str, WatchStatus]:
+        """`latest` by the variant's name: what `MetricsProcessor(calibration_watch=watch.by_variant)` exports."""
+        return {status.variant.value: status for status in self._latest}
+
+    async def statuses(self) -> tuple[WatchStatus, ...]:
+        """What is known now, by all workers; StoreError when the store cannot be reached."""
+        found = await self._store.get(_WATCH, self._fresh.detector)
+        return self._seen(self._fresh if found is None else _read(_Stored, found).state)
+
+    async def finished(self, run: FinishedRun) -> tuple[WatchStatus, ...]:
+        """Take a finished run, once; told again it changes nothing, but a label that was missing is taken.
+
+        Raises StoreError when the store cannot be reached: the run may then be told again.
+        """
+        statuses, counted = await _take(self._store, self._fresh, run)
+        self._latest = statuses
+        if counted:
+            for observer in self._observers:
+                for status in statuses:
+                    observer(status)
+        return statuses
+
+    def _seen(self, state: CalibrationWatchState) -> tuple[WatchStatus, ...]:
+        self._latest = watch_statuses(state)
+        return self._latest
+
+
+async def stored_statuses(store: SessionStore) -> list[WatchStatus]:
+    """What every watch in a store has found, by detector."""
+    return [
+        status for document in await store.scan(_WATCH) for status in watch_statuses(_read(_Stored, document).state)
+    ]
+
+
+async def label_run(store: SessionStore, run_id: str, success: bool) -> list[WatchStatus]:
+    """Give a finished run its outcome, in every watch that knows it; returns their statuses, empty when none does.
+
+    A label that was counted stays counted: a bet cannot be taken back.
+    """
+    found: list[WatchStatus] = []
+    for document in await store.scan(_WATCH):
+        state = _read(_Stored, document).state
+        known = await store.get(_RUN, _run_key(state, run_id))
+        if known is not None:
+            run = _read(_Known, known)
+            told = FinishedRun(run_id=run_id, log_peak=run.log_peak, touched=run.touched, success=success)
+            statuses, _ = await _take(store, state, told)
+            found += statuses
+    return found
+
+
+class _Known(BaseModel):
+    """The document of one run: its evidence as it was told first, its newest label, and the variants that count it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    v: Literal[1] = 1
+    log_peak: float
+    touched: bool
+    success: StrictBool | None
+    counted: tuple[Variant, ...] = ()
+
+    @field_validator("log_peak")
+    @classmethod
+    def _is_a_number(cls, value: float) -> float:
+        if math.isnan(value):
+            raise ValueError("not a number")
+        return value
+
+    def belongs_to(self) -> list[Variant]:
+        natural = self.success is True and not self.touched
+        return [Variant.SUCCESSES, Variant.ALL_RUNS] if natural else [Variant.ALL_RUNS]
+
+
+class _Stored(BaseModel):
+    """The document of one watch: its state, and the runs that its newest version counted, with their variants."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    v: Literal[1] = 1
+    state: Annotated[
+        CalibrationWatchState,
+        BeforeValidator(lambda state: state if isinstance(state, CalibrationWatchState) else watching_from_json(state)),
+        PlainSerializer(watching_to_json),
+    ]
+    counted: dict[str, tuple[Variant, ...]] = Field(default_factory=dict)
+
+
+async def _take(
+    store: SessionStore, fresh: CalibrationWatchState, run: FinishedRun
+) -> tuple[tuple[WatchStatus, ...], bool]:
+    """Count a run in the variants that it belongs to and is not in yet; also says whether it was counted in any."""
+    for attempt in range(_TRIES):
+        try:
+            found = await store.get(_WATCH, fresh.detector)
+            stored = _Stored(state=fresh) if found is None else _read(_Stored, found)
+            for counted_id, variants in stored.counted.items():
+                if await _remember(store, stored.state, counted_id, counted=variants) is None:
+                    raise StoreError(f"The watch counted run {counted_id!r:.80}, whose document is gone.")
+            told = _Known(log_peak=run.log_peak, touched=run.touched, success=run.success)
+            known = await _remember(store, stored.state, run.run_id, told) or told
+            missing = [variant for variant in known.belongs_to() if variant not in known.counted]
+            if not missing:
+                return watch_statuses(stored.state), False
+            state = stored.state
+            for variant in missing:
+                state = take_run(state, variant, run.run_id, known.log_peak)
+            body = _Stored(state=state, counted={run.run_id: tuple(missing)}).model_dump_json()
+            statuses = watch_statuses(state)
+            label = "alarmed" if any(status.alarmed for status in statuses) else "quiet"
+            await store.put(_WATCH, fresh.detector, body, expected=0 if found is None else found.version, label=label)
+            return statuses, True
+        except SessionConflictError:  # another worker was first: look again at what it wrote
+            await anyio.sleep(min(0.001 * attempt, 0.05))
+    raise StoreError(f"The watch could not take run {run.run_id!r:.80}: {_TRIES} times another worker was first.")
+
+
+async def _remember(
+    store: SessionStore,
+    state: CalibrationWatchState,
+    run_id: str,
+    told: _Known | None = None,
+    *,
+    counted: Sequence[Variant] = (),
+) -> _Known | None:
+    """Store what is told of a run, and by which variants it is counted; what is known of it now, None for nothing."""
+    key = _run_key(state, run_id)
+    found = await store.get(_RUN, key)
+    known = told if found is None else _read(_Known, found)
+    if known is None:
+        return None
+    merged = known.model_copy(
+        update={
+            "touched": known.touched or (told is not None and told.touched),
+            "success": known.success if told is None or told.success is None else told.success,
+            "counted": tuple(variant for variant in Variant if variant in known.counted or variant in counted),
+        }
+    )
+    if found is None or merged != known:
+        await store.put(_RUN, key, merged.model_dump_json(), expected=0 if found is None else found.version)
+    return merged
+
+
+def _run_key(state: CalibrationWatchState, run_id: str) -> str:
+    return f"{state.detector}/{quote(run_id, safe='', errors='surrogatepass')}"
+
+
+def _read(model: type[Read], document: Document) -> Read:
+    return parsed(model, document.body, f"The {document.kind} {document.key!r:.80}")

@@ -1,0 +1,101 @@
+"""What a discarded part of a run did to the world: the calls that took effect, from the audit and the transcript.
+
+The audit says which calls were started and which reported back; it is written before a call runs and keeps no
+arguments. Those come from the transcript, and count as known only when they have the digest that the audit wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from grampus_uq.records.values import Message, ToolCall
+from grampus_uq.records.vocabulary import Effect, Role
+from grampus_uq.runtime.checkpoints import lineage_of
+from grampus_uq.runtime.run_state import AgentState, ExecutedCall
+
+__all__ = ["executed_calls", "step_number"]
+
+_REPORTED = ("execution_finished", "execution_settled")
+
+
+def executed_calls(
+    entries: Sequence[Mapping[str, Any]],
+    state: AgentState,
+    to_step: int,
+    *,
+    named_irreversible: Callable[[str], bool] | None = None,
+) -> list[ExecutedCall]:
+    """The calls of the steps from `to_step` on that were started and do more than read, in the order of their start.
+
+    Args:
+        entries: the session's audit, verified.
+        state: the run as it stands; what earlier rollbacks discarded is not looked at again.
+        to_step: first discarded step of the model, from 0.
+        named_irreversible: says of a tool's name whether the policy calls it irreversible, or None.
+
+    Returns:
+        One record a logical call. A call counts as irreversible unless its tool is classified as reversible: what
+        nobody classified may well be irreversible.
+    """
+    reported = {str(e["data"].get("idempotency_key")): e["data"] for e in entries if e["what"] in _REPORTED}
+    proposed = dict(_proposed(state.messages))
+    found: dict[str, ExecutedCall] = {}
+    for entry in entries:
+        data = entry["data"]
+        if entry["what"] == "execution_withdrawn":  # a stop order came before it ran
+            found.pop(str(data["idempotency_key"]), None)
+        if entry["what"] != "execution_started" or not _discarded(data, state, to_step):
+            continue
+        key, digest, tool = str(data["idempotency_key"]), str(data["digest"]), str(data["tool"])
+        known = [call for call in proposed.get(str(data["call_id"]), ()) if call.digest() == digest]
+        effect = Effect(data["effect"])
+        named = named_irreversible is not None and named_irreversible(tool)
+        found[key] = ExecutedCall(
+            call=known[0] if known else ToolCall(id=str(data["call_id"]), name=tool),
+            step_id=str(data["step_id"]),
+            effect=effect,
+            irreversible=effect is not Effect.REVERSIBLE or named,
+            digest=digest,
+            idempotency_key=key,
+            finished=key in reported,
+            is_error=bool(reported.get(key, {}).get("is_error", False)),
+            arguments_known=bool(known),
+        )
+    return list(found.values())
+
+
+def step_number(step_id: str) -> int | None:
+    """The number of the model's step behind a step id ("llm_3", "llm_3#2", "llm_3/observation-1"), or None.
+
+    >>> step_number("llm_3/observation-1"), step_number("3")
+    (3, None)
+    """
+    number = step_id.removeprefix("llm_").split("#")[0].split("/")[0]
+    return int(number) if step_id.startswith("llm_") and number.isascii() and number.isdigit() else None
+
+
+def _discarded(data: Mapping[str, Any], state: AgentState, to_step: int) -> bool:
+    """True for a call of a step that this state still consists of, from `to_step` on."""
+    step = step_number(str(data.get("step_id", "")))
+    if step is None or step < to_step:
+        return False
+    segments = lineage_of(state)
+    ends = [*(segment.from_step for segment in segments[1:]), state.current_step + 1]
+    return any(
+        segment.run_id == data.get("run_id") and segment.from_step <= step < end
+        for segment, end in zip(segments, ends, strict=True)
+    )
+
+
+def _proposed(messages: Sequence[Message]) -> Iterator[tuple[str, list[ToolCall]]]:
+    """What may have run under each call id: the call as it was proposed, and as a human changed it."""
+    changed = {
+        message.tool_call_id: message.metadata["ran"]
+        for message in messages
+        if message.role is Role.TOOL and isinstance(message.metadata.get("ran"), dict)
+    }
+    for message in messages:
+        for call in message.tool_calls:
+            edited = changed.get(call.id)
+            yield call.id, [call] if edited is None else [call, call.model_copy(update={"arguments": edited})]

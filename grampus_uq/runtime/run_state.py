@@ -1,0 +1,260 @@
+"""The stored state of one run: transcript, the calls of the current turn and where each stands, and the belief."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
+
+from grampus_uq.gate.call import CallPhase, CallRecord, settled
+from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.records.values import Message, TokenUsage, ToolCall
+from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
+from grampus_uq.runtime.transcript import Transcript
+from grampus_uq.wire.lone_surrogates import whole
+
+__all__ = [
+    "AgentState",
+    "ExecutedCall",
+    "ExecutionResult",
+    "PendingSession",
+    "Segment",
+    "Standing",
+]
+
+STATE_VERSION = 2
+PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
+
+
+class Segment(BaseModel):
+    """Which branch of a session holds the steps from `from_step` on, and the run id that its calls carry."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    branch: int
+    run_id: str
+    from_step: int
+
+
+class ExecutedCall(BaseModel):
+    """A call that took effect, or may have, in a part of a run that was then discarded.
+
+    `finished`: its result came back; False leaves open whether it took effect. `irreversible`: nobody said that it can
+    be undone (or the policy names it). `arguments_known` is False when the transcript no longer holds what really ran.
+    `compensation` says what made up for it, `compensation_started` that this was tried; `settled`: nobody has to be
+    asked about it any more.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    call: ToolCall
+    step_id: str
+    effect: Effect
+    irreversible: bool
+    digest: str
+    idempotency_key: str
+    finished: bool
+    is_error: bool = False
+    arguments_known: bool = True
+    compensation_started: bool = False
+    compensation: str | None = None
+    settled: bool = False
+
+
+class AgentState(BaseModel):
+    """One run as it is stored and as graph nodes pass it on; mutable, owned by whoever runs it.
+
+    After a rollback `lineage` says which branches the steps come from, and `discarded` which calls other branches
+    executed. `vouched` is False once the state was loaded without a seal that held where one was wanted: the belief
+    then releases nothing that may be irreversible, for the rest of the run. `worker` wrote it for the `saves`-th time,
+    and holds it for `lease_s` seconds by the store's clock unless it writes again (`lease_until_s` said so by a
+    worker's clock, in states of version 1). `stops_seen` counts the orders to stop, to all and to this session, that
+    were given before it was taken up. `transcript` says where the messages are.
+    """
+
+    model_config = ConfigDict(extra="forbid", validate_assignment=False)
+
+    v: int = Field(default=STATE_VERSION, le=STATE_VERSION)
+    agent_id: str
+    session_id: str
+    run_id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    messages: list[Message] = Field(default_factory=list)
+    status: AgentStatus = AgentStatus.IDLE
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    current_step: int = 0
+    total_token_usage: TokenUsage | None = None
+    definition: dict[str, JsonValue] = Field(default_factory=dict)
+    turn: list[CallRecord] = Field(default_factory=list)
+    review: list[ApprovalRequest] = Field(default_factory=list)
+    rejected: list[str] = Field(default_factory=list)
+    rejected_turns: int = 0
+    tool_calls_made: int = 0
+    touched: bool = False
+    output: str = ""
+    answer_approved_by: str | None = None
+    rollback_refused_by: str | None = None
+    store_failures: int = 0
+    belief: dict[str, JsonValue] | None = None
+    worker: str | None = None
+    saves: int = 0
+    lease_s: float = 0.0
+    lease_until_s: float = 0.0
+    claimed_s: float = 0.0
+    stops_seen: tuple[int, int] | None = None
+    created_s: float = Field(default_factory=time.time)
+    active_s: float = 0.0
+    branch: int = 0
+    lineage: list[Segment] = Field(default_factory=list)
+    discarded: list[ExecutedCall] = Field(default_factory=list)
+    vouched: bool = True
+    transcript: Transcript | None = None
+    _sealed: bool = PrivateAttr(default=True)
+    _kept: tuple[Transcript, list[Message]] | None = PrivateAttr(default=None)
+    _leased_until: float = PrivateAttr(default=0.0)
+    _replaces: str | None = PrivateAttr(default=None)
+
+    @property
+    def sealed(self) -> bool:
+        """True for a state of this process, and for a loaded one whose seal held."""
+        return self._sealed
+
+    def leased_for_s(self) -> float:
+        """Seconds for which the worker that wrote this state may still hold the session; 0 when nobody does."""
+        left = self._leased_until - time.monotonic()
+        return left if self.status is AgentStatus.RUNNING and left > 0.0 else 0.0
+
+    def replaces(self, old: AgentState) -> AgentState:
+        """This state, which takes the place of `old` in the store: the old transcript goes with its first save."""
+        self._replaces = None if old.transcript is None else old.transcript.log
+        return self
+
+    def pending(self) -> list[ApprovalRequest]:
+        """Everything that waits for a decision now."""
+        return pending(self.review, self.turn)
+
+    def already_executed(self, call: ToolCall) -> bool:
+        """True for a call that cannot be undone and that a discarded branch executed with just these arguments."""
+        digest = call.digest()
+        return any(done.irreversible and done.digest == digest for done in self.discarded)
+
+    def record(self, record: CallRecord) -> CallRecord:
+        """Where this call of the turn stands now."""
+        return next(now for now in self.turn if now.proposed.id == record.proposed.id)
+
+    def keep(self, record: CallRecord) -> CallRecord:
+        """Put a call of the turn where it stands now."""
+        self.turn = [record if now.proposed.id == record.proposed.id else now for now in self.turn]
+        return record
+
+    def settle(self, record: CallRecord, text: str, *, is_error: bool = False) -> None:
+        """Give a call its one result in the transcript, in place of its placeholder."""
+        self.keep(settled(record, None, is_error=is_error))
+        metadata: dict[str, JsonValue] = {"is_error": True} if is_error else {}
+        if record.edited:
+            metadata["ran"] = record.call.arguments
+        result = Message(
+            role=Role.TOOL,
+            content=whole(text),
+            name=record.proposed.name,
+            tool_call_id=record.proposed.id,
+            metadata=metadata,
+        )
+        for index in range(len(self.messages) - 1, -1, -1):
+            message = self.messages[index]
+            if message.tool_call_id == record.proposed.id and message.metadata.get("placeholder"):
+                self.messages[index] = result
+                return
+        self.messages.append(result)
+
+    def result(self, metadata: dict[str, Any]) -> ExecutionResult:
+        """What the run came to so far."""
+        return ExecutionResult(
+            status=self.status,
+            output=self.output,
+            messages=list(self.messages),
+            tool_calls_made=self.tool_calls_made,
+            token_usage=self.total_token_usage or TokenUsage(),
+            duration_seconds=self.active_s,
+            steps_taken=self.current_step,
+            metadata=metadata,
+            pending=self.pending(),
+            session_id=self.session_id,
+        )
+
+    def propose(self, content: str, calls: list[ToolCall], step_id: str) -> None:
+        """Append the model's message, and for every call a placeholder: the transcript is valid from here on."""
+        self.messages.append(Message(role=Role.ASSISTANT, content=content, tool_calls=tuple(calls)))
+        self.turn = []
+        for call in calls:
+            self.turn.append(CallRecord(proposed=call, call=call, step_id=step_id))
+            self.messages.append(
+                Message(
+                    role=Role.TOOL,
+                    content=PLACEHOLDER,
+                    name=call.name,
+                    tool_call_id=call.id,
+                    metadata={"placeholder": True},
+                )
+            )
+
+
+class _Asking(BaseModel):
+    """Of a call's record what it asks."""
+
+    phase: CallPhase = CallPhase.NEW
+    requests: tuple[ApprovalRequest, ...] = ()
+
+
+class Standing(BaseModel):
+    """Where a stored session stands: the part of its state that lists of sessions need, read without the rest."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    v: int = Field(le=STATE_VERSION)
+    agent_id: str
+    session_id: str
+    status: AgentStatus
+    turn: list[_Asking] = Field(default_factory=list)
+    review: list[ApprovalRequest] = Field(default_factory=list)
+    worker: str | None = None
+    lease_s: float = 0.0
+    lease_until_s: float = 0.0
+    claimed_s: float = 0.0
+
+    def pending(self) -> list[ApprovalRequest]:
+        """Everything that waits for a decision now."""
+        return pending(self.review, self.turn)
+
+
+def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _Asking]) -> list[ApprovalRequest]:
+    """Everything that waits for a decision: the run's own requests, then those of its calls."""
+    return [*review, *(request for call in turn if call.phase is CallPhase.WAITING for request in call.requests)]
+
+
+class ExecutionResult(BaseModel):
+    """What a run, or a part of it up to a pause, came to. `metadata["uncertainty"]` is there after every run."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    status: AgentStatus
+    output: str = ""
+    messages: list[Message] = Field(default_factory=list)
+    tool_calls_made: int = 0
+    token_usage: TokenUsage = Field(default_factory=TokenUsage)
+    duration_seconds: float = 0.0
+    steps_taken: int = 0
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    pending: list[ApprovalRequest] = Field(default_factory=list)
+    session_id: str = ""
+
+
+class PendingSession(BaseModel):
+    """A run that waits for a human."""
+
+    agent_id: str
+    session_id: str
+    waiting_since_s: float
+    requests: list[ApprovalRequest]

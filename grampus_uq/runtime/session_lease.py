@@ -1,0 +1,167 @@
+"""One worker's hold on one session: every write is a compare-and-set, so whoever lost the session cannot act on it.
+
+While the worker waits for a model or a tool, a watcher beside it renews the lease and looks for stop orders; either may
+end the waiting. A write that fails because another worker took over ends this one before it does anything further.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
+
+import anyio
+from pydantic import JsonValue
+
+from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.monitor.session import Session
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.beside import watched
+from grampus_uq.runtime.ledger import Ledger, Note
+from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
+
+__all__ = ["Hold"]
+
+Result = TypeVar("Result")
+
+_WRITES = 3
+_STEPS_SHOWN = 4
+
+
+class Hold:
+    """A session taken up by one worker: its state, its version in the store, its lease and its audit."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        state: AgentState,
+        version: int,
+        *,
+        worker: str,
+        lease_s: float,
+        stops: StopOrders,
+        session: Session | None = None,
+    ) -> None:
+        self.state = state
+        self.session = session
+        self.audit = AuditLog(ledger.store, state.agent_id, state.session_id)
+        self._ledger = ledger
+        self._version = version
+        self._worker = f"{worker}/{uuid.uuid4().hex[:12]}"  # two tasks of one process are two workers as well
+        self._lease_s = lease_s
+        self._stops = stops
+        self._orders_seen = -1
+        self._lock = anyio.Lock()
+        self._since = time.monotonic()
+
+    @classmethod
+    async def take(
+        cls, ledger: Ledger, state: AgentState, version: int, *, worker: str, lease_s: float, stops: StopOrders
+    ) -> Hold:
+        """Claim the session; raises SessionConflictError when another worker holds it or claims it at this moment."""
+        left = state.leased_for_s()
+        if left:
+            raise SessionConflictError(
+                f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
+                "renewed."
+            )
+        hold = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
+        state.stops_seen = await stops_to_heed(ledger, state)
+        state.claimed_s, state.worker, state.status = ledger.now_s(), hold._worker, AgentStatus.RUNNING
+        await hold.save()
+        return hold
+
+    def now_s(self) -> float:
+        """The store's clock, without asking it: what it said at the last save, and what has passed since."""
+        return self._ledger.now_s()
+
+    async def save(self, *notes: Note) -> None:
+        """Write the state, and the notes into the audit with it: both or neither, in one round trip.
+
+        Raises SessionConflictError when the session was taken over, StoreError when the store is down.
+        """
+        async with self._lock:
+            now = time.monotonic()
+            self.state.active_s += now - self._since
+            self._since = now
+            running = self.state.status is AgentStatus.RUNNING
+            self.state.lease_s = self._lease_s if running else 0.0
+            if self.session is not None:  # on the way only what decides is kept of it, all where it stands
+                self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
+            self.state.saves += 1
+            await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
+
+    async def try_save(self, *notes: Note) -> bool:
+        """Save; with the store down the run goes on in memory, which is counted, and False is returned."""
+        try:
+            await self.save(*notes)
+        except StoreError:
+            self.state.store_failures += 1
+            return False
+        return True
+
+    async def _put(self, notes: list[Note]) -> None:
+        """Compare and set, once more after an error. A write whose answer was lost (connection cut, task cancelled) may
+        have been made: then the next one conflicts with this worker's own, which is found in the store and taken up."""
+        for attempt in range(_WRITES):
+            try:
+                self._version = await self._ledger.save(self.state, self._version, notes)
+                return
+            except SessionConflictError:
+                if await self._was_made():
+                    return
+            except StoreError:
+                if attempt > 0:
+                    raise
+        raise StoreError("The session could not be written: earlier writes of its own came in between again and again.")
+
+    async def _was_made(self) -> bool:
+        """True when the store holds this very save; SessionConflictError when it holds what another worker wrote."""
+        found = await self._ledger.adopt(self.state)
+        if found is None or found[0].worker != self._worker:
+            raise SessionConflictError(f"Session {self.state.session_id!r:.80} was taken over by another worker.")
+        self._version = found[1]
+        return found[0].saves == self.state.saves
+
+    async def note(self, what: str, data: Mapping[str, JsonValue]) -> None:
+        """Add to the audit."""
+        await self.audit.append(what, {"worker": self._worker, **data})
+
+    async def release(self) -> None:
+        """Let others take the session up at once, even while this worker is being cancelled."""
+        if self.state.status is AgentStatus.RUNNING:
+            self.state.status = AgentStatus.WAITING_FOR_HUMAN if self.state.pending() else AgentStatus.IDLE
+        with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+            try:
+                await self.save()
+            except (StoreError, SessionConflictError):
+                return  # the lease runs out by itself, or another worker holds the session already
+
+    async def watched(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        """Await the work while renewing the lease; raises StoppedError on a stop order.
+
+        Raises SessionConflictError when the session was taken over meanwhile. Either cancels the work. Whatever is
+        raised is raised as it is, never inside a group of errors.
+        """
+
+        async def watch() -> None:
+            renew_at = time.monotonic() + self._lease_s / 3
+            while True:
+                await self._stops.news(self._orders_seen, renew_at - time.monotonic())
+                await self.check_stop()
+                if time.monotonic() >= renew_at:
+                    renew_at = time.monotonic() + self._lease_s / 3
+                    with contextlib.suppress(StoreError):  # tried again at the next renewal; what may not run without
+                        await self.save()  # the store asks it first
+
+        return await watched(work, watch)
+
+    async def check_stop(self, *, since: float | None = None) -> None:
+        """Raise StoppedError when a stop order was given; what `since` asks for is in `StopOrders.reached`."""
+        stopped, self._orders_seen = await self._stops.reached(self.state, self._orders_seen, since=since)
+        if stopped:
+            raise StoppedError(f"Session {self.state.session_id!r} was ordered to stop.")

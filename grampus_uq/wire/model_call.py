@@ -1,0 +1,95 @@
+"""One way to ask any model client: pass only the options it takes, parse whatever it returns."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from grampus_uq.errors import ModelError, UnsupportedByModelError
+from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records.values import Message, ModelResponse, TokenUsage, ToolCall
+from grampus_uq.wire.calls import read_call
+from grampus_uq.wire.fields import kind_of
+from grampus_uq.wire.responses import ReadResponse, read_response
+
+__all__ = ["ask_model", "parse_response", "parse_tool_call"]
+
+
+async def ask_model(
+    client: ModelClient,
+    messages: Sequence[Message],
+    model: str,
+    options: Mapping[str, Any],
+    *,
+    refused: set[str] | None = None,
+    on_refusal: Callable[[], None] = lambda: None,
+) -> ModelResponse:
+    """Ask; each time the model refuses an option (logprobs, temperature, ...) ask again without it.
+
+    Options whose value is None, or that the client's `complete` has no parameter for, are left out. So are those in
+    `refused`, which takes up every further refusal, for the caller's next question; `on_refusal` is called for each.
+    Raises what the client raises, and ModelError when the reply is not a response at all.
+    """
+    refused = set() if refused is None else refused
+    accepted = _accepted_options(getattr(client.complete, "__func__", client.complete))
+    while True:
+        wanted = {
+            name: value
+            for name, value in options.items()
+            if value is not None and name not in refused and (accepted is None or name in accepted)
+        }
+        try:
+            return parse_response(await client.complete(messages=list(messages), model=model, **wanted))
+        except UnsupportedByModelError as refusal:
+            named = _refused_options(refusal.parameter)
+            if named.isdisjoint(wanted):
+                raise
+            refused |= named
+            on_refusal()
+
+
+def _refused_options(parameter: str) -> frozenset[str]:
+    return frozenset(("top_logprobs", "logprobs")) if "logprobs" in parameter else frozenset((parameter,))
+
+
+@functools.lru_cache(maxsize=256)
+def _accepted_options(complete: Callable[..., Any]) -> frozenset[str] | None:
+    """Names of the keywords that `complete` takes; None when it takes any."""
+    try:
+        parameters = inspect.signature(complete).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return None
+    return frozenset(p.name for p in parameters)
+
+
+def parse_response(reply: Any) -> ModelResponse:
+    """Turn a client's reply, in any form that `wire.responses` reads, into a ModelResponse.
+
+    Raises ModelError saying what of it breaks its form. A missing usage counts as zero tokens, log-probabilities that
+    are missing or broken stay None.
+    """
+    if isinstance(reply, ModelResponse):
+        return reply
+    read = read_response(reply) if not isinstance(reply, str | None) else ReadResponse(problem="is no answer")
+    if read.problem is not None:
+        raise ModelError(f"The model client returned {kind_of(reply)}, which {read.problem}.")
+    return ModelResponse(
+        content=read.text,
+        tool_calls=tuple(call.call for call in read.calls),
+        token_usage=read.usage or TokenUsage(),
+        model=read.model,
+        stop_reason=read.stop_reason,
+        logprobs=read.logprobs.tokens,
+    )
+
+
+def parse_tool_call(call: Any) -> ToolCall:
+    """Turn a tool call of any form that `wire.calls` reads into a ToolCall; raises ModelError saying what is wrong."""
+    read = read_call(call)
+    if read.problem is not None:
+        raise ModelError(f"The proposed tool call {read.call.name!r:.80} {read.problem}.")
+    return read.call
