@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq import UncertaintyAction, UncertaintyPolicy, artifacts
+from grampus_uq import UncertaintyAction, UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.evaluate.from_recordings import read_recordings
+from grampus_uq.recording import artifacts
 from grampus_uq.recording.codec import decode, encode
 from grampus_uq.recording.eligibility import standing
 from grampus_uq.recording.replay import replay_all, replay_file

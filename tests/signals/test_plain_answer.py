@@ -16,7 +16,8 @@ from grampus_uq.signals.verbalized import _parsed
 
 ROOM = Path(standing.__file__).parent
 SOURCES = [
-    (ROOM / f"{name}.py").read_text(encoding="utf-8") for name in ("standing", "own_words", "stated", "admissions")
+    (ROOM / f"{name}.py").read_text(encoding="utf-8")
+    for name in ("statement_context", "own_words", "stated", "admissions")
 ]
 SOURCES += [(ROOM / f"{name}.py").read_text(encoding="utf-8") for name in ("verbalized", "closing_object")]
 STEMS = sorted({word.lower() for source in SOURCES for word in re.findall(r"[A-Za-z]{2,}", source)})
