@@ -12,36 +12,35 @@ from grampus_uq.errors import GrampusError
 
 __all__ = ["main"]
 
-# Name of the command -> module under grampus_uq.cli; the module's attribute `command` is the click command.
-_COMMANDS = {
-    "approvals": "approvals",
-    "backtest": "backtest",
-    "attribute": "attribute",
-    "compare": "compare",
-    "dashboard": "dashboard",
-    "demo": "demo",
-    "doctor": "doctor",
-    "evaluate": "evaluate",
-    "export": "export",
-    "fit": "fit",
-    "prune": "prune",
-    "risk": "risk",
-    "runs": "runs",
-    "stop": "stop",
-    "watch": "watch",
-}
+_COMMANDS = (
+    "approvals",
+    "attribute",
+    "backtest",
+    "compare",
+    "dashboard",
+    "demo",
+    "doctor",
+    "evaluate",
+    "export",
+    "fit",
+    "prune",
+    "risk",
+    "runs",
+    "stop",
+    "watch",
+)
 
 
 class _LazyGroup(click.Group):
     """Imports a command's module only when that command is asked for, so that `--help` stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command = importlib.import_module(f"grampus_uq.cli.{_COMMANDS[cmd_name]}").command
+        command = importlib.import_module(f"grampus_uq.cli.{cmd_name}_command").command
         assert isinstance(command, click.Command)  # noqa: S101 (a programming error in this package)
         return command
 

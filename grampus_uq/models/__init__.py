@@ -30,7 +30,7 @@ __all__ = [
 _PLACES = {
     "Capabilities": "refusals",
     "Examination": "doctor",
-    "LiteLLMModel": "litellm",
+    "LiteLLMModel": "litellm_model",
     "LocalModel": "local",
     "OpenAICompatibleModel": "openai_compatible",
     "examine": "doctor",
