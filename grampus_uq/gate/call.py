@@ -3,18 +3,18 @@
     new -> cleared | waiting | settled         judged: by the monitor, by a grant, by an earlier rejection
     waiting -> cleared | settled | waiting     decided, expired, guided, asked again
     cleared -> started -> settled              started: the one check at the moment of running (`gate.clearance`)
-    started -> cleared | waiting               recovered: its process died; only what merely reads runs again by itself
+    started -> cleared | waiting               `gate.recovery`: its process died; only what merely reads runs again
 
 A record never says by itself that its call may run. What may run follows from the signatures of its decisions, or from
 `cleared_here`, which is never stored: a clearance of the monitor is good in the process that gave it, and in another
-one only under the host's seal (`restored`).
+one only under the host's seal (`gate.recovery`).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -34,10 +34,11 @@ __all__ = [
     "CallRecord",
     "Doubt",
     "Terms",
+    "answer_text",
     "asked",
     "asked_again",
+    "authority",
     "bound",
-    "by_whom",
     "cleared",
     "decided",
     "doubt_of",
@@ -46,12 +47,9 @@ __all__ = [
     "granted",
     "guided",
     "may_be_granted",
-    "recovered",
     "request_for",
-    "restored",
     "review",
     "settled",
-    "told",
 ]
 
 REJECTED = "Not executed: a human rejected this call.{said} Do not propose it again."
@@ -187,6 +185,12 @@ class CallRecord(BaseModel):
         text = canonical_json([run_id, self.step_id, self.call.id, self.call.canonical()])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
+    def clear_here(self) -> CallRecord:
+        """A copy that this process vouches for: exactly this call at exactly this step may run."""
+        new = self.change()
+        new._cleared_here = new._identity(new.call)
+        return new
+
     def change(self, **changes: Any) -> CallRecord:
         """The record with these fields; a clearance of this process goes with it only while it is cleared."""
         new = self.model_copy(update=changes)
@@ -201,21 +205,17 @@ class CallRecord(BaseModel):
 def doubt_of(judged: StepUncertainty | Verdict) -> Doubt:
     """What a judgement says of a call, as a request shows it."""
     if isinstance(judged, Verdict):
-        return Doubt(level=judged.level, rule=judged.rule, reason=judged.reason, guarantee=judged.guarantee)
-    return Doubt(
-        level=judged.level,
-        rule=judged.rule,
-        reason=judged.reasoning,
-        guarantee=judged.guarantee,
-        confidence=judged.believed,
-    )
+        return _doubt(judged, judged.reason)
+    return replace(_doubt(judged, judged.reasoning), confidence=judged.believed)
+
+
+def _doubt(judged: StepUncertainty | Verdict | ApprovalRequest, reason: str) -> Doubt:
+    return Doubt(level=judged.level, rule=judged.rule, reason=reason, guarantee=judged.guarantee)
 
 
 def cleared(record: CallRecord, by: str = "monitor") -> CallRecord:
     """Let through without anybody's decision: good in this process only."""
-    new = record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None)
-    new._cleared_here = new._identity(new.call)
-    return new
+    return record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None).clear_here()
 
 
 def may_be_granted(record: CallRecord, terms: Terms) -> bool:
@@ -234,7 +234,7 @@ def may_be_granted(record: CallRecord, terms: Terms) -> bool:
 def granted(record: CallRecord, grant: Grant) -> CallRecord:
     """Let through by standing leave, which is checked once more when the call runs."""
     new = record.change(phase=CallPhase.CLEARED, grant=grant, requests=())
-    return new.change(cleared_by=by_whom(new))
+    return new.change(cleared_by=authority(new))
 
 
 def request_for(
@@ -248,12 +248,8 @@ def request_for(
         rules=terms.rules,
         step_id=step_id if record is None else record.step_id,
         call=None if record is None else record.proposed,
-        level=doubt.level,
-        rule=doubt.rule,
-        reason=doubt.reason,
-        guarantee=doubt.guarantee,
-        confidence=doubt.confidence,
         created_s=now_s,
+        **asdict(doubt),
         **given,
     )
 
@@ -285,18 +281,11 @@ def asked_again(
 ) -> CallRecord:
     """Ask the same thing anew, because the request before can never be answered any more."""
     old = next((request for request in record.requests if request.child_session is None), None)
-    if old is None:
-        doubt = UNVOUCHED
-    else:
-        doubt = Doubt(
-            level=old.level, rule=old.rule, reason=old.reason, guarantee=old.guarantee, confidence=old.confidence
-        )
+    doubt = UNVOUCHED if old is None else replace(_doubt(old, old.reason), confidence=old.confidence)
     if reason is not None:
         first = doubt.reason.removeprefix("asked again, because ").split(". Before: ")[-1]
         why = f"asked again, because {reason}. Before: {first}" if first else f"asked again, because {reason}"
-        doubt = Doubt(
-            level=doubt.level, rule=doubt.rule, reason=why, guarantee=doubt.guarantee, confidence=doubt.confidence
-        )
+        doubt = replace(doubt, reason=why)
     return asked(record, terms, approvals, doubt, now_s)
 
 
@@ -320,7 +309,7 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
     """Carry out decisions that settle the record's request (`ApprovalPolicy.holding`)."""
     first = decisions[0]
     if first.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
-        new = settled(record, told(first), is_error=first.kind is ApprovalKind.REJECT)
+        new = settled(record, answer_text(first), is_error=first.kind is ApprovalKind.REJECT)
         return new.change(decisions=tuple(decisions))
     new = record.change(
         phase=CallPhase.CLEARED,
@@ -328,10 +317,10 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
         decisions=tuple(decisions),
         grant=None,
     )
-    return new.change(cleared_by=by_whom(new))
+    return new.change(cleared_by=authority(new))
 
 
-def by_whom(record: CallRecord) -> str | None:
+def authority(record: CallRecord) -> str | None:
     """By whose word a call was let through, as its decisions and its grant say; else what the record says."""
     if record.decisions:
         who = " and ".join(decision.principal for decision in record.decisions)
@@ -343,8 +332,8 @@ def _with_arguments(call: ToolCall, decision: ApprovalDecision) -> ToolCall:
     return call if decision.arguments is None else call.model_copy(update={"arguments": decision.arguments})
 
 
-def told(decision: ApprovalDecision) -> str:
-    """What the model is told in place of a result when a human rejected the call, or answered for it."""
+def answer_text(decision: ApprovalDecision) -> str:
+    """What the model reads in place of a result when a human rejected the call, or answered for it."""
     if decision.kind is ApprovalKind.RESPOND:
         return decision.message or ""
     return REJECTED.format(said=f" They said: {decision.message}" if decision.message else "")
@@ -377,52 +366,3 @@ def guided(record: CallRecord, text: str) -> CallRecord:
 def settled(record: CallRecord, text: str | None, *, is_error: bool = False) -> CallRecord:
     """The call has its one result, or this text in its place."""
     return record.change(phase=CallPhase.SETTLED, requests=(), text=text, is_error=is_error)
-
-
-# -- what comes from outside, and what a dead process left ------------------------------------------------------------
-
-
-def restored(
-    record: CallRecord,
-    terms: Terms,
-    approvals: ApprovalPolicy,
-    now_s: float,
-    *,
-    believed: bool,
-    delegates: bool = False,
-) -> CallRecord:
-    """What a stored record is worth: all that it says when it is `believed`, else only what decisions prove.
-
-    Believe it when the host's seal holds, or when the policy has no signer. What is not believed waits, whatever its
-    phase; of what had started nobody knows what became. `delegates`: the host knows the tool as a sub-agent, whose own
-    session asks for its own calls.
-    """
-    if believed:
-        new = record.change()
-        if new.phase in (CallPhase.CLEARED, CallPhase.STARTED) and not new.decisions and new.grant is None:
-            new._cleared_here = new._identity(new.call)
-        return new
-    if record.phase is CallPhase.SETTLED:
-        return record
-    if record.phase is CallPhase.STARTED:
-        return asked(record.change(child_session=None), terms, approvals, UNKNOWN_OUTCOME, now_s)
-    if delegates and record.child_session is not None and record.waiting:
-        return record
-    record = record.change(child_session=None, guidance=None)
-    request = record.requests[0] if len(record.requests) == 1 else None
-    if request is None or not bound(request, record, terms):
-        return asked(record, terms, approvals, UNVOUCHED, now_s)
-    if record.phase is CallPhase.CLEARED and record.decisions:
-        return record  # `clearance` looks at the signatures when it runs
-    return record.change(phase=CallPhase.WAITING, call=record.proposed, decisions=(), grant=None, cleared_by=None)
-
-
-def recovered(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, effect: Effect, now_s: float) -> CallRecord:
-    """A call that a dead process left started: what merely reads runs again, of anything else a human is asked."""
-    if record.phase is not CallPhase.STARTED:
-        return record
-    if record.child_session is not None or (effect is Effect.READ and record.cleared_here):
-        return cleared(record, record.cleared_by or "monitor")  # a sub-agent's session resumes itself
-    if effect is Effect.READ and (record.decisions or record.grant is not None):
-        return record.change(phase=CallPhase.CLEARED)
-    return asked(record, terms, approvals, UNKNOWN_OUTCOME, now_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from grampus_uq.gate.call import CallPhase, CallRecord, decided, settled, told
+from grampus_uq.gate.call import CallPhase, CallRecord, answer_text, decided, settled
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import ToolCall
 
@@ -42,7 +42,7 @@ def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
     )
     said = None if entry.get("decision") is None else ApprovalDecision.model_validate(entry["decision"])
     if said is not None and said.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
-        return settled(record, told(said), is_error=said.kind is ApprovalKind.REJECT)
+        return settled(record, answer_text(said), is_error=said.kind is ApprovalKind.REJECT)
     return record if record.phase is not CallPhase.SETTLED else record.change(requests=())
 
 

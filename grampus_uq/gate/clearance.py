@@ -6,16 +6,33 @@ who writes every byte of the state, and has no approver's private key, gets no c
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Awaitable, Callable
+
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import CallPhase, CallRecord, Terms, bound
 from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect
 
-__all__ = ["HARMLESS", "check_clearance"]
+__all__ = ["HARMLESS", "Precondition", "check_clearance", "refusal_of"]
 
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
 """What may run on a belief that nobody vouches for. What nobody classified may well be irreversible."""
+
+Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
+"""Why a call that a human or a grant let through must not run now, or None where it may; may be awaited."""
+
+
+async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str | None:
+    """Why the call must not run now; None where nothing speaks against it. What cannot be checked does not hold."""
+    if precondition is None:
+        return None
+    try:
+        refusal = precondition(call)
+        return await refusal if inspect.isawaitable(refusal) else refusal
+    except Exception as error:  # noqa: BLE001 (user code: what cannot be checked does not hold)
+        return f"its precondition could not be checked ({type(error).__name__}: {error})"
 
 
 def check_clearance(

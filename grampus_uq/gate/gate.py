@@ -33,16 +33,15 @@ from grampus_uq.gate.call import (
     Terms,
     asked,
     asked_again,
+    authority,
     bound,
-    by_whom,
     cleared,
     decided,
     doubt_of,
     settled,
 )
-from grampus_uq.gate.clearance import HARMLESS, check_clearance
+from grampus_uq.gate.clearance import HARMLESS, Precondition, check_clearance, refusal_of
 from grampus_uq.gate.effects import ToolEffects
-from grampus_uq.gate.preconditions import Precondition, refusal_of
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, rules_digest
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.monitor.session import Session
@@ -221,7 +220,7 @@ class Gate:
             effect=Effect.READ if delegates else effect,
             now_s=time.time() if now_s is None else now_s,
         )
-        by = by_whom(record)
+        by = authority(record)
         if effect is record.effect and by == record.cleared_by:
             return record
         return record.change(effect=effect, cleared_by=by)

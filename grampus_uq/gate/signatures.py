@@ -18,15 +18,13 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.gate.seal import Seal
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from grampus_uq.gate.requests import ApprovalDecision, Grant
 
 __all__ = ["Ed25519Signer", "HmacSigner", "PublicKey", "PublicKeys", "Verifier", "signer_from_environment", "write_key"]
 
@@ -54,19 +52,26 @@ class PublicKey(Protocol):
         ...
 
 
+class _Signable(Protocol):
+    """A decision or a grant."""
+
+    def signed_text(self) -> bytes: ...
+    def model_copy(self, *, update: Mapping[str, Any]) -> Any: ...
+
+
+Signed = TypeVar("Signed", bound=_Signable)
+
+
 class _Signs:
     """Puts a signature on decisions and grants."""
 
     def signature(self, text: bytes) -> str:
         raise NotImplementedError
 
-    def sign(self, decision: ApprovalDecision) -> ApprovalDecision:
-        """The decision with its signature."""
-        return decision.model_copy(update={"signature": self.signature(decision.signed_text())})
-
-    def sign_grant(self, grant: Grant) -> Grant:
-        """The grant with its signature."""
-        return grant.model_copy(update={"signature": self.signature(grant.signed_text())})
+    def sign(self, record: Signed) -> Signed:
+        """Return the decision or the grant with its signature."""
+        signed: Signed = record.model_copy(update={"signature": self.signature(record.signed_text())})
+        return signed
 
 
 class HmacSigner(_Signs):

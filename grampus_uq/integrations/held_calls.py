@@ -46,14 +46,12 @@ from grampus_uq.gate.call import (
     asked_again,
     bound,
     edit_note,
-    recovered,
-    restored,
     settled,
 )
 from grampus_uq.gate.carried import read_record, write_record
-from grampus_uq.gate.clearance import HARMLESS
+from grampus_uq.gate.clearance import HARMLESS, Precondition
 from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
-from grampus_uq.gate.preconditions import Precondition
+from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.seal import session_place
 

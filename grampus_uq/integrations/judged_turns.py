@@ -55,14 +55,13 @@ from grampus_uq.gate.call import (
     asked_again,
     cleared,
     doubt_of,
-    restored,
     review,
     settled,
 )
 from grampus_uq.gate.carried import read_decided, read_record, write_record
-from grampus_uq.gate.clearance import HARMLESS
+from grampus_uq.gate.clearance import HARMLESS, Precondition
 from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.preconditions import Precondition
+from grampus_uq.gate.recovery import restored
 from grampus_uq.gate.seal import SEAL
 from grampus_uq.wire import NO_TOKENS, TokenStream
 

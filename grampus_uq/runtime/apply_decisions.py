@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grampus_uq.errors import ApprovalError
-from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, asked_again, decided, expired, guided, told
+from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, answer_text, asked_again, decided, expired, guided
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
@@ -150,7 +150,7 @@ async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalD
         return
     if deciding[0].kind is ApprovalKind.REJECT:
         state.rejected = [*state.rejected, record.proposed.digest()][-MAX_REJECTED:]
-    state.settle(new, told(deciding[0]), is_error=new.is_error)
+    state.settle(new, answer_text(deciding[0]), is_error=new.is_error)
 
 
 def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:

@@ -13,9 +13,9 @@ import anyio
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionError, StoreError, UncertaintyError
 from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.preconditions import Precondition
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.monitor.session import Session

@@ -25,11 +25,10 @@ from grampus_uq.gate.call import (
     edit_note,
     granted,
     may_be_granted,
-    recovered,
-    restored,
     review,
 )
 from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction

@@ -31,12 +31,11 @@ from grampus_uq.gate.call import (
     granted,
     guided,
     may_be_granted,
-    recovered,
-    restored,
     settled,
 )
 from grampus_uq.gate.clearance import check_clearance
 from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalPolicy, ApprovalRequest, Grant
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
@@ -125,7 +124,7 @@ def test_a_request_on_something_else_is_replaced_when_the_state_is_not_believed(
     ids=str,
 )
 def test_whoever_let_it_through_another_call_does_not_run_on_it(changed: ToolCall) -> None:
-    grant = ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
+    grant = ANN.sign(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
     new = CallRecord(proposed=PAY, step_id="llm_1")
     for record in (approved(), cleared(new), granted(waiting(), grant)):
         assert runs(record)
@@ -175,8 +174,8 @@ def test_a_call_runs_once() -> None:
 
 def test_a_grant_is_checked_again_when_the_call_runs() -> None:
     good = Grant(tool="pay", limits={"amount": {"max": 5}}, principal="ann", expires_s=NOW + 1)
-    assert runs(stored(granted(waiting(), ANN.sign_grant(good))))
-    for bad in (good, EVE.sign_grant(good), ANN.sign_grant(good).model_copy(update={"limits": {}})):
+    assert runs(stored(granted(waiting(), ANN.sign(good))))
+    for bad in (good, EVE.sign(good), ANN.sign(good).model_copy(update={"limits": {}})):
         assert not runs(granted(waiting(), bad))
     for scope in (
         {"expires_s": NOW},
@@ -185,9 +184,9 @@ def test_a_grant_is_checked_again_when_the_call_runs() -> None:
         {"session_id": "clerk"},
         {"limits": {"amount": {"max": 4}}},
     ):
-        assert not runs(granted(waiting(), ANN.sign_grant(good.model_copy(update=scope))))
+        assert not runs(granted(waiting(), ANN.sign(good.model_copy(update=scope))))
     for scope in ({"agent_id": "clerk"}, {"session_id": "s"}, {"agent_id": "clerk", "session_id": "s"}):
-        assert runs(granted(waiting(), ANN.sign_grant(good.model_copy(update=scope))))
+        assert runs(granted(waiting(), ANN.sign(good.model_copy(update=scope))))
 
 
 def test_a_decision_under_rules_that_hold_no_more_is_asked_again() -> None:
@@ -217,7 +216,7 @@ PARTS: dict[str, list[Any]] = {
     "grant": [
         None,
         Grant(tool="pay", principal="ann", expires_s=9e9).model_dump(mode="json"),
-        EVE.sign_grant(Grant(tool="pay", principal="ann", expires_s=9e9)).model_dump(mode="json"),
+        EVE.sign(Grant(tool="pay", principal="ann", expires_s=9e9)).model_dump(mode="json"),
     ],
     "requests": [
         [],
@@ -301,7 +300,7 @@ def test_a_grant_lifts_what_the_tool_asks_for_and_never_doubt_about_the_run(leve
     assert may_be_granted(record, TERMS) is (mild and rule in ("irreversible_override", "missing_evidence"))
     outside = replace(TERMS, vouched=False)
     assert not may_be_granted(record, outside)  # whether the run is in doubt is not known
-    grant = ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
+    grant = ANN.sign(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
     assert not runs(granted(record, grant), terms=outside)
     assert runs(granted(record, grant), terms=outside, effect=Effect.READ)
 
@@ -323,7 +322,7 @@ async def test_of_two_tasks_that_start_one_approved_call_only_one_does_while_its
         await anyio.sleep(0.01)
 
     gate = Gate(approvals=SIGNED, precondition=holds)
-    grant = ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=NOW + 9e9))
+    grant = ANN.sign(Grant(tool="pay", principal="ann", expires_s=NOW + 9e9))
     kept = {"c1": approved() if by == "decision" else granted(waiting(), grant)}
     seen: list[CallPhase] = []
 

@@ -26,26 +26,25 @@ from grampus_uq.gate.call import (
     CallRecord,
     Doubt,
     Terms,
+    answer_text,
     asked,
     asked_again,
+    authority,
     bound,
-    by_whom,
     cleared,
     decided,
     doubt_of,
     expired,
     granted,
     guided,
-    recovered,
     request_for,
-    restored,
     review,
     settled,
-    told,
 )
+from grampus_uq.gate.clearance import refusal_of
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.preconditions import refusal_of
+from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
 from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
@@ -292,9 +291,9 @@ def test_a_rejection_and_an_answer_settle_the_call_in_a_humans_words(
     record = waiting()
     decision = says(record, kind, message=message)
     done = decided(record, [decision])
-    assert told(decision).endswith(text)
-    assert bool(text) is bool(told(decision))
-    assert (done.phase, done.text, done.is_error) == (CallPhase.SETTLED, told(decision), is_error)
+    assert answer_text(decision).endswith(text)
+    assert bool(text) is bool(answer_text(decision))
+    assert (done.phase, done.text, done.is_error) == (CallPhase.SETTLED, answer_text(decision), is_error)
     assert (done.decisions, done.requests) == ((decision,), ())
 
 
@@ -302,13 +301,13 @@ def test_by_whose_word_a_call_runs_is_read_from_its_decisions_then_its_grant_the
     grant = Grant(id="g1", tool="pay", principal="bob", expires_s=NOW + 1)
     record = waiting()
     both = [says(record, "approve"), record.requests[0].decide("approve", principal="bob")]
-    assert by_whom(decided(record.change(grant=grant), both)) == "approve of ann and bob"
+    assert authority(decided(record.change(grant=grant), both)) == "approve of ann and bob"
     assert decided(record.change(grant=grant), both).grant is None
     by_grant = granted(record, grant)
-    assert (by_grant.cleared_by, by_whom(by_grant)) == ("grant g1 of bob", "grant g1 of bob")
+    assert (by_grant.cleared_by, authority(by_grant)) == ("grant g1 of bob", "grant g1 of bob")
     assert (by_grant.phase, by_grant.grant, by_grant.requests) == (CallPhase.CLEARED, grant, ())
-    assert by_whom(cleared(NEW)) == "monitor"
-    assert by_whom(cleared(NEW, "unmonitored")) == "unmonitored"
+    assert authority(cleared(NEW)) == "monitor"
+    assert authority(cleared(NEW, "unmonitored")) == "unmonitored"
 
 
 # -- what a request says, and what becomes of one that nobody answers -------------------------------------------------

@@ -107,7 +107,7 @@ def test_a_signature_covers_every_field_of_a_decision(field: str) -> None:
 
 def test_a_grants_signature_is_none_of_a_decision() -> None:
     """What is signed says what it is: text that one record signs is never the text of another kind of record."""
-    grant = ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=9e9))
+    grant = ANN.sign(Grant(tool="pay", principal="ann", expires_s=9e9))
     POLICY.check_grant(grant)
     assert grant.signed_text().startswith(b"grampus_uq grant 2\n")
     assert ASKED.decide("approve", principal="ann").signed_text().startswith(b"grampus_uq decision 2\n")
@@ -206,7 +206,7 @@ def test_approvers_narrow_who_may_decide_among_those_who_have_a_key() -> None:
     with pytest.raises(ApprovalError, match="not among the approvers"):
         only_bob.check(ASKED, said("approve", ANN, "ann"), now_s=150.0)
     with pytest.raises(ApprovalError, match="not among the approvers"):
-        only_bob.check_grant(ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=9e9)))
+        only_bob.check_grant(ANN.sign(Grant(tool="pay", principal="ann", expires_s=9e9)))
     anybody = ApprovalPolicy()
     anybody.check(ASKED, ASKED.decide("approve", principal="mallory"), now_s=150.0)
     assert POLICY.approvers == {"ann", "bob"}
@@ -277,7 +277,7 @@ def test_a_seal_comes_from_the_environment_where_its_key_is_set(monkeypatch: pyt
 
 def test_a_grant_of_one_is_no_leave_where_two_are_required() -> None:
     with pytest.raises(ApprovalError, match="requires several"):
-        TWO.check_grant(ANN.sign_grant(Grant(tool="pay", principal="ann", expires_s=9e9)))
+        TWO.check_grant(ANN.sign(Grant(tool="pay", principal="ann", expires_s=9e9)))
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,7 @@ async def scene(policy: str) -> Scene:
         (request,) = (await one.run(AGENT, "pay", session_id=session)).pending
         await one.resume("mailer", session, signer.sign(request.decide(kind, principal="ann")))
     grant = Grant(tool="pay", limits={"to": {"equals": "Z"}}, principal="ann", expires_s=time.time() + 3600, max_uses=1)
-    await one.ledger.grant(signer.sign_grant(grant))
+    await one.ledger.grant(signer.sign(grant))
     sure = runner(till, store, policy, 0.99)
     await sure.run(AGENT, "look", session_id="sure")
     documents = {
@@ -325,7 +325,7 @@ def _grants(stored: Stored, rng: random.Random) -> None:
         )
         held["uses"] = rng.choice([0, -5, 10**6])
     free = Grant(tool="pay", principal="ann", expires_s=9e9)
-    stored.grants.append({"grant": EVE.sign_grant(free).model_dump(mode="json"), "uses": 0})
+    stored.grants.append({"grant": EVE.sign(free).model_dump(mode="json"), "uses": 0})
     if rng.random() < 0.5:
         stored.call["grant"] = rng.choice([held.get("grant") for held in stored.grants])
 

@@ -264,13 +264,13 @@ async def test_a_grant_lets_its_tool_run_within_its_limits_and_its_time() -> Non
         return len(world.sent)
 
     good = {"tool": "send_email", "limits": {"to": {"in": ["bob"]}}, "principal": "ann", "expires_s": time.time() + 60}
-    assert await sent(signer.sign_grant(Grant(**good))) == 1
+    assert await sent(signer.sign(Grant(**good))) == 1
     assert await sent(Grant(**good)) == 0
-    assert await sent(signer.sign_grant(Grant(**good | {"principal": "eve"}))) == 0
-    assert await sent(signer.sign_grant(Grant(**good | {"expires_s": time.time() - 1}))) == 0
-    assert await sent(signer.sign_grant(Grant(**good | {"limits": {"to": {"in": ["ann"]}}}))) == 0
-    assert await sent(signer.sign_grant(Grant(**good | {"limits": {"amount": {"max": 50}}}))) == 0
-    assert await sent(signer.sign_grant(Grant(**good)).model_copy(update={"limits": {}})) == 0
+    assert await sent(signer.sign(Grant(**good | {"principal": "eve"}))) == 0
+    assert await sent(signer.sign(Grant(**good | {"expires_s": time.time() - 1}))) == 0
+    assert await sent(signer.sign(Grant(**good | {"limits": {"to": {"in": ["ann"]}}}))) == 0
+    assert await sent(signer.sign(Grant(**good | {"limits": {"amount": {"max": 50}}}))) == 0
+    assert await sent(signer.sign(Grant(**good)).model_copy(update={"limits": {}})) == 0
 
 
 async def test_a_grant_is_used_no_more_often_than_it_says() -> None:

@@ -1,0 +1,63 @@
+"""What a stored record is worth in another process, and what becomes of a call whose process died while it ran."""
+
+from __future__ import annotations
+
+from grampus_uq.gate.call import (
+    UNKNOWN_OUTCOME,
+    UNVOUCHED,
+    CallPhase,
+    CallRecord,
+    Terms,
+    asked,
+    bound,
+    cleared,
+)
+from grampus_uq.gate.requests import ApprovalPolicy
+from grampus_uq.records.vocabulary import Effect
+
+__all__ = ["recovered", "restored"]
+
+
+def restored(
+    record: CallRecord,
+    terms: Terms,
+    approvals: ApprovalPolicy,
+    now_s: float,
+    *,
+    believed: bool,
+    delegates: bool = False,
+) -> CallRecord:
+    """What a stored record is worth: all that it says when it is `believed`, else only what decisions prove.
+
+    Believe it when the host's seal holds, or when the policy has no signer. What is not believed waits, whatever its
+    phase; of what had started nobody knows what became. `delegates`: the host knows the tool as a sub-agent, whose own
+    session asks for its own calls.
+    """
+    if believed:
+        let_through = record.phase in (CallPhase.CLEARED, CallPhase.STARTED)
+        by_monitor = let_through and not record.decisions and record.grant is None
+        return record.clear_here() if by_monitor else record.change()
+    if record.phase is CallPhase.SETTLED:
+        return record
+    if record.phase is CallPhase.STARTED:
+        return asked(record.change(child_session=None), terms, approvals, UNKNOWN_OUTCOME, now_s)
+    if delegates and record.child_session is not None and record.waiting:
+        return record
+    record = record.change(child_session=None, guidance=None)
+    request = record.requests[0] if len(record.requests) == 1 else None
+    if request is None or not bound(request, record, terms):
+        return asked(record, terms, approvals, UNVOUCHED, now_s)
+    if record.phase is CallPhase.CLEARED and record.decisions:
+        return record  # `clearance` looks at the signatures when it runs
+    return record.change(phase=CallPhase.WAITING, call=record.proposed, decisions=(), grant=None, cleared_by=None)
+
+
+def recovered(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, effect: Effect, now_s: float) -> CallRecord:
+    """A call that a dead process left started: what merely reads runs again, of anything else a human is asked."""
+    if record.phase is not CallPhase.STARTED:
+        return record
+    if record.child_session is not None or (effect is Effect.READ and record.cleared_here):
+        return cleared(record, record.cleared_by or "monitor")  # a sub-agent's session resumes itself
+    if effect is Effect.READ and (record.decisions or record.grant is not None):
+        return record.change(phase=CallPhase.CLEARED)
+    return asked(record, terms, approvals, UNKNOWN_OUTCOME, now_s)
