@@ -76,22 +76,22 @@ if TYPE_CHECKING:
     from grampus_uq.runtime.run_state import AgentState as AgentState
     from grampus_uq.runtime.run_state import ExecutionResult as ExecutionResult
     from grampus_uq.runtime.run_state import PendingSession as PendingSession
+    from grampus_uq.runtime.runner import UNWATCHED as UNWATCHED
     from grampus_uq.runtime.runner import AgentRunner as AgentRunner
+    from grampus_uq.runtime.runner import Unwatched as Unwatched
     from grampus_uq.runtime.store import SessionStore as SessionStore
     from grampus_uq.runtime.store import open_store as open_store
     from grampus_uq.runtime.sub_agents import SubAgent as SubAgent
     from grampus_uq.runtime.tools import FunctionTools as FunctionTools
     from grampus_uq.runtime.tools import Tool as Tool
     from grampus_uq.runtime.tools import tool as tool
-    from grampus_uq.runtime.unwatched import UNWATCHED as UNWATCHED
-    from grampus_uq.runtime.unwatched import Unwatched as Unwatched
     from grampus_uq.signals.driver import Budget as Budget
     from grampus_uq.signals.verbalized import elicit_confidence as elicit_confidence
     from grampus_uq.telemetry.tracer import GrampusTracer as GrampusTracer
 
 # Public name -> module of this package that defines it.
 _HOME = {
-    "UNWATCHED": "runtime.unwatched",
+    "UNWATCHED": "runtime.runner",
     "AgentBeliefState": "records.values",
     "AgentDefinition": "records.values",
     "AgentRunner": "runtime.runner",
@@ -158,7 +158,7 @@ _HOME = {
     "UncertaintyPropagator": "core.propagator",
     "UncertaintySource": "records.vocabulary",
     "UnsupportedByModelError": "errors",
-    "Unwatched": "runtime.unwatched",
+    "Unwatched": "runtime.runner",
     "Verdict": "records.values",
     "advance": "core.engine",
     "branches": "runtime.rollback",

@@ -11,14 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grampus_uq.errors import ApprovalError
-from grampus_uq.gate.call import MAX_REJECTED, CallPhase, CallRecord, answer_text, asked_again, decided, expired, guided
+from grampus_uq.gate.call import (
+    MAX_REJECTED,
+    CallPhase,
+    CallRecord,
+    answer_text,
+    asked_again,
+    cleared,
+    decided,
+    expired,
+    guided,
+)
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.turn import Turn
+from grampus_uq.wire.lone_surrogates import whole
 
-__all__ = ["ROLLBACK", "apply_expiry", "apply_guidance", "take_decisions"]
+__all__ = ["ROLLBACK", "HumanResponse", "apply_response"]
+
+HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
+"""Guidance, decisions, or None: take the decisions that were stored elsewhere."""
 
 ROLLBACK = "rollback"
 """Rule of the request that a rollback over executed calls makes: only a decision answers it."""
@@ -33,7 +47,7 @@ class _Open:
 
 
 def _waiting(turn: Turn) -> list[_Open]:
-    state = turn.hold.state
+    state = turn.lease.state
     calls = [r for r in state.turn if r.waiting and len(r.requests) == 1 and r.requests[0].child_session is None]
     return [
         *(_Open(record=None, request=request) for request in state.review),
@@ -41,25 +55,44 @@ def _waiting(turn: Turn) -> list[_Open]:
     ]
 
 
-async def take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision]) -> None:
+async def apply_response(turn: Turn, ledger: Ledger, response: HumanResponse) -> None:
+    """Take a human's response to a session that waits; raises ApprovalError when a decision is refused."""
+    state = turn.lease.state
+    delegated = [r for r in state.turn if r.waiting and r.child_session is not None and r.call.name in turn.delegates]
+    for record in delegated:
+        for request in record.requests:
+            if request.child_session is not None:
+                await turn.delegates[record.call.name].answer(request, response)
+    if isinstance(response, str):
+        await _apply_guidance(turn, whole(response))
+        return
+    given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
+    children = {request.id for request in state.pending() if request.child_session is not None}
+    await _take_decisions(turn, ledger, [d for d in given if d.request_id not in children])
+    await _apply_expiry(turn)
+    for record in delegated:  # let through to look again at what was decided: a child asks for its own calls
+        state.keep(cleared(record, record.cleared_by or "monitor"))
+
+
+async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision]) -> None:
     """Store the decisions given now, and carry out those that hold, with those that other processes stored.
 
     Raises ApprovalError when one of those given does not hold, or comes too late; nothing is carried out then. Stored
     ones that do not hold are written to the audit.
     """
-    hold, approvals = turn.hold, turn.gate.approvals
+    lease, approvals = turn.lease, turn.gate.approvals
     await _renew(turn)
     waiting = {one.request.id: one for one in _waiting(turn)}
     for decision in given:
         if decision.request_id not in waiting:
             raise ApprovalError(f"Nothing waits under request {decision.request_id!r:.40}: stale or already decided.")
         request = waiting[decision.request_id].request
-        _, refused = approvals.holding(request, [(decision, hold.now_s())], turn.gate.problem)
+        _, refused = approvals.holding(request, [(decision, lease.now_s())], turn.gate.problem)
         if refused:
-            await hold.note("decision_refused", {"request": request.id, "why": refused[0][1]})
-            if request.expired(hold.now_s()):
+            await lease.note("decision_refused", {"request": request.id, "why": refused[0][1]})
+            if request.expired(lease.now_s()):
                 _ask_again(turn, waiting[decision.request_id])
-                await hold.save()
+                await lease.save()
             raise ApprovalError(refused[0][1])
     for decision in given:
         await ledger.decide(decision)
@@ -68,7 +101,7 @@ async def take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDec
     for one in waiting.values():
         deciding, refused = approvals.holding(one.request, arrived[one.request.id], turn.gate.problem)
         for decision, why in refused:
-            await hold.note("decision_refused", {"request": one.request.id, "of": decision.principal, "why": why})
+            await lease.note("decision_refused", {"request": one.request.id, "of": decision.principal, "why": why})
         if deciding:
             late = [decision for decision in given if decision.request_id == one.request.id]
             if any((d.kind, d.arguments) != (deciding[0].kind, deciding[0].arguments) for d in late):
@@ -76,7 +109,7 @@ async def take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDec
             outcomes.append((one, deciding))
     for one, deciding in outcomes:
         await _carry_out(turn, one, deciding)
-    await hold.save()
+    await lease.save()
 
 
 async def _renew(turn: Turn) -> None:
@@ -84,7 +117,7 @@ async def _renew(turn: Turn) -> None:
     terms = turn.terms()
     for one in _waiting(turn):
         if one.request.rules not in ("", terms.rules) or one.request.run_id not in ("", terms.run_id):
-            await turn.hold.note("asked_again", {"request": one.request.id, "why": "it was asked under other rules"})
+            await turn.lease.note("asked_again", {"request": one.request.id, "why": "it was asked under other rules"})
             _ask_again(turn, one)
         elif one.request.rules == "":  # stored by a release that bound a decision to less
             _ask_again(turn, one)
@@ -92,11 +125,11 @@ async def _renew(turn: Turn) -> None:
 
 def _ask_again(turn: Turn, one: _Open) -> None:
     """Replace a request by a new one on the same thing: what was said to the old one holds for nothing."""
-    hold, terms, approvals = turn.hold, turn.terms(), turn.gate.approvals
+    lease, terms, approvals = turn.lease, turn.terms(), turn.gate.approvals
     if one.record is not None:
-        hold.state.keep(asked_again(one.record, terms, approvals, hold.now_s()))
+        lease.state.keep(asked_again(one.record, terms, approvals, lease.now_s()))
         return
-    now_s = hold.now_s()
+    now_s = lease.now_s()
     fresh = ApprovalRequest(
         **one.request.model_dump(exclude={"id", "created_s", "expires_s", "call", "rules", "run_id"}),
         rules=terms.rules,
@@ -104,17 +137,17 @@ def _ask_again(turn: Turn, one: _Open) -> None:
         created_s=now_s,
         expires_s=None if one.request.rule == ROLLBACK else approvals.expiry(now_s),
     )
-    hold.state.review = [fresh if request.id == one.request.id else request for request in hold.state.review]
+    lease.state.review = [fresh if request.id == one.request.id else request for request in lease.state.review]
 
 
 async def _carry_out(turn: Turn, one: _Open, deciding: tuple[ApprovalDecision, ...]) -> None:
     """Take decisions that settle a request into the belief, the audit and the state."""
-    hold, first = turn.hold, deciding[0]
+    lease, first = turn.lease, deciding[0]
     call = None if one.record is None else one.record.proposed
-    hold.state.touched = True
+    lease.state.touched = True
     for decision in deciding:
-        if hold.session is not None:
-            hold.session.record_decision(
+        if lease.session is not None:
+            lease.session.record_decision(
                 decision.kind.value,
                 principal=decision.principal,
                 step_id=one.request.step_id,
@@ -122,7 +155,7 @@ async def _carry_out(turn: Turn, one: _Open, deciding: tuple[ApprovalDecision, .
                 message=decision.message,
                 acknowledges=one.request.rule != ROLLBACK,
             )
-        await hold.note(
+        await lease.note(
             "decision",
             {
                 "request": one.request.id,
@@ -141,9 +174,9 @@ async def _carry_out(turn: Turn, one: _Open, deciding: tuple[ApprovalDecision, .
 
 
 async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalDecision, ...]) -> None:
-    state = turn.hold.state
+    state = turn.lease.state
     if record.requests[0].unknown_outcome and deciding[0].kind is not ApprovalKind.APPROVE:
-        await turn.hold.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
+        await turn.lease.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
     new = decided(record, deciding)
     if new.phase is CallPhase.CLEARED:
         state.keep(new)
@@ -155,7 +188,7 @@ async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalD
 
 def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:
     """The answer to a pause of the run itself: accept its answer, or go on with what the human said."""
-    state = turn.hold.state
+    state = turn.lease.state
     state.review = []
     if deciding[0].kind is ApprovalKind.APPROVE:
         state.answer_approved_by = " and ".join(decision.principal for decision in deciding)
@@ -169,7 +202,7 @@ def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:
 
 def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:
     """The answer to what a rollback asked: go on with the calls as they are, or as the human settled them, or end."""
-    state = turn.hold.state
+    state = turn.lease.state
     state.review = []
     if decision.kind is ApprovalKind.REJECT:
         state.rollback_refused_by = decision.principal
@@ -180,9 +213,9 @@ def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:
         state.messages.append(Message(role=Role.USER, content=decision.message))
 
 
-async def apply_guidance(turn: Turn, text: str) -> None:
+async def _apply_guidance(turn: Turn, text: str) -> None:
     """A text is guidance, never approval: what waits is not executed, and the model goes on with the text."""
-    hold, state = turn.hold, turn.hold.state
+    lease, state = turn.lease, turn.lease.state
     for record in list(state.turn):
         new = guided(record, text)
         if new.phase is CallPhase.SETTLED and record.waiting:
@@ -193,24 +226,24 @@ async def apply_guidance(turn: Turn, text: str) -> None:
     state.output = ""
     state.touched = True
     state.messages.append(Message(role=Role.USER, content=text))
-    if hold.session is not None:
-        hold.session.record_decision("guidance", principal="guidance", message=text)
-    await hold.note("guidance", {"characters": len(text)})
+    if lease.session is not None:
+        lease.session.record_decision("guidance", principal="guidance", message=text)
+    await lease.note("guidance", {"characters": len(text)})
 
 
-async def apply_expiry(turn: Turn) -> None:
+async def _apply_expiry(turn: Turn) -> None:
     """What expired is not executed, and the model is told that it expired: neither a refusal nor leave."""
-    hold, state = turn.hold, turn.hold.state
+    lease, state = turn.lease, turn.lease.state
     for record in list(state.turn):
         if record.child_session is not None:
             continue  # the child's own business: of its requests one may have expired and another been approved
-        new = expired(record, hold.now_s())
+        new = expired(record, lease.now_s())
         if new is not record:
-            await hold.note("approval_expired", {"requests": [request.id for request in record.requests]})
+            await lease.note("approval_expired", {"requests": [request.id for request in record.requests]})
             state.touched = True
             state.settle(new, new.text or "", is_error=True)
-    if any(request.expired(hold.now_s()) and request.rule != ROLLBACK for request in state.review):
-        await hold.note("approval_expired", {"requests": [request.id for request in state.review]})
+    if any(request.expired(lease.now_s()) and request.rule != ROLLBACK for request in state.review):
+        await lease.note("approval_expired", {"requests": [request.id for request in state.review]})
         state.review = []
         state.output = ""
         state.messages.append(

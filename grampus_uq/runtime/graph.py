@@ -20,7 +20,7 @@ import anyio
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import AgentStatus, Role
-from grampus_uq.runtime.beside import side_by_side, watched
+from grampus_uq.runtime.concurrent_tasks import run_together, watched
 from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler, human_node, uncertainty_guard_node
 from grampus_uq.runtime.graph_state import GraphCheckpoint, added, merged
 from grampus_uq.runtime.run_state import AgentState
@@ -250,7 +250,7 @@ class Graph:
             if len(names) > 1:
                 await checkpoint.save()
 
-        await side_by_side([partial(run, name) for name in names])
+        await run_together([partial(run, name) for name in names])
         results, checkpoint.done, checkpoint.ready = checkpoint.done, {}, []
         checkpoint.state = merged(before, [results[name] for name in names])
         remaining = list(names)

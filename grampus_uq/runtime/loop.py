@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from grampus_uq.errors import StoreError, UncertaintyError
-from grampus_uq.gate.call import CallPhase, doubt_of
+from grampus_uq.gate.call import doubt_of
+from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import (
     AgentDefinition,
     Message,
@@ -22,15 +23,15 @@ from grampus_uq.records.values import (
 from grampus_uq.records.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
 from grampus_uq.runtime.apply_decisions import ROLLBACK
 from grampus_uq.runtime.checkpoints import write_checkpoint
-from grampus_uq.runtime.run_state import ExecutionResult
-from grampus_uq.runtime.session_lease import Hold
+from grampus_uq.runtime.endings import Endings
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.run_state import AgentState, ExecutionResult
+from grampus_uq.runtime.session_lease import SessionLease
+from grampus_uq.runtime.turn import Turn
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.lone_surrogates import short_text, whole
 from grampus_uq.wire.model_call import ask_model
-
-if TYPE_CHECKING:
-    from grampus_uq.runtime.runner import AgentRunner
 
 __all__ = ["Loop", "RunEvent"]
 
@@ -52,27 +53,36 @@ class RunEvent:
     result: ExecutionResult | None = None
 
 
+@dataclass(slots=True, kw_only=True)
 class Loop:
-    """Drives one held session."""
+    """Drives one leased session.
 
-    def __init__(self, runner: AgentRunner, hold: Hold, agent: AgentDefinition) -> None:
-        self._runner = runner
-        self._hold = hold
-        self._state = hold.state
-        self._agent = agent
-        self._turn = runner.turn(hold)
+    `schemas` lists the tools as the model sees them, now. `checkpoints` is where the state before each step of the
+    model is kept, None for nowhere. `reflection` gives the message that follows a step which the monitor wants
+    reconsidered.
+    """
+
+    lease: SessionLease
+    turn: Turn
+    agent: AgentDefinition
+    client: ModelClient
+    schemas: Callable[[], list[dict[str, Any]]]
+    endings: Endings
+    checkpoints: Ledger | None = None
+    reflection: Callable[[], Message] | None = None
+    logprobs: bool = True
+    elicit_confidence: bool = False
+
+    @property
+    def _state(self) -> AgentState:
+        return self.lease.state
 
     async def run(self) -> AsyncGenerator[RunEvent, None]:
         """Yield what happens until the run ends or waits. Raises UncertaintyError on an abort."""
-        for record in list(self._state.turn):
-            sub_agent = self._runner.sub_agents.get(record.call.name)
-            if sub_agent is not None and record.phase is CallPhase.STARTED:  # the parent may have died before saying
-                self._state.keep(record.change(child_session=sub_agent.child_id(record, self._state)))
-        unknown = self._turn.recover()
-        for record in unknown:
-            await self._hold.note("outcome_unknown", self._turn.facts(record))
+        for record in self.turn.recover():
+            await self.lease.note("outcome_unknown", self.turn.facts(record))
         while True:
-            await self._hold.check_stop()
+            await self.lease.check_stop()
             if self._state.rollback_refused_by is not None:
                 yield await self._end(StopReason.HUMAN_REJECTED, "A human refused to go on after the rollback.")
                 return
@@ -85,22 +95,22 @@ class Loop:
                 if self._fruitless():
                     yield await self._end(StopReason.HUMAN_REJECTED, "Every call that the model proposes was rejected.")
                     return
-                for note in self._turn.notes():
+                for note in self.turn.notes():
                     self._state.messages.append(Message(role=Role.SYSTEM, content=note))
                 self._state.turn = []
-                await self._hold.try_save()
+                await self.lease.try_save()
             elif self._state.review:
                 yield await self._pause()
                 return
             if self._answered():
                 yield await self._end(StopReason.CLEAN)
                 return
-            if self._state.current_step >= self._agent.max_iterations:
-                reason = f"No answer within {self._agent.max_iterations} steps."
+            if self._state.current_step >= self.agent.max_iterations:
+                reason = f"No answer within {self.agent.max_iterations} steps."
                 yield await self._end(StopReason.MAX_STEPS, reason)
                 return
-            if self._runner.checkpoints:
-                await self._checkpoint()
+            if self.checkpoints is not None:
+                await self._checkpoint(self.checkpoints)
             yield await self._model_step()
 
     def _answered(self) -> bool:
@@ -113,8 +123,8 @@ class Loop:
     # -- the model ------------------------------------------------------------------------------------------------
 
     async def _model_step(self) -> RunEvent:
-        state, session = self._state, self._hold.session
-        response = await self._hold.watched(self._ask)
+        state, session = self._state, self.lease.session
+        response = await self.lease.watched(self._ask)
         step_id = f"llm_{state.current_step}"
         taken = {call.id for message in state.messages for call in message.tool_calls}
         calls, refused = _bounded(response.tool_calls, step_id, taken)
@@ -123,17 +133,17 @@ class Loop:
         prompt = list(state.messages)
         assessment, action = None, UncertaintyAction.PROCEED
         if session is not None:
-            assessment, action = await self._hold.watched(
+            assessment, action = await self.lease.watched(
                 lambda: session.observe_llm_response(
                     content,
                     step_id,
                     prompt_messages=prompt,
-                    model_client=self._runner.model_client,
-                    model_id=self._agent.model,
+                    model_client=self.client,
+                    model_id=self.agent.model,
                     tool_calls=calls,
                     logprobs=response.logprobs,
                     usage=response.token_usage,
-                    tools=self._runner.schemas() or None,
+                    tools=self.schemas() or None,
                 )
             )
         state.current_step += 1
@@ -146,37 +156,37 @@ class Loop:
             self._wait_for_all(assessment)
         if not calls:
             state.output = content
-        await self._hold.try_save()
+        await self.lease.try_save()
         shown = "" if action.stops else content
         return RunEvent(kind="step", text=shown, step=assessment, calls=tuple(calls))
 
     async def _ask(self) -> ModelResponse:
         messages = list(self._state.messages)
-        if self._runner.elicit_confidence:
+        if self.elicit_confidence:
             messages = elicit_confidence(messages)
         options = {
-            "temperature": self._agent.temperature,
-            "tools": self._runner.schemas() or None,
-            "top_logprobs": 5 if self._runner.logprobs and self._hold.session is not None else None,
+            "temperature": self.agent.temperature,
+            "tools": self.schemas() or None,
+            "top_logprobs": 5 if self.logprobs and self.lease.session is not None else None,
         }
-        return await ask_model(self._runner.model_client, messages, self._agent.model, options)
+        return await ask_model(self.client, messages, self.agent.model, options)
 
     def _wait_for_all(self, step: StepUncertainty) -> None:
         """A step too uncertain to act on: every call of it waits, or, without calls, the answer itself."""
         state, doubt = self._state, doubt_of(step)
-        self._turn.wait_for_all(doubt)
+        self.turn.wait_for_all(doubt)
         if not state.turn:
-            state.review = [self._turn.review(doubt, step.step_id)]
-        if step.reflection_injected and self._runner.monitor is not None:
-            state.messages.append(self._runner.monitor.get_reflection_message())
+            state.review = [self.turn.review(doubt, step.step_id)]
+        if step.reflection_injected and self.reflection is not None:
+            state.messages.append(self.reflection())
 
     # -- the calls ------------------------------------------------------------------------------------------------
 
     async def _work_turn(self) -> AsyncIterator[RunEvent]:
-        if await self._turn.judge() is UncertaintyAction.ABORT:
-            belief = None if self._hold.session is None else self._hold.session.belief()
+        if await self.turn.judge() is UncertaintyAction.ABORT:
+            belief = None if self.lease.session is None else self.lease.session.belief()
             await self._abort(belief.step_uncertainties[-1] if belief else None)
-        async for record, result in self._turn.execute_cleared():
+        async for record, result in self.turn.execute_cleared():
             yield RunEvent(kind="tool_result", calls=(record.call,), tool_result=result)
 
     def _fruitless(self) -> bool:
@@ -204,25 +214,25 @@ class Loop:
         if not any(m.role is Role.SYSTEM and m.content == text for m in state.messages[-3:]):
             state.messages.append(Message(role=Role.SYSTEM, content=text))
         state.status = AgentStatus.WAITING_FOR_HUMAN
-        await self._hold.note("paused", {"requests": [request.id for request in requests]})
-        await self._hold.save()  # a pause that cannot be stored is no pause: the error reaches the caller
+        await self.lease.note("paused", {"requests": [request.id for request in requests]})
+        await self.lease.save()  # a pause that cannot be stored is no pause: the error reaches the caller
         with contextlib.suppress(StoreError):  # who waits is not reached by orders to all: those until here still count
-            await self._hold.check_stop(since=time.monotonic())
-        return RunEvent(kind="paused", result=self._runner.result(self._hold))
+            await self.lease.check_stop(since=time.monotonic())
+        return RunEvent(kind="paused", result=self.endings.result(self.lease))
 
     async def _end(self, reason: StopReason, why: str | None = None) -> RunEvent:
-        result = await self._runner.end(self._hold, reason, why)
+        result = await self.endings.end(self.lease, reason, why)
         return RunEvent(kind=result.status.value, result=result)
 
     async def _abort(self, step: StepUncertainty | None) -> None:
         """Store what happened and raise: nothing of this turn runs."""
         state = self._state
-        summary = {} if self._hold.session is None else self._hold.session.summary()
+        summary = {} if self.lease.session is None else self.lease.session.summary()
         state.metadata["uncertainty"] = summary
         step_id = step.step_id if step else None
         unrun = "Not executed: the run was aborted."
-        await self._runner.end(
-            self._hold, StopReason.MONITOR_STOP, unrun=unrun, notes=[("aborted", {"step_id": step_id})]
+        await self.endings.end(
+            self.lease, StopReason.MONITOR_STOP, unrun=unrun, notes=[("aborted", {"step_id": step_id})]
         )
         level = step.level if step else UncertaintyLevel.CRITICAL
         raise UncertaintyError(
@@ -238,12 +248,12 @@ class Loop:
             },
         )
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, ledger: Ledger) -> None:
         """Keep the state before this step of the model; without the store the run goes on, and cannot return here."""
-        if self._hold.session is not None:
-            self._state.belief = self._hold.session.snapshot()
+        if self.lease.session is not None:
+            self._state.belief = self.lease.session.snapshot()
         try:
-            await write_checkpoint(self._runner.ledger, self._state)
+            await write_checkpoint(ledger, self._state)
         except StoreError:
             self._state.store_failures += 1
 

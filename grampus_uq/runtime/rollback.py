@@ -307,27 +307,27 @@ async def _make_up(
     """Store that the hook is called, call it, and store what it did; its question stands until then, and if it dies."""
     for call in calls:
         call.compensation_started = True
-    hold = await runner.take(new, version)
+    lease = await runner.take(new, version)
     try:
-        await hold.note("compensation_started", {"calls": [call.idempotency_key for call in calls]})
-        why = await _compensated(lambda: hold.watched(lambda: compensate(calls)), calls)
+        await lease.note("compensation_started", {"calls": [call.idempotency_key for call in calls]})
+        why = await _compensated(lambda: lease.watched(lambda: compensate(calls)), calls)
         made_up = [call.idempotency_key for call in calls if call.compensation is not None]
-        await hold.note("compensation_finished", {"made_up_for": list(made_up), "error": why})
+        await lease.note("compensation_finished", {"made_up_for": list(made_up), "error": why})
         new.messages.pop()
         left = _unsettled(new)
         _tell(new, note)
         new.metadata["rollback"]["executed"] = [call.model_dump(mode="json") for call in calls]
         if left or why is not None:
-            new.review = [_question(terms, left or calls, hold.now_s(), step_id=new.review[0].step_id, why=why or "")]
+            new.review = [_question(terms, left or calls, lease.now_s(), step_id=new.review[0].step_id, why=why or "")]
         else:
             new.review = []
             for call in calls:
                 call.settled = True
         new.status = AgentStatus.WAITING_FOR_HUMAN if new.review else AgentStatus.IDLE
-        await hold.save()
+        await lease.save()
     except BaseException:
         new.status = AgentStatus.WAITING_FOR_HUMAN
-        await hold.release()
+        await lease.release()
         raise
 
 

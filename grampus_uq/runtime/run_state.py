@@ -140,6 +140,10 @@ class AgentState(BaseModel):
         digest = call.digest()
         return any(done.irreversible and done.digest == digest for done in self.discarded)
 
+    def child_session(self, record: CallRecord) -> str:
+        """The session of the sub-agent that serves this call: the same whoever asks, also after a crash."""
+        return f"{self.session_id}/{self.run_id[:12]}/{record.step_id}/{record.call.id}"
+
     def record(self, record: CallRecord) -> CallRecord:
         """Where this call of the turn stands now."""
         return next(now for now in self.turn if now.proposed.id == record.proposed.id)

@@ -2,47 +2,56 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import anyio
 
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.errors import ConfigurationError, SessionError, StoreError, UncertaintyError
-from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.errors import ConfigurationError, SessionError, UncertaintyError
 from grampus_uq.gate.clearance import Precondition
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
+from grampus_uq.gate.requests import ApprovalPolicy
 from grampus_uq.monitor.monitor import UncertaintyMonitor
-from grampus_uq.monitor.session import Session
 from grampus_uq.recording.artifacts import prompt_hash, tools_hash
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.records.values import AgentDefinition, Message, Outcome, ToolResult
+from grampus_uq.records.values import AgentDefinition, Message
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
-from grampus_uq.runtime.apply_decisions import apply_expiry, apply_guidance, take_decisions
-from grampus_uq.runtime.guarantee_watch import CalibrationWatch, finished_run
-from grampus_uq.runtime.ledger import Ledger, Note
+from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response
+from grampus_uq.runtime.endings import Endings
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult, PendingSession
-from grampus_uq.runtime.session_lease import Hold
+from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
-from grampus_uq.runtime.sub_agents import SubAgent
 from grampus_uq.runtime.tools import call_executor
-from grampus_uq.runtime.turn import Turn
-from grampus_uq.runtime.unwatched import Unwatched
-from grampus_uq.stats.calibration_watch import detector_id
-from grampus_uq.wire.lone_surrogates import short_text, whole
+from grampus_uq.runtime.turn import Delegate, Turn
+from grampus_uq.wire.lone_surrogates import short_text
 
-__all__ = ["AgentRunner"]
+__all__ = ["UNWATCHED", "AgentRunner", "Unwatched"]
 
 _LETTING_GO = 10
-HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unwatched:
+    """In a monitor's place: nothing is read and nothing judged, irreversible tools run at once.
+
+    Of the policy only `always_ask_tool_names` counts: calls of these tools still wait for a human.
+    """
+
+    policy: UncertaintyPolicy = field(default_factory=UncertaintyPolicy)
+
+
+UNWATCHED = Unwatched()
 
 
 class AgentRunner:
@@ -78,7 +87,7 @@ class AgentRunner:
         approvals: ApprovalPolicy | None = None,
         effects: ToolEffects | None = None,
         precondition: Precondition | None = None,
-        sub_agents: Sequence[SubAgent] = (),
+        sub_agents: Sequence[Delegate] = (),
         lease_s: float = 30.0,
         logprobs: bool = True,
         elicit_confidence: bool = False,
@@ -103,7 +112,7 @@ class AgentRunner:
         self.logprobs = logprobs
         self.elicit_confidence = elicit_confidence
         self.checkpoints = checkpoints
-        self.calibration_watch = calibration_watch
+        self._endings = Endings(self.effects, calibration_watch)
         self._lease_s = lease_s
         self._worker = uuid.uuid4().hex
         self._stops = StopOrders(self.ledger)
@@ -146,8 +155,8 @@ class AgentRunner:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=short_text(user_input))]
         _storable(state)
-        hold = await self.take(state, version)
-        async with aclosing(self._drive(hold, agent_def)) as events:
+        lease = await self.take(state, version)
+        async with aclosing(self._drive(lease, agent_def)) as events:
             async for event in events:
                 yield event
 
@@ -181,16 +190,16 @@ class AgentRunner:
         if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         agent = agent_def or AgentDefinition.model_validate(state.definition)
-        hold = await self.take(state, version)
+        lease = await self.take(state, version)
         try:
-            hold.session = self._session(state, agent)
-            turn = self.turn(hold)
+            lease.session = self._session(state, agent)
+            turn = self._turn(lease)
             turn.restore()
-            await self._answer(turn, human_response)
+            await apply_response(turn, self.ledger, human_response)
         except (Exception, anyio.get_cancelled_exc_class()):
-            await hold.release()
+            await lease.release()
             raise
-        async with aclosing(self._drive(hold, agent)) as events:
+        async with aclosing(self._drive(lease, agent)) as events:
             async for event in events:
                 yield event
 
@@ -204,79 +213,25 @@ class AgentRunner:
             state, version = await self.ledger.known(agent_id, session_id)
         return state, version
 
-    async def _answer(self, turn: Turn, response: HumanResponse) -> None:
-        state = turn.hold.state
-        delegated = [
-            (record, self.sub_agents[record.call.name])
-            for record in state.turn
-            if record.waiting and record.child_session is not None and record.call.name in self.sub_agents
-        ]
-        for record, sub_agent in delegated:
-            for request in record.requests:
-                if request.child_session is not None:
-                    await sub_agent.answer(request, response)
-        if isinstance(response, str):
-            await apply_guidance(turn, whole(response))
-            return
-        given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
-        children = {r.id for r in state.pending() if r.child_session is not None}
-        await take_decisions(turn, self.ledger, [d for d in given if d.request_id not in children])
-        await apply_expiry(turn)
-        for record, sub_agent in delegated:
-            state.keep(sub_agent.woken(record))
-
-    async def _drive(self, hold: Hold, agent: AgentDefinition) -> AsyncGenerator[RunEvent, None]:
+    async def _drive(self, lease: SessionLease, agent: AgentDefinition) -> AsyncGenerator[RunEvent, None]:
         """Hold the session while the loop runs, and let go of it whatever happens."""
         try:
-            if hold.session is None:
-                hold.session = self._session(hold.state, agent)
-            async with aclosing(Loop(self, hold, agent).run()) as events:
+            if lease.session is None:
+                lease.session = self._session(lease.state, agent)
+            async with aclosing(self._loop(lease, agent).run()) as events:
                 async for event in events:
                     yield event
         except StoppedError as stopped:
             ended = "Interrupted: the run was ordered to stop."
             why = ("stopped", {"why": str(stopped)})
-            yield RunEvent(kind="stopped", result=await self.end(hold, StopReason.CANCELLED, unrun=ended, notes=[why]))
+            yield RunEvent(
+                kind="stopped", result=await self._endings.end(lease, StopReason.CANCELLED, unrun=ended, notes=[why])
+            )
         except UncertaintyError:
             raise
         except (Exception, anyio.get_cancelled_exc_class(), GeneratorExit):
-            await hold.release()
+            await lease.release()
             raise
-
-    async def end(
-        self, hold: Hold, reason: StopReason, why: str | None = None, *, unrun: str = "", notes: Sequence[Note] = ()
-    ) -> ExecutionResult:
-        """Store how a run ended, and say so to the monitor and the calibration watch; calls left over get `unrun`.
-
-        A store that is down is counted: the run stands still all the same, and its lease runs out.
-        """
-        state, session = hold.state, hold.session
-        state.status = AgentStatus.COMPLETED if reason is StopReason.CLEAN else AgentStatus.FAILED
-        state.metadata["stop_reason"] = reason.value
-        if why is not None:
-            state.metadata["error"] = why
-        for record in list(state.turn):
-            if record.phase is not CallPhase.SETTLED:
-                state.settle(record, unrun, is_error=True)
-        ordered = reason in (StopReason.CANCELLED, StopReason.MONITOR_STOP)
-        counted = StopReason.INTERVENED if state.touched and not ordered else reason
-        if session is not None and not ordered:
-            await session.settle()
-        await hold.try_save(*notes)
-        outcome = Outcome(success=None, stop_reason=counted, time_s=time.time())
-        if session is not None:
-            session.finish(outcome)
-            await self._tell_watch(hold, session, outcome)
-        return self.result(hold)
-
-    async def _tell_watch(self, hold: Hold, session: Session, outcome: Outcome) -> None:
-        watch, detector = self.calibration_watch, session.profile.detector
-        if watch is None or detector is None or detector_id(detector) != watch.detector:
-            return
-        try:
-            await watch.finished(finished_run(session, outcome, touched=hold.state.touched))
-        except StoreError:
-            hold.state.store_failures += 1
 
     # -- looking after sessions -----------------------------------------------------------------------------------
 
@@ -292,29 +247,36 @@ class AgentRunner:
         """Order every session of this store that runs now to stop; says which ran, and which stand after `wait_s`."""
         return await order_stop(self.ledger, principal=principal, wait_s=wait_s)
 
-    # -- parts that the loop uses ---------------------------------------------------------------------------------
+    # -- parts ----------------------------------------------------------------------------------------------------
 
-    async def take(self, state: AgentState, version: int) -> Hold:
+    async def take(self, state: AgentState, version: int) -> SessionLease:
         """Claim a session in this state for this worker; raises SessionConflictError when somebody else was first."""
-        return await Hold.take(
+        return await SessionLease.take(
             self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
         )
 
-    def turn(self, hold: Hold) -> Turn:
-        """What brings the calls of a held session to their results."""
+    def _loop(self, lease: SessionLease, agent: AgentDefinition) -> Loop:
+        return Loop(
+            lease=lease,
+            turn=self._turn(lease),
+            agent=agent,
+            client=self.model_client,
+            schemas=self.schemas,
+            endings=self._endings,
+            checkpoints=self.ledger if self.checkpoints else None,
+            reflection=None if self.monitor is None else self.monitor.get_reflection_message,
+            logprobs=self.logprobs,
+            elicit_confidence=self.elicit_confidence,
+        )
 
-        async def execute(record: CallRecord, key: str) -> ToolResult | list[ApprovalRequest]:
-            sub_agent = self.sub_agents.get(record.call.name)
-            if sub_agent is not None:
-                return await sub_agent.execute(record, hold.session, hold.state)
-            return await call_executor(self.tool_executor, record.call.model_copy(deep=True), key)
+    def _turn(self, lease: SessionLease) -> Turn:
 
         return Turn(
-            hold,
+            lease,
             ledger=self.ledger,
             gate=self.gate,
             declared=self._declared,
-            execute=execute,
+            execute=partial(call_executor, self.tool_executor),
             delegates=self.sub_agents,
             unwatched=self._unwatched,
         )
@@ -335,23 +297,6 @@ class AgentRunner:
                 found = function.get("parameters")
                 return found if isinstance(found, dict) else None
         return None
-
-    def result(self, hold: Hold) -> ExecutionResult:
-        """What the run came to so far."""
-        state = hold.state
-        metadata = dict(state.metadata)
-        if hold.session is not None:
-            metadata["uncertainty"] = hold.session.summary()
-        if state.store_failures:
-            metadata["store_failures"] = state.store_failures
-        if not state.vouched:
-            metadata["unvouched"] = True
-        if state.answer_approved_by is not None:
-            metadata["answer_approved_by"] = state.answer_approved_by
-        unclassified = self.effects.unclassified()
-        if unclassified:
-            metadata["unclassified_tools"] = unclassified
-        return state.result(metadata)
 
     async def _fresh(
         self, agent: AgentDefinition, session_id: str, metadata: dict[str, Any] | None

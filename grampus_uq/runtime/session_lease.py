@@ -19,12 +19,12 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.beside import watched
+from grampus_uq.runtime.concurrent_tasks import watched
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
 
-__all__ = ["Hold"]
+__all__ = ["SessionLease"]
 
 Result = TypeVar("Result")
 
@@ -32,7 +32,7 @@ _WRITES = 3
 _STEPS_SHOWN = 4
 
 
-class Hold:
+class SessionLease:
     """A session taken up by one worker: its state, its version in the store, its lease and its audit."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Hold:
     @classmethod
     async def take(
         cls, ledger: Ledger, state: AgentState, version: int, *, worker: str, lease_s: float, stops: StopOrders
-    ) -> Hold:
+    ) -> SessionLease:
         """Claim the session; raises SessionConflictError when another worker holds it or claims it at this moment."""
         left = state.leased_for_s()
         if left:
@@ -69,11 +69,11 @@ class Hold:
                 f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
                 "renewed."
             )
-        hold = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
+        lease = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
         state.stops_seen = await stops_to_heed(ledger, state)
-        state.claimed_s, state.worker, state.status = ledger.now_s(), hold._worker, AgentStatus.RUNNING
-        await hold.save()
-        return hold
+        state.claimed_s, state.worker, state.status = ledger.now_s(), lease._worker, AgentStatus.RUNNING
+        await lease.save()
+        return lease
 
     def now_s(self) -> float:
         """The store's clock, without asking it: what it said at the last save, and what has passed since."""

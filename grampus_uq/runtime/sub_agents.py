@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grampus_uq.errors import UncertaintyError
-from grampus_uq.gate.call import CallRecord, cleared
+from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
+from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, UncertaintyLevel
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
-
-if TYPE_CHECKING:
-    from grampus_uq.monitor.session import Session
-    from grampus_uq.runtime.runner import AgentRunner
+from grampus_uq.runtime.runner import AgentRunner
 
 __all__ = ["SUB_AGENT", "SubAgent"]
 
@@ -61,7 +59,7 @@ class SubAgent:
         task = record.call.arguments.get("task")
         if not isinstance(task, str) or not task:
             return ToolResult(tool_call_id=record.call.id, output="`task` must be a non-empty text.", is_error=True)
-        child_id = self.child_id(record, state)
+        child_id = state.child_session(record)
         state.keep(record.change(child_session=child_id, guidance=None))
         try:
             loaded = await self.runner.ledger.load(self.agent.name, child_id)
@@ -79,11 +77,6 @@ class SubAgent:
         if result.status is AgentStatus.WAITING_FOR_HUMAN:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
         return self._finished_run(record, parent, result)
-
-    @staticmethod
-    def child_id(record: CallRecord, state: AgentState) -> str:
-        """The session of the child that serves this call: the same whoever asks, also after a crash."""
-        return f"{state.session_id}/{state.run_id[:12]}/{record.step_id}/{record.call.id}"
 
     def _finished_run(self, record: CallRecord, parent: Session | None, result: ExecutionResult) -> ToolResult:
         belief = result.metadata.get("uncertainty", {})
@@ -120,8 +113,8 @@ class SubAgent:
         owner = self._owner(request) or self
         for decision in [response] if isinstance(response, ApprovalDecision) else response:
             if decision.request_id == request.id:
-                now_s = owner.runner.ledger.now_s()
-                owner.runner.approvals.check(self._own(request), decision, now_s=now_s)
+                as_asked = request.model_copy(update={"child_session": None})  # as the child knows it
+                owner.runner.approvals.check(as_asked, decision, now_s=owner.runner.ledger.now_s())
                 await owner.runner.ledger.decide(decision)
 
     def _owner(self, request: ApprovalRequest, depth: int = 0) -> SubAgent | None:
@@ -130,15 +123,6 @@ class SubAgent:
             return self
         if depth >= _DEEPEST:
             return None
-        below = (agent._owner(request, depth + 1) for agent in self.runner.sub_agents.values())
+        agents = [agent for agent in self.runner.sub_agents.values() if isinstance(agent, SubAgent)]
+        below = (agent._owner(request, depth + 1) for agent in agents)
         return next((found for found in below if found is not None), None)
-
-    @staticmethod
-    def _own(request: ApprovalRequest) -> ApprovalRequest:
-        """The request as the child knows it."""
-        return request.model_copy(update={"child_session": None})
-
-    @staticmethod
-    def woken(record: CallRecord) -> CallRecord:
-        """The call, let through to look again at what was decided: its child asks for its own calls."""
-        return cleared(record, record.cleared_by or "monitor") if record.waiting else record

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import StoreError
@@ -30,49 +30,72 @@ from grampus_uq.gate.call import (
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalRequest
-from grampus_uq.records.values import ToolResult
+from grampus_uq.monitor.session import Session
+from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
-from grampus_uq.runtime.beside import side_by_side
+from grampus_uq.runtime.concurrent_tasks import run_together
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.session_lease import Hold
+from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StoppedError
 
-__all__ = ["Turn"]
+__all__ = ["Delegate", "Turn"]
 
-Execute = Callable[[CallRecord, str], Awaitable[ToolResult | list[ApprovalRequest]]]
+Execute = Callable[[ToolCall, str], Awaitable[ToolResult]]
+"""Runs a call under an idempotency key."""
 
 STORE_DOWN = "Not executed: the session store cannot be reached, and this call must not run without a record."
 
 
-class Turn:
-    """Works on the calls of one held session's current turn.
+class Delegate(Protocol):
+    """An agent that the model may call as a tool: its own session asks for its own calls."""
 
-    `delegates` names the tools that are sub-agents; `unwatched` is the policy where there is no monitor.
+    name: str
+
+    def schema(self) -> dict[str, Any]:
+        """The agent as a tool, in the OpenAI wire form."""
+        ...
+
+    async def execute(
+        self, record: CallRecord, parent: Session | None, state: AgentState
+    ) -> ToolResult | list[ApprovalRequest]:
+        """Run it or go on with it; its result, or what it waits for."""
+        ...
+
+    async def answer(self, request: ApprovalRequest, response: Any) -> None:
+        """Pass a decision on one of its requests on to it; raises ApprovalError when it is refused."""
+        ...
+
+
+class Turn:
+    """Works on the calls of one leased session's current turn.
+
+    `delegates` are sub-agents by the name of their tool; `unwatched` is the policy where there is no monitor.
     """
 
     def __init__(
         self,
-        hold: Hold,
+        lease: SessionLease,
         *,
         ledger: Ledger,
         gate: Gate,
         declared: Callable[[str], Effect | None],
         execute: Execute,
-        delegates: Collection[str] = (),
+        delegates: Mapping[str, Delegate],
         unwatched: UncertaintyPolicy | None = None,
     ) -> None:
-        self.hold = hold
+        self.lease = lease
         self.gate = gate
-        self._state = hold.state
+        self._state = lease.state
         self._ledger = ledger
         self._declared = declared
         self._execute = execute
-        self._delegates = delegates
+        self.delegates = delegates
         self._unwatched = unwatched
 
     def policy(self) -> UncertaintyPolicy | None:
         """The monitor's, as it is now."""
-        return self._unwatched if self.hold.session is None else self.hold.session.profile.policy
+        return self._unwatched if self.lease.session is None else self.lease.session.profile.policy
 
     def terms(self) -> Terms:
         """Whose calls these are, and the rules they are asked under now."""
@@ -88,7 +111,7 @@ class Turn:
         state, believed = self._state, self.gate.believes(self._state.sealed)
         if len({record.proposed.id for record in state.turn}) != len(state.turn):
             raise StoreError("The stored session cannot be read: two calls of its turn have one id.")
-        terms, now_s = self.terms(), self.hold.now_s()
+        terms, now_s = self.terms(), self.lease.now_s()
         state.vouched = state.vouched and believed
         state.turn = [
             restored(
@@ -97,7 +120,7 @@ class Turn:
                 self.gate.approvals,
                 now_s,
                 believed=believed,
-                delegates=record.proposed.name in self._delegates,
+                delegates=record.proposed.name in self.delegates,
             )
             for record in state.turn
         ]
@@ -109,8 +132,10 @@ class Turn:
 
     def recover(self) -> list[CallRecord]:
         """Deal with the calls that a dead worker left `started`; returns those whose outcome nobody knows."""
-        terms, now_s, unknown = self.terms(), self.hold.now_s(), []
+        terms, now_s, unknown = self.terms(), self.lease.now_s(), []
         for record in [record for record in self._state.turn if record.phase is CallPhase.STARTED]:
+            if record.call.name in self.delegates:  # the process may have died before it named the child
+                record = record.change(child_session=self._state.child_session(record))
             effect = self.gate.effect(record.call, self._declared(record.call.name), self.policy())
             new = self._state.keep(recovered(record, terms, self.gate.approvals, effect, now_s))
             if new.waiting:
@@ -124,14 +149,14 @@ class Turn:
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,
-                self.hold.session,
+                self.lease.session,
                 self.terms(),
                 self._declared(record.proposed.name),
                 rejected=self._state.rejected,
                 repeated=self._state.already_executed(record.proposed),
                 unwatched=self._unwatched,
-                delegates=record.proposed.name in self._delegates,
-                now_s=self.hold.now_s(),
+                delegates=record.proposed.name in self.delegates,
+                now_s=self.lease.now_s(),
             )
             if action is UncertaintyAction.ABORT:
                 return action
@@ -149,14 +174,14 @@ class Turn:
                 agent_id=state.agent_id,
                 session_id=state.session_id,
                 policy=self.gate.approvals,
-                now_s=self.hold.now_s(),
+                now_s=self.lease.now_s(),
             )
         except StoreError:
             return record
         if grant is None:
             return record
-        if self.hold.session is not None:
-            self.hold.session.record_decision(
+        if self.lease.session is not None:
+            self.lease.session.record_decision(
                 "grant", principal=grant.principal, step_id=record.step_id, call=record.proposed, acknowledges=False
             )
         return granted(record, grant)
@@ -168,11 +193,11 @@ class Turn:
             if record.proposed.digest() in self._state.rejected:
                 continue  # `judge` answers for it
             effect = self.gate.effect(record.proposed, self._declared(record.proposed.name), self.policy())
-            self._state.keep(asked(record.change(effect=effect), terms, self.gate.approvals, doubt, self.hold.now_s()))
+            self._state.keep(asked(record.change(effect=effect), terms, self.gate.approvals, doubt, self.lease.now_s()))
 
     def review(self, doubt: Doubt, step_id: str) -> ApprovalRequest:
         """A request on the run itself."""
-        return review(self.terms(), self.gate.approvals, doubt, step_id, self.hold.now_s())
+        return review(self.terms(), self.gate.approvals, doubt, step_id, self.lease.now_s())
 
     # -- executing ------------------------------------------------------------------------------------------------
 
@@ -188,7 +213,7 @@ class Turn:
 
         works = [partial(run, index, record) for index, record in enumerate(runnable)]
         if works:  # a failure must not cut off siblings that are running
-            await self.hold.watched(lambda: side_by_side(works, finish=True))
+            await self.lease.watched(lambda: run_together(works, finish=True))
         for index in sorted(results):
             yield runnable[index], results[index]
 
@@ -203,14 +228,14 @@ class Turn:
                 self._declared(record.call.name),
                 self.policy(),
                 self._state.keep,
-                delegates=record.call.name in self._delegates,
-                now_s=self.hold.now_s(),
+                delegates=record.call.name in self.delegates,
+                now_s=self.lease.now_s(),
             )
             if new.phase is CallPhase.STARTED:
                 started.append(new)
             else:
                 why = new.requests[0].reason if new.requests else "it ran already"
-                await self.hold.note("clearance_refused", {**self.facts(record), "why": why})
+                await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
         return started
 
     async def _announce(self, started: list[CallRecord]) -> list[CallRecord]:
@@ -223,12 +248,12 @@ class Turn:
             return []
         announced = [record for record in started if record.effect is not Effect.READ]
         try:
-            await self.hold.save(*(("execution_started", self.facts(record)) for record in announced))
-            await self.hold.check_stop(since=time.monotonic())
+            await self.lease.save(*(("execution_started", self.facts(record)) for record in announced))
+            await self.lease.check_stop(since=time.monotonic())
         except StoppedError:
             with contextlib.suppress(StoreError):
                 for record in announced:
-                    await self.hold.note("execution_withdrawn", self.facts(record))
+                    await self.lease.note("execution_withdrawn", self.facts(record))
             raise
         except StoreError:
             for record in started:
@@ -245,18 +270,22 @@ class Turn:
         return record.effect is Effect.IRREVERSIBLE or bool(record.decisions) or record.grant is not None
 
     async def _run_one(self, record: CallRecord) -> ToolResult | None:
-        outcome = await self._execute(record, record.key(self._state.run_id))
+        delegate = self.delegates.get(record.call.name)
+        if delegate is not None:
+            outcome = await delegate.execute(record, self.lease.session, self._state)
+        else:
+            outcome = await self._execute(record.call.model_copy(deep=True), record.key(self._state.run_id))
         record = self._state.record(record)  # a sub-agent's may have been changed meanwhile
         if isinstance(outcome, list):  # a sub-agent waits: its requests are this call's
             self._state.keep(record.change(phase=CallPhase.WAITING, requests=tuple(outcome)))
-            await self.hold.try_save()
+            await self.lease.try_save()
             return None
         self._state.settle(record, outcome.text(), is_error=outcome.is_error)
         self._state.tool_calls_made += 1
-        if self.hold.session is not None:
-            self.hold.session.observe_tool_result(record.call.id, outcome.text(), is_error=outcome.is_error)
+        if self.lease.session is not None:
+            self.lease.session.observe_tool_result(record.call.id, outcome.text(), is_error=outcome.is_error)
         if record.effect is not Effect.READ:
-            await self.hold.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
+            await self.lease.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
         return outcome
 
     def notes(self) -> list[str]:

@@ -42,11 +42,10 @@ from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.inject import InjectedFailure, Injection, inject
 from grampus_uq.runtime.rollback import recover, rollback
 from grampus_uq.runtime.run_state import ExecutionResult
-from grampus_uq.runtime.runner import AgentRunner
+from grampus_uq.runtime.runner import UNWATCHED, AgentRunner
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
-from grampus_uq.runtime.unwatched import UNWATCHED
 from grampus_uq.testing import ScriptedModel, answer
 from tests.benchmarks._report import emit
 

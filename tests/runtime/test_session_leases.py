@@ -23,7 +23,7 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.session_lease import Hold
+from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, order_stop
 from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -94,21 +94,21 @@ async def test_a_lost_write_does_not_overwrite_another_workers_takeover() -> Non
     """Its own write was never made; meanwhile another worker took the session up. The next save must not win."""
     store = Faulty()
     ledger, orders = Ledger(store), StopOrders(Ledger(store))
-    hold = await Hold.take(
+    lease = await SessionLease.take(
         ledger, AgentState(agent_id="a", session_id="s"), 0, worker="one", lease_s=0.05, stops=orders
     )
     store.lose = lambda changes: "before"
     with pytest.raises(StoreError):
-        await hold.save()
+        await lease.save()
     store.lose = lambda changes: None
     await anyio.sleep(0.06)
     loaded = await Ledger(store).load("a", "s")
     assert loaded is not None
-    other = await Hold.take(Ledger(store), *loaded, worker="two", lease_s=30.0, stops=orders)
+    other = await SessionLease.take(Ledger(store), *loaded, worker="two", lease_s=30.0, stops=orders)
     for _ in range(2):
-        hold.state.output = "of the worker that lost the session"
+        lease.state.output = "of the worker that lost the session"
         with pytest.raises(SessionConflictError, match="taken over"):
-            await hold.save()
+            await lease.save()
     other.state.output = "of the worker that has it"
     await other.save()
     now = await Ledger(store).load("a", "s")
@@ -119,18 +119,18 @@ async def test_a_lost_write_does_not_overwrite_another_workers_takeover() -> Non
 async def test_a_save_whose_answer_was_lost_long_ago_is_found_made_and_the_transcript_stays_whole() -> None:
     store = Faulty()
     ledger, state = Ledger(store), AgentState(agent_id="a", session_id="s")
-    hold = await Hold.take(ledger, state, 0, worker="one", lease_s=30.0, stops=StopOrders(ledger))
+    lease = await SessionLease.take(ledger, state, 0, worker="one", lease_s=30.0, stops=StopOrders(ledger))
     for number, how in enumerate(["after", "before", "after", None, "before", None]):
-        hold.state.messages.append(Message(role=Role.USER, content=f"{number}"))
+        lease.state.messages.append(Message(role=Role.USER, content=f"{number}"))
         down = [how, "before"]
         store.lose = lambda changes, down=down: down.pop(0) if down else "before"  # type: ignore[misc]  # bound now
         if how is None:
             store.lose = lambda changes: None
-            await hold.save()
+            await lease.save()
         else:
             store.unreadable = True
             with pytest.raises(StoreError):
-                await hold.save()
+                await lease.save()
             store.unreadable = False
         if how is None:
             loaded = await Ledger(store).load("a", "s")
@@ -300,11 +300,11 @@ async def test_leases_and_expiry_are_measured_by_the_stores_clock_however_wrong_
     result = await one.resume("mailer", "s", request.decide("approve", principal="ann"))
     assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
     state = AgentState(agent_id="a", session_id="held")
-    hold = await Hold.take(Ledger(store), state, 0, worker="w", lease_s=30.0, stops=StopOrders(Ledger(store)))
+    lease = await SessionLease.take(Ledger(store), state, 0, worker="w", lease_s=30.0, stops=StopOrders(Ledger(store)))
     loaded = await Ledger(store).load("a", "held")
     assert loaded is not None
     assert 25.0 < loaded[0].leased_for_s() <= 30.0
-    await hold.release()
+    await lease.release()
 
 
 # -- orders to stop ---------------------------------------------------------------------------------------------------
@@ -324,31 +324,35 @@ async def test_a_thousand_old_orders_cost_one_read_and_stop_nobody() -> None:
 
     ledger = Ledger(Counting(store))
     orders = StopOrders(ledger)
-    hold = await Hold.take(ledger, AgentState(agent_id="a", session_id="s"), 0, worker="w", lease_s=30.0, stops=orders)
-    await hold.check_stop()
+    lease = await SessionLease.take(
+        ledger, AgentState(agent_id="a", session_id="s"), 0, worker="w", lease_s=30.0, stops=orders
+    )
+    await lease.check_stop()
     asked.clear()
     for _ in range(100):
-        await hold.check_stop()
+        await lease.check_stop()
     assert asked == []  # within a moment nobody asks again, and then for one document
     orders._asked_at = float("-inf")
-    await hold.check_stop()
+    await lease.check_stop()
     assert asked == ["stop *"]
     await order_stop(Ledger(store), "a", "s")
     orders._asked_at = float("-inf")
     for _ in range(2):
         with pytest.raises(StoppedError):
-            await hold.check_stop()
+            await lease.check_stop()
 
 
 async def test_an_order_to_all_also_stops_a_session_whose_worker_died_and_is_replaced_later() -> None:
     store = MemoryStore()
     orders = StopOrders(Ledger(store))
-    await Hold.take(Ledger(store), AgentState(agent_id="a", session_id="s"), 0, worker="w", lease_s=0.01, stops=orders)
+    await SessionLease.take(
+        Ledger(store), AgentState(agent_id="a", session_id="s"), 0, worker="w", lease_s=0.01, stops=orders
+    )
     await anyio.sleep(0.02)
     await order_stop(Ledger(store))
     loaded = await Ledger(store).load("a", "s")
     assert loaded is not None
-    again = await Hold.take(Ledger(store), *loaded, worker="v", lease_s=30.0, stops=StopOrders(Ledger(store)))
+    again = await SessionLease.take(Ledger(store), *loaded, worker="v", lease_s=30.0, stops=StopOrders(Ledger(store)))
     with pytest.raises(StoppedError):
         await again.check_stop()
 
@@ -404,7 +408,7 @@ def test_a_session_that_does_not_stop_in_time_is_named(tmp_path: Path) -> None:
         store = open_store(url)
         ledger = Ledger(store)
         state = AgentState(agent_id="a", session_id="dead")
-        await Hold.take(ledger, state, 0, worker="w", lease_s=60.0, stops=StopOrders(ledger))
+        await SessionLease.take(ledger, state, 0, worker="w", lease_s=60.0, stops=StopOrders(ledger))
         await store.aclose()
 
     anyio.run(die_running)
@@ -532,10 +536,10 @@ async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_a
 
     async def run(number: int, scope: anyio.CancelScope) -> None:
         state = AgentState(agent_id="a", session_id=f"{number}")
-        hold = await Hold.take(ledger, state, 0, worker="w", lease_s=60.0, stops=orders)
+        lease = await SessionLease.take(ledger, state, 0, worker="w", lease_s=60.0, stops=orders)
         try:
             with scope:
-                await hold.watched(hang)
+                await lease.watched(hang)
         except StoppedError:
             stopped.append(number)
 

@@ -22,7 +22,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     open_store,
 )
-from grampus_uq.runtime.waiting import waiting_approvals
+from grampus_uq.runtime.pending_approvals import pending_approvals
 from grampus_uq.telemetry import MetricsProcessor
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, World, mail, runner, scripted
@@ -39,7 +39,7 @@ async def paused(url: str, session_id: str, calls: int = 1) -> None:
 
 def test_every_waiting_approval_is_counted_and_decided_ones_no_more(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
-    count = waiting_approvals(url)
+    count = pending_approvals(url)
     assert count() is None  # there is no store yet: that is not the same as nothing
     anyio.run(paused, url, "s1")
     anyio.run(paused, url, "s2", 2)
@@ -76,14 +76,14 @@ def test_what_a_sub_agent_waits_for_is_counted_once(tmp_path: Path) -> None:
         return waiting
 
     assert len(anyio.run(delegate)) == 2  # the child and its parent
-    assert waiting_approvals(url)() == 1
+    assert pending_approvals(url)() == 1
 
 
 def test_it_may_be_asked_from_inside_an_event_loop_and_shows_on_the_gauge(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'runs.db'}"
     reader = InMemoryMetricReader()
     MetricsProcessor(
-        MeterProvider(metric_readers=[reader], shutdown_on_exit=False), pending_approvals=waiting_approvals(url)
+        MeterProvider(metric_readers=[reader], shutdown_on_exit=False), pending_approvals=pending_approvals(url)
     )
 
     async def exported_here() -> list[float]:
@@ -100,7 +100,7 @@ def test_it_may_be_asked_from_inside_an_event_loop_and_shows_on_the_gauge(tmp_pa
 def test_a_store_that_cannot_be_asked_is_not_zero(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "runs.db").write_text("this is no database, and never was one" * 100)
     with caplog.at_level(logging.WARNING):
-        assert waiting_approvals(f"sqlite:///{tmp_path / 'runs.db'}")() is None
+        assert pending_approvals(f"sqlite:///{tmp_path / 'runs.db'}")() is None
     assert "could not be counted" in caplog.text
 
 
@@ -110,7 +110,7 @@ def test_a_store_that_does_not_answer_is_given_up_after_the_timeout() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        count = waiting_approvals(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.2)
+        count = pending_approvals(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", timeout_s=0.2)
         assert count() is None
     for thread in threading.enumerate():
         if thread.name == "grampus-uq-waiting":
@@ -120,4 +120,4 @@ def test_a_store_that_does_not_answer_is_given_up_after_the_timeout() -> None:
 @pytest.mark.parametrize("url", ["memory:", "ftp://x/y"])
 def test_a_url_that_names_no_shared_store_is_refused_when_it_is_given(url: str) -> None:
     with pytest.raises(ConfigurationError):
-        waiting_approvals(url)
+        pending_approvals(url)

@@ -9,12 +9,12 @@ import anyio
 
 from grampus_uq.errors import SessionError
 
-__all__ = ["side_by_side", "watched"]
+__all__ = ["run_together", "watched"]
 
 Result = TypeVar("Result")
 
 
-async def side_by_side(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:
+async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:
     """Await all at once; the first failure ends the others, or with `finish` waits for them, and is raised as it is."""
     failures: list[Exception] = []
 

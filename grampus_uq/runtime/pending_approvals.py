@@ -12,12 +12,12 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import open_store
 
-__all__ = ["waiting_approvals"]
+__all__ = ["pending_approvals"]
 
 _log = logging.getLogger(__name__)
 
 
-def waiting_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int | None]:
+def pending_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int | None]:
     """Return a function for `MetricsProcessor(pending_approvals=...)` that counts what waits in the store at `url`.
 
     It opens the store anew each time, on a thread with an event loop of its own, so it may be called where metrics are
@@ -29,7 +29,7 @@ def waiting_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int |
     """
     if url == "memory:":
         rule = "of a store that outlives a process: sqlite:///FILE, postgresql://… or redis://…"
-        raise ConfigurationError.of("url", "waiting_approvals", rule, url)
+        raise ConfigurationError.of("url", "pending_approvals", rule, url)
     open_store(url)  # an impossible URL is refused here, not on the exporting thread
 
     def count() -> int | None:
