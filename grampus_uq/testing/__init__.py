@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from grampus_uq.testing.agent_checks import SENTENCES, Finding, Sentence, check_agent
+from grampus_uq.testing.agent_checks import SENTENCES, Finding, check_agent
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act
-from grampus_uq.testing.agent_script import AgentSetup, ScriptedTurn, Watch
+from grampus_uq.testing.agent_scene import Sentence
+from grampus_uq.testing.agent_script import AgentFactory, AgentSetup, ScriptedTurn, Watch
 from grampus_uq.testing.agent_under_test import (
-    AgentFactory,
     AgentUnderTest,
     Decision,
     Ended,

@@ -10,12 +10,12 @@ A check raises AssertionError where the sentence is false; `check_agent` makes a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq.records.values import ToolCall, canonical_json
-from grampus_uq.testing import agent_trust as trust
+from grampus_uq.testing import agent_trust
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act
 from grampus_uq.testing.agent_scene import (
@@ -28,6 +28,7 @@ from grampus_uq.testing.agent_scene import (
     UNSURE,
     Scene,
     Script,
+    Sentence,
     ended,
     look_up,
     one,
@@ -36,24 +37,13 @@ from grampus_uq.testing.agent_scene import (
     play,
     require,
     say,
+    sentence,
     waiting,
 )
 from grampus_uq.testing.agent_script import PRECONDITION, ScriptedTurn, Watch
-from grampus_uq.testing.agent_under_test import Ended, Paused
+from grampus_uq.testing.agent_under_test import Ended, Paused, Said
 
 __all__ = ["SENTENCES", "Finding", "Sentence", "check_agent"]
-
-Check = Callable[[Scene], str | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sentence:
-    """One thing that must be true of an adapter; `needs` names what the framework must be able to do for it."""
-
-    name: str
-    text: str
-    check: Check
-    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +67,7 @@ def check_agent(laboratory: AgentLaboratory, sentence: Sentence) -> Finding:
     return Finding(sentence=sentence, holds=True, detail=detail or "")
 
 
+@sentence("A healthy run is untouched: same answer, same tools, same calls of its model.")
 def healthy_run_untouched(scene: Scene) -> str:
     script = play(SURE)
     bare, watched = scene.beside("bare"), scene.beside("watched")
@@ -90,47 +81,47 @@ def healthy_run_untouched(scene: Scene) -> str:
     return watched.no_call_paid_twice()
 
 
+@sentence("An uncertain run is paused before its irreversible tool, not before others.")
 def uncertain_run_paused(scene: Scene) -> None:
     pending = waiting(scene.run(play(UNSURE)))
-    require(scene.executed() == [], f"pay ran although the run was paused: {scene.executed()}")
+    scene.ran(problem="pay ran although the run was paused")
     require(len(scene.executed("look_up")) == 1, "the harmless tool was to run, once")
     require(pending.call_id == PAY.id, f"the human sees another call's id than the model's: {pending.call_id}")
 
 
+@sentence("Killed, then approved in another process: runs exactly once, nothing is paid twice.")
 def approved_elsewhere(scene: Scene) -> str:
-    script = play(UNSURE)
-    pending = waiting(scene.run(script, kill=True))
-    ended(scene.resume(script, say("approve", pending)), DONE)
-    require(scene.executed() == [PAID], f"the approved call was to run exactly once; ran {scene.executed()}")
+    paid = _decided_elsewhere(scene, "approve", PAID)
     require(len(scene.executed("look_up")) == 1, "a finished tool ran again")
-    return scene.no_call_paid_twice()
+    return paid
 
 
+@sentence("Killed, then rejected in another process: never runs, nothing is paid twice.")
 def rejected_elsewhere(scene: Scene) -> str:
-    script = play(UNSURE)
-    pending = waiting(scene.run(script, kill=True))
-    ended(scene.resume(script, say("reject", pending, message="not to him")), DONE)
-    require(scene.executed() == [], f"the rejected call ran: {scene.executed()}")
-    return scene.no_call_paid_twice()
+    return _decided_elsewhere(scene, "reject", message="not to him")
 
 
+@sentence("Killed, then edited in another process: runs once, as edited.", "edit")
 def edited_elsewhere(scene: Scene) -> str:
-    script = play(UNSURE)
-    pending = waiting(scene.run(script, kill=True))
-    ended(scene.resume(script, say("edit", pending, arguments={"to": "bob", "amount": 7})), DONE)
-    wanted = [canonical_json({"to": "bob", "amount": 7})]
-    require(scene.executed() == wanted, f"the edited call was to run once, as edited; ran {scene.executed()}")
-    return scene.no_call_paid_twice()
+    arguments = {"to": "bob", "amount": 7}
+    return _decided_elsewhere(scene, "edit", canonical_json(arguments), arguments=arguments)
 
 
+@sentence("Killed, then answered by a human in another process: never runs.", "respond")
 def answered_elsewhere(scene: Scene) -> str:
+    return _decided_elsewhere(scene, "respond", message="I paid him in cash.")
+
+
+def _decided_elsewhere(scene: Scene, kind: Said, *wanted: str, **given: Any) -> str:
+    """Pause, die, decide in another process: `pay` runs with just the wanted arguments."""
     script = play(UNSURE)
     pending = waiting(scene.run(script, kill=True))
-    ended(scene.resume(script, say("respond", pending, message="I paid him in cash.")), DONE)
-    require(scene.executed() == [], f"a call that a human answered for ran: {scene.executed()}")
+    ended(scene.resume(script, say(kind, pending, **given)), DONE)
+    scene.ran(*wanted)
     return scene.no_call_paid_twice()
 
 
+@sentence("The belief goes on in the other process as if nothing had happened.", "belief")
 def belief_continues(scene: Scene) -> str:
     script, killed, whole = play(UNSURE), scene.beside("killed"), scene.beside("whole")
     pending = waiting(killed.run(script, kill=True))
@@ -147,6 +138,7 @@ def belief_continues(scene: Scene) -> str:
     return f"{len(belief)} steps, propagated confidence {belief[-1][2]:.3f}"
 
 
+@sentence("An approval of other arguments is refused, and asked again.")
 def other_arguments_refused(scene: Scene) -> None:
     """The decision was made on a call of the same session, id, tool and place, that differs in its arguments only."""
     seen, forged = scene.beside("seen"), scene.beside("waits")
@@ -154,40 +146,43 @@ def other_arguments_refused(scene: Scene) -> None:
     approval = say("approve", waiting(seen.run(play(UNSURE))))
     waiting(forged.run(play(UNSURE, dear), kill=True), dear)
     again = forged.resume(play(UNSURE, dear), approval)
-    require(forged.executed() == [], f"an approval for {PAY.canonical()} ran {forged.executed()}")
+    forged.ran(problem=f"an approval for {PAY.canonical()} ran another call")
     pending = waiting(again, dear)
     ended(forged.resume(play(UNSURE, dear), say("approve", pending)), DONE)
-    require(forged.executed() == [canonical_json(dear.arguments)], f"ran {forged.executed()}")
+    forged.ran(canonical_json(dear.arguments))
     forged.no_call_paid_twice()
 
 
+@sentence("A decision given twice runs the call once.")
 def decision_given_twice(scene: Scene) -> None:
     script = play(UNSURE)
     approval = say("approve", waiting(scene.run(script)))
     ended(scene.resume(script, approval), DONE)
     # Refusing it with an exception is as good as taking no notice.
-    scene.laboratory.live(scene.folder, script, Act(do="resume", session="s", decisions=(approval,)))
-    require(scene.executed() == [PAID], f"the call was to run once; ran {scene.executed()}")
+    scene.tried(script, approval)
+    scene.ran(PAID)
 
 
+@sentence("When a precondition fails an approval is refused for good, and asked again.", "precondition")
 def failed_precondition(scene: Scene) -> None:
     script = play(UNSURE)
     approval = say("approve", waiting(scene.run(script, kill=True)))
     (scene.folder / PRECONDITION).write_text("fails")
     again = scene.resume(script, approval, kill=True)
-    require(scene.executed() == [], f"the call ran although its precondition had failed: {scene.executed()}")
+    scene.ran(problem="the call ran although its precondition had failed")
     pending = waiting(again)
     (scene.folder / PRECONDITION).write_text("holds")
     stale = scene.laboratory.live(scene.folder, script, Act(do="resume", session="s", decisions=(approval,)), kill=True)
-    require(scene.executed() == [], "a decision that had been refused counted when the precondition held again")
+    scene.ran(problem="a decision that had been refused counted when the precondition held again")
     (still,) = stale.results
     if isinstance(still, Paused):
         pending = waiting(still)
     ended(scene.resume(script, say("reject", pending)), DONE)
-    require(scene.executed() == [], f"the rejected call ran: {scene.executed()}")
+    scene.ran(problem="the rejected call ran")
     scene.no_call_paid_twice()
 
 
+@sentence("Approved again when the precondition holds: runs exactly once.", "precondition")
 def precondition_holds(scene: Scene) -> None:
     script = play(UNSURE)
     approval = say("approve", waiting(scene.run(script, kill=True)))
@@ -195,10 +190,11 @@ def precondition_holds(scene: Scene) -> None:
     pending = waiting(scene.resume(script, approval, kill=True))
     (scene.folder / PRECONDITION).write_text("holds")
     ended(scene.resume(script, say("approve", pending)), DONE)
-    require(scene.executed() == [PAID], f"the call was to run exactly once; ran {scene.executed()}")
+    scene.ran(PAID)
     scene.no_call_paid_twice()
 
 
+@sentence("Of parallel calls one is approved, one rejected, one harmless: each has its own fate.", "parallel")
 def parallel_calls(scene: Scene) -> str:
     calls = (pay("ann", 1, "pay-a"), look_up("rates", "look-2"), pay("bob", 2, "pay-b"))
     script = play(UNSURE, *calls)
@@ -207,11 +203,12 @@ def parallel_calls(scene: Scene) -> str:
     result = scene.resume(script, say("approve", pending["pay-a"]), say("reject", pending["pay-b"]))
     ended(result, DONE)
     wanted = [canonical_json(calls[0].arguments)]
-    require(scene.executed() == wanted, f"only the approved one was to run, once; ran {scene.executed()}")
+    scene.ran(*wanted)
     require(len(scene.executed("look_up")) == 2, f"look_up was to run once a call: {scene.executed('look_up')}")
     return scene.no_call_paid_twice()
 
 
+@sentence("A sub-agent's approval reaches the parent.", "sub_agent")
 def sub_agent(scene: Scene) -> str:
     delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
     script: Script = {
@@ -222,16 +219,18 @@ def sub_agent(scene: Scene) -> str:
         ],
     }
     pending = waiting(scene.run(script, kill=True))
-    require(scene.executed() == [], f"the sub-agent's call ran although the run was paused: {scene.executed()}")
+    scene.ran(problem="the sub-agent's call ran although the run was paused")
     ended(scene.resume(script, say("approve", pending)), DONE)
-    require(scene.executed() == [PAID], f"the approved call was to run exactly once; ran {scene.executed()}")
+    scene.ran(PAID)
     return scene.no_call_paid_twice()
 
 
+@sentence("Ten sessions at once do not mix.")
 def ten_sessions(scene: Scene) -> None:
     _ten(scene, dict.fromkeys(range(10), True))
 
 
+@sentence("Ten sessions at once are believed what each is believed alone.", "belief")
 def ten_beliefs(scene: Scene) -> None:
     _ten(scene, {n: n % 2 == 1 for n in range(10)})
     beliefs = list(scene.beliefs().values())
@@ -264,6 +263,7 @@ def _ten(scene: Scene, unsure: Mapping[int, bool]) -> None:
     scene.no_call_paid_twice()
 
 
+@sentence("In advisory mode nothing is stopped, and what would be is recorded.", "advisory")
 def advisory_stops_nothing(scene: Scene) -> str:
     script = play(UNSURE)
     bare, advised = scene.beside("bare"), scene.beside("advised")
@@ -271,7 +271,7 @@ def advisory_stops_nothing(scene: Scene) -> str:
     ended(plain, DONE)
     result = advised.run(script, watch=Watch.ADVISORY)
     require(result == plain, f"the bare framework {plain}, but advised it {result}")
-    require(advised.executed() == [PAID], f"ran {advised.executed()}")
+    advised.ran(PAID)
     steps = advised.lines("step")
     stopped = [line["action"] for line in steps if line["action"] in ("pause_for_human", "abort")]
     require(not stopped, f"an advisory monitor decided {stopped}")
@@ -280,25 +280,27 @@ def advisory_stops_nothing(scene: Scene) -> str:
     return advised.no_call_paid_twice()
 
 
+@sentence("A run in critical doubt is stopped: no call, no further turn.", "abort")
 def critical_run_stopped(scene: Scene) -> str:
     result = scene.run(play(LOST))
     require(isinstance(result, Ended) and result.stopped is not None, f"the run was to be stopped, but: {result}")
-    require(scene.executed() == [], f"pay ran although the run was aborted: {scene.executed()}")
+    scene.ran(problem="pay ran although the run was aborted")
     turns = [line["turn"] for line in scene.lines("agent_model")]
     require(turns == [0, 1], f"the model was asked on after the run was aborted: turns {turns}")
     return str(getattr(result, "stopped", ""))
 
 
+@sentence("A streamed run is watched and paused like any other.", "stream")
 def streaming(scene: Scene) -> str:
     script = play(UNSURE)
     answer = scene.live(script, Act(do="stream", session="s", prompt=PROMPT), kill=True)
     pending = waiting(one(answer))
-    require(scene.executed() == [], f"pay ran although the stream was paused: {scene.executed()}")
+    scene.ran(problem="pay ran although the stream was paused")
     require(len(answer.pieces) > 1, f"the text was to arrive in pieces: {answer.pieces}")
     text = script[PROMPT][0].text
     require(text in "".join(answer.pieces), f"{text!r} was to be among what was streamed: {answer.pieces}")
     ended(scene.resume(script, say("approve", pending)), DONE)
-    require(scene.executed() == [PAID], f"the approved call was to run exactly once; ran {scene.executed()}")
+    scene.ran(PAID)
     return scene.no_call_paid_twice()
 
 
@@ -306,74 +308,7 @@ def _without_process(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key != "pid"}
 
 
-def _sentence(check: Check, text: str, *needs: str) -> Sentence:
-    return Sentence(name=check.__name__, text=text, check=check, needs=needs)
-
-
-SENTENCES: Sequence[Sentence] = (
-    _sentence(healthy_run_untouched, "A healthy run is untouched: same answer, same tools, same calls of its model."),
-    _sentence(uncertain_run_paused, "An uncertain run is paused before its irreversible tool, not before others."),
-    _sentence(
-        approved_elsewhere, "Killed, then approved in another process: runs exactly once, nothing is paid twice."
-    ),
-    _sentence(rejected_elsewhere, "Killed, then rejected in another process: never runs, nothing is paid twice."),
-    _sentence(edited_elsewhere, "Killed, then edited in another process: runs once, as edited.", "edit"),
-    _sentence(answered_elsewhere, "Killed, then answered by a human in another process: never runs.", "respond"),
-    _sentence(belief_continues, "The belief goes on in the other process as if nothing had happened.", "belief"),
-    _sentence(other_arguments_refused, "An approval of other arguments is refused, and asked again."),
-    _sentence(decision_given_twice, "A decision given twice runs the call once."),
-    _sentence(
-        failed_precondition,
-        "When a precondition fails an approval is refused for good, and asked again.",
-        "precondition",
-    ),
-    _sentence(precondition_holds, "Approved again when the precondition holds: runs exactly once.", "precondition"),
-    _sentence(
-        parallel_calls,
-        "Of parallel calls one is approved, one rejected, one harmless: each has its own fate.",
-        "parallel",
-    ),
-    _sentence(sub_agent, "A sub-agent's approval reaches the parent.", "sub_agent"),
-    _sentence(ten_sessions, "Ten sessions at once do not mix."),
-    _sentence(ten_beliefs, "Ten sessions at once are believed what each is believed alone.", "belief"),
-    _sentence(
-        advisory_stops_nothing, "In advisory mode nothing is stopped, and what would be is recorded.", "advisory"
-    ),
-    _sentence(critical_run_stopped, "A run in critical doubt is stopped: no call, no further turn.", "abort"),
-    _sentence(streaming, "A streamed run is watched and paused like any other.", "stream"),
-    _sentence(
-        trust.wrong_key,
-        "A decision without the approver's signature counts for nothing, and stands in no true one's way.",
-        "signing",
-    ),
-    _sentence(trust.not_an_approver, "Who may not decide decides nothing, whatever they sign.", "signing"),
-    _sentence(trust.four_eyes, "Where two must approve, two principals run a call and one never does.", "signing"),
-    _sentence(trust.late_approval, "An approval that comes too late runs nothing.", "signing"),
-    _sentence(trust.other_session, "An approval given in one session runs nothing in another."),
-    _sentence(trust.swapped_call, "A call swapped in stored state does not run on its approval.", "forge", "signing"),
-    _sentence(trust.forged_phase, "Stored state that says a call was cleared clears none.", "forge", "signing"),
-    _sentence(trust.forged_belief, "Stored state that says all is certain releases nothing.", "forge", "signing"),
-    _sentence(trust.same_arguments, "Of two parallel calls with the same arguments one approval runs one.", "parallel"),
-    _sentence(trust.five_at_once, "Five parallel calls, approved at once, run once each.", "parallel"),
-    _sentence(
-        trust.nested_same_call,
-        "A sub-agent's call is asked for although the very same call of its parent was approved.",
-        "sub_agent",
-    ),
-    _sentence(trust.proposed_again, "A rejected call that the model proposes again does not run."),
-    _sentence(
-        trust.wrong_edit,
-        "An edit that the tool cannot take runs nothing; the request still stands.",
-        "edit",
-        "schema",
-    ),
-    _sentence(
-        trust.deep_arguments, "A call of deeply nested arguments neither runs unasked nor ends a run.", "odd_calls"
-    ),
-    _sentence(
-        trust.without_an_id, "A call that the model gave no id is asked for like any other.", "odd_calls", "no_ids"
-    ),
-    _sentence(trust.advice_never_raises, "In advisory mode odd calls raise nothing of their own.", "advisory"),
-    _sentence(trust.mcp_tool, "A call of an MCP tool is paused like any other.", "mcp"),
-    _sentence(trust.output_tool, "A call of an output tool is paused like any other.", "output_tool"),
+SENTENCES: Sequence[Sentence] = tuple(
+    found for found in (*globals().values(), *vars(agent_trust).values()) if isinstance(found, Sentence)
 )
+"""All sentences, in the order in which they are written down."""

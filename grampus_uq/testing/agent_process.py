@@ -20,7 +20,8 @@ from typing import Any, cast
 import anyio
 
 from grampus_uq.testing.agent_orders import ORDER, Act, Answer, Order
-from grampus_uq.testing.agent_under_test import AgentFactory, AgentUnderTest, Ended, Failed, Paused
+from grampus_uq.testing.agent_script import AgentFactory
+from grampus_uq.testing.agent_under_test import NOT_OFFERED, AgentUnderTest, Ended, Failed, Paused
 
 __all__ = ["load_factory"]
 
@@ -79,7 +80,7 @@ async def _do(agent: AgentUnderTest, act: Act, pieces: list[str]) -> Ended | Pau
 
 def _lacks(agent: AgentUnderTest) -> dict[str, str]:
     """What the harness says that its framework lacks, and what the harness itself does not offer to be checked."""
-    unsaid = dict.fromkeys(_OFFERS - set(getattr(agent, "offers", ())), "not offered by this harness")
+    unsaid = dict.fromkeys(_OFFERS - set(getattr(agent, "offers", ())), NOT_OFFERED)
     return {**unsaid, **agent.lacks}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ __all__ = [
     "UNSURE",
     "Scene",
     "Script",
+    "Sentence",
     "ended",
     "look_up",
     "one",
@@ -32,11 +35,29 @@ __all__ = [
     "play",
     "require",
     "say",
+    "sentence",
     "waiting",
 ]
 
 Script = dict[str, list[ScriptedTurn]]
+Check = Callable[["Scene"], str | None]
+"""Raises AssertionError where its sentence is false; may return a detail for the report."""
 SURE, UNSURE, DOUBTFUL, LOST = 0.95, 0.7, 0.4, 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentence:
+    """One thing that must be true of an adapter; `needs` names what the framework must be able to do for it."""
+
+    name: str
+    text: str
+    check: Check
+    needs: tuple[str, ...] = ()
+
+
+def sentence(text: str, *needs: str) -> Callable[[Check], Sentence]:
+    """Make a sentence of the check that tells whether it is true."""
+    return lambda check: Sentence(name=check.__name__, text=text, check=check, needs=needs)
 
 
 class Scene:
@@ -89,6 +110,11 @@ class Scene:
     def executed(self, name: str = "pay") -> list[str]:
         """The arguments of each execution of a tool, as canonical JSON, in order."""
         return [canonical_json(line["arguments"]) for line in self.lines("tool") if line["name"] == name]
+
+    def ran(self, *wanted: str, problem: str = "pay ran otherwise than it was to") -> None:
+        """Require that `pay` ran once with each of these arguments (canonical JSON), in this order, and no more."""
+        ran = self.executed()
+        require(ran == list(wanted), f"{problem}: wanted {list(wanted)}, but ran {ran}")
 
     def model_calls(self) -> Counter[tuple[str, str, int]]:
         """How often each turn was paid: (whose call, prompt, turn)."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError
@@ -22,12 +23,10 @@ from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.events import DecisionEvent, Event, StepEvent
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ToolCall
+from grampus_uq.testing.agent_under_test import AgentUnderTest, Decision
 from grampus_uq.testing.scripted_model import ScriptedModel
 
-if TYPE_CHECKING:
-    from grampus_uq.testing.agent_under_test import Decision
-
-__all__ = ["AgentSetup", "ScriptedTurn", "Watch", "read_ledger"]
+__all__ = ["AgentFactory", "AgentSetup", "ScriptedTurn", "Watch", "read_ledger"]
 
 LEDGER = "ledger.jsonl"
 PRECONDITION = "precondition"
@@ -140,6 +139,9 @@ class AgentSetup:
             os.write(file, line.encode())
         finally:
             os.close(file)
+
+
+AgentFactory = Callable[[AgentSetup], AbstractAsyncContextManager[AgentUnderTest]]
 
 
 class _LedgerProcessor:

@@ -21,37 +21,13 @@ from grampus_uq.testing.agent_scene import (
     play,
     require,
     say,
+    sentence,
     waiting,
 )
 from grampus_uq.testing.agent_script import ScriptedTurn, Watch
 from grampus_uq.testing.agent_under_test import Ended, Paused, Pending
 
-__all__ = [
-    "advice_never_raises",
-    "deep_arguments",
-    "five_at_once",
-    "forged_belief",
-    "forged_phase",
-    "four_eyes",
-    "late_approval",
-    "mcp_tool",
-    "nested_same_call",
-    "not_an_approver",
-    "other_session",
-    "output_tool",
-    "proposed_again",
-    "same_arguments",
-    "swapped_call",
-    "without_an_id",
-    "wrong_edit",
-    "wrong_key",
-]
-
 DEEP = 150
-
-
-def _nothing_ran(scene: Scene, why: str) -> None:
-    require(scene.executed() == [], f"{why}, and pay ran: {scene.executed()}")
 
 
 def _still_waits(scene: Scene, script: Script, call: ToolCall = PAY, **given: Any) -> Pending:
@@ -62,6 +38,7 @@ def _still_waits(scene: Scene, script: Script, call: ToolCall = PAY, **given: An
 # -- who decides ------------------------------------------------------------------------------------------------------
 
 
+@sentence("A decision without the approver's signature counts for nothing, and stands in no true one's way.", "signing")
 def wrong_key(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", strangers=("eve",))
@@ -69,53 +46,58 @@ def wrong_key(scene: Scene) -> None:
     for key in ("none", "eve"):
         scene.tried(script, say("approve", pending, key=key))
         scene.tried(script, say("reject", pending, key=key))
-        _nothing_ran(scene, f"an approval with the key {key!r} counted")
+        scene.ran(problem=f"an approval with the key {key!r} counted")
     pending = _still_waits(scene, script)
     ended(scene.resume(script, say("approve", pending)), DONE)
-    require(scene.executed() == [PAID], f"the signed approval was to run it once; ran {scene.executed()}")
+    scene.ran(PAID)
 
 
+@sentence("Who may not decide decides nothing, whatever they sign.", "signing")
 def not_an_approver(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", strangers=("eve",))
     pending = waiting(scene.run(script, kill=True))
     scene.tried(script, say("approve", pending, principal="eve"))
-    _nothing_ran(scene, "somebody approved who may not")
+    scene.ran(problem="somebody approved who may not")
     ended(scene.resume(script, say("approve", _still_waits(scene, script))), DONE)
-    require(scene.executed() == [PAID], f"ran {scene.executed()}")
+    scene.ran(PAID)
 
 
+@sentence("Where two must approve, two principals run a call and one never does.", "signing")
 def four_eyes(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", "bob", required=2)
     pending = waiting(scene.run(script, kill=True))
     for _ in range(2):
         scene.tried(script, say("approve", pending))
-        _nothing_ran(scene, "one principal's approval sufficed")
+        scene.ran(problem="one principal's approval sufficed")
     ended(scene.resume(script, say("approve", pending), say("approve", pending, principal="bob")), DONE)
-    require(scene.executed() == [PAID], f"two principals' approvals were to run it once; ran {scene.executed()}")
+    scene.ran(PAID)
 
 
+@sentence("An approval that comes too late runs nothing.", "signing")
 def late_approval(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann", expires_s=1e-6)
     pending = waiting(scene.run(script, kill=True))
     scene.tried(script, say("approve", pending))
-    _nothing_ran(scene, "an approval counted that came too late")
+    scene.ran(problem="an approval counted that came too late")
 
 
 # -- what is decided --------------------------------------------------------------------------------------------------
 
 
+@sentence("An approval given in one session runs nothing in another.")
 def other_session(scene: Scene) -> None:
     script = play(UNSURE)
     seen, forged = scene.beside("seen"), scene.beside("other")
     approval = say("approve", waiting(seen.run(script)))
     waiting(forged.live(script, Act(do="run", session="t", prompt=PROMPT), kill=True).results[0])
     answer = scene.laboratory.live(forged.folder, script, Act(do="resume", session="t", decisions=(approval,)))
-    _nothing_ran(forged, f"an approval of another session counted: {answer.results}")
+    forged.ran(problem=f"an approval of another session counted: {answer.results}")
 
 
+@sentence("A call swapped in stored state does not run on its approval.", "forge", "signing")
 def swapped_call(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann")
@@ -125,24 +107,27 @@ def swapped_call(scene: Scene) -> None:
     require(set(scene.executed()) <= {PAID}, f"an approval of {PAY.canonical()} ran {scene.executed()}")
 
 
+@sentence("Stored state that says a call was cleared clears none.", "forge", "signing")
 def forged_phase(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann")
     waiting(scene.run(script, kill=True))
     scene.forge(script, "phase")
     scene.tried(script)
-    _nothing_ran(scene, "the stored state says that the call was let through")
+    scene.ran(problem="the stored state says that the call was let through")
 
 
+@sentence("Stored state that says all is certain releases nothing.", "forge", "signing")
 def forged_belief(scene: Scene) -> None:
     script = play(UNSURE)
     scene.approvers("ann")
     waiting(scene.run(script, kill=True))
     scene.forge(script, "belief")
     scene.tried(script)
-    _nothing_ran(scene, "the stored belief says that all is certain")
+    scene.ran(problem="the stored belief says that all is certain")
 
 
+@sentence("Of two parallel calls with the same arguments one approval runs one.", "parallel")
 def same_arguments(scene: Scene) -> None:
     twins = (pay("ann", 1, "twin-1"), pay("ann", 1, "twin-2"))
     script = play(UNSURE, *twins)
@@ -150,9 +135,10 @@ def same_arguments(scene: Scene) -> None:
     require(set(pending) == {"twin-1", "twin-2"}, f"each of two equal calls was to wait by itself: {sorted(pending)}")
     ended(scene.resume(script, say("approve", pending["twin-1"]), say("reject", pending["twin-2"])), DONE)
     wanted = [canonical_json(twins[0].arguments)]
-    require(scene.executed() == wanted, f"one approval was to run one of them; ran {scene.executed()}")
+    scene.ran(*wanted)
 
 
+@sentence("Five parallel calls, approved at once, run once each.", "parallel")
 def five_at_once(scene: Scene) -> None:
     calls = tuple(pay(f"payee {n}", n, f"pay-{n}") for n in range(5))
     script = play(UNSURE, *calls)
@@ -163,6 +149,7 @@ def five_at_once(scene: Scene) -> None:
     scene.no_call_paid_twice()
 
 
+@sentence("A sub-agent's call is asked for although the very same call of its parent was approved.", "sub_agent")
 def nested_same_call(scene: Scene) -> None:
     delegate = ToolCall(id="delegate-1", name="delegate", arguments={"task": "Pay Bob."})
     script: Script = {
@@ -175,11 +162,12 @@ def nested_same_call(scene: Scene) -> None:
     }
     pending = waiting(scene.run(script, kill=True))
     again = scene.resume(script, say("approve", pending), kill=True)
-    require(scene.executed() == [PAID], f"the parent's call was approved once, and pay ran: {scene.executed()}")
+    scene.ran(PAID)
     ended(scene.resume(script, say("reject", waiting(again))), DONE)
-    require(scene.executed() == [PAID], f"the sub-agent's call was rejected, and pay ran: {scene.executed()}")
+    scene.ran(PAID)
 
 
+@sentence("A rejected call that the model proposes again does not run.")
 def proposed_again(scene: Scene) -> None:
     again = PAY.model_copy(update={"id": "pay-2"})
     script: Script = {
@@ -191,41 +179,45 @@ def proposed_again(scene: Scene) -> None:
     }
     pending = waiting(scene.run(script, kill=True))
     ended(scene.resume(script, say("reject", pending)), DONE)
-    _nothing_ran(scene, "the model proposed again what was rejected")
+    scene.ran(problem="the model proposed again what was rejected")
 
 
+@sentence("An edit that the tool cannot take runs nothing; the request still stands.", "edit", "schema")
 def wrong_edit(scene: Scene) -> None:
     script = play(UNSURE)
     pending = waiting(scene.run(script, kill=True))
     scene.tried(script, say("edit", pending, arguments={"to": "bob", "amount": "seven", "note": "x"}))
-    _nothing_ran(scene, "an edit counted that the tool cannot take")
+    scene.ran(problem="an edit counted that the tool cannot take")
     ended(scene.resume(script, say("approve", _still_waits(scene, script))), DONE)
-    require(scene.executed() == [PAID], f"ran {scene.executed()}")
+    scene.ran(PAID)
 
 
 # -- odd calls --------------------------------------------------------------------------------------------------------
 
 
+@sentence("A call of deeply nested arguments neither runs unasked nor ends a run.", "odd_calls")
 def deep_arguments(scene: Scene) -> None:
     deep: Any = "bob"
     for _ in range(DEEP):
         deep = {"a": deep}
     script = play(UNSURE, ToolCall(id="pay-1", name="pay", arguments={"to": deep, "amount": 1}))
     result = scene.run(script, kill=True)
-    _nothing_ran(scene, "nobody approved a call of deep arguments")
+    scene.ran(problem="nobody approved a call of deep arguments")
     for one in paused(result) if isinstance(result, Paused) else ():
         result = scene.resume(script, say("reject", one))
     require(isinstance(result, Ended), f"the run was to go on after it: {result}")
 
 
+@sentence("A call that the model gave no id is asked for like any other.", "odd_calls", "no_ids")
 def without_an_id(scene: Scene) -> None:
     script = play(UNSURE, PAY.model_copy(update={"id": ""}))
     pending = waiting(scene.run(script, kill=True))
-    _nothing_ran(scene, "a call without an id was not asked for")
+    scene.ran(problem="a call without an id was not asked for")
     ended(scene.resume(script, say("approve", pending)), DONE)
-    require(scene.executed() == [PAID], f"ran {scene.executed()}")
+    scene.ran(PAID)
 
 
+@sentence("In advisory mode odd calls raise nothing of their own.", "advisory")
 def advice_never_raises(scene: Scene) -> None:
     odd = (ToolCall(id="", name="look_up", arguments={"query": "x"}), ToolCall(id="u", name="no_such_tool"))
     script = play(UNSURE, *odd)
@@ -237,10 +229,12 @@ def advice_never_raises(scene: Scene) -> None:
     require(bare == advised, f"the bare framework {bare}, but advised it {advised}")
 
 
+@sentence("A call of an MCP tool is paused like any other.", "mcp")
 def mcp_tool(scene: Scene) -> None:
     _like_pay(scene, PAY.model_copy(update={"name": "mcp_pay"}))
 
 
+@sentence("A call of an output tool is paused like any other.", "output_tool")
 def output_tool(scene: Scene) -> None:
     _like_pay(scene, PAY.model_copy(update={"name": "final_pay"}), last=True)
 
@@ -248,7 +242,7 @@ def output_tool(scene: Scene) -> None:
 def _like_pay(scene: Scene, call: ToolCall, *, last: bool = False) -> None:
     script = play(UNSURE, call)
     pending = waiting(scene.run(script, kill=True), call)
-    _nothing_ran(scene, f"{call.name} was not asked for")
+    scene.ran(problem=f"{call.name} was not asked for")
     result = scene.resume(script, say("approve", pending))
     require(isinstance(result, Ended) and (last or result.output == DONE), f"the run was to end: {result}")
-    require(scene.executed() == [PAID], f"the approved call was to run exactly once; ran {scene.executed()}")
+    scene.ran(PAID)

@@ -10,14 +10,11 @@ run_conformance("my_package.my_harness:build")
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from grampus_uq.testing.agent_script import AgentSetup
-
-__all__ = ["AgentFactory", "AgentUnderTest", "Decision", "Ended", "Failed", "Paused", "Pending"]
+__all__ = ["NOT_OFFERED", "AgentUnderTest", "Decision", "Ended", "Failed", "Paused", "Pending"]
 
 NOT_OFFERED = "not offered by this harness"
 """Why a question is not asked that a harness could offer and does not."""
@@ -109,6 +106,3 @@ class AgentUnderTest(Protocol):
     async def stream(self, session: str, prompt: str, pieces: list[str]) -> Ended | Paused:
         """`run`, with the framework's streaming: each piece of the model's text is appended as it arrives."""
         ...
-
-
-AgentFactory = Callable[[AgentSetup], AbstractAsyncContextManager[AgentUnderTest]]
