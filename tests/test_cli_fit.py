@@ -13,7 +13,9 @@ from click.testing import CliRunner
 from grampus_uq import Outcome, Reading, Step, StopReason, UncertaintyMonitor
 from grampus_uq.cli import _group
 from grampus_uq.errors import GrampusError
-from grampus_uq.learn.fit.streams import read_detector_runs, step_scores
+from grampus_uq.learn.columns import recorded_rows
+from grampus_uq.learn.eligibility import eligibility
+from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.recording.artifacts import load
 from grampus_uq.recording.runs import runs
@@ -92,10 +94,10 @@ def test_an_interruption_budget_needs_no_label(tmp_path: Path) -> None:
 def test_the_scores_that_are_fitted_on_are_those_that_the_live_detector_is_fed(tmp_path: Path) -> None:
     record(tmp_path / "a", np.random.default_rng(5), 3)
     for run in runs([tmp_path / "a"]):
-        rows = step_scores(run.steps, ["fused", "propagated", "verbalized"])
+        rows = recorded_rows(run, eligibility(run)).rows
         steps = [event for event in run.steps if event.step.kind != "tool_call"]
-        assert [row[0] for row in rows] == [event.assessment.fused_confidence for event in steps]
-        assert [row[2] for row in rows] == [event.readings[0].value for event in steps]
+        assert [row["fused"] for row in rows] == [event.assessment.fused_confidence for event in steps]
+        assert [row["verbalized"] for row in rows] == [event.readings[0].value for event in steps]
     data = read_detector_runs([str(tmp_path / "a")], ["fused"])
     assert data.lengths.tolist() == [12] * len(data)
 

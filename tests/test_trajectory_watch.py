@@ -25,6 +25,7 @@ from grampus_uq.monitor.trajectory_watch import MAX_WAITING, TrajectorySensor, f
 from grampus_uq.recording import RecordingProcessor, find_run
 from grampus_uq.recording.artifacts import ProfileArtifact, load, profile_fingerprint, save
 from grampus_uq.recording.replay import replay
+from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent, TrajectoryReading
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.text import turn_of_observation, turn_of_step
@@ -504,12 +505,14 @@ def test_the_pure_step_equals_a_stream_that_is_never_interrupted() -> None:
 
 
 def test_the_detector_reads_the_risk_as_a_stream_live_and_from_recordings(tmp_path: Any) -> None:
-    from grampus_uq.learn.fit.streams import step_scores
+    from grampus_uq.learn.columns import columns_of, recorded_rows
 
     story = [("user", WORDS[0]), ("call", WORDS[1]), ("use", "x"), ("result", WORDS[2]), ("say", WORDS[3])]
     steps = [event for event in events_of(story) if isinstance(event, StepEvent)]
-    rows = step_scores(steps, ["trajectory_risk"])
+    run = Run(path="", line=1, session_id=steps[0].session_id, events=tuple(steps))
+    rows = columns_of([run], recorded_rows).stream("trajectory_risk").tolist()
     risks = [event.assessment.trajectory_risk for event in steps if event.step.kind != "tool_call"]
-    assert rows == [[1.0 / (1.0 + risk)] for risk in risks if risk is not None]
+    assert rows == [1.0 / (1.0 + risk) for risk in risks if risk is not None]
     assert len(rows) == 2
-    assert step_scores(steps, ["trajectory_risk"], Profile(tracer=TRACER)) == rows
+    again = columns_of([run], partial(recorded_rows, profile=Profile(tracer=TRACER)))
+    assert again.stream("trajectory_risk").tolist() == rows

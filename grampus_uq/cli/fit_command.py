@@ -17,6 +17,7 @@ from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.columns import TASK
 from grampus_uq.learn.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
 from grampus_uq.learn.fit.detector_choice import Costs
 from grampus_uq.learn.fit.streams import read_detector_runs
@@ -24,7 +25,6 @@ from grampus_uq.learn.fit.tracer_runs import TracerShare, tracer_and_detector_ru
 from grampus_uq.learn.profiles import FitOptions
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
 from grampus_uq.recording.runs import beginnings, recording_files
-from grampus_uq.recording.trajectories import TASK
 from grampus_uq.records.vocabulary import UncertaintySource
 
 __all__ = ["command"]

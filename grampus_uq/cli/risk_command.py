@@ -13,8 +13,8 @@ from grampus_uq.errors import DataError
 
 if TYPE_CHECKING:
     from grampus_uq.core.risk import TracerSettings
+    from grampus_uq.learn.trajectories import Trajectories
     from grampus_uq.recording.runs import Refused, Run
-    from grampus_uq.recording.trajectories import Trajectories
 
 __all__ = ["command"]
 
@@ -102,8 +102,8 @@ def _read(
     settings: TracerSettings | None,
     refuse: Refused,
 ) -> Trajectories:
+    from grampus_uq.learn.trajectories import labelled_trajectories
     from grampus_uq.recording.copies import distinct_runs
-    from grampus_uq.recording.trajectories import labelled_trajectories
 
     found: Iterator[Run] = distinct_runs(list(paths), on_refused=refuse)
     if embedder is not None:

@@ -32,7 +32,7 @@ from grampus_uq.core.turn_evidence import (
 from grampus_uq.core.worst_case import Streams, lacks, streams_of, worst_case_step
 from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.events import TrajectoryReading
-from grampus_uq.records.values import Reading, Step, StepUncertainty, ToolCall, Verdict, utc
+from grampus_uq.records.values import NO_READING, Reading, Step, StepUncertainty, ToolCall, Verdict, utc
 from grampus_uq.records.vocabulary import (
     GRAVE,
     NOT_DUE,
@@ -320,7 +320,7 @@ def _assess(
     sources, missing = seen.sources, seen.missing
     sources.append(_PROPAGATED)
     if fused is None:
-        missing.append("no reading on this step")
+        missing.append(NO_READING)
     fields = _DEFAULTS.copy()  # cheaper than to write all of them down, and most stay what they are
     fields["step_id"] = step.step_id
     fields["step_type"] = step.kind

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from grampus_uq.demo.demo_run import ANSWER_STEP, Answered
 from grampus_uq.learn.evaluate.risk_scores import READINGS, SCORES
+from grampus_uq.learn.trajectories import Trajectory, trajectory_of
 from grampus_uq.recording.runs import Run, runs
-from grampus_uq.recording.trajectories import Trajectory, trajectory_of
 from grampus_uq.records.events import StepEvent
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc, auroc_rows

@@ -40,7 +40,7 @@ class ExpectedStreams:
             self._missing -= {one.source for one in readings if one.value is not None}
             if assessment.trajectory_risk is not None:
                 self._missing.discard("trajectory_risk")
-            if not (assessment.missing_reason or "").endswith("no reading on this step"):
+            if assessment.was_read:
                 self._missing.discard("fused")
             self._steps += 1
             if self._steps < _ENOUGH or not self._missing:

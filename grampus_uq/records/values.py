@@ -14,7 +14,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, SupportsFloat
+from typing import Any, Final, SupportsFloat
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -32,6 +32,7 @@ from grampus_uq.records.vocabulary import (
 )
 
 __all__ = [
+    "NO_READING",
     "AgentBeliefState",
     "AgentDefinition",
     "Effect",
@@ -273,6 +274,10 @@ def worst_values(readings: Sequence[Reading], always: Collection[str] = ()) -> t
     return values, unread
 
 
+NO_READING: Final = "no reading on this step"
+"""How `StepUncertainty.missing_reason` ends on a step without any reading."""
+
+
 class StepUncertainty(BaseModel):
     """What the monitor concluded from one step.
 
@@ -321,6 +326,11 @@ class StepUncertainty(BaseModel):
         """
         unread = self.propagated_confidence == 1.0 and self.level is not UncertaintyLevel.LOW
         return None if unread else self.propagated_confidence
+
+    @property
+    def was_read(self) -> bool:
+        """True when this step had a reading; without one `fused_confidence` shows 0.5, which is no evidence."""
+        return self.missing_reason is None or not self.missing_reason.endswith(NO_READING)
 
     @classmethod
     def trusted(cls, values: dict[str, Any]) -> StepUncertainty:

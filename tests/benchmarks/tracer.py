@@ -44,7 +44,7 @@ from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.learn.evaluate.early_warning import ScoredPaths, early_warning
 from grampus_uq.learn.evaluate.risk_scores import ABLATIONS, SCORES, fitted_paths
 from grampus_uq.learn.fit.fit_tracer import cross_validate_tracer
-from grampus_uq.recording.trajectories import Trajectory
+from grampus_uq.learn.trajectories import Trajectory
 from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder

@@ -23,9 +23,9 @@ from grampus_uq.importers.imported_run import events
 from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.learn.fit.backtest import backtest
 from grampus_uq.learn.fit.streams import read_detector_runs
+from grampus_uq.learn.trajectories import labelled_trajectories, trajectory_of
 from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import ProfileArtifact, load, save
-from grampus_uq.recording.trajectories import labelled_trajectories, trajectory_of
 from grampus_uq.records.events import DecisionEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_risk import TracerParameters
@@ -111,7 +111,7 @@ def test_runs_that_were_touched_stopped_or_not_labelled_are_left_out_and_counted
     touched = [*kept[3].events[:4], decided, *kept[3].events[4:]]
     changed = [replace(kept[i], events=tuple(e)) for i, e in enumerate([stopped, unknown, unread, touched])]
     found = labelled_trajectories([*changed, *kept[4:]])
-    assert found.excluded == {"intervened": 1, "no_outcome": 1, "tool_error": 1, "unread_texts": 1}
+    assert found.excluded == {"human_decided": 1, "no_outcome": 1, "tool_error": 1, "unread_texts": 1}
     assert [run.run_id for run in found.runs] == [run.session_id for run in kept[4:]]
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from grampus_uq import Effect, Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.core.state import Profile
+from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording import RecordingProcessor, runs
-from grampus_uq.recording.eligibility import standing
 
 RHO = 0.25
 POLICY = UncertaintyPolicy(irreversible_tool_names=["send"])
@@ -88,7 +88,7 @@ def one(folder: Path, name: str, *, value: float = 0.9, call: ToolCall | None = 
         if outcome is not None:
             session.finish(outcome)
     [run] = [run for run in runs(folder) if run.session_id == name]
-    return standing(run)
+    return eligibility(run)
 
 
 @pytest.mark.parametrize(

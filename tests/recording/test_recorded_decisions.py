@@ -12,10 +12,10 @@ import pytest
 
 from grampus_uq import UncertaintyAction, UncertaintyPolicy
 from grampus_uq.core.state import Profile
+from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.evaluate.from_recordings import read_recordings
 from grampus_uq.recording import artifacts
 from grampus_uq.recording.codec import decode, encode
-from grampus_uq.recording.eligibility import standing
 from grampus_uq.recording.replay import replay_all, replay_file
 from grampus_uq.recording.runs import find_run, runs, summarise
 from grampus_uq.records.events import DecisionEvent
@@ -73,7 +73,7 @@ def test_counting_and_evaluating_old_runs_with_decisions_leaves_them_out_as_sele
     assert (counts.stopped_before, counts.stopped_now) == (4, 6)
     counts = replay_all(RECORDINGS[:2], profile_of("tiers"))
     assert (counts.runs, counts.steps, counts.same, counts.skipped) == (2, 18, 18, ())
-    assert {standing(run).reason for run in runs([FOLDER])} == {"human_decided"}
+    assert {eligibility(run).reason for run in runs([FOLDER])} == {"human_decided"}
     for profile in (None, profile_of("tiers"), profile_of("detector")):
         evaluated = read_recordings(RECORDINGS, profile=profile)
         assert evaluated.ids == ()

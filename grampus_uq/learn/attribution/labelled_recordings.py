@@ -12,9 +12,10 @@ from typing import Final
 from grampus_uq.errors import DataError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory
 from grampus_uq.learn.attribution.from_recording import trajectory_from_events
+from grampus_uq.learn.columns import TASK, task_of
 from grampus_uq.recording.runs import Run
-from grampus_uq.recording.trajectories import TASK, task_of
 from grampus_uq.records.events import ObservationEvent, StepEvent
+from grampus_uq.records.values import Outcome
 
 __all__ = ["labelled_recordings", "names_a_step", "recorded_trajectory"]
 
@@ -40,9 +41,8 @@ def labelled_recordings(
     return labelled
 
 
-def names_a_step(run: Run) -> bool:
-    """True when the run's label names the step of its error."""
-    outcome = run.outcome
+def names_a_step(outcome: Outcome | None) -> bool:
+    """True for the label of a failure that names the step of the error."""
     return outcome is not None and outcome.success is False and _NOTE.search(outcome.note or "") is not None
 
 

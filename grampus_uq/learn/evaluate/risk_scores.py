@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.recording.trajectories import Trajectory
+from grampus_uq.learn.trajectories import Trajectory
 from grampus_uq.stats.propagation import SaupState, saup_uncertainty, saup_update
 from grampus_uq.stats.trajectory_risk import (
     Composite,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.fit.streams import step_scores
+from grampus_uq.learn.columns import columns_of, recorded_rows
 from grampus_uq.recording.runs import Paths, Run, runs
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.eprocess import log_peaks
@@ -52,10 +53,10 @@ def _finished(run: Run, profile: Profile) -> RecordedRun | None:
     detector, outcome = profile.detector, run.outcome
     assert detector is not None  # noqa: S101 (for the type checker; the caller looked)
     assert outcome is not None  # noqa: S101 (as above)
-    rows = step_scores(run.steps, detector.streams, profile)
-    if not rows:
+    columns = columns_of([run], partial(recorded_rows, profile=profile))
+    if not columns.rows:
         return None
-    values = np.array(rows, dtype=np.float64)
+    values = np.column_stack([columns.stream(name) for name in detector.streams])
     peak = float(log_peaks(detector, step_blocks(values, np.array([len(values)])))[0])
     clean = outcome.stop_reason is StopReason.CLEAN
     return RecordedRun(

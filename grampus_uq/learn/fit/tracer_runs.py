@@ -10,6 +10,7 @@ import numpy as np
 from grampus_uq.core.risk import TracerSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.columns import TASK
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.fit_tracer import (
     TracerCrossValidation,
@@ -19,9 +20,9 @@ from grampus_uq.learn.fit.fit_tracer import (
     fit_tracer,
 )
 from grampus_uq.learn.fit.streams import runs_of_recordings
+from grampus_uq.learn.trajectories import Trajectories, labelled_trajectories
 from grampus_uq.recording.runs import Refused
 from grampus_uq.recording.runs import runs as read_runs
-from grampus_uq.recording.trajectories import TASK, Trajectories, labelled_trajectories
 
 __all__ = [
     "LEAST_OF_EACH",

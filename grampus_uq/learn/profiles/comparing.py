@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.expected import Judged, judge_run
-from grampus_uq.recording.eligibility import standing
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
@@ -113,12 +113,12 @@ class _Part:
 def _judged_by_both(first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None) -> _Part:
     found = _Part()
     for run in runs:
-        stands = standing(run)
-        if not stands.usable or not run.steps:
-            found.left_out[stands.reason or "no_step"] += 1
+        decided = eligibility(run)
+        if not decided.usable or not run.steps:
+            found.left_out[decided.reason or "no_step"] += 1
             continue
         found.judged.append((judge_run(run, first), judge_run(run, second)))
-        found.weights.append(stands.weight)
+        found.weights.append(decided.weight)
     return found
 
 

@@ -26,6 +26,7 @@ from pydantic import JsonValue
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.eligibility import eligibility, traffic_weight
 from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
 from grampus_uq.learn.profiles.attribution_part import fit_attribution
 from grampus_uq.learn.profiles.cases import worth_labelling
@@ -38,7 +39,6 @@ from grampus_uq.learn.profiles.releasing import fit_release
 from grampus_uq.learn.profiles.risk_part import fit_risk
 from grampus_uq.learn.profiles.splitting import held_out_runs
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
-from grampus_uq.recording.eligibility import standing, stands_for
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
@@ -318,8 +318,8 @@ def _judged_part(profile: Profile, taught: frozenset[str], runs: Iterator[Run], 
     found = []
     for run in runs:
         judged = judge_run(run, profile, keep_chances=False)
-        known = standing(run).usable and run.session_id not in taught
-        found.append(replace(judged, weight=stands_for(run), known=known))
+        known = eligibility(run).usable and run.session_id not in taught
+        found.append(replace(judged, weight=traffic_weight(run), known=known))
     return found
 
 

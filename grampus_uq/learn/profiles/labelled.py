@@ -7,29 +7,22 @@ What the streams are is what `advance` hands to a calibration: every reading by 
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.core.decision import is_irreversible
-from grampus_uq.core.engine import advance
-from grampus_uq.core.risk import confidence_of_risk
-from grampus_uq.core.state import Profile, SessionState
+from grampus_uq.core.state import Profile
 from grampus_uq.learn.attribution.labelled_recordings import names_a_step
+from grampus_uq.learn.columns import TASK, Columns, RunRow, RunRows, other_trials, read_columns, recorded_rows
+from grampus_uq.learn.eligibility import NO_OUTCOME, SELECTED, Eligibility
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.recording.copies import distinct_ids
-from grampus_uq.recording.eligibility import NO_OUTCOME, SELECTED, SUPERSEDED, standing
 from grampus_uq.recording.parallel import Backend
-from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
-from grampus_uq.recording.trajectories import TASK, task_of
-from grampus_uq.records.events import StepEvent
-from grampus_uq.records.values import StepUncertainty
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
 __all__ = ["DERIVED", "NO_STEP", "LabelledRuns", "Unlabelled", "labelled_runs"]
@@ -162,174 +155,78 @@ def labelled_runs(
     had, `on_refused` what is wrong with a file, whose rest is left out. Holds eight bytes a reading, and the ids.
     """
     cleared = {"detector": None, "calibration": None, "release": None, "advisory": True}
-    work = partial(_columns_of_part, profile.model_copy(update=cleared), task_key)
-    found = _Columns()
-    for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
-        found.add(part)
-        if on_runs is not None:
-            on_runs(part.recorded)
-    return found.assembled()
+    found = read_columns(
+        paths,
+        partial(_rows_to_fit, profile.model_copy(update=cleared)),
+        task_key=task_key,
+        workers=workers,
+        backend=backend,
+        on_runs=on_runs,
+        on_refused=on_refused,
+    )
+    return _labelled(found)
 
 
-def _columns_of_part(profile: Profile, task_key: str, runs: Iterator[Run], refuse: Refused | None) -> _Columns:
-    found = _Columns()
-    for run in runs:
-        found.count(run)
-        stands = standing(run)
-        task = task_of(run, task_key)
-        if stands.usable and found.take(run, profile, stands.weight, task):
-            continue
-        found.leave_out(stands.reason or NO_STEP)
-        if stands.reason == NO_OUTCOME:
-            found.keep_unlabelled(run, profile, task)
-        elif stands.reason not in ("", SUPERSEDED) and task is not None:
-            found.others[task] += 1
-    return found
+def _rows_to_fit(profile: Profile, run: Run, decided: Eligibility) -> RunRows | None:
+    """All rows of a run that may be used; of one that only lacks a label, the row before its irreversible call."""
+    if not decided.usable and decided.reason != NO_OUTCOME:
+        return None
+    found = recorded_rows(run, decided, profile=profile)
+    if decided.usable:
+        return found
+    if found.first_call is None or not found.rows:
+        return replace(found, rows=())
+    return replace(found, rows=(found.rows[found.first_call] if found.first_call >= 0 else {},))
 
 
-@dataclass(slots=True)
-class _Columns:
-    """What was read so far; of a part, or of all parts up to one."""
-
-    recorded: int = 0
-    excluded: Counter[str] = field(default_factory=Counter)
-    times: list[float] = field(default_factory=list)
-    models: set[str] = field(default_factory=set)
-    prompts: set[str | None] = field(default_factory=set)
-    tools: set[str | None] = field(default_factory=set)
-    errors_named: int = 0
-    watched: int = 0
-    others: Counter[str] = field(default_factory=Counter)
-    untold: int = 0
-    uncalled: Counter[str] = field(default_factory=Counter)
-    unlabelled: list[tuple[str, str, dict[str, float]]] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    rows: list[tuple[str, bool, float, str, int, int, bool]] = field(default_factory=list)
-    values: dict[str, array[float]] = field(default_factory=dict)
-    n: int = 0
-
-    def count(self, run: Run) -> None:
-        """Count a run, whatever it may be used for."""
-        self.recorded += 1
-        self.errors_named += names_a_step(run)
-        self.watched += any(event.trajectory is not None for event in run.steps)
-        start = run.start
-        if start is not None:
-            times = [*self.times, start.time_s]
-            self.times = [min(times), max(times)]
-            self.models.add(start.model)
-            self.prompts.add(start.prompt_hash)
-            self.tools.add(start.tools_hash)
-
-    def leave_out(self, reason: str) -> None:
-        """Count a run that is not used."""
-        self.excluded[reason] += 1
-
-    def take(self, run: Run, profile: Profile, weight: float, task: str | None) -> bool:
-        """Add a run's steps; False when it has no step of the model."""
-        steps, asks = _walked(run, profile)
-        if not steps:
-            return False
-        for values in steps:
-            self._step(values)
-        good = run.outcome is not None and run.outcome.success is True
-        length = len(steps)
-        self.untold += task is None
-        self.ids.append(run.session_id)
-        at, called = (length - 1, False) if asks is None else (asks, True)
-        self.rows.append((run.path, good, weight, task or f"run {run.session_id}", length, at, called))
-        return True
-
-    def keep_unlabelled(self, run: Run, profile: Profile, task: str | None) -> None:
-        """Keep what was read at the first irreversible call of a run without a label, if it has one."""
-        steps, asks = _walked(run, profile)
-        if asks is None and task is not None:
-            self.uncalled[task] += 1
-        if steps and asks is not None:
-            self.unlabelled.append((run.session_id, task or f"run {run.session_id}", steps[asks] if asks >= 0 else {}))
-
-    def _step(self, values: Mapping[str, float]) -> None:
-        for source in values.keys() - self.values.keys():
-            self.values[source] = array("d", [math.nan]) * self.n
-        for source, column in self.values.items():
-            column.append(values.get(source, math.nan))
-        self.n += 1
-
-    def add(self, part: _Columns) -> None:
-        """Take in what the next part holds."""
-        self.recorded += part.recorded
-        self.excluded += part.excluded
-        self.times = [pick([*self.times, *part.times]) for pick in (min, max)] if self.times or part.times else []
-        self.models |= part.models
-        self.prompts |= part.prompts
-        self.tools |= part.tools
-        self.errors_named += part.errors_named
-        self.watched += part.watched
-        self.others += part.others
-        self.untold += part.untold
-        self.unlabelled += part.unlabelled
-        self.uncalled += part.uncalled
-        self.ids += part.ids
-        self.rows += part.rows
-        for source in sorted(self.values.keys() | part.values.keys()):
-            column = self.values.setdefault(source, array("d", [math.nan]) * self.n)
-            column.extend(part.values.get(source, array("d", [math.nan]) * part.n))
-        self.n += part.n
-
-    def assembled(self) -> LabelledRuns:
-        """Everything, as arrays."""
-        columns = zip(*self.rows, strict=True) if self.rows else ((),) * 7
-        paths, good, weights, tasks, lengths, asks, has_call = columns
-        return LabelledRuns(
-            ids=distinct_ids(self.ids),
-            paths=tuple(paths),
-            others=dict(self.others),
-            untold=self.untold,
-            unlabelled=self._unlabelled(),
-            success=np.array(good, dtype=np.bool_),
-            weights=np.array(weights, dtype=np.float64),
-            tasks=tuple(tasks),
-            lengths=np.array(lengths, dtype=np.int64),
-            streams={name: np.frombuffer(self.values[name]) for name in sorted(self.values)},
-            asks=np.array(asks, dtype=np.int64),
-            has_call=np.array(has_call, dtype=np.bool_),
-            excluded=dict(sorted(self.excluded.items())),
-            first_s=self.times[0] if self.times else None,
-            last_s=self.times[1] if self.times else None,
-            recorded=self.recorded,
-            models=frozenset(self.models),
-            prompts=frozenset(self.prompts),
-            tools=frozenset(self.tools),
-            errors_named=self.errors_named,
-            watched=self.watched,
-        )
-
-    def _unlabelled(self) -> Unlabelled:
-        ids, tasks, read = zip(*self.unlabelled, strict=True) if self.unlabelled else ((),) * 3
-        names = sorted({name for one in read for name in one})
-        streams = {name: np.array([one.get(name, math.nan) for one in read]) for name in names}
-        return Unlabelled(ids=tuple(ids), tasks=tuple(tasks), streams=streams, uncalled=dict(self.uncalled))
+def _labelled(columns: Columns) -> LabelledRuns:
+    runs = columns.runs
+    usable = [run for run in runs if run.eligibility.usable and run.length]
+    reasons = Counter(run.eligibility.reason or NO_STEP for run in runs if not (run.eligibility.usable and run.length))
+    rows = np.repeat([run.eligibility.usable for run in runs], columns.lengths).astype(np.bool_)
+    streams = {name: columns.stream(name)[rows] for name in sorted(columns.streams)}
+    times = [run.started_s for run in runs if run.started_s is not None]
+    made_with = {run.made_with for run in runs if run.made_with is not None}
+    return LabelledRuns(
+        ids=distinct_ids([run.session_id for run in usable]),
+        paths=tuple(run.path for run in usable),
+        success=np.array([run.success for run in usable], dtype=np.bool_),
+        weights=np.array([run.eligibility.weight for run in usable], dtype=np.float64),
+        tasks=tuple(_task(run) for run in usable),
+        lengths=np.array([run.length for run in usable], dtype=np.int64),
+        streams={name: values for name, values in streams.items() if not np.isnan(values).all()},
+        asks=np.array([_step_before_call(run) for run in usable], dtype=np.int64),
+        has_call=np.array([run.first_call is not None for run in usable], dtype=np.bool_),
+        excluded=dict(sorted(reasons.items())),
+        others=other_trials(runs),
+        untold=sum(run.task is None for run in usable),
+        unlabelled=_unlabelled(columns, ~rows),
+        first_s=min(times, default=None),
+        last_s=max(times, default=None),
+        recorded=len(runs),
+        models=frozenset(model for model, _, _ in made_with),
+        prompts=frozenset(prompt for _, prompt, _ in made_with),
+        tools=frozenset(tools for _, _, tools in made_with),
+        errors_named=sum(names_a_step(run.outcome) for run in runs),
+        watched=sum(run.watched for run in runs),
+    )
 
 
-def _walked(run: Run, profile: Profile) -> tuple[list[dict[str, float]], int | None]:
-    """The streams of each step of the model, and which of these the first irreversible call followed: -1 when it came
-    before any, None when there was no such call."""
-    state = SessionState(session_id=run.session_id)
-    steps: list[dict[str, float]] = []
-    asks: int | None = None
-    for event in run.steps:
-        state, seen = advance(profile, state, event.step, event.readings, event.trajectory)
-        if event.step.kind != "tool_call":
-            steps.append(_streams(event, seen))
-        elif asks is None and is_irreversible(profile.policy, event.step.tool_name, event.step.effect):
-            asks = len(steps) - 1
-    return steps, asks
+def _unlabelled(columns: Columns, rows: BoolArray) -> Unlabelled:
+    """The runs that only lack a label; each has one row, or none."""
+    lacking = [run for run in columns.runs if run.eligibility.reason == NO_OUTCOME]
+    asked = [run for run in lacking if run.length]
+    return Unlabelled(
+        ids=tuple(run.session_id for run in asked),
+        tasks=tuple(_task(run) for run in asked),
+        streams={name: columns.stream(name)[rows] for name in sorted(columns.streams)},
+        uncalled=Counter(run.task for run in lacking if run.first_call is None and run.task is not None),
+    )
 
 
-def _streams(event: StepEvent, seen: StepUncertainty) -> dict[str, float]:
-    """What a calibration may read at a step, as `advance` hands it over."""
-    values = {str(one.source): one.value for one in event.readings if one.value is not None}
-    if not (seen.missing_reason or "").endswith("no reading on this step"):
-        values |= {"fused": seen.fused_confidence, "propagated": seen.propagated_confidence}
-    risk = confidence_of_risk(seen.trajectory_risk)
-    return values if risk is None else {**values, "trajectory_risk": risk}
+def _task(run: RunRow) -> str:
+    return run.task or f"run {run.session_id}"
+
+
+def _step_before_call(run: RunRow) -> int:
+    return run.length - 1 if run.first_call is None else run.first_call

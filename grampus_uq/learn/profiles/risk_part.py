@@ -13,9 +13,9 @@ from grampus_uq.learn.fit.tracer_runs import LEAST_OF_EACH, fit_tracer_settings
 from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.profile_parts import Part
+from grampus_uq.learn.trajectories import labelled_trajectories
 from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.runs import Paths, Refused
-from grampus_uq.recording.trajectories import labelled_trajectories
 
 __all__ = ["fit_risk"]
 

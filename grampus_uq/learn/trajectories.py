@@ -9,17 +9,15 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
+from grampus_uq.learn.columns import TASK, task_of
+from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import ObservationEvent, OutcomeEvent, StepEvent
-from grampus_uq.records.vocabulary import MissingReason, StopReason
+from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.stats.trajectory_risk import StepComponents
 
-__all__ = ["TASK", "Trajectories", "Trajectory", "labelled_trajectories", "task_of", "trajectory_of"]
-
-TASK: Final = "task_id"
-"""Name in a session's metadata of what groups runs: trials of one task are no independent samples."""
+__all__ = ["Trajectories", "Trajectory", "labelled_trajectories", "trajectory_of"]
 
 _HASHED = re.compile(r"hmac:[0-9a-f]{32}:(\d{1,12})\Z")
 
@@ -51,15 +49,14 @@ class Trajectories:
 def labelled_trajectories(recorded: Iterable[Run], *, task_key: str = TASK) -> Trajectories:
     """Gather the runs whose outcome is known and was not selected, and whose components were all read.
 
-    Left out and counted: runs without an outcome, those that a human or the monitor touched or that stopped for a
-    reason of their own, those that were not watched with TRACER, those in which some text could not be read, and those
-    whose session id was used again. `task_key` names the metadata that says which task a run belongs to; without it
-    every run is its own task.
+    Left out and counted by reason: runs that may not be learned from (`eligibility`), those in which some text could
+    not be read (`unread_texts`), and those that were not watched with TRACER (`no_components`). `task_key` names the
+    metadata that says which task a run belongs to; without it every run is its own task.
     """
     runs: list[Trajectory] = []
     excluded: dict[str, int] = {}
     for run in recorded:
-        reason = _unusable(run)
+        reason = eligibility(run).reason or _unread(run)
         trajectory = None if reason else trajectory_of(run, task_key=task_key)
         if trajectory is None:
             reason = reason or "no_components"
@@ -69,19 +66,7 @@ def labelled_trajectories(recorded: Iterable[Run], *, task_key: str = TASK) -> T
     return Trajectories(runs=tuple(runs), excluded=dict(sorted(excluded.items())))
 
 
-def _unusable(run: Run) -> str:
-    outcome = run.outcome
-    if run.superseded:
-        return "superseded"
-    if run.touched:
-        return StopReason.INTERVENED.value
-    if outcome is None:
-        return "no_outcome"
-    censored = outcome.stop_reason is StopReason.MAX_STEPS and outcome.labelled_by is None
-    if outcome.stop_reason.informative or censored:
-        return outcome.stop_reason.value
-    if outcome.success is None:
-        return "no_outcome"
+def _unread(run: Run) -> str:
     read = [event.trajectory for event in run.steps if event.trajectory is not None]
     return "unread_texts" if any(one.reason is not None for one in read) else ""
 
@@ -112,11 +97,6 @@ def trajectory_of(run: Run, *, task_key: str = TASK) -> Trajectory | None:
         characters=characters,
         readings=readings,
     )
-
-
-def task_of(run: Run, task_key: str = TASK) -> str | None:
-    """The task that a run's metadata names; None where it names none."""
-    return run.start.metadata.get(task_key) if run.start else None
 
 
 class _Told:

@@ -1,0 +1,276 @@
+"""Recorded runs as columns: a row for each step of the model, a column for each confidence stream, NaN where missing.
+
+The one reader of recordings for everything that learns or scores:
+
+    columns = read_columns(paths, read_run)     part by part, with any number of workers
+    columns.runs                                a `RunRow` for each run: task, outcome, eligibility, number of rows
+    columns.stream("fused")                     shape (rows,): the runs one after the other
+
+`read_run(run, eligibility)` says which rows a run contributes: `recorded_rows` takes the recorded assessments or, with
+a profile, what that profile concludes from the recorded readings. A reader that needs further numbers of a step adds
+them to the rows under names of its own (`RunRows.rows` are plain mappings). A tool call is the consequence of a step of
+the model and has no row.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.core.decision import is_irreversible
+from grampus_uq.core.engine import advance
+from grampus_uq.core.risk import confidence_of_risk
+from grampus_uq.core.state import Profile, SessionState
+from grampus_uq.errors import DataError
+from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility, eligibility
+from grampus_uq.recording.parallel import Backend
+from grampus_uq.recording.parts import over_parts
+from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
+from grampus_uq.records.events import StepEvent
+from grampus_uq.records.values import Outcome, StepUncertainty
+
+__all__ = [
+    "DERIVED",
+    "TASK",
+    "Columns",
+    "ReadRun",
+    "RunRow",
+    "RunRows",
+    "columns_of",
+    "is_model_step",
+    "other_trials",
+    "read_columns",
+    "recorded_rows",
+    "step_streams",
+    "task_of",
+]
+
+FloatArray = npt.NDArray[np.float64]
+
+DERIVED: Final = ("fused", "propagated", "p_success", "trajectory_risk")
+"""Streams that the engine computes; every other stream is a reading under the name of its source."""
+
+TASK: Final = "task_id"
+"""Name in a session's metadata of the task: trials of one task are no independent samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRows:
+    """The rows of one run: by stream name, the value at each step of the model; a missing value has no entry.
+
+    first_call: the row that the first irreversible call followed (-1: the call came before any row); None when the run
+    has no such call, or when no profile says which calls are irreversible.
+    """
+
+    rows: Sequence[Mapping[str, float]]
+    first_call: int | None = None
+
+
+ReadRun = Callable[[Run, Eligibility], RunRows | None]
+"""Gives the rows of a run, or None when the run is only to be counted. May raise DataError: the run is then refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow:
+    """One run: `length` rows of the columns (0: only counted), its task (None: it names none) and its outcome.
+
+    started_s and made_with (model, prompt hash, tools hash) are None without a recorded beginning. watched: some step
+    has a reading of the trajectory.
+    """
+
+    session_id: str
+    path: str
+    task: str | None
+    outcome: Outcome | None
+    eligibility: Eligibility
+    length: int
+    first_call: int | None
+    started_s: float | None
+    made_with: tuple[str, str | None, str | None] | None
+    watched: bool
+
+    @property
+    def success(self) -> bool:
+        """True when the outcome is known and good."""
+        return self.outcome is not None and self.outcome.success is True
+
+
+@dataclass(slots=True)
+class Columns:
+    """Runs in the order in which they were read, eight bytes a number; `rows` is the sum of their lengths."""
+
+    runs: list[RunRow] = field(default_factory=list)
+    rows: int = 0
+    streams: dict[str, array[float]] = field(default_factory=dict)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Rows of each run; shape (runs,)."""
+        return np.array([run.length for run in self.runs], dtype=np.int64)
+
+    def stream(self, name: str) -> FloatArray:
+        """One column, shape (rows,), all NaN for an unknown name. Shares memory: add no run while it is in use."""
+        values = self.streams.get(name)
+        return np.full(self.rows, math.nan) if not values else np.frombuffer(values, dtype=np.float64)
+
+    def add(self, run: RunRow, rows: Iterable[Mapping[str, float]]) -> None:
+        """Append one run."""
+        self.runs.append(run)
+        for row in rows:
+            for name in row.keys() - self.streams.keys():
+                self.streams[name] = _missing(self.rows)
+            for name, column in self.streams.items():
+                column.append(row.get(name, math.nan))
+            self.rows += 1
+
+    def extend(self, other: Columns) -> None:
+        """Append the runs of another part."""
+        self.runs += other.runs
+        for name in sorted(self.streams.keys() | other.streams.keys()):
+            column = self.streams.setdefault(name, _missing(self.rows))
+            column.extend(other.streams.get(name, _missing(other.rows)))
+        self.rows += other.rows
+
+
+def read_columns(
+    paths: Paths,
+    read_run: ReadRun,
+    *,
+    task_key: str = TASK,
+    workers: int = 1,
+    backend: Backend = "local",
+    on_runs: Callable[[int], None] | None = None,
+    on_refused: Refused | None = None,
+) -> Columns:
+    """Read recordings part by part; the result does not depend on `workers` and `backend` (`parallel.in_order`).
+
+    Args:
+        paths: files and folders, packed ones too; a run that lies in two files counts once.
+        read_run: as `ReadRun`; a function of a module or a partial of one, since it is sent to other processes.
+        task_key: the metadata that names a run's task.
+        workers, backend: who reads.
+        on_runs: called with the number of runs of each part.
+        on_refused: takes what is wrong with a file, whose rest is left out, or with a run; else it is raised.
+
+    Raises:
+        DataError: a damaged recording, a second copy of a run, or what `read_run` raises, unless `on_refused` takes it.
+    """
+    found = Columns()
+    work = partial(_columns_of_part, read_run, task_key)
+    for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
+        found.extend(part)
+        if on_runs is not None:
+            on_runs(len(part.runs))
+    return found
+
+
+def columns_of(
+    runs: Iterable[Run], read_run: ReadRun, *, task_key: str = TASK, on_refused: Refused | None = None
+) -> Columns:
+    """Gather runs that were read already, as `read_columns` does."""
+    found = Columns()
+    for run in runs:
+        decided = eligibility(run)
+        try:
+            read = read_run(run, decided) or RunRows(rows=())
+        except DataError as error:
+            refuse_to(on_refused, error)
+            continue
+        found.add(_row(run, decided, read, task_key), read.rows)
+    return found
+
+
+def recorded_rows(
+    run: Run, eligibility: Eligibility, *, profile: Profile | None = None, streams: Sequence[str] | None = None
+) -> RunRows:
+    """Every step of the model of a run, eligible or not; with `streams`, only these.
+
+    With a `profile` the recorded readings are fused, propagated and calibrated anew, as that profile would; without,
+    the assessments are those recorded.
+    """
+    rows: list[Mapping[str, float]] = []
+    first_call: int | None = None
+    for event, assessment in _assessed(run, profile):
+        if is_model_step(event):
+            row = step_streams(event, assessment)
+            rows.append(row if streams is None else {name: row[name] for name in streams if name in row})
+        elif first_call is None and profile is not None and _is_irreversible(event, profile):
+            first_call = len(rows) - 1
+    return RunRows(rows=rows, first_call=first_call)
+
+
+def step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, float]:
+    """The streams of one step, those without a value left out, as the engine gives them to a calibration or a detector.
+
+    All are in [0, 1], higher is better; the trajectory risk as 1/(1 + risk). A reading that bears the name of a derived
+    stream never takes its place. `fused` and `propagated` exist only where the step was read.
+    """
+    streams = {str(r.source): r.value for r in event.readings if r.value is not None and r.source not in DERIVED}
+    if assessment.was_read:
+        streams |= {"fused": assessment.fused_confidence, "propagated": assessment.propagated_confidence}
+    if assessment.p_success is not None:
+        streams["p_success"] = assessment.p_success
+    risk = confidence_of_risk(assessment.trajectory_risk)
+    return streams if risk is None else {**streams, "trajectory_risk": risk}
+
+
+def is_model_step(event: StepEvent) -> bool:
+    """True for a step that has a row: everything but a tool call."""
+    return event.step.kind != "tool_call"
+
+
+def task_of(run: Run, task_key: str = TASK) -> str | None:
+    """The task that a run's metadata names; None where it names none."""
+    return run.start.metadata.get(task_key) if run.start else None
+
+
+def other_trials(runs: Iterable[RunRow]) -> Counter[str]:
+    """By task, the excluded runs that take part in the draw of one run of each task: no label could include them."""
+    out = ("", NO_OUTCOME, SUPERSEDED)
+    return Counter(run.task for run in runs if run.task is not None and run.eligibility.reason not in out)
+
+
+def _is_irreversible(event: StepEvent, profile: Profile) -> bool:
+    return is_irreversible(profile.policy, event.step.tool_name, event.step.effect)
+
+
+def _columns_of_part(read_run: ReadRun, task_key: str, runs: Iterator[Run], refused: Refused | None) -> Columns:
+    return columns_of(runs, read_run, task_key=task_key, on_refused=refused)
+
+
+def _assessed(run: Run, profile: Profile | None) -> Iterator[tuple[StepEvent, StepUncertainty]]:
+    state = SessionState(session_id=run.session_id)
+    for event in run.steps:
+        if profile is None:
+            yield event, event.assessment
+        else:
+            state, assessment = advance(profile, state, event.step, event.readings, event.trajectory)
+            yield event, assessment
+
+
+def _row(run: Run, decided: Eligibility, read: RunRows, task_key: str) -> RunRow:
+    start = run.start
+    return RunRow(
+        session_id=run.session_id,
+        path=run.path,
+        task=task_of(run, task_key),
+        outcome=run.outcome,
+        eligibility=decided,
+        length=len(read.rows),
+        first_call=read.first_call,
+        started_s=None if start is None else start.time_s,
+        made_with=None if start is None else (start.model, start.prompt_hash, start.tools_hash),
+        watched=any(event.trajectory is not None for event in run.steps),
+    )
+
+
+def _missing(rows: int) -> array[float]:
+    return array("d", [math.nan]) * rows
