@@ -17,6 +17,7 @@ from grampus_uq.cli.plain_text import arguments_in_short, legend, plain, short, 
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
+from grampus_uq.records.strict_json import parse_json
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
@@ -216,19 +217,9 @@ def respond(**given: Any) -> None:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"{twice!r} is there twice")
-        return dict(pairs)
-
-    def no_number(text: str) -> Any:
-        raise ValueError(f"{text} is no JSON number")
-
     try:
-        parsed = json.loads(arguments, object_pairs_hook=once, parse_constant=no_number)
-    except (ValueError, RecursionError) as error:
+        parsed = parse_json(arguments, unique_names=True)
+    except ValueError as error:
         raise ConfigurationError.of("--arguments", "approvals edit", "a JSON object", arguments, str(error)) from error
     if not isinstance(parsed, dict):
         raise ConfigurationError.of("--arguments", "approvals edit", "a JSON object", arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
@@ -13,6 +12,7 @@ from typing import Any, Final
 from grampus_uq.demo.grading import Key, exact_number, normalised
 from grampus_uq.demo.questions import Question
 from grampus_uq.errors import DataError
+from grampus_uq.records.strict_json import parse_json
 
 __all__ = ["read_questions"]
 
@@ -103,25 +103,12 @@ def _json_rows(stream: Iterable[str], path: str) -> Iterator[tuple[int, Mapping[
         if not text.strip():
             continue
         try:
-            row = json.loads(
-                text, parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_without_duplicates
-            )
-        except (ValueError, RecursionError) as error:  # also an integer of thousands of digits
-            raise DataError(f"is not JSON: {error}.", path=path, line=line) from error
+            row = parse_json(text, unique_names=True, parse_float=Decimal)
+        except ValueError as error:  # also an integer of thousands of digits
+            raise DataError(str(error), path=path, line=line) from error
         if not isinstance(row, dict):
             raise DataError(f"must be a JSON object. Got {type(row).__name__}.", path=path, line=line)
         yield line, row
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row = dict(pairs)
-    if len(row) != len(pairs):
-        raise ValueError("a key stands twice")
-    return row
 
 
 def _csv_rows(stream: Iterable[str], path: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -6,11 +6,12 @@ import json
 import os
 from collections.abc import Callable, Generator, Iterator
 from itertools import chain
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
 from grampus_uq.importers.opening import blocks
+from grampus_uq.records.strict_json import parse_json
 
 __all__ = ["Refused", "byte_lines", "parsed", "records", "refuse_to"]
 
@@ -69,14 +70,9 @@ def records(
 def parsed(data: str | bytes, path: str, line: int | None, field: str = "") -> Any:
     """Parse JSON; NaN, infinities, numbers of thousands of digits and deep nesting are errors with this place."""
     try:
-        text = data.decode() if isinstance(data, bytes) else data
-        return json.loads(text, parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise DataError(f"is not UTF-8: {error.reason}.", path=path, line=line, field=field) from error
-    except RecursionError as error:
-        raise DataError("is nested too deeply.", path=path, line=line, field=field) from error
+        return parse_json(data)
     except ValueError as error:
-        raise DataError(f"is not JSON: {error!s:.200}.", path=path, line=line, field=field) from error
+        raise DataError(str(error), path=path, line=line, field=field) from error
 
 
 def byte_lines(path: str | os.PathLike[str], limit: int) -> Generator[tuple[int, bytes | DataError], None, None]:
@@ -114,7 +110,3 @@ def _is_object(line: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.opening import BLOCK_BYTES, text_blocks
+from grampus_uq.records.strict_json import STRICT_DECODER
 
 __all__ = ["MAX_ELEMENT_CHARS", "Element", "elements", "nested"]
 
@@ -142,7 +143,7 @@ class _Window:
         self._at = 0
         self._passed = 0
         self._limit = limit
-        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+        self._decoder = STRICT_DECODER
 
     def peek(self) -> str:
         """The next character that is no space; empty at the end."""
@@ -255,7 +256,3 @@ class _Window:
 def _end_of_space(text: str, start: int) -> int:
     found = _SPACE.match(text, start)
     return found.end() if found else start
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")

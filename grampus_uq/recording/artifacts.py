@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import platform
-import reprlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,13 @@ from pydantic import (
     JsonValue,
     SerializerFunctionWrapHandler,
     StringConstraints,
-    ValidationError,
+    TypeAdapter,
     model_serializer,
 )
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import canonical_json
 
 __all__ = [
@@ -153,6 +153,9 @@ class ProfileArtifact(BaseModel):
         return _digest(_content(self))
 
 
+_ARTIFACT: Final = TypeAdapter(ProfileArtifact)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
     """Whether a profile may act here: `active`, `advisory` (not known to fit) or `refused` (another model), and why."""
@@ -266,22 +269,12 @@ def load(path: str | os.PathLike[str]) -> ProfileArtifact:
     document = _parse(path, name)
     if document.pop("format", None) != _FORMAT:
         raise DataError(f"must be {_FORMAT!r}: this is no profile.", path=name, field="format")
-    version = document.pop("v", None)
-    if type(version) is not int or version < 1:
-        raise DataError(f"must be a version number, {VERSION}. Got {version!r:.50}.", path=name, field="v")
-    if version > VERSION:
-        reason = f"was written by a newer version of the format ({version}); this release reads up to {VERSION}."
-        raise DataError(f"{reason} Install a newer grampus-uq.", path=name, field="v")
+    check_version(document.pop("v", None), VERSION, path=name)
     fingerprint = document.pop("fingerprint", None)
     if fingerprint != _digest(document):
         reason = "does not belong to the content: the file was changed or damaged. Fit it again, or restore it."
         raise DataError(reason, path=name, field="fingerprint")
-    try:
-        return ProfileArtifact.model_validate_json(json.dumps(document), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise DataError(f"{first['msg']}. Got {reprlib.repr(first['input'])}.", path=name, field=field) from error
+    return validated(_ARTIFACT, json.dumps(document).encode(), path=name)
 
 
 def is_profile(path: str | os.PathLike[str]) -> bool:
@@ -298,25 +291,7 @@ def _parse(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
         raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
     if len(data) > _MAX_BYTES:
         raise DataError(f"is longer than {_MAX_BYTES} bytes: this is no profile.", path=name)
-    try:
-        document = json.loads(data, parse_constant=_refuse_constant, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"is not JSON: {error}.", path=name) from error
-    if not isinstance(document, dict):
-        raise DataError(f"must be a JSON object. Got {type(document).__name__}.", path=name)
-    return document
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names are all different: of two values for one name, no reader knows which was meant."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice in one object")
-    return found
+    return json_object(data, path=name, unique_names=True)
 
 
 def _content(artifact: ProfileArtifact) -> dict[str, Any]:

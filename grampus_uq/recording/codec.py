@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import reprlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from grampus_uq.errors import DataError
@@ -27,6 +26,7 @@ from grampus_uq.records.events import (
     SessionStarted,
     StepEvent,
 )
+from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import TokenLogprob
 
 __all__ = ["MAX_DEPTH", "VERSION", "Content", "decode", "encode"]
@@ -94,13 +94,7 @@ def decode(line: bytes, *, path: str = "", number: int | None = None) -> Event:
     adapter = _ADAPTERS.get(kind)
     if adapter is None:
         raise DataError(f"unknown type {kind!r}; known: {', '.join(_ADAPTERS)}.", path=path, line=number, field="type")
-    try:
-        event: Event = adapter.validate_json(body, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        got = f" Got {reprlib.repr(first['input'])}." if field else ""
-        raise DataError(f"{first['msg']}.{got}", path=path, line=number, field=field) from error
+    event: Event = validated(adapter, body, path=path, line=number)
     try:
         _check_numbers(event)
     except DataError as error:  # 1e999 is JSON, and infinite
@@ -110,30 +104,14 @@ def decode(line: bytes, *, path: str = "", number: int | None = None) -> Event:
 
 def _open(line: bytes, path: str, number: int | None) -> tuple[str, bytes]:
     """Take a line apart that was not written by `encode`, or that may hold NaN: its type, and its fields as JSON."""
-    try:
-        value = json.loads(line, parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise DataError("is nested too deeply.", path=path, line=number) from error
-    except ValueError as error:
-        raise DataError(f"is not JSON: {error}.", path=path, line=number) from error
-    if not isinstance(value, dict):
-        raise DataError(f"must be a JSON object. Got {type(value).__name__}.", path=path, line=number)
-    version = value.pop("v", None)
-    if type(version) is not int or version < 1:
-        raise DataError(f"must be a version number, {VERSION}. Got {version!r:.50}.", path=path, line=number, field="v")
-    if version > VERSION:
-        reason = f"was written by a newer version of the format ({version}); this release reads up to {VERSION}."
-        raise DataError(f"{reason} Install a newer grampus-uq.", path=path, line=number, field="v")
+    value = json_object(line, path=path, line=number)
+    check_version(value.pop("v", None), VERSION, path=path, line=number)
     kind = value.pop("type", None)
     if not isinstance(kind, str):
         raise DataError(f"must be a string. Got {kind!r:.50}.", path=path, line=number, field="type")
     if value.pop("content", "full") not in ("full", "hashed", "none"):
         raise DataError("must be full, hashed or none.", path=path, line=number, field="content")
     return kind, json.dumps(value).encode("ascii")
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number of JSON")
 
 
 def _check_numbers(event: Event) -> None:

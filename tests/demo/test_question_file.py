@@ -69,8 +69,12 @@ def test_json_lines_and_csv_mean_the_same(tmp_path: Path) -> None:
         ("q.jsonl", '{"question": "a", "answer": NaN}', r"q\.jsonl:1: is not JSON: NaN"),
         ("q.jsonl", '{"question": "a", "answer": 1e999999999}', r"q\.jsonl:1, field 'answer': .*50 digits"),
         ("q.jsonl", '{"question": "a", "answer": 1' + "0" * 5_000 + "}", r"q\.jsonl:1: is not JSON"),
-        ("q.jsonl", '{"question": "a", "answer": "b", "answer": "c"}', r"q\.jsonl:1: is not JSON: a key stands twice"),
-        ("q.jsonl", "[" * 100_000, r"q\.jsonl:1: is not JSON"),
+        (
+            "q.jsonl",
+            '{"question": "a", "answer": "b", "answer": "c"}',
+            r"q\.jsonl:1: .* name 'answer' comes twice",
+        ),
+        ("q.jsonl", "[" * 100_000, r"q\.jsonl:1: is nested too deeply"),
         ("q.jsonl", '["a"]', r"q\.jsonl:1: must be a JSON object. Got list"),
         ("q.jsonl", '{"question": "a", "answer": "b"}\n{"question": "a"', r"q\.jsonl:2: is not JSON"),
         (

@@ -32,7 +32,9 @@ def events(
     """One run: a mapping of readings a step of the model (None: missing), each perhaps followed by its tool call."""
     profile = profile or Profile(advisory=True)
     state = SessionState(session_id=session_id, agent_id="a")
-    found: list[Event] = [SessionStarted(session_id=session_id, agent_id="a", time_s=0.0, resumed=False, model="m")]
+    found: list[Event] = [
+        SessionStarted(session_id=session_id, agent_id="a", time_s=0.0, model="m", advisory=profile.advisory)
+    ]
     call = ToolCall(id="c", name="search", arguments={"q": SECRET})
     for number, values in enumerate(steps):
         readings = tuple(

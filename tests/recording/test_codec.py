@@ -84,7 +84,7 @@ def changed(event: Event, **changes: Any) -> bytes:
     [
         (b"{", "", "not JSON"),
         (b"[1]", "", "must be a JSON object"),
-        (b"\xff\xfe", "", "not JSON"),
+        (b"\xff\xfe", "", "not UTF-8"),
         (b'{"v":1}', "type", "must be a string"),
         (changed(started(), v=2), "v", "newer version"),
         (changed(started(), v=...), "v", "must be a version"),

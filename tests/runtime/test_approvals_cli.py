@@ -202,8 +202,8 @@ def test_four_eyes_by_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ('{"to": "eve", "to": "bob", "body": "x"}', "'to' is there twice"),
-        ('{"to": "bob", "body": NaN}', "NaN is no JSON number"),
+        ('{"to": "eve", "to": "bob", "body": "x"}', "the name 'to' comes twice"),
+        ('{"to": "bob", "body": NaN}', "NaN is not a number of JSON"),
         ("[1]", "a JSON object"),
     ],
 )

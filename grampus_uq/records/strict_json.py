@@ -1,0 +1,101 @@
+"""JSON from outside, read strictly: no NaN, no infinity, no name twice where asked; every error names its place.
+
+`parse_json` gives plain values, `json_object` an object, `validated` a checked value of any type that pydantic knows.
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final, NoReturn, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from grampus_uq.errors import DataError
+
+__all__ = ["STRICT_DECODER", "check_version", "json_object", "parse_json", "validated", "validation_fault"]
+
+T = TypeVar("T")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the name {name!r:.80} comes twice in one object")
+        found[name] = value
+    return found
+
+
+STRICT_DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
+"""For whoever decodes one value out of a longer text (`raw_decode`)."""
+
+
+def parse_json(
+    data: str | bytes, *, unique_names: bool = False, parse_float: Callable[[str], float | Decimal] | None = None
+) -> Any:
+    """Parse JSON in UTF-8 into plain values.
+
+    With `unique_names` an object with the same name twice is an error: no reader knows which value was meant.
+
+    Raises:
+        ValueError: a sentence on what is wrong, for NaN, infinities and deep nesting too.
+    """
+    try:
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+        return json.loads(
+            text,
+            parse_constant=_refuse_constant,
+            parse_float=parse_float,
+            object_pairs_hook=_unique if unique_names else None,
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8: {error.reason}.") from error
+    except RecursionError as error:
+        raise ValueError("is nested too deeply.") from error
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error!s:.200}.") from error
+
+
+def json_object(
+    data: str | bytes, *, path: str = "", line: int | None = None, unique_names: bool = False
+) -> dict[str, Any]:
+    """Parse a JSON object as `parse_json` does. Raises DataError with path and line."""
+    try:
+        value = parse_json(data, unique_names=unique_names)
+    except ValueError as error:
+        raise DataError(str(error), path=path, line=line) from error
+    if not isinstance(value, dict):
+        raise DataError(f"must be a JSON object. Got {type(value).__name__}.", path=path, line=line)
+    return value
+
+
+def validated(adapter: TypeAdapter[T], body: bytes, *, path: str = "", line: int | None = None) -> T:
+    """Read JSON into a value, strictly typed. Raises DataError with path, line, field, rule and value."""
+    try:
+        return adapter.validate_json(body, strict=True)
+    except ValidationError as error:
+        raise validation_fault(error, path=path, line=line) from error
+
+
+def check_version(version: object, newest: int, *, path: str = "", line: int | None = None) -> None:
+    """Refuse what is no version number, or newer than this release. Raises DataError of the field `v`."""
+    if type(version) is not int or version < 1:
+        raise DataError(f"must be a version number, {newest}. Got {version!r:.50}.", path=path, line=line, field="v")
+    if version > newest:
+        reason = f"was written by a newer version of the format ({version}); this release reads up to {newest}."
+        raise DataError(f"{reason} Install a newer grampus-uq.", path=path, line=line, field="v")
+
+
+def validation_fault(error: ValidationError, *, path: str = "", line: int | None = None) -> DataError:
+    """The first fault of a validation, with its place."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    field = ".".join(str(part) for part in first["loc"])
+    got = f" Got {reprlib.repr(first['input'])}." if field else ""
+    return DataError(f"{first['msg']}.{got}", path=path, line=line, field=field)
