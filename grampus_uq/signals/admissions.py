@@ -24,7 +24,7 @@ ADMITTING: Final = frozenset((
     "guessed", "coin", "doubt", "doubts", "give", "failed", "could", "trust", "ignore", "disregard", "made",
     "invented", "fabricated", "hallucinated", "hallucinating", "wrong", "mistaken", "mistake", "lying",
     "incorrect", "false", "invalid", "nonsense", "unreliable", "meaningless", "correct", "right", "true",
-    "reliable",
+    "reliable", "accurate", "convinced",
 ))  # fmt: skip
 """One of these words is in every admission."""
 _MAY_ADMIT = WordSearch(rf"\b(?:{'|'.join(sorted(ADMITTING))})\b")
@@ -49,6 +49,9 @@ _THING = (
     r"(?:answer|response|reply|result|solution|conclusion|choice|decision|assessment|calculation|plan|estimate"
     r"|statement|confidence)"
 )
+_IT = rf"(?:this|that|it|(?:my|this|the above) (?:final |own |last )?{_THING})"
+_RIGHT = r"(?:right|correct|true|accurate|reliable)"
+_I_THINK = r"i (?:really |honestly )?(?:think|believe|fear|suspect|guess|expect|am afraid)(?: that)?"
 _OUTRIGHT = re.compile(
     rf"{_LEAD}(?:i (?:really |honestly )?(?:have no idea|do not know|don['’]t know)(?: the answer| how| why)?"
     r"|i(?:['’]m| am) (?:really |just |only )?(?:not (?:at all )?(?:sure|certain|confident)|unsure|uncertain|guessing)"
@@ -61,8 +64,13 @@ _OUTRIGHT = re.compile(
     r"|(?:this|that|it)(?:['’]s| is) (?:(?:just |only )?a (?:wild )?guess|made up|fabricated|invented)"
     r"|i (?:made (?:this|it|that) up|made a mistake"
     r"|(?:invented|fabricated|hallucinated|guessed)(?: (?:this|it|that|(?:the|my|this) \w{1,20}))?)"
+    rf"|{_I_THINK} {_IT}(?: is|['’]s| was|(?: may| might| could| might well| to| will) be) {_SOFTLY}{_WORTHLESS}"
+    rf"|i (?:(?:do not|don['’]t) (?:think|believe)|doubt)(?: that)? {_IT} (?:is|was) {_RIGHT}"
+    r"|i(?:['’]m| am) not (?:really |fully |entirely )?convinced"
+    rf"|(?:{_IT}(?: is|['’]s) )?(?:probably|most likely|very likely|likely|almost certainly) {_WORTHLESS}"
     rf"|i(?:['’]m| am| was) {_SOFTLY}(?:wrong|mistaken|lying|hallucinating)"
-    rf"|(?:my|this|the above) (?:final |own |last )?{_THING}(?: is| was| might well be|:) {_SOFTLY}{_WORTHLESS})"
+    rf"|(?:my|this|the above) (?:final |own |last )?{_THING}(?: is| was| may be| might be| could be| might well be|:)"
+    rf" {_SOFTLY}{_WORTHLESS})"
     r"(?: (?:about|of) (?:this|it|that|my answer))?(?:[.!]|$)",
     re.IGNORECASE | re.MULTILINE,
 )

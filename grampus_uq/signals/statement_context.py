@@ -78,6 +78,7 @@ _KEYED = re.compile(
     rf"[\W_]*+(?!(?:{_OWN_KEYS})[*_'\" ]{{0,4}}[:=])[\w'-]{{1,24}}(?: [\w'-]{{1,24}})?[*_'\" ]{{0,4}}[:=]\s*\S",
     re.IGNORECASE,
 )
+_TABLE_ROW = re.compile(rf"(?![|\W_]*(?:{_OWN_KEYS})[*_ ]*\|)(?:\s*\||.*(?:\S +\| +\S|\|\s*$))", re.IGNORECASE)
 
 
 def sentences_of(line: str) -> list[str]:
@@ -106,7 +107,7 @@ def is_doubtful(lines: Sequence[str], number: int, sentences: Sequence[str], ind
         return True
     if index == 0 and sentences and _continues(lines, number, sentences[0]):
         return True
-    return _announced(lines, number, starts_line=index == 0) or _in_table(lines, number)
+    return _announced(lines, number, starts_line=index == 0) or _in_table(lines, number, rows=bool(sentences))
 
 
 def _below(lines: Sequence[str], number: int) -> str:
@@ -164,12 +165,12 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
     return number >= _LINES_ABOVE and paragraph
 
 
-def _in_table(lines: Sequence[str], number: int) -> bool:
-    """True when the paragraph has other lines of the form "key: value" than the model's own."""
+def _in_table(lines: Sequence[str], number: int, *, rows: bool) -> bool:
+    """True when the paragraph has lines "key: value" that are not the model's own, or (with `rows`) table rows."""
     for step in (-1, 1):
         for beside in range(number + step, number + step * _LINES_ABOVE, step):
             if not 0 <= beside < len(lines) or not lines[beside].strip():
                 break
-            if _KEYED.match(lines[beside]):
+            if _KEYED.match(lines[beside]) or (rows and "|" in lines[beside] and _TABLE_ROW.match(lines[beside])):
                 return True
     return False

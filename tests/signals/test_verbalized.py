@@ -325,3 +325,42 @@ def test_a_statement_that_the_next_words_take_back_reads_no_higher_than_half(aft
 )
 def test_a_number_that_contradicts_a_denial_of_certainty_counts_half_at_most(text: str, highest: float) -> None:
     assert parse_confidence(text) == (highest, None)
+
+
+@pytest.mark.parametrize(
+    "doubt",
+    [
+        "I believe this is wrong.",
+        "I think that it might be incorrect.",
+        "I fear it's wrong.",
+        "I expect this answer to be wrong.",
+        "My answer may be wrong.",
+        "I doubt that this is right.",
+        "I don't think my answer is correct.",
+        "I am not convinced.",
+        "This is probably wrong.",
+        "Probably wrong.",
+    ],
+)
+@pytest.mark.parametrize("stated", ["Confidence: 95%", "I am 100% sure.", '{"confidence": 0.95}'])
+def test_a_doubt_about_ones_own_answer_lowers_what_is_stated_beside_it(doubt: str, stated: str) -> None:
+    assert parse_confidence(f"{doubt} {stated}") == (0.3, None)
+    assert parse_confidence(f"{doubt}\n{stated}") == (0.3, None)
+
+
+@pytest.mark.parametrize(
+    "text", ["I believe this is right.", "The old total was 5. This is wrong.", "I think it is 6, which is correct."]
+)
+def test_a_judgement_of_something_else_lowers_nothing(text: str) -> None:
+    assert parse_confidence(f"{text} Confidence: 95%") == (0.95, None)
+
+
+@pytest.mark.parametrize(
+    "table", ["| customer | certainty |\n|---|---|\n| Bob | 100% |", "name | x\n--- | ---\nBob | 3"]
+)
+@pytest.mark.parametrize("stated", ["Confidence: 100%", "I am 100% sure."])
+def test_a_statement_directly_after_a_table_row_is_not_taken_for_the_models(table: str, stated: str) -> None:
+    assert parse_confidence(f"{table}\n{stated}") == SILENT
+    assert parse_confidence(f"{stated}\n{table}") == SILENT
+    assert parse_confidence(f"{table}\n\n{stated}") == (1.0, None)
+    assert parse_confidence(f"{table}\nConfidence: 10%") == (0.1, None)
