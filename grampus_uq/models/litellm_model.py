@@ -22,7 +22,7 @@ from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
 from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, with_what_is_left
 from grampus_uq.models.wire import CallOptions, Prices, read_completion, wire_messages
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
-from grampus_uq.wire.lone_surrogates import whole
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["LiteLLMModel"]
 
@@ -181,7 +181,9 @@ class LiteLLMModel:
         except openai.OpenAIError as error:
             # The cause is cut off: its text may hold a key that was cut out of ours.
             raise self._error(error, name, options) from None
-        responses = read_completion(whole(reply.model_dump(warnings=False)), model=name, prices=self._prices)
+        responses = read_completion(
+            replace_lone_surrogates(reply.model_dump(warnings=False)), model=name, prices=self._prices
+        )
         if self._prices is None and self._api_base is None:
             responses = (_priced(litellm, name, responses[0]), *responses[1:])
         return responses

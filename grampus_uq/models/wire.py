@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.values import Message, ModelResponse, Role, TokenUsage, ToolCall
-from grampus_uq.wire.lone_surrogates import whole, whole_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.responses import ReadResponse, read_choices
 from grampus_uq.wire.usage import read_counts, read_usage
 
@@ -127,7 +127,7 @@ def wire_messages(messages: Iterable[Message]) -> list[dict[str, Any]]:
     written: list[dict[str, Any]] = []
     unanswered: list[str] = []
     for place, message in enumerate(messages):
-        entry: dict[str, Any] = {"role": message.role.value, "content": whole_text(message.content or "")}
+        entry: dict[str, Any] = {"role": message.role.value, "content": replace_lone_surrogates(message.content or "")}
         if message.name:
             entry["name"] = message.name
         if message.tool_calls:
@@ -197,7 +197,7 @@ def _load(raw: bytes) -> dict[str, Any]:
     if not isinstance(body, dict):
         _refuse("is not a JSON object", body)
     # Only an escape can bring half a surrogate pair, so most answers need no second look.
-    return whole(body) if b"\\ud" in raw or b"\\uD" in raw else body
+    return replace_lone_surrogates(body) if b"\\ud" in raw or b"\\uD" in raw else body
 
 
 def _response(read: ReadResponse, model: str, usage: TokenUsage) -> ModelResponse:

@@ -60,8 +60,8 @@ from grampus_uq.records.vocabulary import (
 from grampus_uq.signals.driver import cancel_requests, stop_if_cancelled
 from grampus_uq.signals.structure import StructureState, observe_structure, structure_step, with_structure
 from grampus_uq.wire.fields import field, kind_of, text_field
-from grampus_uq.wire.lone_surrogates import whole_text
-from grampus_uq.wire.messages import read_messages, told_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
+from grampus_uq.wire.messages import observed_text, read_messages
 from grampus_uq.wire.turns import read_name, read_proposed, read_turn
 from grampus_uq.wire.usage import MOST_TOKENS
 
@@ -290,7 +290,7 @@ class Session:
     def _observe(self, kind: str, told: Any, *, call_id: str | None = None, is_error: bool = False) -> None:
         if self._watch is None and self._structure is None and self._emit is None:
             return  # nobody would see it
-        text = told_text(told)
+        text = observed_text(told)
         call_id = None if call_id is None else read_name(call_id, "call_id", "observe_tool_result")[0]
         event = ObservationEvent(
             session_id=self.session_id,
@@ -660,7 +660,7 @@ def read_snapshot(
 def _tool_name(tool: Mapping[str, Any] | str) -> str:
     """The name in a schema, OpenAI's form or a flat one; the empty text where none is found."""
     if isinstance(tool, str):
-        return whole_text(tool)
+        return replace_lone_surrogates(tool)
     inner = field(tool, "function")
     return text_field(tool if inner is None else inner, "name")
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from grampus_uq.recording.codec import Content
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall, canonical_json
-from grampus_uq.wire.lone_surrogates import whole_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["hashed", "redact", "unicode_only"]
 
@@ -94,7 +94,7 @@ def _reading(reading: Reading, content: Content, key: bytes) -> Reading:
 
 def _valid(value: Any) -> Any:
     if isinstance(value, str):
-        return whole_text(value)
+        return replace_lone_surrogates(value)
     if isinstance(value, list | tuple):
         return type(value)(map(_valid, value))
     if isinstance(value, dict):

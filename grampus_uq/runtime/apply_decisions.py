@@ -27,7 +27,7 @@ from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.turn import Turn
-from grampus_uq.wire.lone_surrogates import whole
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["ROLLBACK", "HumanResponse", "apply_response"]
 
@@ -64,7 +64,7 @@ async def apply_response(turn: Turn, ledger: Ledger, response: HumanResponse) ->
             if request.child_session is not None:
                 await turn.delegates[record.call.name].answer(request, response)
     if isinstance(response, str):
-        await _apply_guidance(turn, whole(response))
+        await _apply_guidance(turn, replace_lone_surrogates(response))
         return
     given = [response] if isinstance(response, ApprovalDecision) else list(response or ())
     children = {request.id for request in state.pending() if request.child_session is not None}

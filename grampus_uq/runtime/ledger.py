@@ -19,7 +19,7 @@ from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, Standing
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
-from grampus_uq.wire.lone_surrogates import whole
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["Ledger", "Note", "audit_of", "session_key"]
 
@@ -45,7 +45,7 @@ def session_key(agent_id: str, session_id: str) -> str:
 
 def audit_of(agent_id: str, session_id: str, notes: Sequence[Note]) -> Append:
     """The change of a store that adds these notes to a session's audit."""
-    bodies = tuple(canonical_json(whole({"what": what, "data": dict(data)})) for what, data in notes)
+    bodies = tuple(canonical_json(replace_lone_surrogates({"what": what, "data": dict(data)})) for what, data in notes)
     return Append(log=f"audit/{session_key(agent_id, session_id)}", bodies=bodies, expected=None)
 
 

@@ -30,7 +30,7 @@ from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.wire.calls import is_unparsed, read_arguments
-from grampus_uq.wire.lone_surrogates import short_text, whole
+from grampus_uq.wire.lone_surrogates import bounded_text, replace_lone_surrogates
 from grampus_uq.wire.model_call import ask_model
 
 __all__ = ["Loop", "RunEvent"]
@@ -128,7 +128,7 @@ class Loop:
         step_id = f"llm_{state.current_step}"
         taken = {call.id for message in state.messages for call in message.tool_calls}
         calls, refused = _bounded(response.tool_calls, step_id, taken)
-        content = short_text(response.content)
+        content = bounded_text(response.content)
         state.total_token_usage = (state.total_token_usage or TokenUsage()) + response.token_usage
         prompt = list(state.messages)
         assessment, action = None, UncertaintyAction.PROCEED
@@ -266,7 +266,7 @@ def _bounded(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> tupl
     """
     seen, bounded, refused = set(taken), list[ToolCall](), dict[str, str]()
     for index, call in enumerate(calls):
-        identity = whole(call.id)[:_MAX_NAME]
+        identity = replace_lone_surrogates(call.id)[:_MAX_NAME]
         if not identity or identity in seen:
             identity = f"{step_id}_call_{index}"
         read = read_arguments(call.arguments if index < _MAX_CALLS else {})
@@ -277,5 +277,7 @@ def _bounded(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> tupl
         elif len(call.name) > _MAX_NAME:
             refused[identity] = f"no tool has a name of {len(call.name)} characters"
         seen.add(identity)
-        bounded.append(ToolCall(id=identity, name=whole(call.name)[:_MAX_NAME], arguments=read.values))
+        bounded.append(
+            ToolCall(id=identity, name=replace_lone_surrogates(call.name)[:_MAX_NAME], arguments=read.values)
+        )
     return bounded, refused

@@ -14,7 +14,7 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import Message, TokenUsage, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.transcript import Transcript
-from grampus_uq.wire.lone_surrogates import whole
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = [
     "AgentState",
@@ -161,7 +161,7 @@ class AgentState(BaseModel):
             metadata["ran"] = record.call.arguments
         result = Message(
             role=Role.TOOL,
-            content=whole(text),
+            content=replace_lone_surrogates(text),
             name=record.proposed.name,
             tool_call_id=record.proposed.id,
             metadata=metadata,

@@ -34,7 +34,7 @@ from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Delegate, Turn
-from grampus_uq.wire.lone_surrogates import short_text
+from grampus_uq.wire.lone_surrogates import bounded_text
 
 __all__ = ["UNWATCHED", "AgentRunner", "Unwatched"]
 
@@ -153,7 +153,7 @@ class AgentRunner:
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
-        state.messages += [*messages, Message(role=Role.USER, content=short_text(user_input))]
+        state.messages += [*messages, Message(role=Role.USER, content=bounded_text(user_input))]
         _storable(state)
         lease = await self.take(state, version)
         async with aclosing(self._drive(lease, agent_def)) as events:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, parse_effect
-from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS, short_text
+from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS, bounded_text
 
 __all__ = ["FunctionTools", "Tool", "call_executor", "tool"]
 
@@ -174,7 +174,7 @@ def _writable(result: ToolResult) -> ToolResult:
         text = output if isinstance(output, str) else result.text()
     except Exception as error:  # noqa: BLE001 (a value of the user's that cannot even be printed)
         text = output = f"The call ran, but its result cannot be written as text: {type(error).__name__}"
-    short = short_text(text)
+    short = bounded_text(text)
     return result.model_copy(update={"output": short if isinstance(output, str) or short is not text else output})
 
 

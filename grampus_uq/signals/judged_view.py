@@ -18,6 +18,7 @@ from typing import Final
 from grampus_uq.records.values import Message, Step
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.quoting import clipped
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["MAX_CALL_CHARACTERS", "JudgedView", "judged_view", "neutralised"]
 
@@ -57,8 +58,7 @@ def neutralised(text: str) -> str:
     >>> neutralised("The ratio is 3:2 <b>.")
     'The ratio is 3:2 <b>.'
     """
-    text = text.encode("utf-8", "replace").decode()  # half an emoji would make the request fail
-    return _SPEAKER.sub(r"(\1)", _TEMPLATE.sub(_apart, text))
+    return _SPEAKER.sub(r"(\1)", _TEMPLATE.sub(_apart, replace_lone_surrogates(text)))
 
 
 def _apart(mark: re.Match[str]) -> str:

@@ -23,6 +23,7 @@ from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, clipped, quoted
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["PrefixVerifier", "parse_percentage", "verifier_messages", "weighted_percentage"]
 
@@ -214,16 +215,11 @@ def verifier_messages(
         ("The agent's tools", clipped(_tool_names(tools), limit // 16)),
         ("The run so far", _run(earlier, step, limit * 5 // 8)),
     ]
-    shown = "\n\n".join(f"{name}:\n{quoted(_encodable(text))}" for name, text in parts if text.strip())
+    shown = "\n\n".join(f"{name}:\n{quoted(replace_lone_surrogates(text))}" for name, text in parts if text.strip())
     return [
         Message(role=Role.SYSTEM, content=_SYSTEM),
         Message(role=Role.USER, content=f"{shown}\n\n{_QUESTION}"),
     ]
-
-
-def _encodable(text: str) -> str:
-    """Half a surrogate pair, which a tool may send in JSON, would make the request fail: it becomes a question mark."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _run(earlier: Sequence[Message], step: Step, room: int) -> str:

@@ -8,8 +8,8 @@ reason beside it, and whoever needs an error makes their own of that reason.
 from grampus_uq.wire.calls import UNPARSED, Arguments, ReadCall, is_unparsed, read_arguments, read_call
 from grampus_uq.wire.fields import field, text_field
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
-from grampus_uq.wire.lone_surrogates import whole, whole_text
-from grampus_uq.wire.messages import ReadMessages, read_messages, text_of, told_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
+from grampus_uq.wire.messages import ReadMessages, observed_text, read_messages, text_of
 from grampus_uq.wire.responses import ReadResponse, read_choices, read_response
 from grampus_uq.wire.usage import read_usage
 
@@ -23,6 +23,7 @@ __all__ = [
     "TokenStream",
     "field",
     "is_unparsed",
+    "observed_text",
     "read_arguments",
     "read_call",
     "read_choices",
@@ -30,9 +31,7 @@ __all__ = [
     "read_messages",
     "read_response",
     "read_usage",
+    "replace_lone_surrogates",
     "text_field",
     "text_of",
-    "told_text",
-    "whole",
-    "whole_text",
 ]

@@ -24,7 +24,7 @@ from pydantic import JsonValue
 
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.wire.fields import field, kind_of, text_field
-from grampus_uq.wire.lone_surrogates import whole_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["MAX_ARGUMENT_CHARACTERS", "UNPARSED", "Arguments", "ReadCall", "is_unparsed", "read_arguments", "read_call"]
 
@@ -76,7 +76,7 @@ def read_arguments(given: Any) -> Arguments:
         found = {} if found is None else found
         if not isinstance(found, Mapping):
             raise _UnreadableError(f"are not a JSON object: {kind_of(found)}")
-        values = {_key(name): _plain(item, _MAX_DEPTH) for name, item in _distinct(found)}
+        values = {name: _plain(item, _MAX_DEPTH) for name, item in _distinct(found)}
         if not isinstance(given, str) and len(canonical_json(values)) > MAX_ARGUMENT_CHARACTERS:
             raise _UnreadableError(f"exceed {MAX_ARGUMENT_CHARACTERS} characters")
         return Arguments(values=values)
@@ -106,11 +106,11 @@ def read_call(value: Any, *, stand_in_id: str = "") -> ReadCall:
         return ReadCall(call=nobody, problem=f"is no tool call: {kind_of(value)}", recognised=False)
     given = _given(named, kind)
     read = read_arguments(given)
-    known = whole_text(name) if isinstance(name, str) else ""
+    known = replace_lone_surrogates(name) if isinstance(name, str) else ""
     problem = None if read.problem is None else f"has arguments that {read.problem}"
     arguments = {} if given is None else {"arguments": read.values}  # a call that came without any says so
     return ReadCall(
-        call=ToolCall(id=whole_text(identity), name=known, **arguments),
+        call=ToolCall(id=replace_lone_surrogates(identity), name=known, **arguments),
         problem=problem if known else "has no name",
     )
 
@@ -148,15 +148,12 @@ def _refuse_constant(name: str) -> NoReturn:
     raise _UnreadableError(f"hold {name}, which is no number of JSON")
 
 
-def _distinct(found: Mapping[Any, Any]) -> list[tuple[Any, Any]]:
-    pairs = list(found.items())
-    if len({whole_text(name) for name in found if isinstance(name, str)}) < len(pairs):
+def _distinct(found: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    """The items of an object whose keys are distinct texts."""
+    pairs = [(replace_lone_surrogates(name), item) for name, item in found.items() if isinstance(name, str)]
+    if len({name for name, _ in pairs}) < len(found):
         raise _UnreadableError("have keys that are not distinct texts")
     return pairs
-
-
-def _key(name: Any) -> str:
-    return whole_text(name)
 
 
 def _plain(value: Any, depth: int) -> JsonValue:
@@ -164,7 +161,7 @@ def _plain(value: Any, depth: int) -> JsonValue:
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
-        return whole_text(value)
+        return replace_lone_surrogates(value)
     if isinstance(value, int):
         if value.bit_length() > _MAX_BITS:
             raise _UnreadableError("hold a number with too many digits")
@@ -176,7 +173,7 @@ def _plain(value: Any, depth: int) -> JsonValue:
     if depth == 0:
         raise _UnreadableError("are nested too deeply")
     if isinstance(value, Mapping):
-        return {_key(name): _plain(item, depth - 1) for name, item in _distinct(value)}
+        return {name: _plain(item, depth - 1) for name, item in _distinct(value)}
     if isinstance(value, list | tuple):
         return [_plain(item, depth - 1) for item in value]
     raise _UnreadableError(f"hold a value of type {type(value).__name__}, which JSON does not have")
@@ -188,7 +185,7 @@ def _kept(given: Any) -> str:
         text = given if isinstance(given, str) else json.dumps(given, default=repr, sort_keys=True)
     except Exception:  # noqa: BLE001 (somebody else's object)
         return f"<{type(given).__name__} that cannot be shown, {uuid.uuid4().hex}>"  # equal to nothing else, to be safe
-    text = whole_text(text)
+    text = replace_lone_surrogates(text)
     if len(text) <= _MAX_SHOWN:
         return text
     return f"{text[:_MAX_SHOWN]}… ({len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()})"

@@ -17,7 +17,7 @@ from typing import Any, Final
 from grampus_uq.records.building import builder
 from grampus_uq.records.values import TokenLogprob
 from grampus_uq.wire.fields import field, fields_of, kind_of
-from grampus_uq.wire.lone_surrogates import whole_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["NO_TOKENS", "TokenStream", "read_logprobs"]
 
@@ -141,8 +141,8 @@ def _token(entry: Any, place: int) -> TokenLogprob:
             value = number
         if not isinstance(other, str):
             raise _BrokenError(f"token {place}: an alternative's token is no text: {kind_of(other)}")
-        top.append((other if other.isascii() else whole_text(other), value))
-    return _new_token(token=whole_text(name), logprob=logprob, top=tuple(top))
+        top.append((other if other.isascii() else replace_lone_surrogates(other), value))
+    return _new_token(token=replace_lone_surrogates(name), logprob=logprob, top=tuple(top))
 
 
 def _checked(token: TokenLogprob, place: int) -> TokenLogprob:

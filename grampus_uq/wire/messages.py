@@ -15,9 +15,9 @@ from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.wire.calls import ReadCall, read_call
 from grampus_uq.wire.fields import field, kind_of, text_field
-from grampus_uq.wire.lone_surrogates import whole_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["ROLES", "ReadMessages", "calls_of", "read_messages", "text_of", "told_text"]
+__all__ = ["ROLES", "ReadMessages", "calls_of", "observed_text", "read_messages", "text_of"]
 
 ROLES: Final = {role.value: role for role in Role} | {
     "developer": Role.SYSTEM,
@@ -54,25 +54,25 @@ def text_of(content: Any) -> str:
     'ab'
     """
     if isinstance(content, str):
-        return whole_text(content)
+        return replace_lone_surrogates(content)
     if content is None:
         return ""
     if isinstance(content, list | tuple):
-        return whole_text("".join(part if isinstance(part, str) else _part_text(part) for part in content))
-    return whole_text(_part_text(content))
+        return replace_lone_surrogates("".join(part if isinstance(part, str) else _part_text(part) for part in content))
+    return replace_lone_surrogates(_part_text(content))
 
 
-def told_text(value: Any) -> str:
+def observed_text(value: Any) -> str:
     """What a tool answered or a user said, as text: text as it is, that of parts, anything else as JSON. Never raises.
 
-    >>> told_text({"found": 2})
+    >>> observed_text({"found": 2})
     '{"found": 2}'
     """
     text = text_of(value)
     if text or value is None or isinstance(value, str):
         return text
     try:
-        return whole_text(json.dumps(value, ensure_ascii=False, default=str))
+        return replace_lone_surrogates(json.dumps(value, ensure_ascii=False, default=str))
     except Exception:  # noqa: BLE001 (somebody else's object)
         return kind_of(value)
 
@@ -135,7 +135,7 @@ def _read(item: Any) -> list[Message] | None:
     if isinstance(item, Message):
         return [item]
     if isinstance(item, str):
-        return [Message(role=Role.USER, content=whole_text(item))]
+        return [Message(role=Role.USER, content=replace_lone_surrogates(item))]
     if isinstance(item, list | tuple):
         pair = len(item) == 2 and isinstance(item[0], str) and item[0] in ROLES
         return [Message(role=ROLES[item[0]], content=text_of(item[1]))] if pair else None
@@ -183,7 +183,7 @@ def _answer(item: Any) -> Message:
     identity = text_field(item, "tool_call_id", "call_id", "tool_use_id")
     return Message(
         role=Role.TOOL,
-        content=_rendered(item) or told_text(field(item, "content", "output")),
+        content=_rendered(item) or observed_text(field(item, "content", "output")),
         name=text_field(item, "name", "tool_name") or None,
         tool_call_id=identity or None,
     )
@@ -193,13 +193,13 @@ def _rendered(item: Any) -> str:
     """A tool's answer as pydantic-ai shows it to the model."""
     render = None if isinstance(item, Mapping) else field(item, "model_response_str", "model_response")
     shown = render() if callable(render) else None
-    return whole_text(shown) if isinstance(shown, str) else ""
+    return replace_lone_surrogates(shown) if isinstance(shown, str) else ""
 
 
 def _of_parts(item: Any, parts: Iterable[Any]) -> list[Message]:
     """A request or a response of pydantic-ai, a content of Gemini."""
     instructions = text_field(item, "instructions")
-    found = [Message(role=Role.SYSTEM, content=whole_text(instructions))] if instructions else []
+    found = [Message(role=Role.SYSTEM, content=replace_lone_surrogates(instructions))] if instructions else []
     texts: list[str] = []
     calls: list[ToolCall] = []
     for part in parts:

@@ -10,7 +10,7 @@ from grampus_uq.records.values import ModelResponse, TokenUsage
 from grampus_uq.wire.calls import ReadCall, read_call
 from grampus_uq.wire.fields import field, fields_of, kind_of, text_field
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
-from grampus_uq.wire.lone_surrogates import whole_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.messages import calls_of, text_of
 from grampus_uq.wire.usage import read_usage
 
@@ -61,7 +61,7 @@ def read_choices(completion: Any) -> tuple[ReadResponse, ...]:
 def _read(value: Any) -> ReadResponse:
     if isinstance(value, ModelResponse):
         return ReadResponse(
-            text=whole_text(value.content),
+            text=replace_lone_surrogates(value.content),
             calls=tuple(read_call(call) for call in value.tool_calls),
             logprobs=read_logprobs(value.logprobs),
             usage=read_usage(value.token_usage),

@@ -17,7 +17,7 @@ from grampus_uq.records.values import TokenUsage, ToolCall
 from grampus_uq.wire.calls import read_call
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.logprobs import NO_TOKENS, TokenStream, read_logprobs
-from grampus_uq.wire.lone_surrogates import whole_text
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.responses import ReadResponse, read_response
 from grampus_uq.wire.usage import read_usage, states_usage
 
@@ -47,12 +47,12 @@ def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usag
     """
     given = logprobs is not None or usage is not None or type(tool_calls) is not tuple or tool_calls
     if type(response) is str and not given:  # what most steps are
-        return _new_turn(text=whole_text(response), calls=(), logprobs=NO_TOKENS, usage=None)
+        return _new_turn(text=replace_lone_surrogates(response), calls=(), logprobs=NO_TOKENS, usage=None)
     errors: list[ConfigurationError] = []
     calls: tuple[ToolCall, ...] = ()
     stream, spent = NO_TOKENS, None
     if type(response) is str:
-        text = whole_text(response)
+        text = replace_lone_surrogates(response)
     else:
         read = read_response(response)
         if not read.recognised:
@@ -97,9 +97,11 @@ def read_proposed(value: Any, parameter: str, owner: str) -> tuple[ToolCall, Con
     if type(value) is ToolCall and value.name.isascii() and value.id.isascii():
         return value, None
     if isinstance(value, ToolCall):
-        return value.model_copy(update={"name": whole_text(value.name), "id": whole_text(value.id)}), None
+        return value.model_copy(
+            update={"name": replace_lone_surrogates(value.name), "id": replace_lone_surrogates(value.id)}
+        ), None
     if isinstance(value, str):
-        return ToolCall(name=whole_text(value)), None
+        return ToolCall(name=replace_lone_surrogates(value)), None
     read = read_call(value)
     if read.recognised and read.call.name:
         return read.call, None
@@ -112,6 +114,6 @@ def read_name(value: Any, parameter: str, owner: str) -> tuple[str, Configuratio
     if type(value) is str and value.isascii():
         return value, None
     if isinstance(value, str):
-        return whole_text(value), None
+        return replace_lone_surrogates(value), None
     error = ConfigurationError.of(parameter, owner, "text", kind_of(value), f"Pass str({parameter}).")
-    return whole_text(kind_of(value)), error
+    return replace_lone_surrogates(kind_of(value)), error
