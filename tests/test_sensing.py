@@ -34,8 +34,7 @@ def step(text="Confidence: 70%"):
 
 
 def names(plan):
-    slow = () if plan.slow is None else (plan.slow,)
-    return {signal.source for signal in (*plan.instant, *plan.streams, *plan.fast, *slow)}
+    return plan.names
 
 
 async def sense(model, *, text="Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, **given):

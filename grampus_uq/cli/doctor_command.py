@@ -14,6 +14,7 @@ from grampus_uq.cli.model_progress import model_progress
 from grampus_uq.models.choose import open_model
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
 from grampus_uq.models.probes import Finding
+from grampus_uq.signals.registry import LABELS
 
 __all__ = ["command"]
 
@@ -24,12 +25,7 @@ _NAMES = {
     "n": "several answers a request",
     "response_format": "JSON by response_format",
     "tools": "tool calls",
-    "token_probability": "token probability",
-    "token_entropy": "token entropy",
-    "p_true": "P(True)",
-    "semantic_entropy": "semantic entropy",
-    "verbalized": "stated confidence",
-}
+} | LABELS
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -17,24 +17,14 @@ from grampus_uq.core.state import Profile
 from grampus_uq.demo.demo_run import TOOL, Answered, Fate
 from grampus_uq.records.values import Reading, TokenUsage
 from grampus_uq.records.vocabulary import UncertaintyAction
+from grampus_uq.signals.registry import LABELS
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc, auroc_rows
 
 __all__ = ["FUSED", "NAMES", "DemoReport", "Group", "SignalWorth", "Spent", "summarise"]
 
 FUSED: Final = "fused"
-NAMES: Final = {
-    "verbalized": "stated confidence",
-    "p_true": "P(True)",
-    "token_probability": "token probability",
-    "token_entropy": "token entropy",
-    "action_probability": "action probability",
-    "action_entropy": "action entropy",
-    "sequence_probability": "sequence probability",
-    "claim_probability": "claim probability",
-    "semantic_entropy": "semantic entropy",
-    FUSED: "fused confidence",
-}
+NAMES: Final = {**LABELS, FUSED: "fused confidence"}
 _STEP_TYPE: Final = "llm_call"
 _DRAWS: Final = 2_000
 _LEAST_OF_EACH: Final = 5

@@ -13,10 +13,10 @@ from grampus_uq.models.probes import PROBES, Finding, Meter, probe
 from grampus_uq.records.protocols import ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
-from grampus_uq.signals.driver import Budget, MeteredContext, read_instant, sense_one
+from grampus_uq.signals.driver import Budget, MeteredContext, read_tokens, sense_one
 from grampus_uq.signals.p_true import PTrue
+from grampus_uq.signals.registry import BUILT_IN
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
-from grampus_uq.signals.token_signals import TokenEntropy, TokenProbability
 from grampus_uq.signals.verbalized import elicit_confidence, parse_confidence
 
 __all__ = ["Examination", "SignalCheck", "examine"]
@@ -28,14 +28,6 @@ _IMPOSSIBLE = "Which card am I going to draw from a shuffled deck of 52? Answer 
 
 # A smaller difference between the two answers of the P(True) check is called weak; one pair proves nothing either way.
 _TELLS_APART = 0.1
-
-_LOST = {
-    UncertaintySource.TOKEN_PROBABILITY: "the cheapest signal: it costs no call, and often ranks best",
-    UncertaintySource.TOKEN_ENTROPY: "how sharply the model chose its words; it costs no call",
-    UncertaintySource.P_TRUE: "the model's own check of its answer or its proposed call",
-    UncertaintySource.SEMANTIC_ENTROPY: "whether the model says the same thing when it is asked again",
-    UncertaintySource.VERBALIZED: "the confidence that the model states; it costs a few tokens a step",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +138,7 @@ def _tokens(plain: _Timed) -> list[SignalCheck]:
     """The two signals that read the log-probabilities of an answer that the agent asked for anyway: no further cost."""
     logprobs = None if plain.reply is None else plain.reply.logprobs
     step = Step(step_id="doctor", kind="llm_call", time_s=0.0, logprobs=logprobs)
-    readings = [read_instant(signal, step) for signal in (TokenProbability(), TokenEntropy())]
-    return [_check(reading.source, {"answer": reading}) for reading in readings]
+    return [_check(reading.source, {"answer": reading}) for reading in read_tokens(step, ())[:2]]
 
 
 async def _p_true(meter: Meter, limit_s: float) -> SignalCheck:
@@ -244,5 +235,5 @@ def _check(source: str, readings: Mapping[str, Reading], weak: str = "") -> Sign
         input_tokens=max(reading.input_tokens for reading in taken),
         output_tokens=max(reading.output_tokens for reading in taken),
         seconds=round(max(reading.duration_s for reading in taken), 3),
-        lost_without=_LOST[UncertaintySource(source)],
+        lost_without=next(signal.lost_without for signal in BUILT_IN if signal.source == source),
     )

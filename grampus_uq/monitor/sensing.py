@@ -21,22 +21,19 @@ from grampus_uq.records.configuration import nearest
 from grampus_uq.records.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
-from grampus_uq.signals.action_span import ActionEntropy, ActionProbability
-from grampus_uq.signals.claim import ClaimProbability
 from grampus_uq.signals.driver import (
     Budget,
     MeteredContext,
     read_instant,
-    read_prompted,
     read_tokens,
     sense_all,
     sense_one,
 )
 from grampus_uq.signals.equivalence import Equivalence, SameWording
-from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
+from grampus_uq.signals.registry import BUILT_IN, BUILT_IN_NAMES
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
-from grampus_uq.signals.token_signals import NO_STREAMS, SequenceProbability, TokenEntropy, TokenProbability
+from grampus_uq.signals.token_signals import NO_TOKEN_READINGS, TOKEN_SOURCES
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
 from grampus_uq.stats.fusion import is_count
 
@@ -44,17 +41,6 @@ __all__ = ["LONG_COMPLETION", "SensingPlan", "StepInput"]
 
 LONG_COMPLETION: Final = 500
 """Tokens with log-probabilities above which a step is read in a worker thread: as many take about a millisecond."""
-
-_SENSED = frozenset(
-    {
-        UncertaintySource.VERBALIZED,
-        UncertaintySource.P_TRUE,
-        UncertaintySource.SEMANTIC_ENTROPY,
-        UncertaintySource.TRAJECTORY_RISK,
-        PrefixVerifier.source,
-    }
-)
-"""Signals that a monitor may run, whether this profile has them or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +59,8 @@ class SensingPlan:
     """Which signals a monitor runs; immutable, shared by all its sessions."""
 
     instant: tuple[InstantSignal, ...]
-    streams: tuple[InstantSignal, ...]
-    """Those that read a step's log-probabilities: what they say of a step without any is known beforehand, and a step
-    with some is read for all of them in one pass (`token_readings`)."""
     fast: tuple[Signal, ...]
     slow: SemanticEntropy | None
-    claim: ClaimProbability = field(default_factory=ClaimProbability)
-    """Compares the log-probabilities with the prompt."""
     unasked: tuple[InstantSignal, ...] = ()
     """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
     brings_model: bool = False
@@ -114,18 +95,17 @@ class SensingPlan:
         """
         estimator, policy = profile.estimator, profile.policy
         instant: list[InstantSignal] = []
-        streams: list[InstantSignal] = [TokenProbability(), TokenEntropy(), SequenceProbability()]
-        streams += [ActionProbability(), ActionEntropy()]
         fast: list[Signal] = []
         if repairs is None:
             instant.append(VerbalizedConfidence())
         else:
             fast.append(ElicitedConfidence(repairs=repairs))
-        if policy.enable_p_true and estimator.enable_p_true:
-            fast.append(PTrue())
-        if policy.enable_prefix_verifier and estimator.enable_prefix_verifier:
-            own = any(signal.source == PrefixVerifier.source for signal in extra)  # one with its own model, say
-            fast += [] if own else [PrefixVerifier()]
+        own = {getattr(signal, "source", "") for signal in extra}  # one with its own model, say, in place of ours
+        for known in BUILT_IN:
+            if known.make is None or known.source in own:
+                continue
+            if getattr(policy, known.switch) and getattr(estimator, known.switch):
+                fast.append(known.make())
         for signal in extra:
             if not isinstance(getattr(signal, "source", ""), str):
                 raise ConfigurationError.of("signals", "UncertaintyMonitor", "of names that are text", signal.source)
@@ -141,8 +121,8 @@ class SensingPlan:
         if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
             slow = estimator.semantic_signal(equivalence or SameWording())
         names = (
-            [ClaimProbability.source, UncertaintySource.TRAJECTORY_RISK]
-            + [s.source for s in instant + streams]
+            [*TOKEN_SOURCES, UncertaintySource.CLAIM_PROBABILITY, UncertaintySource.TRAJECTORY_RISK]
+            + [s.source for s in instant]
             + [s.source for s in fast]
             + ([slow.source] if slow else [])
         )
@@ -154,7 +134,6 @@ class SensingPlan:
         return cls(
             names=frozenset(str(name) for name in names),
             instant=tuple(instant),
-            streams=tuple(streams),
             fast=tuple(fast),
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
@@ -175,16 +154,13 @@ class SensingPlan:
         readings = []
         for signal in self.instant:
             readings.append(read_instant(signal, step))  # noqa: PERF401 (before Python 3.12 a comprehension is a call)
-        readings += NO_STREAMS if step.logprobs is None else self._tokens(step, messages)
+        readings += NO_TOKEN_READINGS if step.logprobs is None else read_tokens(step, messages)
         return readings
 
     async def read_long(self, step: Step, messages: Sequence[Message] = ()) -> list[Reading]:
         """The same for a completion of more than `LONG_COMPLETION` tokens, which are read off the event loop."""
-        tokens = await anyio.to_thread.run_sync(self._tokens, step, messages)
+        tokens = await anyio.to_thread.run_sync(read_tokens, step, messages)
         return [*(read_instant(signal, step) for signal in self.instant), *tokens]
-
-    def _tokens(self, step: Step, messages: Sequence[Message]) -> list[Reading]:
-        return [*read_tokens(self.streams, step), read_prompted(self.claim, step, messages)]
 
     def read_unasked(self, step: Step) -> list[Reading]:
         """What the asking signals read when there is no model to ask: those that can read by themselves."""
@@ -260,7 +236,7 @@ class SensingPlan:
 
 
 def _check_budgets(budget: object, budgets: Mapping[str, object], names: Sequence[str]) -> None:
-    known = {*names, *_SENSED}
+    known = {*names, *BUILT_IN_NAMES}
     for name, given in {**({} if budget is None else {"budget": budget}), **budgets}.items():
         if not isinstance(given, Budget):
             parameter = "budget" if given is budget else f"budgets[{name!r:.80}]"
@@ -272,7 +248,7 @@ def _check_budgets(budget: object, budgets: Mapping[str, object], names: Sequenc
 
 def _check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
     """A name that nobody has may be a reading of the caller's own; one that nearly is a signal's is misspelt."""
-    known = {*names, *_SENSED}
+    known = {*names, *BUILT_IN_NAMES}
     for name in weights:
         if name in known or name == "sub_agent":
             continue

@@ -1,32 +1,18 @@
-"""Confidence from the tokens of the committed action alone: what the model does, without what it says about it.
+"""Where the tokens of a step write its proposed calls: what the model does, without what it says about it.
 
-The same two readings as of the whole completion (`logprobs`), on the tokens that write the proposed calls. Where a call
-stands in the text is found from its name; models write calls as a JSON object or as name(arguments). A step without a
-call commits its text, and the action is the whole completion. Services that report no log-probabilities for the tokens
-of a call leave nothing to read, and the reading is missing.
+A call is found from its tool's name; models write calls as a JSON object or as name(arguments). A step without a call
+commits its text, and the action is the whole completion. Services that report no log-probabilities for the tokens of a
+call leave nothing to read.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
-from grampus_uq.records.values import Reading, Step, TokenLogprob, ToolCall
-from grampus_uq.records.vocabulary import UncertaintySource
-from grampus_uq.signals.token_signals import (
-    SequenceProbability,
-    TokenEntropy,
-    TokenProbability,
-    confidence_of_entropies,
-    entropy_confidence,
-    mean_token_probability,
-    sequence_probability,
-    stream_reading,
-    token_entropies,
-)
+from grampus_uq.records.values import TokenLogprob, ToolCall
 
-__all__ = ["ActionEntropy", "ActionProbability", "action_tokens", "token_readings"]
+__all__ = ["action_places"]
 
 _MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
 _MOST_DEPTH = 8
@@ -34,51 +20,11 @@ _DECODER = json.JSONDecoder()
 _PAIRS = {"(": ")", "{": "}", "[": "]"}
 
 
-def action_tokens(step: Step) -> Sequence[TokenLogprob] | None:
-    """The tokens of a step that write its calls; all of them when it proposes none.
+def action_places(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> Sequence[int] | None:
+    """Indices of the tokens that write the calls, all of them without a call; None when a call is not found in them.
 
-    A token that writes only part of a call counts. None when the step reports no tokens, or when a call is not found
-    in them.
+    A token that writes only part of a call counts.
     """
-    tokens = step.logprobs
-    places = None if tokens is None else _action_places(tokens, step.tool_calls)
-    return None if tokens is None or places is None else tuple(tokens[place] for place in places)
-
-
-def token_readings(step: Step) -> list[Reading]:
-    """What the three signals of `logprobs` and the two of this file read of a step with tokens, in one pass."""
-    tokens = step.logprobs or ()
-    entropies = token_entropies(tokens)
-    readings = [
-        stream_reading(TokenProbability.source, tokens, mean_token_probability),
-        stream_reading(TokenEntropy.source, tokens, lambda _: _confidence(entropies)),
-        stream_reading(SequenceProbability.source, tokens, sequence_probability),
-    ]
-    if not step.tool_calls:
-        return [
-            *readings,
-            replace(readings[0], source=ActionProbability.source),
-            replace(readings[1], source=ActionEntropy.source),
-        ]
-    places = _action_places(tokens, step.tool_calls)
-    action = None if places is None else [tokens[place] for place in places]
-
-    def entropy(found: Sequence[TokenLogprob]) -> float | None:
-        if entropies is None or places is None:  # something beside the action is malformed
-            return entropy_confidence(found)
-        return confidence_of_entropies([entropies[place] for place in places])
-
-    readings.append(stream_reading(ActionProbability.source, action, mean_token_probability))
-    readings.append(stream_reading(ActionEntropy.source, action, entropy))
-    return readings
-
-
-def _confidence(entropies: Sequence[float | None] | None) -> float | None:
-    return None if entropies is None else confidence_of_entropies(entropies)
-
-
-def _action_places(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> Sequence[int] | None:
-    """Which of the tokens write the calls, all of them without a call; None when a call is not found in them."""
     if not calls:
         return range(len(tokens))
     spans = _spans("".join(token.token for token in tokens), calls)
@@ -95,28 +41,6 @@ def _action_places(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) ->
             found.append(place)
         start = end
     return found
-
-
-class ActionProbability:
-    """Reads the mean chosen-token probability of the committed action."""
-
-    __slots__ = ()
-    source: str = UncertaintySource.ACTION_PROBABILITY
-
-    def read(self, step: Step) -> Reading:
-        """Average over the tokens of the action."""
-        return stream_reading(self.source, action_tokens(step), mean_token_probability)
-
-
-class ActionEntropy:
-    """Reads exp(-H) of the mean token entropy of the committed action."""
-
-    __slots__ = ()
-    source: str = UncertaintySource.ACTION_ENTROPY
-
-    def read(self, step: Step) -> Reading:
-        """Average over the tokens of the action that report alternatives."""
-        return stream_reading(self.source, action_tokens(step), entropy_confidence)
 
 
 def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:

@@ -24,7 +24,7 @@ from grampus_uq.records.values import Message, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.token_signals import says_something
 
-__all__ = ["ClaimProbability", "least_new_word_probability", "requested_words"]
+__all__ = ["claim_reading", "least_new_word_probability", "requested_words"]
 
 MAX_REQUEST_CHARACTERS: Final = 8_000
 MAX_TOKENS: Final = 4_096
@@ -87,16 +87,12 @@ def _scored_words(tokens: Sequence[TokenLogprob]) -> Iterator[tuple[str, float]]
         yield match.group().lower(), total
 
 
-class ClaimProbability:
-    """Reads the probability of the least likely word that the request did not contain."""
-
-    __slots__ = ()
-    source: str = UncertaintySource.CLAIM_PROBABILITY
-
-    def read_after(self, step: Step, messages: Sequence[Message]) -> Reading:
-        """Compare the step's own tokens with the messages that it answered."""
-        value, reason = None, MissingReason.NO_LOGPROBS
-        if step.logprobs and says_something(step.logprobs):
-            reason = MissingReason.NOTHING_TO_JUDGE
-            value = least_new_word_probability(step.logprobs, requested_words(messages))
-        return Reading(source=self.source, value=value, reason=None if value is not None else reason)
+def claim_reading(step: Step, messages: Sequence[Message]) -> Reading:
+    """The probability of the least likely word of the step that the messages it answered did not contain."""
+    value, reason = None, MissingReason.NO_LOGPROBS
+    if step.logprobs and says_something(step.logprobs):
+        reason = MissingReason.NOTHING_TO_JUDGE
+        value = least_new_word_probability(step.logprobs, requested_words(messages))
+    return Reading(
+        source=UncertaintySource.CLAIM_PROBABILITY, value=value, reason=None if value is not None else reason
+    )

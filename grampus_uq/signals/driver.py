@@ -24,9 +24,9 @@ from grampus_uq.errors import (
 )
 from grampus_uq.records.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
-from grampus_uq.records.vocabulary import MissingReason
-from grampus_uq.signals.action_span import token_readings
-from grampus_uq.signals.claim import ClaimProbability
+from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.claim import claim_reading
+from grampus_uq.signals.token_signals import TOKEN_SOURCES, token_readings
 from grampus_uq.wire.model_call import ask_model
 
 __all__ = [
@@ -181,25 +181,21 @@ def read_instant(signal: InstantSignal, step: Step) -> Reading:
         return _failed(signal.source, error)
 
 
+def read_tokens(step: Step, messages: Sequence[Message]) -> list[Reading]:
+    """Read a step's own tokens, in themselves and against the prompt; an exception becomes missing readings."""
+    try:
+        readings = token_readings(step)
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        readings = [_failed(source, error) for source in TOKEN_SOURCES]
+    try:
+        return [*readings, claim_reading(step, messages)]
+    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+        return [*readings, _failed(UncertaintySource.CLAIM_PROBABILITY, error)]
+
+
 def _failed(source: str, error: Exception) -> Reading:
     log.warning("signal %s failed: %s", source, type(error).__name__)
     return Reading(source=source, value=None, reason=MissingReason.SIGNAL_ERROR, detail=type(error).__name__)
-
-
-def read_tokens(signals: Sequence[InstantSignal], step: Step) -> list[Reading]:
-    """Read the signals of a step's own tokens in one pass; what is raised becomes a missing reading of each."""
-    try:
-        return token_readings(step)
-    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        return [_failed(signal.source, error) for signal in signals]
-
-
-def read_prompted(signal: ClaimProbability, step: Step, messages: Sequence[Message]) -> Reading:
-    """Read an instant signal that looks at the prompt too; what it raises becomes a missing reading."""
-    try:
-        return signal.read_after(step, messages)
-    except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        return _failed(signal.source, error)
 
 
 async def sense_one(

@@ -1,9 +1,10 @@
 """Confidence from the token log-probabilities that came with the step itself: no further model call.
 
 Two readings a stream (Trajectory Proper Score, section 3, "token streams"): the mean probability of the chosen tokens,
-and exp(-H) of the mean entropy H of each token's reported alternatives. Beside them the probability of the whole
-completion. All in [0, 1], higher is better; all missing when the model reports no log-probabilities, or none but those
-of blanks and end marks: that a model was sure to stop says nothing of what it does.
+and exp(-H) of the mean entropy H of each token's reported alternatives; both for the whole completion and for the
+tokens of the committed action alone (`action_span`). Beside them the probability of the whole completion. All in
+[0, 1], higher is better; all missing when the model reports no log-probabilities, or none but those of blanks and end
+marks: certainty about stopping says nothing of the action.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from grampus_uq.records.values import Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.action_span import action_places
 from grampus_uq.stats.entropy import top_k_entropy
 
 __all__ = [
-    "NO_STREAMS",
-    "SequenceProbability",
-    "TokenEntropy",
-    "TokenProbability",
+    "NO_TOKEN_READINGS",
+    "TOKEN_SOURCES",
     "confidence_of_entropies",
     "entropy_confidence",
     "mean_token_probability",
     "says_something",
     "sequence_probability",
-    "stream_reading",
     "token_entropies",
+    "token_readings",
 ]
 
 _BLANKS: Final = " \t\r\n\f\v\u00a0\u200b\ufeff\u2581\u0120\u010a\u0109"  # ▁, Ġ, Ċ, ĉ: how tokenisers write them
@@ -120,45 +121,45 @@ def confidence_of_entropies(entropies: Sequence[float | None]) -> float | None:
     return math.exp(-sum(known) / len(known)) if known else None
 
 
-class TokenProbability:
-    """Reads the mean chosen-token probability of the whole completion."""
+def token_readings(step: Step) -> list[Reading]:
+    """The five readings of a step's tokens, in one pass; each missing where the tokens do not give it."""
+    tokens = step.logprobs or ()
+    entropies = token_entropies(tokens)
 
-    __slots__ = ()
-    source: str = UncertaintySource.TOKEN_PROBABILITY
+    def entropy(_: Sequence[TokenLogprob]) -> float | None:
+        return None if entropies is None else confidence_of_entropies(entropies)
 
-    def read(self, step: Step) -> Reading:
-        """Average over the step's own tokens."""
-        return stream_reading(self.source, step.logprobs, mean_token_probability)
+    probability = _reading(UncertaintySource.TOKEN_PROBABILITY, tokens, mean_token_probability)
+    readings = [
+        probability,
+        _reading(UncertaintySource.TOKEN_ENTROPY, tokens, entropy),
+        _reading(UncertaintySource.SEQUENCE_PROBABILITY, tokens, sequence_probability),
+    ]
+    if not step.tool_calls:  # the action is the whole completion
+        return [
+            *readings,
+            replace(probability, source=UncertaintySource.ACTION_PROBABILITY),
+            replace(readings[1], source=UncertaintySource.ACTION_ENTROPY),
+        ]
+    places = action_places(tokens, step.tool_calls) or ()
+    action = [tokens[place] for place in places]
 
+    def action_entropy(found: Sequence[TokenLogprob]) -> float | None:
+        if entropies is None:  # a token beside the action is malformed
+            return entropy_confidence(found)
+        return confidence_of_entropies([entropies[place] for place in places])
 
-class TokenEntropy:
-    """Reads exp(-H) of the completion's mean token entropy."""
-
-    __slots__ = ()
-    source: str = UncertaintySource.TOKEN_ENTROPY
-
-    def read(self, step: Step) -> Reading:
-        """Average over the step's own tokens that report alternatives."""
-        return stream_reading(self.source, step.logprobs, entropy_confidence)
-
-
-class SequenceProbability:
-    """Reads the probability of the whole completion."""
-
-    __slots__ = ()
-    source: str = UncertaintySource.SEQUENCE_PROBABILITY
-
-    def read(self, step: Step) -> Reading:
-        """Multiply over the step's own tokens."""
-        return stream_reading(self.source, step.logprobs, sequence_probability)
+    readings.append(_reading(UncertaintySource.ACTION_PROBABILITY, action, mean_token_probability))
+    readings.append(_reading(UncertaintySource.ACTION_ENTROPY, action, action_entropy))
+    return readings
 
 
-def stream_reading(
-    source: str, tokens: Sequence[TokenLogprob] | None, read: Callable[[Sequence[TokenLogprob]], float | None]
+def _reading(
+    source: str, tokens: Sequence[TokenLogprob], read: Callable[[Sequence[TokenLogprob]], float | None]
 ) -> Reading:
-    """What a function makes of the tokens, as a reading; missing where they say nothing or hold a malformed number."""
-    value = read(tokens) if tokens is not None and says_something(tokens) else None
-    return Reading(source=source, value=value, reason=None if value is not None else _why(tokens or ()))
+    """The value of a function of the tokens; missing where they say nothing or hold a malformed number."""
+    value = read(tokens) if says_something(tokens) else None
+    return Reading(source=source, value=value, reason=None if value is not None else _why(tokens))
 
 
 def _why(tokens: Sequence[TokenLogprob]) -> MissingReason:
@@ -166,8 +167,16 @@ def _why(tokens: Sequence[TokenLogprob]) -> MissingReason:
     return MissingReason.NO_LOGPROBS if all(value <= 1e-3 for value in numbers) else MissingReason.INVALID_VALUE
 
 
-NO_STREAMS: Final = (
-    stream_reading(TokenProbability.source, None, mean_token_probability),
-    stream_reading(TokenEntropy.source, None, entropy_confidence),
+TOKEN_SOURCES: Final = (
+    UncertaintySource.TOKEN_PROBABILITY,
+    UncertaintySource.TOKEN_ENTROPY,
+    UncertaintySource.SEQUENCE_PROBABILITY,
+    UncertaintySource.ACTION_PROBABILITY,
+    UncertaintySource.ACTION_ENTROPY,
 )
-"""What the first two signals say of a step without log-probabilities."""
+"""Names of the readings of `token_readings`, in order."""
+
+NO_TOKEN_READINGS: Final = tuple(
+    Reading(source=source, value=None, reason=MissingReason.NO_LOGPROBS) for source in TOKEN_SOURCES[:2]
+)
+"""The readings of a step without log-probabilities: the first two, missing."""

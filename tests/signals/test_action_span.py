@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import Step, TokenLogprob, ToolCall
-from grampus_uq.signals.action_span import ActionEntropy, ActionProbability, action_tokens
-from grampus_uq.signals.token_signals import entropy_confidence, mean_token_probability
+from grampus_uq.records.values import Reading
+from grampus_uq.signals.action_span import action_places
+from grampus_uq.signals.token_signals import entropy_confidence, mean_token_probability, token_readings
 
 SEARCH = ToolCall(id="1", name="search", arguments={"q": "x"})
 OBJECT = '{"name": "search", "arguments": {"q": "x"}}'
@@ -27,6 +28,17 @@ def tokens(text: str, size: int = 3) -> tuple[TokenLogprob, ...]:
 
 def step(text: str, *calls: ToolCall, size: int = 3) -> Step:
     return Step(step_id="s", kind="llm_call", time_s=0.0, text=text, tool_calls=calls, logprobs=tokens(text, size))
+
+
+def action_tokens(step: Step) -> list[TokenLogprob] | None:
+    """The tokens that write the calls of a step."""
+    places = action_places(step.logprobs or (), step.tool_calls)
+    return None if places is None else [(step.logprobs or ())[place] for place in places]
+
+
+def read(step: Step, name: str) -> Reading:
+    """One of the readings of the committed action."""
+    return next(reading for reading in token_readings(step) if reading.source == f"action_{name}")
 
 
 def span(text: str, *calls: ToolCall) -> str | None:
@@ -71,33 +83,33 @@ def test_a_call_that_was_cut_off_reaches_to_the_end():
 
 def test_a_step_without_a_call_commits_its_text():
     said = step("The answer is Paris.")
-    assert action_tokens(said) == said.logprobs
-    assert ActionProbability().read(said).value == mean_token_probability(said.logprobs)
-    assert ActionEntropy().read(said).value == entropy_confidence(said.logprobs)
+    assert action_tokens(said) == list(said.logprobs or ())
+    assert read(said, "probability").value == mean_token_probability(said.logprobs)
+    assert read(said, "entropy").value == entropy_confidence(said.logprobs)
 
 
 def test_readings_are_those_of_the_spans_tokens_by_hand():
     said = step("abc" + OBJECT, SEARCH)
     own = tokens("abc" + OBJECT)[1:]
     expected = math.fsum(math.exp(token.logprob) for token in own) / len(own)
-    assert ActionProbability().read(said).value == pytest.approx(expected, abs=1e-12)
-    assert ActionEntropy().read(said).value == pytest.approx(entropy_confidence(own), abs=1e-12)
-    assert ActionProbability().read(said).value != mean_token_probability(said.logprobs)
+    assert read(said, "probability").value == pytest.approx(expected, abs=1e-12)
+    assert read(said, "entropy").value == pytest.approx(entropy_confidence(own), abs=1e-12)
+    assert read(said, "probability").value != mean_token_probability(said.logprobs)
 
 
 def test_an_action_that_is_not_in_the_tokens_is_missing_and_not_guessed():
     for said in (step("I will look it up.", SEARCH), step("", SEARCH), step("search", SEARCH)):
-        for signal in (ActionProbability(), ActionEntropy()):
-            reading = signal.read(said)
+        for name in ("probability", "entropy"):
+            reading = read(said, name)
             assert (reading.value, reading.reason) == (None, "no_logprobs")
     silent = Step(step_id="s", kind="llm_call", time_s=0.0, text=OBJECT, tool_calls=(SEARCH,), logprobs=None)
-    assert ActionProbability().read(silent).value is None
+    assert read(silent, "probability").value is None
 
 
 def test_a_malformed_token_of_the_action_makes_the_reading_missing():
     bad = (*tokens("abc"), TokenLogprob(token=OBJECT, logprob=math.nan))
     said = Step(step_id="s", kind="llm_call", time_s=0.0, text="x", tool_calls=(SEARCH,), logprobs=bad)
-    assert ActionProbability().read(said).value is None
+    assert read(said, "probability").value is None
 
 
 @given(st.text(alphabet='{}[]()"search:, ', max_size=200), st.sampled_from(["search", "", "{"]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grampus_uq import ConfigurationError, Message, Role, UncertaintyMonitor
 from grampus_uq.records.protocols import Processor
 from grampus_uq.records.values import Reading, Step, TokenLogprob, ToolCall
-from grampus_uq.signals.claim import MAX_TOKENS, ClaimProbability, least_new_word_probability, requested_words
+from grampus_uq.signals.claim import MAX_TOKENS, claim_reading, least_new_word_probability, requested_words
 
 FRANCE = frozenset({"the", "capital", "of", "france", "is"})
 
@@ -135,4 +135,4 @@ def test_a_call_that_is_written_in_tokens_claims_its_arguments() -> None:
         logprobs=tuple(tokens(('pay({"to": "', 0.99), ("Mal", 0.5), ("lory", 0.5), ('"})', 0.99))),
     )
     asked = [Message(role=Role.USER, content="Pay to Alice")]
-    assert ClaimProbability().read_after(step, asked).value == pytest.approx(0.25)
+    assert claim_reading(step, asked).value == pytest.approx(0.25)

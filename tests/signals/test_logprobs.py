@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import MissingReason, Step, TokenLogprob, ToolCall
-from grampus_uq.signals.action_span import ActionEntropy, ActionProbability, token_readings
-from grampus_uq.signals.claim import ClaimProbability
+from grampus_uq.signals.action_span import action_places
+from grampus_uq.signals.claim import claim_reading
 from grampus_uq.signals.token_signals import (
-    SequenceProbability,
-    TokenEntropy,
-    TokenProbability,
+    NO_TOKEN_READINGS,
+    TOKEN_SOURCES,
     entropy_confidence,
     mean_token_probability,
+    says_something,
     sequence_probability,
     token_entropies,
+    token_readings,
 )
 from grampus_uq.stats.entropy import top_k_entropy
 from grampus_uq.testing import top_logprobs
@@ -72,8 +73,8 @@ def test_a_malformed_log_probability_makes_the_reading_missing_and_not_half_true
     broken = TokenLogprob(token="t", logprob=bad, top=(("t", bad), ("u", -1.0)))
     fine = top_logprobs({"a": 0.5, "b": 0.25})
     step = stream(fine, broken, fine)
-    for signal in (TokenProbability(), TokenEntropy()):
-        assert (signal.read(step).value, signal.read(step).reason) == (None, MissingReason.INVALID_VALUE)
+    for reading in token_readings(step):
+        assert (reading.value, reading.reason) == (None, MissingReason.INVALID_VALUE)
 
 
 def test_a_rounding_error_above_zero_is_certainty():
@@ -95,9 +96,10 @@ def test_tokens_without_alternatives_do_not_count_in_the_entropy_but_do_in_the_m
 @pytest.mark.parametrize("logprobs", [None, ()])
 def test_a_step_without_log_probabilities_is_missing_with_that_reason(logprobs):
     step = Step(step_id="s", kind="llm_call", time_s=0.0, text="x", logprobs=logprobs)
-    for signal, name in ((TokenProbability(), "token_probability"), (TokenEntropy(), "token_entropy")):
-        reading = signal.read(step)
-        assert (reading.source, reading.value, reading.reason) == (name, None, MissingReason.NO_LOGPROBS)
+    readings = token_readings(step)
+    assert [reading.source for reading in readings] == list(TOKEN_SOURCES)
+    for reading in (*readings, *NO_TOKEN_READINGS):
+        assert (reading.value, reading.reason) == (None, MissingReason.NO_LOGPROBS)
 
 
 def test_alternatives_that_are_all_impossible_are_missing():
@@ -143,7 +145,7 @@ def test_tokens_that_say_nothing_are_a_missing_reading_and_not_certainty(silent,
     step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=calls, logprobs=tokens)
     for reading in token_readings(step):
         assert (reading.value, reading.reason) == (None, MissingReason.NO_LOGPROBS), reading
-    assert ClaimProbability().read_after(step, ()).value is None
+    assert claim_reading(step, ()).value is None
 
 
 @pytest.mark.parametrize("word", ["No", "0", ".", "{", "<b>x", "<", "A", "]", "<" + "a" * 300 + ">"])
@@ -163,10 +165,14 @@ any_token = st.builds(
 
 
 @given(st.lists(any_token, max_size=12), st.sampled_from([(), (PAY,), (PAY, PAY)]))
-def test_one_pass_reads_what_the_signals_read_one_by_one(tokens, calls):
+def test_one_pass_reads_what_the_definitions_give_one_by_one(tokens, calls):
     step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=calls, logprobs=tuple(tokens))
-    signals = [TokenProbability(), TokenEntropy(), SequenceProbability(), ActionProbability(), ActionEntropy()]
-    assert token_readings(step) == [signal.read(step) for signal in signals]
+    places = action_places(tokens, calls)
+    action = [tokens[place] for place in places or ()]
+    expected = [mean_token_probability(tokens), entropy_confidence(tokens), sequence_probability(tokens)]
+    expected = expected if says_something(tokens) else [None] * 3
+    expected += [mean_token_probability(action), entropy_confidence(action)] if says_something(action) else [None] * 2
+    assert [reading.value for reading in token_readings(step)] == expected
     for reading in token_readings(step):
         assert reading.value is None or 0.0 <= reading.value <= 1.0
 
