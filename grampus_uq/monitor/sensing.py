@@ -100,9 +100,9 @@ class SensingPlan:
             instant.append(VerbalizedConfidence())
         else:
             fast.append(ElicitedConfidence(repairs=repairs))
-        own = {getattr(signal, "source", "") for signal in extra}  # one with its own model, say, in place of ours
+        own = {getattr(signal, "source", "") for signal in extra}
         for known in BUILT_IN:
-            if known.make is None or known.source in own:
+            if known.make is None or (known.replaceable and known.source in own):
                 continue
             if getattr(policy, known.switch) and getattr(estimator, known.switch):
                 fast.append(known.make())

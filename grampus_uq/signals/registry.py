@@ -20,6 +20,7 @@ class BuiltIn:
 
     `label` is its name in reports, `lost_without` what a user gives up without it. A signal that asks a model at every
     step has `make`, and `switch`: the field that has to be true in both the policy and the estimator.
+    A `replaceable` one gives way to the caller's own signal of the same name, which may have another model.
     """
 
     source: UncertaintySource
@@ -27,6 +28,7 @@ class BuiltIn:
     lost_without: str = ""
     make: Callable[[], Signal] | None = None
     switch: str = ""
+    replaceable: bool = False
 
 
 BUILT_IN: Final = (
@@ -61,6 +63,7 @@ BUILT_IN: Final = (
         label="prefix verifier",
         make=PrefixVerifier,
         switch="enable_prefix_verifier",
+        replaceable=True,
     ),
     BuiltIn(
         source=UncertaintySource.SEMANTIC_ENTROPY,
