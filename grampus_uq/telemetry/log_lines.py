@@ -14,7 +14,7 @@ __all__ = ["LogProcessor", "StructlogProcessor"]
 
 
 class LogProcessor:
-    """A `Processor` that logs events on a standard logger, "grampus_uq.records.events" by default.
+    """A `Processor` that logs events on a standard logger, "grampus_uq.events" by default.
 
     A step that stops the run, or would if the monitor did not only advise, is a WARNING, one at level HIGH or CRITICAL
     too; other steps are DEBUG; sessions, decisions and outcomes INFO. The message is "uncertainty.step level=high …";
@@ -23,7 +23,7 @@ class LogProcessor:
     The logger's handlers run where the step is committed: give them a `QueueHandler` when they may block.
     """
 
-    def __init__(self, logger: logging.Logger | str = "grampus_uq.records.events") -> None:
+    def __init__(self, logger: logging.Logger | str = "grampus_uq.events") -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
 
     def on_event(self, event: Event) -> None:
@@ -49,7 +49,7 @@ class StructlogProcessor:
                 import structlog
             except ImportError as error:
                 raise MissingDependencyError.of("structlog", "structlog", "Logging with structlog") from error
-            logger = structlog.get_logger("grampus_uq.records.events")
+            logger = structlog.get_logger("grampus_uq.events")
         self._logger = logger
 
     def on_event(self, event: Event) -> None:

@@ -34,7 +34,7 @@ def run(processor, session_id="s1", **given):
 
 @pytest.mark.parametrize("advisory", [False, True])
 def test_calm_steps_are_debug_and_what_stops_or_would_is_a_warning(caplog, advisory):
-    caplog.set_level(logging.DEBUG, "grampus_uq.records.events")
+    caplog.set_level(logging.DEBUG, "grampus_uq.events")
     run(LogProcessor(), advisory=advisory)
     lines = [(record.levelname, record.getMessage().split()[0]) for record in caplog.records]
     assert lines == [
@@ -53,7 +53,7 @@ def test_calm_steps_are_debug_and_what_stops_or_would_is_a_warning(caplog, advis
 
 
 def test_an_id_with_line_breaks_stays_on_one_line(caplog):
-    caplog.set_level(logging.DEBUG, "grampus_uq.records.events")
+    caplog.set_level(logging.DEBUG, "grampus_uq.events")
     run(LogProcessor(), session_id="s1\nERROR root forged\x1b[31m")
     for record in caplog.records:
         assert record.getMessage().isprintable()

@@ -27,9 +27,10 @@ from grampus_uq.core.risk import TracerSettings
 from grampus_uq.monitor.session import Session
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
-from grampus_uq.telemetry.dashboards import PANELS, Limits, alert_rules, write_stack
+from grampus_uq.telemetry.dashboards import Limits, stack_files, write_stack
 from grampus_uq.testing import ScriptedModel, answer
 from tests.telemetry.backends.servers import get_json, prometheus, prometheus_tools, wait_until
+from tests.telemetry.backends.shown import alert_rules, panels
 from tests.test_alarm import fitted
 
 pytestmark = pytest.mark.slow
@@ -113,7 +114,7 @@ def watched() -> Iterator[Watched]:
 def scraping(watched: Watched, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Prometheus that scrapes the monitor, with the package's alerts, once it has seen runs in several scrapes."""
     folder = tmp_path_factory.mktemp("prometheus")
-    (folder / "alerts.yml").write_text(json.dumps(alert_rules(Limits(monitor_usd_per_hour=0.01))))
+    (folder / "alerts.yml").write_text(stack_files(Limits(monitor_usd_per_hour=0.01))["alerts.yml"])
     configuration = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": ["alerts.yml"],
@@ -148,9 +149,9 @@ def filled_in(expression: str) -> str:
 
 
 QUERIES = [
-    pytest.param(query.expr, id=f"{panel.title}-{index}")
-    for panel in PANELS
-    for index, query in enumerate(panel.queries)
+    pytest.param(target["expr"], id=f"{panel['title']}-{index}")
+    for panel in panels()
+    for index, target in enumerate(panel["targets"])
 ]
 
 
@@ -192,7 +193,7 @@ def test_the_alerts_are_loaded_without_a_word_and_the_cost_alert_rings(scraping:
         return {rule["name"]: rule for rule in group["rules"]}
 
     wait_until(lambda: all(rule["health"] == "ok" for rule in rules().values()), "an evaluation of every rule")
-    assert len(rules()) == len(alert_rules()["groups"][0]["rules"])
+    assert len(rules()) == len(alert_rules())
     wait_until(lambda: rules()["GrampusMonitorCost"]["state"] == "firing", "the alert on the monitor's cost")
     assert "US dollars" in rules()["GrampusMonitorCost"]["alerts"][0]["annotations"]["description"]
     assert rules()["GrampusTelemetryDropped"]["state"] == "firing"
@@ -225,7 +226,7 @@ def series(name: str, values: str, **labels: str) -> dict[str, str]:
 
 def rings(alert: str, at: str, inputs: Sequence[dict[str, str]], labels: dict[str, str] | None) -> dict[str, Any]:
     """A unit test of one alert: with these series it rings at that time with these labels, or (None) does not."""
-    rules = {rule["alert"]: rule for rule in alert_rules()["groups"][0]["rules"]}
+    rules = {rule["alert"]: rule for rule in alert_rules()}
     expected = [] if labels is None else [{"exp_labels": {**labels, **rules[alert]["labels"]}}]
     return {
         "interval": "1m",
@@ -329,9 +330,9 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_alert_rings_when_it_should_and_only_then(tmp_path: Path, case: str) -> None:
     rules = alert_rules()
-    for rule in rules["groups"][0]["rules"]:
+    for rule in rules:
         del rule["annotations"]  # promtool would compare every word; what they become is seen in the running Prometheus
-    (tmp_path / "alerts.yml").write_text(json.dumps(rules))
+    (tmp_path / "alerts.yml").write_text(json.dumps({"groups": [{"name": "grampus_uq", "rules": rules}]}))
     unit = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": CASES[case]}
     (tmp_path / "unit.yml").write_text(json.dumps(unit))
     done = promtool("test", "rules", "unit.yml", folder=tmp_path)
@@ -345,4 +346,4 @@ def test_every_alert_has_a_case_in_which_it_rings() -> None:
         for test in tests
         if test["alert_rule_test"][0]["exp_alerts"]
     }
-    assert rung == {rule["alert"] for rule in alert_rules()["groups"][0]["rules"]}
+    assert rung == {rule["alert"] for rule in alert_rules()}

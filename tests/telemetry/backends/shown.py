@@ -1,14 +1,29 @@
-"""What Prometheus calls our metrics: the names that its exporters make of OpenTelemetry's name, kind and unit."""
+"""The panels and the alerts of the dashboard as plain values, and what Prometheus calls our metrics."""
 
 from __future__ import annotations
 
-from typing import Final
+import importlib
+import json
+from typing import Any, Final
 
+from grampus_uq.telemetry.dashboards import Limits, stack_files
 from grampus_uq.telemetry.instruments import INSTRUMENTS
 
-__all__ = ["prometheus_name"]
-
+_yaml: Any = importlib.import_module("yaml")  # it comes without types
 _UNITS: Final = {"1": "", "s": "_seconds"}  # a unit in braces is left out, any other is appended as it is
+
+
+def panels() -> list[dict[str, Any]]:
+    """Every panel of the dashboard with the default limits."""
+    found: list[dict[str, Any]] = json.loads(stack_files()["grafana/dashboards/grampus-uq.json"])["panels"]
+    return found
+
+
+def alert_rules(limits: Limits | None = None) -> list[dict[str, Any]]:
+    """Every rule of the one group of alerts."""
+    (group,) = _yaml.safe_load(stack_files(limits)["alerts.yml"])["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
 
 
 def prometheus_name(name: str) -> str:
@@ -16,9 +31,6 @@ def prometheus_name(name: str) -> str:
 
     Both the exporter for Python and the collector's make these names. (They differ on a gauge of unit "1", to which
     only the collector appends "_ratio": no gauge of ours has it.)
-
-    >>> prometheus_name("uncertainty.sensing.duration"), prometheus_name("uncertainty.monitor.cost")
-    ('uncertainty_sensing_duration_seconds', 'uncertainty_monitor_cost_USD_total')
     """
     instrument = INSTRUMENTS[name]
     unit = "" if instrument.unit.startswith("{") else _UNITS.get(instrument.unit, f"_{instrument.unit}")
