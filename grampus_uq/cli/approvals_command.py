@@ -7,13 +7,14 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import anyio
 import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from grampus_uq.cli.plain_text import arguments_in_short, legend, plain, short, whole_arguments
+from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
@@ -21,30 +22,20 @@ from grampus_uq.records.strict_json import parse_json
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
-from grampus_uq.runtime.store import open_store
 
 __all__ = ["command"]
 
 Result = TypeVar("Result")
 
-_store = click.option(
-    "--store",
-    "url",
-    required=True,
-    envvar="GRAMPUS_UQ_STORE",
-    help="Where sessions are kept: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-
 
 def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every command that decides."""
     for option in (
-        _json,
+        as_json_option,
         click.option("--digest", default=None, help="Decide only what has this digest, as `show` printed it."),
         click.option("--key", "key_file", default=None, help="Private key of `keygen` (or in the environment)."),
         click.option("--as", "principal", default=None, help="Who decides; the login name when not given."),
-        _store,
+        store_option,
         click.argument("request_id"),
     ):
         function = option(function)
@@ -61,14 +52,7 @@ def command() -> None:
 
 
 def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
-    async def run() -> Result:
-        store = open_store(url, create=False)
-        try:
-            return await work(Ledger(store))
-        finally:
-            await store.aclose()
-
-    return anyio.run(run)
+    return with_store(url, lambda store: work(Ledger(store)))
 
 
 @command.command()
@@ -77,15 +61,15 @@ def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Resul
 def keygen(file: str, principal: str | None) -> None:
     """Write a new private key to FILE, for its owner's eyes only, and print the public key for the runner."""
     signer = write_key(file)
-    click.echo(json.dumps({principal or getpass.getuser(): signer.public_key}))
+    print_json({principal or getpass.getuser(): signer.public_key})
 
 
 # -- seeing -----------------------------------------------------------------------------------------------------------
 
 
 @command.command(name="list")
-@_store
-@_json
+@store_option
+@as_json_option
 @click.option("--agent", default=None, help="Only this agent's sessions.")
 def list_(url: str, as_json: bool, agent: str | None) -> None:
     """List what waits, and what was decided and not yet taken up."""
@@ -98,7 +82,7 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
 
     now_s, found = _with_ledger(url, work)
     if as_json:
-        click.echo(json.dumps([_shown(request, decisions) for request, decisions in found]))
+        print_json([_shown(request, decisions) for request, decisions in found])
         return
     if not found:
         click.echo("Nothing waits for a human.")
@@ -123,8 +107,8 @@ def _stands(decisions: Sequence[ApprovalDecision]) -> str:
 
 @command.command()
 @click.argument("request_id")
-@_store
-@_json
+@store_option
+@as_json_option
 def show(request_id: str, url: str, as_json: bool) -> None:
     """Show one request: the whole call, its digest, why it waits, and the end of the transcript."""
 
@@ -136,7 +120,7 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     state, request, decisions, refusals = _with_ledger(url, work)
     if as_json:
         tail = [m.model_dump(mode="json") for m in state.messages[-6:]]
-        click.echo(json.dumps(_shown(request, decisions) | {"refused": refusals, "transcript_tail": tail}))
+        print_json(_shown(request, decisions) | {"refused": refusals, "transcript_tail": tail})
         return
     click.echo(f"request    {plain(request.id)}")
     click.echo(f"agent      {plain(request.agent_id)}\nsession    {plain(request.session_id)}")
@@ -261,7 +245,7 @@ def _decide(
         raise click.ClickException(str(error)) from error
     if as_json:
         said = {"request": request.id, "kind": kind, "signed": signer is not None, "digest": request.digest()}
-        click.echo(json.dumps(said | {"principal": decision.principal, "decided_before": len(before)}))
+        print_json(said | {"principal": decision.principal, "decided_before": len(before)})
         return
     for line in _signed_lines(request):
         click.echo(line)

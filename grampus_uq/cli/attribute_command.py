@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import click
 
-from grampus_uq.cli.refused import naming_refused
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json
 from grampus_uq.errors import DataError
 from grampus_uq.importers import read_failure_logs
 from grampus_uq.learn.attribution import (
@@ -54,7 +54,7 @@ _METHOD: Final = "vcp: the fewest steps, to read; lf_envelope and lf: suffixes, 
 @click.option("--method", type=click.Choice(list(METHODS)), default=None, show_default="vcp", help=_METHOD)
 @click.option("--run", "run_id", default=None, help="Only this run of FAILED.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the parts and of tie draws.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 @click.option(
     "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="REPORT.html", help="Draw one run."
 )
@@ -75,62 +75,45 @@ def command(
     "error at STEP"`. Logs of LABELLED that cannot calibrate, and runs that FAILED holds too, are left out and named.
     """
     with naming_refused() as refuse:
-        _attribute(failed, calibration, level, method, run_id, seed, as_json, output, refuse)
+        trajectories = [run for run in _failed(failed, refuse) if run_id in (None, run.trajectory_id)]
+        if not trajectories:
+            raise DataError("holds no failed run" + (f" {run_id!r:.80}." if run_id else "."), path=str(failed))
+        if output is not None and len(trajectories) > 1:
+            raise click.UsageError(f"FAILED holds {len(trajectories)} runs: say with --run which one to draw.")
+        left_out: list[str] = []
+        calibrated = _of_profile(calibration)
+        if calibrated is None:
+            plan = Plan(seed=seed)
+            plan = replace(
+                plan, method=METHODS[method] if method else plan.method, level=plan.level if level is None else level
+            )
+            same = {run.trajectory_id for run in trajectories}
+            calibrated = fit_and_calibrate(_labelled(calibration, same, left_out, refuse), plan)
+        elif level is not None or method is not None:
+            plan = calibrated.plan
+            fitted = f"{plan.method.name} at {plan.level:g}"
+            raise click.UsageError(f"The profile was calibrated for {fitted}: leave --method and --level out.")
+        found = [locate(run, calibrated) for run in trajectories]
+        if output is not None:
+            _draw(found[0], calibrated, output)
+        if as_json:
+            print_json(_as_json(found, calibrated, left_out))
+            return
+        for place in left_out:
+            click.echo(f"left out: {one_line(place)}", err=True)
+        for attribution in found:
+            _show(attribution)
+        positions = calibrated.positions
+        click.echo(f"\nThe {positions.trajectories} calibration failures: {advise(positions).why}")
+        if output is not None:
+            click.echo(f"Drawn in {output}.")
 
 
-def _attribute(
-    failed: Path,
-    calibration: Path,
-    level: float | None,
-    method: str | None,
-    run_id: str | None,
-    seed: int,
-    as_json: bool,
-    output: Path | None,
-    refuse: Callable[[DataError], None],
-) -> None:
-    trajectories = [run for run in _failed(failed, refuse) if run_id in (None, run.trajectory_id)]
-    if not trajectories:
-        raise DataError("holds no failed run" + (f" {run_id!r:.80}." if run_id else "."), path=str(failed))
-    if output is not None and len(trajectories) > 1:
-        raise click.UsageError(f"FAILED holds {len(trajectories)} runs: say with --run which one to draw.")
-    left_out: list[str] = []
-    calibrated = _of_profile(calibration)
-    if calibrated is not None and (level is not None or method is not None):
-        plan = calibrated.plan
-        reason = f"The profile was calibrated for {plan.method.name} at {plan.level:g}: leave --method and --level out."
-        raise click.UsageError(reason)
-    if calibrated is None:
-        same = {run.trajectory_id for run in trajectories}
-        labelled = []
-        for item in _labelled(calibration, left_out.append, refuse):
-            if item.trajectory.trajectory_id in same:
-                left_out.append(f"{calibration}: run {item.trajectory.trajectory_id!r:.80} is one of the failed ones.")
-            else:
-                labelled.append(item)
-        plan = Plan(seed=seed)
-        plan = replace(
-            plan, method=METHODS[method] if method else plan.method, level=plan.level if level is None else level
-        )
-        calibrated = fit_and_calibrate(labelled, plan)
-    found = [locate(run, calibrated) for run in trajectories]
-    if output is not None:
-        page = attribution_html(found[0], positions=calibrated.positions)
-        try:
-            output.write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise DataError(f"cannot be written: {error.strerror}.", path=str(output)) from error
-    if as_json:
-        click.echo(json.dumps(_as_json(found, calibrated, left_out)))
-        return
-    for place in left_out:
-        click.echo(f"left out: {_plain(place)}", err=True)
-    for attribution in found:
-        _show(attribution)
-    positions = calibrated.positions
-    click.echo(f"\nThe {positions.trajectories} calibration failures: {advise(positions).why}")
-    if output is not None:
-        click.echo(f"Drawn in {output}.")
+def _draw(attribution: Attribution, calibrated: CalibratedAttribution, output: Path) -> None:
+    try:
+        output.write_text(attribution_html(attribution, positions=calibrated.positions), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror}.", path=str(output)) from error
 
 
 def _failed(path: Path, refuse: Callable[[DataError], None]) -> Iterator[Trajectory]:
@@ -159,10 +142,21 @@ def _of_profile(path: Path) -> CalibratedAttribution | None:
     return calibration_from_json(stored)
 
 
-def _labelled(path: Path, tell: Callable[[str], None], refuse: Callable[[DataError], None]) -> list[LabelledTrajectory]:
-    if not _is_recording(path):
-        return read_labelled_failures(path, on_left_out=lambda error: tell(str(error)))
-    return labelled_recordings(distinct_runs(path, on_refused=refuse), lambda error: tell(str(error)))
+def _labelled(
+    path: Path, failed: Collection[str], left_out: list[str], refuse: Callable[[DataError], None]
+) -> list[LabelledTrajectory]:
+    """The failures whose errors are known, without the failed runs themselves."""
+
+    def leave_out(error: DataError) -> None:
+        left_out.append(str(error))
+
+    if _is_recording(path):
+        items = labelled_recordings(distinct_runs(path, on_refused=refuse), leave_out)
+    else:
+        items = read_labelled_failures(path, on_left_out=leave_out)
+    same = [item.trajectory.trajectory_id for item in items if item.trajectory.trajectory_id in failed]
+    left_out += [f"{path}: run {name!r:.80} is one of the failed ones." for name in same]
+    return [item for item in items if item.trajectory.trajectory_id not in failed]
 
 
 def _is_recording(path: Path) -> bool:
@@ -174,18 +168,18 @@ def _is_recording(path: Path) -> bool:
 
 
 def _show(found: Attribution) -> None:
-    click.echo(f"run {_plain(found.trajectory_id)}: {found.method} at {found.level:.0%}, {_spans(found)}")
+    click.echo(f"run {one_line(found.trajectory_id)}: {found.method} at {found.level:.0%}, {_spans(found)}")
     for index in found.set_steps:
         step = found.steps[index]
-        click.echo(f"\n  step {index} [{_plain(step.step_id)}] {_plain(step.speaker)}")
-        text = _plain(step.text)
+        click.echo(f"\n  step {index} [{one_line(step.step_id)}] {one_line(step.speaker)}")
+        text = one_line(step.text).strip()
         more = len(text) - _SHOWN
         click.echo(f"    {text[:_SHOWN]}{f'… ({more} more characters)' if more > 0 else ''}")
         if step.why:
-            click.echo(f"    against it: {_plain(step.why)}")
+            click.echo(f"    against it: {one_line(step.why)}")
     click.echo("")
     for sentence in (*found.why, *found.notes, found.coverage):
-        click.echo(_plain(sentence))
+        click.echo(one_line(sentence))
 
 
 def _spans(found: Attribution) -> str:
@@ -207,8 +201,3 @@ def _as_json(found: list[Attribution], calibrated: CalibratedAttribution, left_o
         },
         "attributions": [attribution.to_json() for attribution in found],
     }
-
-
-def _plain(value: object) -> str:
-    """A text on one line without control characters: an agent's words are hostile, and terminals obey some of them."""
-    return "".join(char if char.isprintable() else " " for char in str(value)).strip()

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import click
 from rich.console import Console
 from rich.table import Table
 
-from grampus_uq.cli.refused import naming_refused
-from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
+from grampus_uq.cli.spreading import is_table, n_files_of_fits, spread_over, spreading
 from grampus_uq.cli.watch_command import read_statuses, status_json
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.backtest import BacktestRow, backtest
 from grampus_uq.learn.fit.streams import read_detector_runs
-from grampus_uq.recording.artifacts import InputFile, load
-from grampus_uq.recording.runs import recording_files
+from grampus_uq.recording.artifacts import load
 from grampus_uq.stats.calibration_watch import detector_id
 
 __all__ = ["command"]
@@ -30,7 +26,7 @@ __all__ = ["command"]
 @click.option("--all", "everything", is_flag=True, help="Show the thresholds of every mode, not the deployed one's.")
 @click.option("--watch", "store", metavar="STORE", help="Also say how the watch on this detector stands.")
 @spreading
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(
     profile: str,
     paths: tuple[str, ...],
@@ -46,10 +42,9 @@ def command(
     detector = artifact.profile.detector
     if detector is None:
         raise ConfigurationError.of("PROFILE", "backtest", "a profile with a detector", profile, "Run grampus-uq fit.")
-    scores = is_table(paths[0])
-    spread = {} if scores else spread_over(paths, workers, backend)
+    spread = {} if is_table(paths[0]) else spread_over(paths, workers, backend)
     with naming_refused() as refuse:
-        with telling("Reading runs") as advance:
+        with progress("Reading runs") as advance:
             judge = _judge_of(artifact.profile)
             data = read_detector_runs(
                 paths,
@@ -61,9 +56,7 @@ def command(
                 **spread,
             )
         rows = backtest(detector, data)
-        seen = {file.sha256 for file in artifact.provenance.inputs}
-        files = list(paths) if scores else list(filter(Path.is_file, recording_files(list(paths))))
-        overlap = sum(InputFile.of(path).sha256 in seen for path in files)
+        overlap = n_files_of_fits(paths, [artifact])
         watched = [] if store is None else [s for s in read_statuses(store) if s.detector == detector_id(detector)]
         if as_json:
             shown = {
@@ -72,12 +65,10 @@ def command(
                 "rows": [row.to_json() for row in rows],
                 "watch": [status_json(status) for status in watched],
             }
-            click.echo(json.dumps(shown))
+            print_json(shown)
             return
         if overlap:
-            click.echo(
-                f"CAUTION: {overlap} of {len(files)} files served the fit; these figures are too good.", err=True
-            )
+            click.echo(f"CAUTION: {overlap} of these files served the fit; these figures are too good.", err=True)
         mode = detector.threshold.mode.value
         rows = [row for row in rows if everything or row.mode == mode]
         table = Table("mode", "level", "false alarms", "power", "precision", "position", "pauses/100", "cost used")

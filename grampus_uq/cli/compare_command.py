@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from pathlib import Path
-
 import click
 
-from grampus_uq.cli.refused import naming_refused
-from grampus_uq.cli.spreading import spread_over, spreading, telling
-from grampus_uq.recording.artifacts import InputFile, ProfileArtifact, load
-from grampus_uq.recording.runs import recording_files
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
+from grampus_uq.cli.spreading import n_files_of_fits, spread_over, spreading
+from grampus_uq.recording.artifacts import load
 
 __all__ = ["command"]
 
@@ -23,7 +18,7 @@ __all__ = ["command"]
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
 @spreading
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(
     first: str,
     second: str,
@@ -45,7 +40,7 @@ def command(
 
     artifacts = (load(first), load(second))
     with naming_refused() as refuse:
-        with telling("Reading runs") as advance:
+        with progress("Reading runs") as advance:
             found = compare_profiles(
                 list(paths),
                 artifacts[0].profile,
@@ -56,22 +51,18 @@ def command(
                 on_refused=refuse,
                 **spread_over(paths, workers, backend),
             )
-        served = _served(artifacts, paths)
+        served = n_files_of_fits(paths, artifacts)
         if as_json:
             prints = [artifact.fingerprint for artifact in artifacts]
-            click.echo(
-                json.dumps({"profiles": prints, "files_used_in_a_fit": served, **found.to_json()}, allow_nan=False)
-            )
+            print_json({"profiles": prints, "files_used_in_a_fit": served, **found.to_json()})
             return
-        from grampus_uq.cli.runs_command import _print_table
-
         if served:
             click.echo(
                 f"CAUTION: {served} of these files served the fit of a profile; its figures are too good.", err=True
             )
         click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in found.counts.items() if n)}")
         columns = ("measure", "better", "first", "second", "difference", "95 % interval", "runs")
-        _print_table(
+        print_table(
             columns,
             (
                 [
@@ -87,11 +78,6 @@ def command(
             ),
         )
         click.echo("Each interval stands alone: of many, some exclude 0 by chance.")
-
-
-def _served(artifacts: Sequence[ProfileArtifact], paths: Sequence[str]) -> int:
-    seen = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
-    return sum(InputFile.of(path).sha256 in seen for path in filter(Path.is_file, recording_files(list(paths))))
 
 
 def _figure(value: float | None, *, sign: bool = False) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
+from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.telemetry.dashboards import Limits, write_stack
 
 __all__ = ["command"]
@@ -36,7 +35,7 @@ _DEFAULT = Limits()
     help="Alert when the monitor's own model calls cost more.",
 )
 @click.option("--force", is_flag=True, help="Replace files that were changed.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@as_json_option
 def command(
     output: str,
     alpha: float,
@@ -58,7 +57,7 @@ def command(
     )
     written = [str(path) for path in write_stack(output, limits, replace=force)]
     if as_json:
-        click.echo(json.dumps({"written": written}))
+        print_json({"written": written})
         return
     for path in written:
         click.echo(path)

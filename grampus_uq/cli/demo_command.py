@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.demo.demo_report import summarise
 from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.report_json import report_json
@@ -54,7 +54,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     type=click.Choice(["full", "hashed", "none"]),
     help="Text that the recording keeps.  [default: full, and hashed for your own questions]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the report.")
+@as_json_option
 def command(model: str | None, api_base: str | None, max_tokens: int | None, as_json: bool, **options: Any) -> None:
     """Let a model answer questions and publish what the monitor allows.
 
@@ -114,7 +114,7 @@ def _print(plan: DemoPlan, answers: list[Answered], interrupted: bool, as_json: 
     report = summarise(answers, plan.monitor.profile, fitted.guarantees if fitted else ())
     risks = risk_worth(plan.folder, answers)
     if as_json:
-        click.echo(json.dumps(report_json(report, answers, plan, interrupted=interrupted, risks=risks)))
+        print_json(report_json(report, answers, plan, interrupted=interrupted, risks=risks))
         return
     console = Console(soft_wrap=False)
     if not console.is_terminal:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import anyio
 import click
 
-from grampus_uq.cli.model_progress import model_progress
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.models.choose import open_model
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
+from grampus_uq.models.model_file import Progress
 from grampus_uq.models.probes import Finding
 from grampus_uq.signals.registry import LABELS
 
@@ -27,12 +31,18 @@ _NAMES = {
     "tools": "tool calls",
 } | LABELS
 
+_STAGES = {
+    "download": "Fetching the embedded model (once, 98 MB)",
+    "verify": "Checking the embedded model",
+    "start": "Starting the embedded model",
+}
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.option("--api-base", metavar="URL", help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
 @click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds for each probe.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@as_json_option
 def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -> None:
     """Try what the signals need on MODEL, with about 20 short calls.
 
@@ -43,14 +53,14 @@ def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -
     """
     found = anyio.run(_examine, model, api_base, timeout_s)
     if as_json:
-        click.echo(json.dumps(found.to_json(), ensure_ascii=False))
+        print_json(found.to_json())
     else:
         _show(found)
     sys.exit(0 if found.answers else 1)
 
 
 async def _examine(model: str, api_base: str | None, timeout_s: float) -> Examination:
-    with model_progress() as progress:
+    with _model_progress() as progress:
         client = open_model(model, api_base=api_base, timeout_s=timeout_s, progress=progress)
         await client.warmup()
     async with client:
@@ -66,7 +76,7 @@ def _tell(what: str) -> None:
 def _show(found: Examination) -> None:
     if sys.stderr.isatty():
         click.echo("\r\033[2K", err=True, nl=False)
-    click.secho(_plain(found.client), bold=True)
+    click.secho(one_line(found.client), bold=True)
     _heading("What it can do")
     for finding in found.abilities:
         _item(_NAMES[finding.name], finding.verdict, finding, finding.detail)
@@ -95,9 +105,30 @@ def _item(name: str, verdict: str, cost: Finding | SignalCheck, words: str) -> N
     )
     width = max(40, shutil.get_terminal_size().columns - 1)
     indent = " " * 12
-    click.echo(textwrap.fill(_plain(words), width, initial_indent=indent, subsequent_indent=indent))
+    click.echo(textwrap.fill(one_line(words), width, initial_indent=indent, subsequent_indent=indent))
 
 
-def _plain(text: str) -> str:
-    """The text without control characters: a model's words must not move the cursor or colour the terminal."""
-    return "".join(char if char.isprintable() else " " for char in text)
+@contextmanager
+def _model_progress() -> Iterator[Progress]:
+    """Give a callback for `LocalModel(progress=...)`; what it shows is on standard error and vanishes at the end."""
+    if not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    tasks: dict[str, TaskID] = {}
+    lock = threading.Lock()
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+
+        def show(stage: str, done: int, total: int | None) -> None:
+            with lock:
+                if stage not in tasks:
+                    for earlier in tasks.values():
+                        bars.update(earlier, visible=False)
+                    tasks[stage] = bars.add_task(_STAGES.get(stage, stage), total=total)
+                bars.update(tasks[stage], completed=done if total else 0, total=total)
+
+        yield show

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from grampus_uq.cli.refused import naming_refused
-from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
+from grampus_uq.cli.spreading import is_table, spread_over, spreading
 from grampus_uq.errors import DataError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
 @click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
 @spreading
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@as_json_option
 @click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with plots (extra: report).")
 def command(
     paths: tuple[str, ...],
@@ -78,7 +77,7 @@ def command(
         if output is not None:
             _write(found, output, ", ".join(Path(path).name or path for path in paths))
         if as_json:
-            click.echo(json.dumps(found.to_json(), allow_nan=False, ensure_ascii=False))
+            print_json(found.to_json())
             return
         _print(found)
         if output is not None:
@@ -97,7 +96,7 @@ def _read(
             raise click.UsageError("A table of scores holds no readings that a profile could judge.")
         return read_table(paths[0])
     spread = spread_over(paths, workers, backend)
-    with telling("Reading runs") as advance:
+    with progress("Reading runs") as advance:
         return read_recordings(paths, profile=_profile(profile), on_runs=advance, on_refused=refuse, **spread)
 
 
@@ -172,8 +171,6 @@ def _write(found: Evaluation, output: str, title: str) -> None:
 
 
 def _print(found: Evaluation) -> None:
-    from grampus_uq.cli.runs_command import _print_table
-
     for row in found.audit:
         click.echo(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
     for line in found.assumptions:
@@ -182,7 +179,7 @@ def _print(found: Evaluation) -> None:
         click.echo(f"warning: {warning}", err=True)
     for status in found.watch:
         click.echo(f"calibration {status.detector[:12]}, {status.variant.value}: {status.sentence}")
-    _print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
+    print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
 
 
 def _shown(row: Any) -> list[Any]:

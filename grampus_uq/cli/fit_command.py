@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -11,9 +10,9 @@ from typing import Any, Literal
 import click
 import numpy as np
 
-from grampus_uq.cli.fit_whole import fit_whole, written_lines
-from grampus_uq.cli.refused import naming_refused
-from grampus_uq.cli.spreading import is_table, spread_over, spreading, telling
+from grampus_uq.cli.fit_whole import counts_line, detector_json, fit_whole, written_lines
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
+from grampus_uq.cli.spreading import is_table, spread_over, spreading
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
@@ -33,7 +32,7 @@ __all__ = ["command"]
 @click.command()
 @click.argument("paths", nargs=-1, required=True)
 @click.option("-o", "--output", default="profile.json", show_default=True, help="Where the profile is written.")
-@click.option("--false-alarms", "alpha", default=0.1, show_default=True, help="Allowed share of good runs ever paused.")
+@click.option("--false-alarms", default=0.1, show_default=True, help="Allowed share of good runs ever paused.")
 @click.option(
     "--assurance", default=0.9, show_default=True, help="Probability that calibration was not unlucky; 0: mean."
 )
@@ -51,12 +50,22 @@ __all__ = ["command"]
 )
 @click.option("--certified-only", is_flag=True, help="Release nothing rather than without a guarantee.")
 @click.option("--pause-share", type=float, help="Instead: hold at most this share of irreversible calls.")
-@click.option("--cost-failure", type=float, help="Instead: what a wrong irreversible call costs; with --cost-pause.")
-@click.option("--cost-pause", type=float, help="What asking a human costs, in the same unit.")
-@click.option("--cost-abort", type=float, help="What ending a good run costs; without it nothing is aborted.")
+@click.option(
+    "--cost-failure",
+    "cost_of_failure",
+    type=float,
+    help="Instead: cost of a wrong call; with --cost-pause.",
+)
+@click.option("--cost-pause", "cost_of_pause", type=float, help="What asking a human costs, in the same unit.")
+@click.option("--cost-abort", "cost_of_abort", type=float, help="Cost of ending a good run; without it none ends.")
 @click.option("--irreversible", multiple=True, metavar="NAME", help="Tools whose name holds this are irreversible.")
 @click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
-@click.option("--keep-p-success", is_flag=True, help="Keep p_success of --base, so that every label sets thresholds.")
+@click.option(
+    "--keep-p-success",
+    "keep_chance",
+    is_flag=True,
+    help="Keep p_success of --base: all labels set thresholds.",
+)
 @click.option(
     "--labels",
     type=click.Choice(["random", "by-score"]),
@@ -72,37 +81,24 @@ __all__ = ["command"]
 @click.option("--seed", default=0, show_default=True, help="Draws the splits.")
 @click.option("--force", is_flag=True, help="Write a profile even when nothing could be fitted.")
 @spreading
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(
     paths: tuple[str, ...],
     output: str,
-    alpha: float,
-    assurance: float,
     budget: float | None,
     cost_missed_failure: float | None,
     cost_false_alarm: float | None,
     cost_step: float,
-    accuracy: float | None,
-    wrong_releases: float | None,
-    certified_only: bool,
-    pause_share: float | None,
-    cost_failure: float | None,
-    cost_pause: float | None,
-    cost_abort: float | None,
     irreversible: tuple[str, ...],
     base: str | None,
-    keep_p_success: bool,
     labels: Literal["random", "by-score"] | None,
-    task_key: str,
-    held_out: float,
-    runs_per_day: float | None,
     streams: tuple[str, ...],
     fits_tracer: bool,
-    seed: int,
     force: bool,
     workers: int | None,
     backend: str,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Fit a profile on PATHS: folders of labelled recordings, or one table of verifier scores.
 
@@ -116,80 +112,73 @@ def command(
     With costs the statistic and the level are those of least expected cost; --false-alarms is then not looked at.
     The stream trajectory_risk needs runs that were watched with TRACER; the profile then holds its parameters.
     """
-    if not 0.0 <= assurance < 1.0:
-        raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", assurance, "0.9 leaves a 10 % chance")
+    if not 0.0 <= chosen["assurance"] < 1.0:
+        raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", chosen["assurance"], "0.9 leaves a 10 % chance")
     costs = _costs(cost_missed_failure, cost_false_alarm, cost_step)
     if costs is not None and budget is not None:
         raise ConfigurationError.of("--budget", "fit", "without costs: it needs no outcome", budget)
     table = is_table(paths[0])
+    how = "by_score" if labels == "by-score" else labels
+    options = FitOptions(labels=how, detector_costs=costs, **chosen)
+    spread = {} if table else spread_over(paths, workers, backend)
     if not table and not streams and not fits_tracer and budget is None:
-        options = FitOptions(
-            false_alarms=alpha,
-            assurance=assurance,
-            accuracy=accuracy,
-            wrong_releases=wrong_releases,
-            pause_share=pause_share,
-            cost_of_failure=cost_failure,
-            cost_of_pause=cost_pause,
-            cost_of_abort=cost_abort,
-            certified_only=certified_only,
-            held_out=held_out,
-            keep_chance=keep_p_success,
-            labels="by_score" if labels == "by-score" else labels,
-            detector_costs=costs,
-            task_key=task_key,
-            runs_per_day=runs_per_day,
-            seed=seed,
-        )
-        spread = spread_over(paths, workers, backend)
         fit_whole(
             paths, output, options, base=base, irreversible=irreversible, spread=spread, force=force, as_json=as_json
         )
         return
-    others: dict[str, Any] = {"--accuracy": accuracy, "--wrong-releases": wrong_releases, "--pause-share": pause_share}
-    others |= {"--cost-failure": cost_failure, "--base": base, "--labels": labels}
-    for name, value in others.items():
+    others: dict[str, Any] = {"--accuracy": options.accuracy, "--wrong-releases": options.wrong_releases}
+    others |= {"--pause-share": options.pause_share, "--cost-failure": options.cost_of_failure}
+    for name, value in (others | {"--base": base, "--labels": labels}).items():
         if value is not None:
             rule = "left out with --stream, --tracer, --budget or a table: these fit a detector alone"
             raise ConfigurationError.of(name, "fit", rule, value)
-    chosen = streams or (("external",) if table else ("fused",))
-    rng = np.random.default_rng(seed)
+    streams = streams or (("external",) if table else ("fused",))
+    _fit_alone(paths, output, options, streams, fits_tracer, budget, spread, table=table, force=force, as_json=as_json)
+
+
+def _fit_alone(
+    paths: tuple[str, ...],
+    output: str,
+    options: FitOptions,
+    streams: tuple[str, ...],
+    fits_tracer: bool,
+    budget: float | None,
+    spread: Mapping[str, Any],
+    *,
+    table: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Fit a detector, with TRACER where it is one of its streams, and nothing else."""
+    rng = np.random.default_rng(options.seed)
     tracer = None
+    reading: dict[str, Any] = {"labelled": budget is None, "task_key": options.task_key}
     with naming_refused() as refuse:
-        if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in chosen):
+        if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in streams):
             tracer, data = tracer_and_detector_runs(
-                paths, chosen, rng=rng, fits=fits_tracer, labelled=budget is None, task_key=task_key, on_refused=refuse
+                paths, streams, rng=rng, fits=fits_tracer, on_refused=refuse, **reading
             )
         else:
-            spread = {} if table else spread_over(paths, workers, backend)
-            with telling("Reading runs") as advance:
-                data = read_detector_runs(
-                    paths,
-                    chosen,
-                    labelled=budget is None,
-                    task_key=task_key,
-                    on_runs=advance,
-                    on_refused=refuse,
-                    **spread,
-                )
+            with progress("Reading runs") as advance:
+                data = read_detector_runs(paths, streams, on_runs=advance, on_refused=refuse, **reading, **spread)
         if budget is not None:
             fit = fit_budget(data, rng=rng, share=budget)
         else:
-            delta = None if assurance == 0.0 else round(1.0 - assurance, 12)
-            fit = fit_detector(data, rng=rng, alpha=alpha, delta=delta, costs=costs)
-        files = [] if table else list(filter(Path.is_file, recording_files(list(paths))))
+            delta = None if options.assurance == 0.0 else round(1.0 - options.assurance, 12)
+            fit = fit_detector(data, rng=rng, alpha=options.false_alarms, delta=delta, costs=options.detector_costs)
+        files = list(paths) if table else list(filter(Path.is_file, recording_files(list(paths))))[:1000]
         artifact = ProfileArtifact(
             profile=Profile(
-                detector=fit.detector, policy=_policy(chosen), tracer=None if tracer is None else tracer.settings
+                detector=fit.detector, policy=_policy(streams), tracer=None if tracer is None else tracer.settings
             ),
             fitted_for=FittedFor() if table else _fitted_for(paths),
             guarantees=(fit.detector.threshold.guarantee,),
             provenance=Provenance(
                 counts=dict(fit.report.counts),
-                inputs=tuple(InputFile.of(path) for path in (paths if table else files[:1000])),
+                inputs=tuple(InputFile.of(path) for path in files),
                 splits={"fit": len(fit.report.fit_ids), "threshold": len(fit.report.threshold_ids)}
                 | ({} if tracer is None or tracer.runs == 0 else {"tracer": tracer.runs}),
-                seed=seed,
+                seed=options.seed,
             ),
         )
         empty = bool(fit.detector.threshold.shortage) and not fits_tracer
@@ -236,22 +225,17 @@ def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool
         shown: dict[str, Any] = {
             "profile": output,
             "fingerprint": fingerprint,
-            "statistic": report.member,
             "counts": dict(report.counts),
-            "alpha": threshold.alpha,
-            "mode": threshold.mode.value,
-            "log_threshold": None if np.isinf(threshold.log_value) else threshold.log_value,
-            "guarantee": threshold.guarantee,
-            "shortage": threshold.shortage,
+            **detector_json(fit),
             "labels_needed": [asdict(need) for need in report.needs],
         }
         if tracer is not None:
             parameters = tracer.settings.model_dump(mode="json")["parameters"]
             worth = {"auroc": tracer.auroc, "default_auroc": tracer.default_auroc}
             shown["tracer"] = {"parameters": parameters, "runs": tracer.runs, **worth}
-        click.echo(json.dumps(shown))
+        print_json(shown)
         return
-    click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in report.counts.items() if n)}")
+    click.echo(counts_line(report.counts))
     click.echo(f"statistic  {report.member} ({report.reason})")
     if tracer is not None and tracer.runs:
         said = "not validated: too few tasks"

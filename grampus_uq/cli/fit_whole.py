@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import math
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from grampus_uq.cli.refused import naming_refused
-from grampus_uq.cli.spreading import telling
+from grampus_uq.cli.printing import naming_refused, print_json, progress
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
+from grampus_uq.learn.fit.detector import DetectorFit
 from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
 from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 
-__all__ = ["fit_whole"]
+__all__ = ["counts_line", "detector_json", "fit_whole", "written_lines"]
 
 _WIDTH = 110
 _INDENT = " " * 11
@@ -40,7 +40,7 @@ def fit_whole(
 ) -> None:
     """Fit, save, print; where nothing could be fitted, save only by force, and exit with status 1."""
     with naming_refused() as refuse:
-        with telling("Reading runs") as advance:
+        with progress("Reading runs") as advance:
             fit = fit_profile(
                 list(paths),
                 base=_base(base, irreversible),
@@ -53,7 +53,7 @@ def fit_whole(
         if written is not None:
             save(fit.artifact, written)
         if as_json:
-            click.echo(json.dumps({"profile": written, **_detector_keys(fit), **fit.to_json()}, allow_nan=False))
+            print_json({"profile": written, **detector_json(fit.detector), **fit.to_json()})
         else:
             rings = fit.artifact.profile.detector is not None
             for line in (*_account(fit), *written_lines(written, fit.artifact.fingerprint, rings=rings)):
@@ -82,23 +82,28 @@ def _base(path: str | None, irreversible: Sequence[str]) -> ProfileArtifact:
     return artifact.model_copy(update={"profile": artifact.profile.model_copy(update={"policy": policy})})
 
 
-def _detector_keys(fit: ProfileFit) -> dict[str, Any]:
-    """The keys that a fit of a detector alone prints too."""
-    if fit.detector is None:
+def detector_json(fit: DetectorFit | None) -> dict[str, Any]:
+    """A fitted detector's threshold and promise as JSON values."""
+    if fit is None:
         return {"statistic": None, "shortage": "no detector was fitted"}
-    threshold, report = fit.detector.detector.threshold, fit.detector.report
+    threshold = fit.detector.threshold
     return {
-        "statistic": report.member,
+        "statistic": fit.report.member,
         "alpha": threshold.alpha,
         "mode": threshold.mode.value,
-        "log_threshold": None if threshold.shortage else threshold.log_value,
+        "log_threshold": None if math.isinf(threshold.log_value) else threshold.log_value,
         "guarantee": threshold.guarantee,
         "shortage": threshold.shortage,
     }
 
 
+def counts_line(counts: Mapping[str, int]) -> str:
+    """How many runs there were of each kind, as the first line of a report."""
+    return f"runs       {', '.join(f'{n} {what}' for what, n in counts.items() if n) or 'none'}"
+
+
 def _account(fit: ProfileFit) -> Iterator[str]:
-    yield f"runs       {', '.join(f'{n} {what}' for what, n in fit.counts.items() if n) or 'none'}"
+    yield counts_line(fit.counts)
     untold = f"; {fit.untold} runs name no task and count as one each" if fit.untold else ""
     tasks = f"of {fit.tasks} independent tasks{untold}"
     yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -12,8 +11,9 @@ from typing import Any, Final, Literal, get_args
 
 import click
 
-from grampus_uq.cli.refused import naming_refused
-from grampus_uq.cli.spreading import spread_over, spreading, telling
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
+from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.core.risk import TracerSettings
 from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
@@ -35,7 +35,6 @@ from grampus_uq.signals.structure import counted
 __all__ = ["import_", "pack_", "replay_"]
 
 _MOST_SHOWN: Final = 100
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +76,7 @@ class _Imported:
 @click.option("--agent", "agent_id", default="", help="Name of the agent, where the files name none.")
 @click.option("--embedder", type=click.Choice(["hash", "minilm"]), help="Also read what TRACER compares texts by.")
 @spreading
-@_as_json
+@as_json_option
 def import_(
     paths: tuple[str, ...],
     output: str,
@@ -110,19 +109,19 @@ def import_(
     files = list(_files(paths))
     chosen = workers or (min(cores(), len(files)) if sum(path.stat().st_size for path in files) > 2**25 else 1)
     found: list[_Imported] = []
-    with telling("Importing runs") as advance:
+    with progress("Importing runs") as advance:
         for one in in_order(partial(_import_file, plan), files, workers=max(1, chosen), backend=backend):
             found.append(one)
             advance(one.runs)
     refused = sum(one.refused for one in found)
     if as_json:
-        click.echo(json.dumps({"output": output, "files": [asdict(one) for one in found]}, ensure_ascii=False))
+        print_json({"output": output, "files": [asdict(one) for one in found]})
     else:
         for one in found:
             for text in one.errors:
-                click.echo(f"left out: {_plain(text)}", err=True)
+                click.echo(f"left out: {one_line(text)}", err=True)
             if one.refused > len(one.errors):
-                click.echo(f"left out: {one.refused - len(one.errors)} more of {_plain(one.path)}", err=True)
+                click.echo(f"left out: {one.refused - len(one.errors)} more of {one_line(one.path)}", err=True)
         runs, steps = sum(one.runs for one in found), sum(one.steps for one in found)
         click.echo(f"{runs} runs, {steps} steps imported from {len(found)} files; {refused} records left out.")
     if refused:
@@ -204,7 +203,7 @@ def _line(event: Event, content: Content, key: bytes) -> bytes:
 @click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
 @click.option("--profile", required=True, metavar="FILE", help="The fitted profile that the readings go through.")
 @spreading
-@_as_json
+@as_json_option
 def replay_(
     paths: tuple[str, ...], profile: str, workers: int | None, backend: Literal["local", "ray"], as_json: bool
 ) -> None:
@@ -213,11 +212,11 @@ def replay_(
 
     judge = load(profile).profile
     with naming_refused() as refuse:
-        with telling("Replaying runs") as advance:
+        with progress("Replaying runs") as advance:
             spread = spread_over(paths, workers, backend)
             found = replay_all(paths, judge, on_part=lambda part: advance(part.runs), on_refused=refuse, **spread)
         if as_json:
-            click.echo(json.dumps(asdict(found)))
+            print_json(asdict(found))
             return
         for line in _shown(found):
             click.echo(line)
@@ -229,27 +228,22 @@ def _shown(found: ReplayCounts) -> Iterator[str]:
     yield f"stopped  {found.stopped_before} steps of {found.runs_stopped_before} runs as recorded"
     yield f"         {found.stopped_now} steps of {found.runs_stopped_now} runs by this profile"
     for why in found.skipped:
-        yield f"skipped  {_plain(why)}"
+        yield f"skipped  {one_line(why)}"
 
 
 @click.command(name="pack")
 @click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
 @click.option("--output", "-o", required=True, metavar="FOLDER", help="An empty folder for the Parquet files.")
 @spreading
-@_as_json
+@as_json_option
 def pack_(paths: tuple[str, ...], output: str, workers: int | None, backend: str, as_json: bool) -> None:
     """Pack recordings into few Parquet files, line for line; every command reads them like the recordings."""
-    with telling("Packing sessions") as advance:
+    with progress("Packing sessions") as advance:
         spread: dict[str, Any] = spread_over(paths, workers, backend)
         files = pack(paths, output, on_file=lambda file: advance(file.sessions), **spread)
     if as_json:
-        click.echo(json.dumps([asdict(file) for file in files]))
+        print_json([asdict(file) for file in files])
         return
     torn = sum(file.torn for file in files)
     sessions, lines = sum(file.sessions for file in files), sum(file.lines for file in files)
     click.echo(f"{sessions} sessions, {lines} lines in {len(files)} files; {torn} unfinished lines left out.")
-
-
-def _plain(text: str) -> str:
-    """A text on one line, without control characters: a file's words are hostile, and terminals obey some of them."""
-    return "".join(char if char.isprintable() else " " for char in text)

@@ -14,7 +14,7 @@ from typing import Any
 
 from grampus_uq.records.tool_names import looks_like
 
-__all__ = ["arguments_in_short", "legend", "plain", "short", "whole_arguments"]
+__all__ = ["arguments_in_short", "legend", "one_line", "plain", "short", "whole_arguments"]
 
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {chr(c) for c in range(0xFE00, 0xFE10)}
 _WORD = re.compile(r"[^\W_]+")
@@ -37,6 +37,12 @@ def _word(found: re.Match[str]) -> str:
     if word.isascii() or not all(character.isascii() or looks_like(character) for character in word):
         return word  # a word of another script shows itself as one
     return "".join(character if character.isascii() else _escaped(character) for character in word)
+
+
+def one_line(value: object) -> str:
+    """A value as a cell of a table: on one line, without control characters, which terminals obey; None is empty."""
+    text = f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value)
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def plain(text: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from grampus_uq.cli.refused import naming_refused
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table
 from grampus_uq.errors import DataError
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ _COLUMNS = (
 @click.option("--model-dir", metavar="DIR", help="Model directory of MiniLM.  [default: the installed package's]")
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of folds and bootstrap.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@as_json_option
 def command(
     paths: tuple[str, ...],
     profile: str | None,
@@ -73,7 +72,7 @@ def command(
         rows = list(_rows(trajectories, settings, seed, draws))
         if as_json:
             shown = {"runs": len(trajectories.runs), "left_out": dict(trajectories.excluded), "scores": rows}
-            click.echo(json.dumps(shown, allow_nan=False))
+            print_json(shown)
         else:
             _print(trajectories, rows)
         if not trajectories.runs:
@@ -152,8 +151,6 @@ def _rows(
 
 
 def _print(trajectories: Trajectories, rows: list[Mapping[str, Any]] | list[dict[str, Any]]) -> None:
-    from grampus_uq.cli.runs_command import _print_table
-
     left_out = ", ".join(f"{count} {reason}" for reason, count in trajectories.excluded.items())
     click.echo(f"{len(trajectories.runs)} runs" + (f"; left out: {left_out}" if left_out else ""))
-    _print_table(_COLUMNS, ([row[column] for column in _COLUMNS] for row in rows))
+    print_table(_COLUMNS, ([row[column] for column in _COLUMNS] for row in rows))

@@ -1,4 +1,4 @@
-"""`grampus-uq runs`: list, show, label, export and check what was recorded; `importing` holds what takes many files."""
+"""`grampus-uq runs`: list, show, label, export and check recorded runs (the rest is in `import_command`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import dataclasses
 import getpass
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 
 from grampus_uq.cli.import_command import import_, pack_, replay_
-from grampus_uq.cli.refused import naming_refused
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_json_array, print_table, progress
 from grampus_uq.errors import DataError
 from grampus_uq.recording import (
     Label,
@@ -39,7 +39,6 @@ __all__ = ["command"]
 
 _paths = click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
 _FORMS: Final[dict[str, TableForm]] = {"jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
-_as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 
 
 @click.group(name="runs", context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,26 +56,26 @@ command.add_command(replay_)
 
 @command.command(name="list")
 @_paths
-@_as_json
+@as_json_option
 @click.option("--unlabelled", is_flag=True, help="Only runs whose success is not known.")
 @click.option("--paused", is_flag=True, help="Only runs with a pause or an abort, advisory ones included.")
 def list_(paths: tuple[str, ...], as_json: bool, unlabelled: bool, paused: bool) -> None:
     """One line a run: steps, pauses, least and last confidence, and how it ended."""
 
     def wanted() -> Iterator[dict[str, Any]]:
-        with _progress("Reading runs") as advance:
+        with progress("Reading runs") as advance:
             for run in runs(paths, on_torn=_tell_torn, on_refused=refuse):
-                advance(run)
+                advance(1)
                 summary = summarise(run)
                 if not (unlabelled and summary.success is not None) and not (paused and summary.pauses == 0):
                     yield dataclasses.asdict(summary)
 
     with naming_refused() as refuse:
         if as_json:
-            _print_json_array(wanted())
+            print_json_array(wanted())
             return
         columns = ["session_id", "started", "steps", "pauses", "least", "last", "outcome", "path"]
-        _print_table(columns, (_list_row(summary) for summary in wanted()))
+        print_table(columns, (_list_row(summary) for summary in wanted()))
 
 
 def _list_row(summary: dict[str, Any]) -> list[Any]:
@@ -101,7 +100,7 @@ def _ending(success: bool | None, stop_reason: str | None, labelled_by: str | No
 @command.command()
 @_paths
 @click.argument("session_id", metavar="SESSION")
-@_as_json
+@as_json_option
 @click.option("--text", is_flag=True, help="Show what model, tools and humans wrote, as far as it was recorded.")
 def show(paths: tuple[str, ...], session_id: str, as_json: bool, text: bool) -> None:
     """One run: every step, observation, decision and outcome, in order. With --json the events as recorded."""
@@ -115,14 +114,14 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
         events = [json.loads(encode(event)) for event in run.events]
         for event in events:
             del event["content"]  # the line in the file says how much was kept
-        click.echo(json.dumps({"summary": summary, "events": events}, ensure_ascii=False))
+        print_json({"summary": summary, "events": events})
         return
     for name, value in summary.items():
         if value not in (None, ""):
-            click.echo(f"{name + ':':<21}{_plain(value)}")
+            click.echo(f"{name + ':':<21}{one_line(value)}")
     click.echo()
     columns = ["step", "event", "confidence", "level", "action", "why", *(["text"] if text else [])]
-    _print_table(columns, (_event_row(event)[: len(columns)] for event in run.events))
+    print_table(columns, (_event_row(event)[: len(columns)] for event in run.events))
 
 
 def _event_row(event: Event) -> list[Any]:
@@ -170,7 +169,7 @@ def _event_row(event: Event) -> list[Any]:
 @click.option("--by", default=None, help="Who says so.  [default: the user's login name]")
 @click.option("--stop-reason", type=click.Choice(list(StopReason)), help="How the run ended, if it was not recorded.")
 @click.option("--note", help="Anything worth keeping; it is kept as it is.")
-@_as_json
+@as_json_option
 def label_(
     folder: str,
     session_id: str | None,
@@ -191,13 +190,13 @@ def label_(
                 raise click.UsageError("Give either SESSION and its outcome, or --from, not both.")
             if stop_reason is not None or note is not None:
                 raise click.UsageError("With --from, stop reasons and notes are columns of the table.")
-            with _progress("Labelling") as advance:
+            with progress("Labelling") as advance:
                 missing = label_all(
                     folder,
                     list(read_labels(table)),
                     by=who,
                     on_labelled=given.append,
-                    on_run=advance,
+                    on_run=lambda _: advance(1),
                     on_refused=refuse,
                 )
         elif session_id is None or outcome is None:
@@ -212,11 +211,11 @@ def label_(
             given.append(label(folder, known, by=who, on_refused=refuse))
         if as_json:
             labelled = [json.loads(encode(event)) for event in given]
-            click.echo(json.dumps({"labelled": labelled, "not_found": missing}, ensure_ascii=False))
+            print_json({"labelled": labelled, "not_found": missing})
         else:
-            click.echo(f"{len(given)} labelled by {_plain(who)}.")
+            click.echo(f"{len(given)} labelled by {one_line(who)}.")
             for name in missing:
-                click.echo(f"not found: {_plain(name)}", err=True)
+                click.echo(f"not found: {one_line(name)}", err=True)
         if missing:
             raise SystemExit(1)
 
@@ -227,49 +226,58 @@ def label_(
     "--output", "-o", required=True, metavar="FILE", help="FILE.csv, .jsonl or .parquet; - for standard output."
 )
 @click.option("--format", "form", type=click.Choice(["jsonl", "csv", "parquet"]), help="[default: by the name of FILE]")
-@_as_json
+@as_json_option
 def export_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool) -> None:
     """Write a flat table with a row a step: readings, confidences, level, action, outcome."""
     wanted = _FORMS.get(form or output.rpartition(".")[2].lower())
     if wanted is None:
         raise click.UsageError("The name of FILE says no format; give --format jsonl, csv or parquet.")
     with naming_refused() as refuse:
-        with _progress("Exporting") as advance:
+        with progress("Exporting") as advance:
+
+            def one_more(_: object) -> None:
+                advance(1)
+
             if output == "-":
                 if wanted == "parquet":
                     raise click.UsageError("Parquet needs a FILE.")
-                columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=advance, on_refused=refuse))
-                write_rows(step_rows(paths, on_run=advance, on_refused=refuse), columns, sys.stdout, wanted)
+                columns = (*TABLE_COLUMNS, *reading_columns(paths, on_run=lambda _: advance(1), on_refused=refuse))
+                write_rows(
+                    step_rows(paths, on_run=lambda _: advance(1), on_refused=refuse), columns, sys.stdout, wanted
+                )
                 return
-            count = export(paths, output, wanted, on_run=advance, on_refused=refuse)
-        click.echo(json.dumps({"rows": count, "output": output}) if as_json else f"{count} rows written to {output}.")
+            count = export(paths, output, wanted, on_run=one_more, on_refused=refuse)
+        if as_json:
+            print_json({"rows": count, "output": output})
+        else:
+            click.echo(f"{count} rows written to {output}.")
 
 
 @command.command(name="validate")
 @_paths
-@_as_json
+@as_json_option
 def validate_(paths: tuple[str, ...], as_json: bool) -> None:
     """Check every line; name what is wrong by path, line and field. Exit status 1 when there is an error."""
     ok = True
 
     def reports() -> Iterator[dict[str, Any]]:
         nonlocal ok
-        with _progress("Checking files") as advance:
+        with progress("Checking files") as advance:
             for report in validate(paths):
-                advance(report)
+                advance(1)
                 ok = ok and report.ok
                 yield {**dataclasses.asdict(report), "ok": report.ok, "shown": list(map(str, report.findings))}
 
     if as_json:
-        _print_json_array({name: value for name, value in report.items() if name != "shown"} for report in reports())
+        print_json_array({name: value for name, value in report.items() if name != "shown"} for report in reports())
     else:
         files = steps = sessions = 0
         for report in reports():
             files, steps, sessions = files + 1, steps + report["steps"], sessions + report["sessions"]
             for finding, shown in zip(report["findings"], report["shown"], strict=True):
-                click.echo(f"{finding['severity']}: {_plain(shown)}")
+                click.echo(f"{finding['severity']}: {one_line(shown)}")
             if report["more"]:
-                click.echo(f"error: {_plain(report['path'])}: {report['more']} more findings.")
+                click.echo(f"error: {one_line(report['path'])}: {report['more']} more findings.")
         click.echo(f"{files} files, {sessions} sessions, {steps} steps: {'sound' if ok else 'not sound'}.")
     if not ok:
         raise SystemExit(1)
@@ -277,53 +285,4 @@ def validate_(paths: tuple[str, ...], as_json: bool) -> None:
 
 def _tell_torn(torn: TornLine) -> None:
     place = DataError(f"an unfinished line of {len(torn.data)} bytes was left out.", path=torn.path, line=torn.line)
-    click.echo(f"warning: {_plain(place)}", err=True)
-
-
-def _plain(value: object) -> str:
-    """A value on one line, without control characters: recordings hold hostile text, and terminals obey some of it."""
-    text = f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value)
-    return "".join(char if char.isprintable() else "\ufffd" if char == "\x1b" else " " for char in text)
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on a terminal; lines of tab-separated cells anywhere else."""
-    if not sys.stdout.isatty():
-        click.echo("\t".join(columns))
-        for row in rows:
-            click.echo("\t".join(map(_plain, row)))
-        return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")  # an id is there to be copied
-    for row in rows:
-        table.add_row(*(Text(_plain(cell)[:500]) for cell in row))
-    Console().print(table)
-
-
-def _print_json_array(items: Iterable[dict[str, Any]]) -> None:
-    """One JSON array, an item a line, written as the items come."""
-    separator = "[\n"
-    for item in items:
-        click.echo(separator + json.dumps(item, ensure_ascii=False), nl=False)
-        separator = ",\n"
-    click.echo("[]" if separator == "[\n" else "\n]")
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[object], None]]:
-    """A counter on standard error, on a terminal only, that takes one more thing a call."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda _: progress.advance(task)
+    click.echo(f"warning: {one_line(place)}", err=True)

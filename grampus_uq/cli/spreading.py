@@ -1,18 +1,19 @@
-"""The options of commands that read many runs: how many processes, on which backend, and how far it has got."""
+"""The options of commands that read many runs: how many processes, and on which backend."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from grampus_uq.recording.parallel import BACKENDS, cores
 
-__all__ = ["is_table", "spread_over", "spreading", "telling"]
+if TYPE_CHECKING:
+    from grampus_uq.recording.artifacts import ProfileArtifact
+
+__all__ = ["is_table", "n_files_of_fits", "spread_over", "spreading"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _TABLES: Final = (".csv", ".csv.gz", ".parquet", ".pq")
@@ -50,16 +51,11 @@ def spread_over(paths: Sequence[str], workers: int | None, backend: str) -> dict
     return {"workers": workers or cores(), "backend": backend}
 
 
-@contextmanager
-def telling(what: str) -> Iterator[Callable[[int], None]]:
-    """A counter on standard error, on a terminal only, that takes how many things more there are."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) -> int:
+    """How many of the files at these paths served the fit of a profile: figures taken on them are too good."""
+    from grampus_uq.recording.artifacts import InputFile
+    from grampus_uq.recording.runs import recording_files
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:.0f}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda count: progress.advance(task, count)
+    fitted_on = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
+    files = [Path(path) for path in paths] if is_table(paths[0]) else recording_files(list(paths))
+    return sum(InputFile.of(path).sha256 in fitted_on for path in files if path.is_file())

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import getpass
-import json
 
-import anyio
 import click
 
+from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stopping import StopReport, order_stop
-from grampus_uq.runtime.store import open_store
+from grampus_uq.runtime.store import SessionStore
 
 __all__ = ["command"]
 
@@ -20,11 +20,11 @@ __all__ = ["command"]
 @click.command()
 @click.argument("agent_id", required=False)
 @click.argument("session_id", required=False)
-@click.option("--store", "url", required=True, envvar="GRAMPUS_UQ_STORE", help="Where sessions are kept.")
+@store_option
 @click.option("--all", "everything", is_flag=True, help="Every session of the store that runs now.")
 @click.option("--wait", "wait_s", default=5.0, show_default=True, help="Seconds to wait until they stand.")
 @click.option("--as", "principal", default=None, help="Who orders it; the login name when not given.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json_option
 def command(
     agent_id: str | None,
     session_id: str | None,
@@ -43,25 +43,21 @@ def command(
         rule = "given both, or --all instead of both"
         raise ConfigurationError.of("AGENT_ID SESSION_ID", "stop", rule, (agent_id, session_id))
 
-    async def work() -> tuple[StopReport, bool]:
-        store = open_store(url, create=False)
-        try:
-            ledger, waits = Ledger(store), False
-            if agent_id is not None and session_id is not None:
-                waits = await _waits(ledger, agent_id, session_id)
-            who = principal or getpass.getuser()
-            return await order_stop(ledger, agent_id, session_id, principal=who, wait_s=wait_s), waits
-        finally:
-            await store.aclose()
+    async def work(store: SessionStore) -> tuple[StopReport, bool]:
+        ledger, resumable = Ledger(store), False
+        if agent_id is not None and session_id is not None:
+            resumable = await _resumable(ledger, agent_id, session_id)
+        who = principal or getpass.getuser()
+        return await order_stop(ledger, agent_id, session_id, principal=who, wait_s=wait_s), resumable
 
-    report, waits = anyio.run(work)
+    report, resumable = with_store(url, work)
     what = "all sessions" if everything else f"{agent_id}/{session_id}"
     reached, acknowledged = len(report.reached), len(report.acknowledged)
     if as_json:
-        click.echo(json.dumps({"stopped": what, "reached": report.reached, "acknowledged": report.acknowledged}))
+        print_json({"stopped": what, "reached": report.reached, "acknowledged": report.acknowledged})
     else:
         click.echo(f"Ordered {what} to stop. Running then: {reached}; standing now: {acknowledged}.")
-    if not reached and waits:
+    if not reached and resumable:
         click.echo("The session does not run now: the order holds for whoever resumes it.", err=True)
     elif not reached:
         raise click.ClickException("Nothing was stopped: no session of this store was running.")
@@ -70,7 +66,7 @@ def command(
         raise click.ClickException(f"{reached - acknowledged} sessions did not stop within {wait_s:g} s: {left:.500}")
 
 
-async def _waits(ledger: Ledger, agent_id: str, session_id: str) -> bool:
+async def _resumable(ledger: Ledger, agent_id: str, session_id: str) -> bool:
     """True for a session that nobody runs but somebody may resume; one that cannot be stopped any more is refused."""
     state, _ = await ledger.known(agent_id, session_id)
     if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
-import anyio
 import click
 
+from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.runtime.store import SessionStore, open_store
+from grampus_uq.runtime.store import SessionStore
 from grampus_uq.stats.calibration_watch import WatchStatus
 
 __all__ = ["command", "read_statuses", "status_json"]
 
-Result = TypeVar("Result")
-
-_store = click.option(
-    "--store",
-    "url",
-    required=True,
-    envvar="GRAMPUS_UQ_STORE",
-    help="Where the watch is kept: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
-)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _check = click.option("--check", is_flag=True, help="Exit with status 2 when a calibration no longer holds.")
 
 
@@ -39,8 +29,8 @@ def command() -> None:
 
 
 @command.command()
-@_store
-@_json
+@store_option
+@as_json_option
 @_check
 def show(url: str, as_json: bool, check: bool) -> None:
     """Show what every watch in the store has found."""
@@ -50,10 +40,10 @@ def show(url: str, as_json: bool, check: bool) -> None:
 @command.command()
 @click.argument("profile")
 @click.argument("paths", nargs=-1, required=True)
-@_store
+@store_option
 @click.option("--level", default=0.01, show_default=True, help="Probability of ever alarming without a change.")
 @click.option("--advisory", is_flag=True, help="No run was ever paused by the profile: its alarms have outcomes too.")
-@_json
+@as_json_option
 @_check
 def feed(
     profile: str, paths: tuple[str, ...], url: str, level: float, advisory: bool, as_json: bool, check: bool
@@ -79,20 +69,20 @@ def feed(
             )
         return await watch.statuses()
 
-    _report(_with_store(url, work, create=True), as_json, check)
+    _report(with_store(url, work, create=True), as_json, check)
 
 
 @command.command()
 @click.argument("run_id")
 @click.argument("outcome", type=click.Choice(["success", "failure"]))
-@_store
-@_json
+@store_option
+@as_json_option
 @_check
 def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> None:
     """Say how a finished run turned out; it counts once, and stays counted."""
     from grampus_uq.runtime.guarantee_watch import label_run
 
-    found = _with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
+    found = with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
     if not found:
         raise DataError(f"no watch in this store knows a run {run_id!r:.100}; it is told when the run has finished.")
     _report(found, as_json, check)
@@ -102,7 +92,7 @@ def read_statuses(url: str) -> list[WatchStatus]:
     """What every watch in the store at this URL has found."""
     from grampus_uq.runtime.guarantee_watch import stored_statuses
 
-    return list(_with_store(url, stored_statuses))
+    return list(with_store(url, stored_statuses))
 
 
 def status_json(status: WatchStatus) -> dict[str, Any]:
@@ -110,20 +100,9 @@ def status_json(status: WatchStatus) -> dict[str, Any]:
     return {**asdict(status), "variant": status.variant.value, "sentence": status.sentence}
 
 
-def _with_store(url: str, work: Callable[[SessionStore], Awaitable[Result]], *, create: bool = False) -> Result:
-    async def run() -> Result:
-        store = open_store(url, create=create)
-        try:
-            return await work(store)
-        finally:
-            await store.aclose()
-
-    return anyio.run(run)
-
-
 def _report(statuses: Sequence[WatchStatus], as_json: bool, check: bool) -> None:
     if as_json:
-        click.echo(json.dumps([status_json(status) for status in statuses], allow_nan=False))
+        print_json([status_json(status) for status in statuses])
     else:
         for line in _lines(statuses):
             click.echo(line)

@@ -1,0 +1,93 @@
+"""What every command shares in talking to its user: `--json`, tables, progress, and naming the files left out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.errors import DataError
+
+__all__ = ["as_json_option", "naming_refused", "print_json", "print_json_array", "print_table", "progress"]
+
+as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on one line, in ASCII, which no terminal obeys; NaN and infinities raise ValueError."""
+    click.echo(json.dumps(value, allow_nan=False))
+
+
+def print_json_array(items: Iterable[Any]) -> None:
+    """One JSON array, an item a line, written as the items come."""
+    separator = "[\n"
+    for item in items:
+        click.echo(separator + json.dumps(item), nl=False)
+        separator = ",\n"
+    click.echo("[]" if separator == "[\n" else "\n]")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table on a terminal; lines of tab-separated cells anywhere else."""
+    if not sys.stdout.isatty():
+        click.echo("\t".join(columns))
+        for row in rows:
+            click.echo("\t".join(map(one_line, row)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")  # an id is there to be copied
+    for row in rows:
+        table.add_row(*(Text(one_line(cell)[:500]) for cell in row))
+    Console().print(table)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int], None]]:
+    """A counter on standard error, on a terminal only; the callback takes how many more there are."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}: {task.completed:.0f}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(what, total=None)
+        yield lambda count: shown.advance(task, count)
+
+
+@contextmanager
+def naming_refused(most: int | None = None) -> Iterator[Callable[[DataError], None]]:
+    """Give a function that names what is left out on standard error, each fault once; exit 1 at the end if any was.
+
+    With `most` at most so many faults are named, and the rest counted.
+    """
+    named: set[str] = set()
+    unnamed = 0
+
+    def name(error: DataError) -> None:
+        nonlocal unnamed
+        text = one_line(error)
+        if text in named:
+            return
+        if most is not None and len(named) >= most:
+            unnamed += 1
+            return
+        named.add(text)
+        click.echo(f"left out: {text}", err=True)
+
+    yield name
+    if unnamed:
+        click.echo(f"left out: {unnamed} more.", err=True)
+    if named:
+        raise SystemExit(1)
