@@ -11,11 +11,10 @@ from grampus_uq.importers.failure_logs import FailureLabel, FailureLog, read_fai
 from grampus_uq.importers.formats import FORMATS, RunFormat, detect_format, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts, events, turns
 from grampus_uq.importers.langsmith import read_langsmith
-from grampus_uq.importers.otlp import OtlpSpan, SpanEvent, read_otlp_spans
 from grampus_uq.importers.otlp_runs import read_otlp
 from grampus_uq.importers.tau2 import read_tau2
 from grampus_uq.importers.tau_bench import read_tau_bench
-from grampus_uq.importers.verifier_scores import ScoreColumns, ScoreTable, read_scores, stream_scores
+from grampus_uq.importers.verifier_scores import ScoreColumns, ScoreTable, read_scores
 
 __all__ = [
     "FORMATS",
@@ -23,11 +22,9 @@ __all__ = [
     "FailureLog",
     "ImportedRun",
     "MessageFacts",
-    "OtlpSpan",
     "RunFormat",
     "ScoreColumns",
     "ScoreTable",
-    "SpanEvent",
     "detect_format",
     "events",
     "read_chat_logs",
@@ -35,11 +32,9 @@ __all__ = [
     "read_failure_logs",
     "read_langsmith",
     "read_otlp",
-    "read_otlp_spans",
     "read_runs",
     "read_scores",
     "read_tau2",
     "read_tau_bench",
-    "stream_scores",
     "turns",
 ]

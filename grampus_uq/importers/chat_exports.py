@@ -12,14 +12,14 @@ with `choices`, with or without its `messages` (platform.openai.com/docs/api-ref
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.chat_messages import chat_messages
-from grampus_uq.importers.imported_records import Refused, parsed, records, refuse_to
+from grampus_uq.importers.foreign_messages import message_of, messages_of
+from grampus_uq.importers.imported_records import Refused, each_run, parsed, records
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
-from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element
+from grampus_uq.importers.json_stream import Element
 from grampus_uq.importers.record_fields import logprobs, object_or_none, text_or_none, token_count, unix_time_s
 from grampus_uq.records.values import Message, Outcome, ToolCall
 from grampus_uq.records.vocabulary import Role
@@ -30,12 +30,7 @@ _ROLES: Final = {role.value: role for role in Role}
 _SILENT: Final = frozenset({"thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"})
 
 
-def read_chatgpt(
-    path: str | os.PathLike[str],
-    *,
-    on_refused: Refused | None = None,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
-) -> Iterator[ImportedRun]:
+def read_chatgpt(path: str | os.PathLike[str], *, on_refused: Refused | None = None) -> Iterator[ImportedRun]:
     """Yield the conversations of `conversations.json`, plain or gzip, holding one at a time; no outcome is known.
 
     An answer to another than everybody (`recipient`) is a call of that tool. Hidden system messages and the kinds that
@@ -44,43 +39,17 @@ def read_chatgpt(
     Raises DataError with path, line and field for a file that is no JSON. A conversation with a wrong field, without an
     answer, or whose id came before, is given to `on_refused` and left out; without `on_refused` it raises.
     """
-    return _each(path, _conversation, on_refused, max_element_chars)
+    return each_run(records(path, on_refused), _conversation, on_refused, id_field="id")
 
 
-def read_chat_logs(
-    path: str | os.PathLike[str],
-    *,
-    on_refused: Refused | None = None,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
-) -> Iterator[ImportedRun]:
+def read_chat_logs(path: str | os.PathLike[str], *, on_refused: Refused | None = None) -> Iterator[ImportedRun]:
     """Yield the entries of a log of chat completions, plain or gzip, holding one at a time; no outcome is known.
 
     The answer is the first of `choices`, with its log-probabilities and tokens. An entry's id is its `custom_id`, else
     its `id`, else that of the completion, else its number in the file. Raises and refuses as `read_chatgpt`; an entry
     of a batch that failed is refused with its error.
     """
-    return _each(path, _entry, on_refused, max_element_chars)
-
-
-def _each(
-    path: str | os.PathLike[str],
-    read: Callable[[Element], ImportedRun],
-    on_refused: Refused | None,
-    max_element_chars: int,
-) -> Iterator[ImportedRun]:
-    seen: set[str] = set()
-    for element in records(path, on_refused=on_refused, max_element_chars=max_element_chars):
-        try:
-            run = read(element)
-            if run.run_id in seen:
-                raise element.error("id", f"{run.run_id!r:.80} came before.")
-            if not run.n_steps:
-                raise element.error("messages", "holds no answer of the assistant: no step.")
-        except DataError as error:
-            refuse_to(on_refused, error)
-            continue
-        seen.add(run.run_id)
-        yield run
+    return each_run(records(path, on_refused), _entry, on_refused, id_field="id")
 
 
 def _conversation(element: Element) -> ImportedRun:
@@ -107,6 +76,8 @@ def _conversation(element: Element) -> ImportedRun:
 def _imported(
     element: Element, name: str, messages: list[Message], facts: dict[int, MessageFacts], model: str
 ) -> ImportedRun:
+    if not any(message.role is Role.ASSISTANT for message in messages):
+        raise element.error("messages", "holds no answer of the assistant: no step.")
     return ImportedRun(
         run_id=name,
         path=element.path,
@@ -187,16 +158,14 @@ def _entry(element: Element) -> ImportedRun:
     request, asked = _part(value, ("request", "body"), element)
     response, answered = _response(value, element)
     given = request.get("messages")
-    messages = list(chat_messages(given, f"{asked}messages", refuse)) if given is not None else []
+    messages = list(messages_of(given, f"{asked}messages", refuse)) if given is not None else []
     facts: dict[int, MessageFacts] = {}
     choices = response.get("choices")
     if choices is not None:
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise refuse(f"{answered}choices", f"must be a list of choices. Got {choices!r:.50}.")
         place = f"{answered}choices[0]"
-        (answer,) = chat_messages(
-            [choices[0].get("message")], place, lambda at, why: refuse(at.replace("[0][0]", "[0].message", 1), why)
-        )
+        answer = message_of(choices[0].get("message"), f"{place}.message", refuse)
         usage = object_or_none(response.get("usage"), f"{answered}usage", refuse) or {}
         tokens = object_or_none(choices[0].get("logprobs"), f"{place}.logprobs", refuse) or {}
         facts[len(messages)] = MessageFacts(

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grampus_uq.errors import DataError
+from grampus_uq.importers.imported_records import Refused, each_run
 from grampus_uq.importers.imported_run import ImportedRun
-from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
+from grampus_uq.importers.json_stream import Element, elements
+from grampus_uq.importers.record_fields import object_of, text_or_none
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role
 
 __all__ = ["FailureLabel", "FailureLog", "read_failure_logs"]
 
 _NUMBER: Final = re.compile(r"\s*\d{1,9}\s*", re.ASCII)
+_PARTS: Final = ("content", "role", "name")
 _ROLES: Final = {role.value: role for role in Role}
 
 
@@ -44,13 +46,13 @@ class FailureLog:
     run: ImportedRun
     label: FailureLabel | None
 
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.run.run_id
 
-def read_failure_logs(
-    path: str | os.PathLike[str],
-    *,
-    on_refused: Callable[[DataError], None] | None = None,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
-) -> Iterator[FailureLog]:
+
+def read_failure_logs(path: str | os.PathLike[str], *, on_refused: Refused | None = None) -> Iterator[FailureLog]:
     """Yield the logs of a file, holding one at a time: JSON lines, one JSON array, or a single object; plain or gzip.
 
     A run's id is its `question_ID` (or `question_id`), else its number in the file. Every message is a step; its
@@ -58,19 +60,7 @@ def read_failure_logs(
     wrong field, one that says it was right, or one whose id came before, is given to `on_refused` and left out; without
     `on_refused` it raises.
     """
-    seen: set[str] = set()
-    for element in elements(path, max_element_chars=max_element_chars):
-        try:
-            log = _log(element)
-            if log.run.run_id in seen:
-                raise element.error("question_ID", f"{log.run.run_id!r:.80} came before.")
-        except DataError as error:
-            if on_refused is None:
-                raise
-            on_refused(error)
-            continue
-        seen.add(log.run.run_id)
-        yield log
+    return each_run(elements(path), _log, on_refused, id_field="question_ID")
 
 
 def _log(element: Element) -> FailureLog:
@@ -98,14 +88,8 @@ def _log(element: Element) -> FailureLog:
 
 
 def _message(value: Any, field: str, element: Element) -> Message:
-    if not isinstance(value, dict):
-        raise element.error(field, f"must be an object. Got {type(value).__name__}.")
-    content, role, name = value.get("content"), value.get("role"), value.get("name")
-    if content is not None and not isinstance(content, str):
-        raise element.error(f"{field}.content", f"must be text or null. Got {type(content).__name__}.")
-    for part, text in (("role", role), ("name", name)):
-        if text is not None and not isinstance(text, str):
-            raise element.error(f"{field}.{part}", f"must be text. Got {type(text).__name__}.")
+    item = object_of(value, field, element.error)
+    content, role, name = (text_or_none(item.get(part), f"{field}.{part}", element.error) for part in _PARTS)
     speaker = name or role
     if not speaker:
         raise element.error(f"{field}.name", "is missing, and there is no role either: nobody speaks.")

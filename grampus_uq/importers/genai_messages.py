@@ -10,14 +10,13 @@ gen-ai-events of 1.36); traceloop/openllmetry, `opentelemetry-semantic-conventio
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from grampus_uq.importers.langchain_transcript import shown
+from grampus_uq.importers.foreign_messages import message_of, shown
 from grampus_uq.importers.otlp import OtlpSpan
-from grampus_uq.importers.record_fields import Refuse, decoded, role_of, text_or_none, tool_call
+from grampus_uq.importers.record_fields import Refuse, decoded, object_of, role_of, text_or_none, tool_call
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 
@@ -73,9 +72,7 @@ def _structured(value: Any, name: str, refuse: Refuse) -> list[Any]:
 
 def _message(value: Any, field: str, refuse: Refuse) -> list[Message]:
     """One message, or several: each answer of a tool is a message of its own here."""
-    if not isinstance(value, dict):
-        raise refuse(field, f"must be an object. Got {type(value).__name__}.")
-    role = role_of(value.get("role"), f"{field}.role", refuse)
+    role = role_of(object_of(value, field, refuse).get("role"), f"{field}.role", refuse)
     parts = value.get("parts")
     if isinstance(parts, str) or (parts is None and isinstance(value.get("content"), str)):
         parts = [{"type": "text", "content": parts or value["content"]}]
@@ -86,9 +83,7 @@ def _message(value: Any, field: str, refuse: Refuse) -> list[Message]:
     answers: list[Message] = []
     for number, part in enumerate(parts):
         place = f"{field}.parts[{number}]"
-        if not isinstance(part, dict):
-            raise refuse(place, f"must be an object. Got {type(part).__name__}.")
-        kind = part.get("type")
+        kind = object_of(part, place, refuse).get("type")
         if kind == "text":
             texts.append(text_or_none(part.get("content"), f"{place}.content", refuse) or "")
         elif kind == "tool_call":
@@ -111,7 +106,11 @@ def _from_events(span: OtlpSpan, refuse: Refuse) -> tuple[list[Message], list[Me
             given.append(_event_message(event.attributes, _EVENTS[event.name], field, refuse))
         elif event.name == "gen_ai.choice":
             inner = event.attributes.get("message")
-            body = _object(inner, f"{field}.message", refuse) if inner is not None else event.attributes
+            body = (
+                object_of(decoded(inner, f"{field}.message", refuse), f"{field}.message", refuse)
+                if inner is not None
+                else event.attributes
+            )
             answers.append(_event_message(body, Role.ASSISTANT, field, refuse))
     return given, answers
 
@@ -128,13 +127,6 @@ def _event_message(body: Mapping[str, Any], role: Role, field: str, refuse: Refu
     )
 
 
-def _object(value: Any, field: str, refuse: Refuse) -> Mapping[str, Any]:
-    value = decoded(value, field, refuse)
-    if not isinstance(value, dict):
-        raise refuse(field, f"must be an object. Got {type(value).__name__}.")
-    return value
-
-
 def _numbered(attributes: Mapping[str, Any], refuse: Refuse) -> tuple[list[Message], list[Message]]:
     """OpenLLMetry's attributes: `gen_ai.prompt.<number>.<field>`."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
@@ -149,16 +141,12 @@ def _numbered(attributes: Mapping[str, Any], refuse: Refuse) -> tuple[list[Messa
             entry["calls"].setdefault(int(match[4]), {})[match[5]] = value
     sides: dict[str, list[Message]] = {"prompt": [], "completion": []}
     for (side, number), entry in sorted(found.items()):
-        field = f"gen_ai.{side}.{number}"
-        role = role_of(entry.get("role", "assistant" if side == "completion" else None), f"{field}.role", refuse)
-        calls = [tool_call(call, f"{field}.tool_calls[{i}]", refuse) for i, call in sorted(entry["calls"].items())]
         content = entry.get("content")
-        sides[side].append(
-            Message(
-                role=role,
-                content=content if content is None or isinstance(content, str) else json.dumps(content),
-                tool_calls=tuple(calls),
-                tool_call_id=text_or_none(entry.get("tool_call_id"), f"{field}.tool_call_id", refuse),
-            )
-        )
+        message = {
+            "role": entry.get("role", "assistant" if side == "completion" else None),
+            "content": content if content is None else shown(content),
+            "tool_calls": [call for _, call in sorted(entry["calls"].items())],
+            "tool_call_id": entry.get("tool_call_id"),
+        }
+        sides[side].append(message_of(message, f"gen_ai.{side}.{number}", refuse))
     return sides["prompt"], sides["completion"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from grampus_uq.errors import DataError
+from grampus_uq.importers.imported_records import Refused
 
 __all__ = ["MAX_OPEN_CHARS", "Grouped", "grouped"]
 
@@ -26,22 +27,28 @@ class Grouped(Generic[Item]):
 
 
 def grouped(
-    read: Callable[[], Iterable[Grouped[Item]]], path: str, *, max_open_chars: int = MAX_OPEN_CHARS
+    read: Callable[[Refused | None], Iterable[Grouped[Item]]],
+    path: str,
+    on_refused: Refused | None,
+    *,
+    max_open_chars: int = MAX_OPEN_CHARS,
 ) -> Iterator[tuple[str, list[Item]]]:
-    """Yield `(key, items)` for each group, as soon as its last record was read; `read` is called twice.
+    """Yield `(key, items)` for each group, as soon as its last record was read.
+
+    `read` is called twice: at first only to count, with nobody to hear of what is refused, then with `on_refused`.
 
     Keeps a count a group, and the records of those groups that are not yet whole: in a file that was written while the
     groups were made, these are the ones that overlap. Raises DataError when they hold more than `max_open_chars`: such
     a file has to be sorted by group first.
     """
     counts: dict[int, int] = {}
-    for record in read():
+    for record in read(lambda _: None):
         name = hash(record.key)
         counts[name] = counts.get(name, 0) + 1
     waiting: dict[str, list[Item]] = {}
     sizes: dict[str, int] = {}
     held = 0
-    for record in read():
+    for record in read(on_refused):
         name = hash(record.key)
         items = waiting.setdefault(record.key, [])
         items.append(record.item)

@@ -1,19 +1,19 @@
-"""One JSON object after the other, where a line that is broken costs that line only."""
+"""One JSON object after the other, and one run of each: what is broken costs itself only, and is named."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeVar
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
 from grampus_uq.importers.opening import blocks
 from grampus_uq.records.strict_json import parse_json
 
-__all__ = ["Refused", "byte_lines", "parsed", "records", "refuse_to"]
+__all__ = ["Refused", "byte_lines", "each_run", "parsed", "records", "refuse_to"]
 
 Refused = Callable[[DataError], None]
 """Takes what is left out of an import."""
@@ -29,16 +29,41 @@ def refuse_to(on_refused: Refused | None, error: DataError) -> None:
     on_refused(error)
 
 
-def records(
-    path: str | os.PathLike[str], *, on_refused: Refused | None = None, max_element_chars: int = MAX_ELEMENT_CHARS
-) -> Iterator[Element]:
+class _Named(Protocol):
+    @property
+    def run_id(self) -> str: ...
+
+
+Run = TypeVar("Run", bound=_Named)
+
+
+def each_run(
+    found: Iterable[Element | DataError], read: Callable[[Element], Run], on_refused: Refused | None, *, id_field: str
+) -> Iterator[Run]:
+    """Read a run of each element; one that is wrong, or whose id came before, is given to `on_refused` or raises."""
+    seen: set[str] = set()
+    for element in found:
+        try:
+            if isinstance(element, DataError):
+                raise element
+            run = read(element)
+            if run.run_id in seen:
+                raise element.error(id_field, f"{run.run_id!r:.80} came before.")
+        except DataError as error:
+            refuse_to(on_refused, error)
+            continue
+        seen.add(run.run_id)
+        yield run
+
+
+def records(path: str | os.PathLike[str], on_refused: Refused | None = None) -> Iterator[Element]:
     """Yield the objects of a file: JSON lines, one array, or objects one after the other; plain or gzip.
 
     In JSON lines, which is what a file is whose first line is an object by itself, a line that is no object in UTF-8 is
     given to `on_refused` (without it, it raises) and the next one is read. In the other forms a fault in the JSON
     itself ends the file: DataError with path and line.
     """
-    lines = byte_lines(path, max_element_chars)
+    lines = byte_lines(path)
     head: list[tuple[int, bytes | DataError]] = []
     for number, line in lines:
         head.append((number, line))
@@ -47,7 +72,7 @@ def records(
     first = head[-1][1] if head else b""
     if isinstance(first, DataError) or not _is_object(first):
         lines.close()
-        yield from elements(path, max_element_chars=max_element_chars)
+        yield from elements(path)
         return
     index = 0
     for number, line in chain(head, lines):
@@ -75,7 +100,9 @@ def parsed(data: str | bytes, path: str, line: int | None, field: str = "") -> A
         raise DataError(str(error), path=path, line=line, field=field) from error
 
 
-def byte_lines(path: str | os.PathLike[str], limit: int) -> Generator[tuple[int, bytes | DataError], None, None]:
+def byte_lines(
+    path: str | os.PathLike[str], limit: int = MAX_ELEMENT_CHARS
+) -> Generator[tuple[int, bytes | DataError], None, None]:
     """Yield `(number from 1, line)`; in place of one longer than `limit` bytes a DataError, the rest of it skipped."""
     number, size, too_long = 1, 0, False
     pieces: list[bytes] = []
@@ -84,13 +111,13 @@ def byte_lines(path: str | os.PathLike[str], limit: int) -> Generator[tuple[int,
         while (end := block.find(b"\n", start)) >= 0:
             if not too_long:
                 pieces.append(block[start:end])
-                yield number, b"".join(pieces) if size + end - start <= limit else _long(path, number, limit)
+                yield number, b"".join(pieces) if size + end - start <= MAX_ELEMENT_CHARS else _too_long(path, number)
             pieces, size, too_long, start = [], 0, False, end + 1
             number += 1
         rest = block[start:]
         size += len(rest)
-        if size > limit and not too_long:
-            yield number, _long(path, number, limit)
+        if size > MAX_ELEMENT_CHARS and not too_long:
+            yield number, _too_long(path, number)
             pieces, too_long = [], True
         if not too_long:
             pieces.append(rest)
@@ -98,8 +125,8 @@ def byte_lines(path: str | os.PathLike[str], limit: int) -> Generator[tuple[int,
         yield number, b"".join(pieces)
 
 
-def _long(path: str | os.PathLike[str], number: int, limit: int) -> DataError:
-    return DataError(f"is longer than {limit} bytes.", path=os.fspath(path), line=number)
+def _too_long(path: str | os.PathLike[str], number: int) -> DataError:
+    return DataError(f"is longer than {MAX_ELEMENT_CHARS} bytes.", path=os.fspath(path), line=number)
 
 
 def _is_object(line: bytes) -> bool:

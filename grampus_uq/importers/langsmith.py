@@ -16,13 +16,20 @@ from functools import partial
 from typing import Any
 
 from grampus_uq.errors import DataError
+from grampus_uq.importers.foreign_messages import message_of, shown
 from grampus_uq.importers.grouped import Grouped, grouped
 from grampus_uq.importers.imported_records import Refused, records, refuse_to
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.imported_transcript import Transcript
-from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element
-from grampus_uq.importers.langchain_transcript import langchain_message, shown, usage_of
-from grampus_uq.importers.record_fields import iso_time_s, number_or_none, object_or_none, text_or_none, token_count
+from grampus_uq.importers.json_stream import Element
+from grampus_uq.importers.record_fields import (
+    Refuse,
+    iso_time_s,
+    number_or_none,
+    object_or_none,
+    text_or_none,
+    token_count,
+)
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
@@ -43,7 +50,6 @@ def read_langsmith(
     *,
     outcome: str | None = None,
     on_refused: Refused | None = None,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
 ) -> Iterator[ImportedRun]:
     """Yield the traces of an export (JSON lines or an array, plain or gzip) that asked a model; `run_id` is the trace.
 
@@ -54,18 +60,16 @@ def read_langsmith(
     Raises DataError with path, line and field for a file that is no JSON. A run with a wrong field is given to
     `on_refused` and left out, as is a trace without a run of type `llm`; without `on_refused` both raise.
     """
-    name = os.fspath(path)
 
     def keyed(report: Refused | None) -> Iterator[Grouped[Element]]:
-        for element in records(path, on_refused=report, max_element_chars=max_element_chars):
+        for element in records(path, report):
             trace = element.value.get("trace_id", element.value.get("id"))
             if not isinstance(trace, str) or not trace:
                 refuse_to(report, element.error("trace_id", f"must be the id of a trace. Got {trace!r:.50}."))
                 continue
             yield Grouped(key=trace, chars=element.chars, line=element.line, item=element)
 
-    passes = iter((_nobody, on_refused))
-    for trace, elements in grouped(lambda: keyed(next(passes)), name):
+    for trace, elements in grouped(keyed, os.fspath(path), on_refused):
         spans = []
         for element in elements:
             try:
@@ -77,10 +81,6 @@ def read_langsmith(
                 yield _run(trace, spans, outcome)
         except DataError as error:
             refuse_to(on_refused, error)
-
-
-def _nobody(_: DataError) -> None:
-    """In the first pass, which only counts: the second one says the same."""
 
 
 def _span(element: Element) -> _Span:
@@ -136,7 +136,7 @@ def _ask(said: Transcript, span: _Span) -> None:
         given = given[0]  # LangChain asks for several answers at once, by lists of lists
     if isinstance(given, list):
         place = partial("inputs.messages[{}]".format)
-        said.hear([langchain_message(item, place(i), refuse) for i, item in enumerate(given)], span.time_s)
+        said.hear([message_of(item, place(i), refuse) for i, item in enumerate(given)], span.time_s)
     outputs = object_or_none(value.get("outputs"), "outputs", refuse) or {}
     answer, field = _answer(outputs)
     message = Message(role=Role.ASSISTANT)
@@ -144,14 +144,24 @@ def _ask(said: Transcript, span: _Span) -> None:
     if isinstance(answer, str):
         message = Message(role=Role.ASSISTANT, content=answer)
     elif answer is not None:
-        message = langchain_message(answer, f"outputs.{field}", refuse)
-        tokens = usage_of(answer, f"outputs.{field}.usage_metadata", refuse)
+        message = message_of(answer, f"outputs.{field}", refuse)
+        tokens = _usage(answer, f"outputs.{field}.usage_metadata", refuse)
     facts = MessageFacts(
         time_s=span.time_s,
         input_tokens=token_count(value.get("prompt_tokens"), "prompt_tokens", refuse) or tokens[0],
         output_tokens=token_count(value.get("completion_tokens"), "completion_tokens", refuse) or tokens[1],
     )
     said.say(message.model_copy(update={"role": Role.ASSISTANT}), facts)
+
+
+def _usage(value: Any, field: str, refuse: Refuse) -> tuple[int, int]:
+    """The tokens that a message says it took, input and output; zeros where it says nothing."""
+    data = value.get("kwargs", value) if isinstance(value, dict) else {}
+    usage = object_or_none(data.get("usage_metadata") if isinstance(data, dict) else None, field, refuse) or {}
+    return (
+        token_count(usage.get("input_tokens"), f"{field}.input_tokens", refuse),
+        token_count(usage.get("output_tokens"), f"{field}.output_tokens", refuse),
+    )
 
 
 def _answer(outputs: Any) -> tuple[Any, str]:
@@ -176,7 +186,7 @@ def _tool(said: Transcript, span: _Span) -> None:
     found = outputs.get("output", outputs or None)
     message = Message(role=Role.TOOL, content=error or "")
     if isinstance(found, dict) and ("kwargs" in found or found.get("type") == "tool"):
-        message = langchain_message(found, "outputs.output", element.error)
+        message = message_of(found, "outputs.output", element.error)
     elif found is not None and not error:
         message = Message(role=Role.TOOL, content=shown(found))
     said.observe(message, MessageFacts(time_s=span.time_s, is_error=error is not None))

@@ -4,8 +4,7 @@ Read are JSON with one request or many one after the other (what collectors writ
 request, or many each behind its length in four bytes (the collector's file exporter with `format: proto`).
 
 Source: opentelemetry.io/docs/specs/otlp (JSON encoding: camelCase names, ids in hex, 64-bit integers as text), the
-collector's fileexporter, `opentelemetry/proto/trace/v1/trace.proto` (TracesData: 1 resource_spans; ResourceSpans: 2
-scope_spans; ScopeSpans: 2 spans).
+collector's fileexporter, `opentelemetry/proto/trace/v1/trace.proto`.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ from typing import Any, Final
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.imported_records import Refused, byte_lines, parsed, refuse_to
-from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, nested
+from grampus_uq.importers.json_stream import Element, nested
 from grampus_uq.importers.opening import blocks
 from grampus_uq.importers.otlp_wire import is_protobuf, span_messages
+from grampus_uq.importers.record_fields import listed, object_of, object_or_none
 
 __all__ = ["OtlpSpan", "SpanEvent", "read_otlp_spans"]
 
@@ -54,40 +54,31 @@ class OtlpSpan:
     place: Element
 
 
-def read_otlp_spans(
-    path: str | os.PathLike[str], *, on_refused: Refused | None = None, max_element_chars: int = MAX_ELEMENT_CHARS
-) -> Iterator[OtlpSpan]:
+def read_otlp_spans(path: str | os.PathLike[str], on_refused: Refused | None = None) -> Iterator[OtlpSpan]:
     """Yield the spans of a file, plain or gzip, in its order.
 
-    Raises DataError with path and line (in protobuf, where there are no lines, with the offset in bytes in its text)
-    for what is neither. A span that is damaged or has a wrong field, or a line that is no JSON, is given to
+    Raises DataError with path and line (in protobuf, which has no lines, with the offset in bytes of the request) for
+    what is neither. A span that is damaged or has a wrong field, or a line that is no JSON, is given to
     `on_refused` and left out; without `on_refused` it raises.
     """
-    if is_protobuf(path):
-        for found in span_messages(path, max_element_chars):
-            try:
-                if isinstance(found, DataError):
-                    raise found
-                yield _of_protobuf(*found, os.fspath(path))
-            except DataError as error:
-                refuse_to(on_refused, error)
-        return
-    for element in _json_spans(path, on_refused, max_element_chars):
+    found: Iterator[Element | DataError | tuple[int, bytes]]
+    found = span_messages(path) if is_protobuf(path) else _json_spans(path, on_refused)
+    for one in found:
         try:
-            if isinstance(element, DataError):
-                raise element
-            yield _of_json(element)
+            if isinstance(one, DataError):
+                raise one
+            yield _of_json(one) if isinstance(one, Element) else _of_protobuf(*one, os.fspath(path))
         except DataError as error:
             refuse_to(on_refused, error)
 
 
-def _json_spans(path: str | os.PathLike[str], on_refused: Refused | None, limit: int) -> Iterator[Element | DataError]:
+def _json_spans(path: str | os.PathLike[str], on_refused: Refused | None) -> Iterator[Element | DataError]:
     """By lines where each is a request, so that a broken one costs only itself; else through the whole text."""
     if not _is_lines(path):
-        yield from nested(path, _TRAIL, max_element_chars=limit)
+        yield from nested(path, _TRAIL)
         return
     name = os.fspath(path)
-    for number, line in byte_lines(path, limit):
+    for number, line in byte_lines(path):
         try:
             if isinstance(line, DataError):
                 raise line
@@ -132,10 +123,8 @@ def _is_lines(path: str | os.PathLike[str]) -> bool:
 
 
 def _of_json(element: Element) -> OtlpSpan:
-    value, refuse = element.value, element.error
-    events = value.get("events")
-    if events is not None and not isinstance(events, list):
-        raise refuse("events", f"must be a list. Got {type(events).__name__}.")
+    value = element.value
+    events = listed(value.get("events"), "events", element.error)
     status = value.get("status")
     code = status.get("code") if isinstance(status, dict) else None
     return OtlpSpan(
@@ -146,7 +135,7 @@ def _of_json(element: Element) -> OtlpSpan:
         start_ns=_nanoseconds(value.get("startTimeUnixNano"), "startTimeUnixNano", element),
         end_ns=_nanoseconds(value.get("endTimeUnixNano"), "endTimeUnixNano", element),
         attributes=_attributes(value.get("attributes"), "attributes", element),
-        events=tuple(_event(event, f"events[{i}]", element) for i, event in enumerate(events or ())),
+        events=tuple(_event(event, f"events[{i}]", element) for i, event in enumerate(events)),
         failed=code in (_ERROR, "STATUS_CODE_ERROR"),
         chars=element.chars,
         place=element,
@@ -174,22 +163,15 @@ def _nanoseconds(value: Any, field: str, element: Element) -> int:
 
 
 def _event(value: Any, field: str, element: Element) -> SpanEvent:
-    if not isinstance(value, dict):
-        raise element.error(field, f"must be an object. Got {type(value).__name__}.")
-    name = _text(value.get("name", ""), f"{field}.name", element)
+    name = _text(object_of(value, field, element.error).get("name", ""), f"{field}.name", element)
     return SpanEvent(name=name, attributes=_attributes(value.get("attributes"), f"{field}.attributes", element))
 
 
 def _attributes(value: Any, field: str, element: Element, depth: int = 0) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, list):
-        raise element.error(field, f"must be a list. Got {type(value).__name__}.")
     found: dict[str, Any] = {}
-    for number, item in enumerate(value):
+    for number, pair in enumerate(listed(value, field, element.error)):
         place = f"{field}[{number}]"
-        if not isinstance(item, dict):
-            raise element.error(place, f"must be an object. Got {type(item).__name__}.")
+        item = object_of(pair, place, element.error)
         found[_text(item.get("key"), f"{place}.key", element)] = _any(item.get("value"), place, element, depth)
     return found
 
@@ -198,11 +180,7 @@ def _any(value: Any, field: str, element: Element, depth: int) -> Any:
     """An AnyValue of OTLP/JSON."""
     if depth > _DEEPEST:
         raise element.error(field, f"is nested deeper than {_DEEPEST}.")
-    if not isinstance(value, dict):
-        if value is None:
-            return None
-        raise element.error(f"{field}.value", f"must be an object. Got {type(value).__name__}.")
-    for kind, content in value.items():
+    for kind, content in (object_or_none(value, f"{field}.value", element.error) or {}).items():
         place = f"{field}.value.{kind!s:.20}"
         if kind == "intValue" and isinstance(content, str):
             return _integer(content, place, element)
@@ -211,13 +189,11 @@ def _any(value: Any, field: str, element: Element, depth: int) -> Any:
                 raise element.error(place, f"must be a plain value. Got {type(content).__name__}.")
             return content
         if kind == "arrayValue":
-            inner = content.get("values") if isinstance(content, dict) else content
-            if inner is not None and not isinstance(inner, list):
-                raise element.error(place, f"must hold a list of values. Got {type(inner).__name__}.")
-            return [_any(item, f"{place}.values[{i}]", element, depth + 1) for i, item in enumerate(inner or ())]
+            inner = listed(content.get("values") if isinstance(content, dict) else content, place, element.error)
+            return [_any(item, f"{place}.values[{i}]", element, depth + 1) for i, item in enumerate(inner)]
         if kind == "kvlistValue":
-            inner = content.get("values") if isinstance(content, dict) else content
-            return _attributes(inner, f"{place}.values", element, depth + 1)
+            pairs = content.get("values") if isinstance(content, dict) else content
+            return _attributes(pairs, f"{place}.values", element, depth + 1)
     return None
 
 
@@ -227,7 +203,7 @@ def _integer(text: str, place: str, element: Element) -> int:
     return int(text)
 
 
-def _of_protobuf(offset: int, index: int, data: bytes, path: str) -> OtlpSpan:
+def _of_protobuf(index: int, data: bytes, path: str) -> OtlpSpan:
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -235,13 +211,11 @@ def _of_protobuf(offset: int, index: int, data: bytes, path: str) -> OtlpSpan:
     try:
         span = Span.FromString(data)
     except (DecodeError, RecursionError) as error:
-        raise DataError(
-            f"at byte {offset}: is no span: {error!s:.200}.", path=path, line=1, field=f"spans[{index}]"
-        ) from error
+        raise DataError(f"is no span: {error!s:.200}.", path=path, line=1, field=f"spans[{index}]") from error
     if not span.trace_id or not span.span_id:
-        raise DataError(f"at byte {offset}: is empty.", path=path, line=1, field=f"spans[{index}].trace_id")
+        raise place.error("trace_id", "is empty.")
     if max(span.start_time_unix_nano, span.end_time_unix_nano) >= _MOST_NS:
-        raise place.error("start_time_unix_nano", f"at byte {offset}: must be nanoseconds since 1970.")
+        raise place.error("start_time_unix_nano", "must be nanoseconds since 1970.")
     return OtlpSpan(
         trace_id=span.trace_id.hex(),
         span_id=span.span_id.hex(),

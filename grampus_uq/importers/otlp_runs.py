@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
+from grampus_uq.importers.foreign_messages import shown
 from grampus_uq.importers.genai_messages import given_and_answer
 from grampus_uq.importers.grouped import Grouped, grouped
 from grampus_uq.importers.imported_records import Refused, refuse_to
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.imported_transcript import Transcript
-from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS
-from grampus_uq.importers.langchain_transcript import shown
 from grampus_uq.importers.otlp import OtlpSpan, read_otlp_spans
 from grampus_uq.importers.record_fields import number_or_none, text_or_none, token_count
 from grampus_uq.records.values import Message, Outcome, Reading
@@ -45,7 +45,6 @@ def read_otlp(
     *,
     outcome: str | None = None,
     on_refused: Refused | None = None,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
 ) -> Iterator[ImportedRun]:
     """Yield the traces of a file of OTLP (JSON or protobuf, plain or gzip) that hold a step.
 
@@ -61,12 +60,11 @@ def read_otlp(
     """
 
     def keyed(report: Refused | None) -> Iterator[Grouped[OtlpSpan]]:
-        for span in read_otlp_spans(path, on_refused=report, max_element_chars=max_element_chars):
+        for span in read_otlp_spans(path, report):
             yield Grouped(key=span.trace_id, chars=span.chars, line=span.place.line, item=span)
 
-    passes = iter((_nobody, on_refused))
     seen: set[str] = set()
-    for trace, spans in grouped(lambda: keyed(next(passes)), os.fspath(path)):
+    for trace, spans in grouped(keyed, os.fspath(path), on_refused):
         try:
             run = _run(trace, spans, outcome, seen)
         except DataError as error:
@@ -75,10 +73,6 @@ def read_otlp(
         if run is not None:
             seen.add(run.run_id)
             yield run
-
-
-def _nobody(_: DataError) -> None:
-    """In the first pass, which only counts: the second one says the same."""
 
 
 def _run(trace: str, spans: list[OtlpSpan], outcome: str | None, seen: set[str]) -> ImportedRun | None:
@@ -163,14 +157,7 @@ class _Said:
             self._say(answer or Message(role=Role.ASSISTANT), MessageFacts(time_s=span.start_ns / 1e9))
         assert self._step is not None  # noqa: S101 (for the type checker; `_say` sets it)
         facts = self.transcript.facts
-        before = facts[self._step]
-        facts[self._step] = MessageFacts(
-            time_s=before.time_s,
-            logprobs=before.logprobs,
-            input_tokens=before.input_tokens,
-            output_tokens=before.output_tokens,
-            readings=found,
-        )
+        facts[self._step] = replace(facts[self._step], readings=found)
         self._judged = step_id
 
     def _say(self, message: Message, facts: MessageFacts) -> None:

@@ -18,8 +18,10 @@ __all__ = [
     "Refuse",
     "decoded",
     "iso_time_s",
+    "listed",
     "logprobs",
     "number_or_none",
+    "object_of",
     "object_or_none",
     "role_of",
     "text_or_none",
@@ -40,6 +42,20 @@ def text_or_none(value: Any, field: str, refuse: Refuse) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise refuse(field, f"must be text or null. Got {type(value).__name__}.")
+
+
+def object_of(value: Any, field: str, refuse: Refuse) -> dict[str, Any]:
+    """An object."""
+    if not isinstance(value, dict):
+        raise refuse(field, f"must be an object. Got {type(value).__name__}.")
+    return value
+
+
+def listed(value: Any, field: str, refuse: Refuse) -> list[Any]:
+    """A list; none where there is null."""
+    if value is not None and not isinstance(value, list):
+        raise refuse(field, f"must be a list or null. Got {type(value).__name__}.")
+    return value or []
 
 
 def object_or_none(value: Any, field: str, refuse: Refuse) -> Mapping[str, Any] | None:
@@ -110,13 +126,8 @@ def tool_call(value: Any, field: str, refuse: Refuse) -> ToolCall:
     Arguments that are no JSON object refuse nothing: they are the model's own words, and runs that hold some fail more
     often than others. Their text is kept and marked (`grampus_uq.wire.calls.UNPARSED`).
     """
-    if not isinstance(value, dict):
-        raise refuse(field, f"must be an object. Got {type(value).__name__}.")
-    place = f"{field}.function" if "function" in value else field
-    named = value.get("function", value)
-    if not isinstance(named, dict):
-        raise refuse(place, f"must be an object. Got {type(named).__name__}.")
-    name = named.get("name")
+    place = f"{field}.function" if "function" in object_of(value, field, refuse) else field
+    name = object_of(value.get("function", value), place, refuse).get("name")
     if not isinstance(name, str) or not name:
         raise refuse(f"{place}.name", f"must be the name of a tool. Got {name!r:.50}.")
     text_or_none(value.get("id"), f"{field}.id", refuse)

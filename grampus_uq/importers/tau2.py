@@ -12,17 +12,17 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final, Literal
 
-from grampus_uq.errors import DataError
-from grampus_uq.importers.imported_records import Refused, refuse_to
+from grampus_uq.importers.foreign_messages import message_of
+from grampus_uq.importers.imported_records import Refused, each_run
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
-from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, nested
+from grampus_uq.importers.json_stream import Element, nested
 from grampus_uq.importers.record_fields import (
     iso_time_s,
     number_or_none,
+    object_of,
     object_or_none,
     text_or_none,
     token_count,
-    tool_call,
 )
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
@@ -42,7 +42,6 @@ _STOPS: Final = {
     "context_window_exceeded": StopReason.ENV_TERMINATED,
     "unexpected_error": StopReason.ENV_TERMINATED,
 }
-_ROLES: Final = {role.value: role for role in Role}
 
 
 def read_tau2(
@@ -50,7 +49,6 @@ def read_tau2(
     *,
     at_max_steps: Literal["unknown", "reward"] = "unknown",
     on_refused: Refused | None = None,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
 ) -> Iterator[ImportedRun]:
     """Yield the simulations of a result file, plain or gzip, holding one at a time; `run_id` is `<task_id>-<trial>`.
 
@@ -61,19 +59,8 @@ def read_tau2(
     Raises DataError with path, line and field for a file that is no such object. A simulation with a wrong field, or
     one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
     """
-    seen: set[str] = set()
-    for element in nested(path, ("simulations",), max_element_chars=max_element_chars):
-        try:
-            if isinstance(element, DataError):
-                raise element
-            run = _run(element, at_max_steps)
-            if run.run_id in seen:
-                raise element.error("trial", f"task {run.task_id!r:.50}, trial {run.trial} came before.")
-        except DataError as error:
-            refuse_to(on_refused, error)
-            continue
-        seen.add(run.run_id)
-        yield run
+    found = nested(path, ("simulations",))
+    return each_run(found, lambda element: _run(element, at_max_steps), on_refused, id_field="trial")
 
 
 def _run(element: Element, at_max_steps: Literal["unknown", "reward"]) -> ImportedRun:
@@ -119,42 +106,26 @@ def _messages(value: Any, element: Element) -> tuple[tuple[Message, ...], dict[i
         raise element.error("messages", f"must be a list of messages. Got {type(value).__name__}.{hint}")
     messages: list[Message] = []
     facts: dict[int, MessageFacts] = {}
-    for number, item in enumerate(value):
+    for number, entry in enumerate(value):
         field = f"messages[{number}]"
-        item = _object(item, field, element)
+        item = object_of(entry, field, element.error)
         parts = item.get("tool_messages") if item.get("role") == "tool" else None  # several answers in one entry
         for place, one in enumerate(parts) if isinstance(parts, list) else ((None, item),):
             where = field if place is None else f"{field}.tool_messages[{place}]"
-            message, fact = _message(_object(one, where, element), where, element)
-            facts[len(messages)] = fact
+            message, facts[len(messages)] = _message(one, where, element)
             messages.append(message)
     return tuple(messages), facts
 
 
-def _object(value: Any, field: str, element: Element) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise element.error(field, f"must be an object. Got {type(value).__name__}.")
-    return value
-
-
-def _message(item: dict[str, Any], field: str, element: Element) -> tuple[Message, MessageFacts]:
+def _message(value: Any, field: str, element: Element) -> tuple[Message, MessageFacts]:
     refuse = element.error
-    role = item.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise refuse(f"{field}.role", f"must be one of {', '.join(_ROLES)}. Got {role!r:.50}.")
-    calls = item.get("tool_calls")
-    if calls is not None and not isinstance(calls, list):
-        raise refuse(f"{field}.tool_calls", f"must be a list or null. Got {type(calls).__name__}.")
-    usage = object_or_none(item.get("usage"), f"{field}.usage", refuse) or {}
-    message = Message(
-        role=_ROLES[role],
-        content=text_or_none(item.get("content"), f"{field}.content", refuse),
-        tool_calls=tuple(tool_call(call, f"{field}.tool_calls[{i}]", refuse) for i, call in enumerate(calls or ())),
-        tool_call_id=text_or_none(item.get("id"), f"{field}.id", refuse) if role == "tool" else None,
-    )
+    message = message_of(value, field, refuse)
+    if message.role is Role.TOOL:
+        message = message.model_copy(update={"tool_call_id": text_or_none(value.get("id"), f"{field}.id", refuse)})
+    usage = object_or_none(value.get("usage"), f"{field}.usage", refuse) or {}
     return message, MessageFacts(
-        time_s=iso_time_s(item.get("timestamp"), f"{field}.timestamp", refuse),
+        time_s=iso_time_s(value.get("timestamp"), f"{field}.timestamp", refuse),
         input_tokens=token_count(usage.get("prompt_tokens"), f"{field}.usage.prompt_tokens", refuse),
         output_tokens=token_count(usage.get("completion_tokens"), f"{field}.usage.completion_tokens", refuse),
-        is_error=item.get("error") is True,
+        is_error=value.get("error") is True,
     )

@@ -7,23 +7,20 @@ customer's instructions, which a monitor never sees.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final, Literal
 
-from grampus_uq.errors import DataError
-from grampus_uq.importers.chat_messages import chat_messages
+from grampus_uq.importers.foreign_messages import messages_of
+from grampus_uq.importers.imported_records import Refused, each_run
 from grampus_uq.importers.imported_run import ImportedRun
-from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
+from grampus_uq.importers.json_stream import Element, elements
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
-__all__ = ["CLOSING", "TRANSFER", "read_tau_bench"]
+__all__ = ["read_tau_bench"]
 
-CLOSING: Final = "###STOP###"
-"""What the simulated customer says when it is done."""
-TRANSFER: Final = "transfer_to_human_agents"
-"""The tool that ends a run by handing the customer over."""
-
+_CLOSING: Final = "###STOP###"  # what the simulated customer says when it is done
+_TRANSFER: Final = "transfer_to_human_agents"  # the tool that ends a run by handing the customer over
 _MAX_TURNS: Final = 30  # tau-bench's own limit on turns of the agent
 _TOLERANCE: Final = 1e-6  # tau-bench's own: a run succeeded when its reward is 1 within it
 
@@ -31,36 +28,22 @@ _TOLERANCE: Final = 1e-6  # tau-bench's own: a run succeeded when its reward is 
 def read_tau_bench(
     path: str | os.PathLike[str],
     *,
-    max_turns: int = _MAX_TURNS,
     at_max_turns: Literal["unknown", "reward"] = "unknown",
-    on_refused: Callable[[DataError], None] | None = None,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
+    on_refused: Refused | None = None,
 ) -> Iterator[ImportedRun]:
     """Yield the runs of a result file, plain or gzip, holding one at a time; `run_id` is `<task_id>-<trial>`.
 
-    A reward of 1 is success, less is failure. A run of `max_turns` turns that neither the customer nor a transfer ended
-    stopped for `max_steps`: its outcome is unknown, although tau-bench gives it the reward 0; with `at_max_turns` set
-    to "reward" it counts as the reward says. A run without messages crashed before it began (`env_terminated`).
+    A reward of 1 is success, less is failure. A run of 30 turns that neither the customer nor a transfer ended stopped
+    for `max_steps`: its outcome is unknown, although tau-bench gives it the reward 0; with `at_max_turns` set to
+    "reward" it counts as the reward says. A run without messages crashed before it began (`env_terminated`).
 
     Raises DataError with path, line and field for a file that is no JSON array of runs. A run with a wrong field, or
     one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
     """
-    seen: set[str] = set()
-    for element in elements(path, max_element_chars=max_element_chars):
-        try:
-            run = _run(element, max_turns, at_max_turns)
-            if run.run_id in seen:
-                raise element.error("trial", f"task {run.task_id!r:.50}, trial {run.trial} came before.")
-        except DataError as error:
-            if on_refused is None:
-                raise
-            on_refused(error)
-            continue
-        seen.add(run.run_id)
-        yield run
+    return each_run(elements(path), lambda element: _run(element, at_max_turns), on_refused, id_field="trial")
 
 
-def _run(element: Element, max_turns: int, at_max_turns: Literal["unknown", "reward"]) -> ImportedRun:
+def _run(element: Element, at_max_turns: Literal["unknown", "reward"]) -> ImportedRun:
     value = element.value
     task_id, trial, reward = value.get("task_id"), value.get("trial"), value.get("reward")
     if isinstance(task_id, bool) or not isinstance(task_id, int | str):
@@ -71,8 +54,8 @@ def _run(element: Element, max_turns: int, at_max_turns: Literal["unknown", "rew
         raise element.error("reward", f"must be a number in [0, 1]. Got {reward!r:.50}.")
     if "traj" not in value:
         raise element.error("traj", "is missing.")
-    messages = chat_messages(value["traj"], "traj", element.error)
-    stop_reason = _stop_reason(messages, max_turns)
+    messages = messages_of(value["traj"], "traj", element.error)
+    stop_reason = _stop_reason(messages)
     known = stop_reason is StopReason.CLEAN or (stop_reason is StopReason.MAX_STEPS and at_max_turns == "reward")
     return ImportedRun(
         run_id=f"{task_id}-{trial}",
@@ -86,13 +69,13 @@ def _run(element: Element, max_turns: int, at_max_turns: Literal["unknown", "rew
     )
 
 
-def _stop_reason(messages: tuple[Message, ...], max_turns: int) -> StopReason:
+def _stop_reason(messages: tuple[Message, ...]) -> StopReason:
     if not messages:
         return StopReason.ENV_TERMINATED
-    if sum(message.role is Role.ASSISTANT for message in messages) < max_turns:
+    if sum(message.role is Role.ASSISTANT for message in messages) < _MAX_TURNS:
         return StopReason.CLEAN
     last = messages[-1]
-    ended = (last.role is Role.USER and CLOSING in (last.content or "")) or (
-        last.role is Role.TOOL and any(call.name == TRANSFER for message in messages for call in message.tool_calls)
+    ended = (last.role is Role.USER and _CLOSING in (last.content or "")) or (
+        last.role is Role.TOOL and any(call.name == _TRANSFER for message in messages for call in message.tool_calls)
     )
     return StopReason.CLEAN if ended else StopReason.MAX_STEPS

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
-from grampus_uq.importers import ScoreColumns, ScoreTable, read_scores, stream_scores
+from grampus_uq.importers import ScoreColumns, ScoreTable, read_scores
 from tests.importers.data import data_file
 
 HEADER = "uq_problem_idx,num_steps,judge_probability,solved\n"
@@ -31,7 +31,7 @@ def table(tmp_path: Path, text: str | bytes, name: str = "t.csv") -> Path:
 
 def as_runs(scores: ScoreTable) -> dict[str, tuple[bool, list[float]]]:
     return {
-        run: (bool(scores.solved[index]), [float(score) for score in scores.run(index)])
+        run: (bool(scores.solved[index]), scores.scores[scores.starts[index] : scores.starts[index + 1]].tolist())
         for index, run in enumerate(scores.ids)
     }
 
@@ -52,10 +52,6 @@ def test_the_measured_tables_have_one_row_a_step(name: str, rows: int, runs: int
             one = expected.setdefault(row["uq_problem_idx"], (row["solved"] == "True", []))
             one[1].append(float(row["judge_probability"]))
     assert as_runs(scores) == expected
-    parts: dict[str, tuple[bool, list[float]]] = {}
-    for part in stream_scores(path):
-        parts |= as_runs(part)
-    assert parts == expected
 
 
 score_runs = st.dictionaries(
@@ -89,8 +85,6 @@ def test_neither_form_nor_order_of_the_rows_changes_the_table(
     plain = read_scores(table(tmp_path, as_csv(rows)))
     assert as_runs(plain) == runs
     assert list(plain.ids) == sorted(runs)
-    streamed = list(stream_scores(tmp_path / "t.csv"))
-    assert {run: value for part in streamed for run, value in as_runs(part).items()} == runs
     rng.shuffle(rows)
     shuffled = read_scores(table(tmp_path, gzip.compress(as_csv(rows).encode()), "t.csv.gz"))
     assert shuffled.ids == plain.ids
@@ -98,21 +92,9 @@ def test_neither_form_nor_order_of_the_rows_changes_the_table(
         np.testing.assert_array_equal(getattr(shuffled, name), getattr(plain, name))
 
 
-def test_padding_marks_what_is_behind_the_end() -> None:
-    scores = ScoreTable(
-        ids=("a", "b"),
-        starts=np.array([0, 1, 4]),
-        scores=np.array([0.5, 0.1, 0.2, 0.3]),
-        solved=np.array([True, False]),
-    )
-    np.testing.assert_array_equal(scores.padded(), [[0.5, np.nan, np.nan], [0.1, 0.2, 0.3]])
-    assert scores.lengths.tolist() == [1, 3]
-
-
 def test_a_table_without_rows_is_an_empty_table(tmp_path: Path) -> None:
     scores = read_scores(table(tmp_path, HEADER))
-    assert (len(scores), scores.padded().shape, scores.starts.tolist()) == (0, (0, 0), [0])
-    assert list(stream_scores(tmp_path / "t.csv")) == []
+    assert (len(scores), scores.scores.shape, scores.starts.tolist()) == (0, (0,), [0])
 
 
 @pytest.mark.parametrize("types", ["plain", "other"])
@@ -204,14 +186,14 @@ WRONG: list[tuple[str | bytes, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("text", "line", "field", "says"), WRONG)
-@pytest.mark.parametrize("form", ["whole", "stream", "packed"])
+@pytest.mark.parametrize("form", ["whole", "packed"])
 def test_a_wrong_table_names_line_and_column(
     tmp_path: Path, text: str | bytes, line: int, field: str, says: str, form: str
 ) -> None:
     data = text.encode() if isinstance(text, str) else text
     path = table(tmp_path, gzip.compress(data) if form == "packed" else data)
     with pytest.raises(DataError) as caught:
-        list(stream_scores(path)) if form == "stream" else read_scores(path)
+        read_scores(path)
     assert says in str(caught.value)
     assert (caught.value.path, caught.value.line, caught.value.field) == (str(path), line, field)
 
@@ -224,12 +206,9 @@ def test_a_wrong_cell_far_behind_is_found_by_its_line(tmp_path: Path) -> None:
     assert (caught.value.line, caught.value.field) == (8502, "judge_probability")
 
 
-def test_a_stream_needs_the_rows_of_a_run_together(tmp_path: Path) -> None:
+def test_the_rows_of_a_run_need_not_be_together(tmp_path: Path) -> None:
     path = table(tmp_path, HEADER + A + "b,1,0.5,True\na,2,0.5,True\n")
     assert as_runs(read_scores(path)) == {"a": (True, [0.5, 0.5]), "b": (True, [0.5])}
-    with pytest.raises(DataError, match="goes on after another run") as caught:
-        list(stream_scores(path))
-    assert (caught.value.line, caught.value.field) == (4, "uq_problem_idx")
 
 
 def test_missing_scores_other_domains_and_other_names_are_a_matter_of_arguments(tmp_path: Path) -> None:
@@ -298,19 +277,3 @@ def test_a_quoted_cell_without_end_is_refused_in_bounded_memory(tmp_path: Path) 
         tracemalloc.stop()
     assert caught.value.line is not None
     assert peak < 64 * 2**20
-
-
-def test_a_stream_holds_a_part_and_not_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    with path.open("w") as stream:
-        stream.write(HEADER)
-        for run in range(4_000):
-            stream.writelines(f"run-{run},{step},0.25,True\n" for step in range(1, 6))
-    tracemalloc.start()
-    try:
-        rows = sum(len(part.scores) for part in stream_scores(path))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert rows == 20_000
-    assert peak < 6 * 2**20
