@@ -33,7 +33,6 @@ _NAMES = {
 
 _STAGES = {
     "download": "Fetching the embedded model (once, 98 MB)",
-    "verify": "Checking the embedded model",
     "start": "Starting the embedded model",
 }
 
