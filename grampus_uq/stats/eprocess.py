@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats import json_reading as read
-from grampus_uq.stats.eprocess_scorers import LOGIT_LIMIT, FeatureScorer, Memory, PaperScorer
+from grampus_uq.stats.eprocess_scorers import FeatureScorer, Memory, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import Threshold, exceeds, exceeds_many, tie_uniform
 from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where, run_maximum
@@ -98,61 +98,6 @@ class Detector:
     def threshold(self) -> Threshold:
         """The deployed threshold."""
         return self.thresholds[self.deployed]
-
-
-def log_ratio(p_success: npt.ArrayLike, prior_success: float, limit: float = LOGIT_LIMIT) -> FloatArray:
-    """Turn a probability of success into the log likelihood ratio of failure against success (eq. 3).
-
-    Formula: `log M = log((1 - p)/p) + log(pi1/(1 - pi1))`, logit p clipped to +-limit.
-
-    Args:
-        p_success: probability of success given the scores so far, in [0, 1]; NaN stays NaN.
-        prior_success: share pi1 of successes among the runs that p was fitted on, in (0, 1).
-        limit: clip on the log odds, > 0; the default holds p within [1e-6, 1 - 1e-6].
-
-    Returns:
-        log M, natural log, of the shape of p; higher is more evidence of failure, 0 is none either way.
-
-    Raises:
-        ConfigurationError: p outside [0, 1] or prior outside (0, 1).
-
-    >>> log_ratio([0.5, 0.8], 0.8).round(6).tolist()
-    [1.386294, 0.0]
-    """
-    p = np.asarray(p_success, dtype=np.float64)
-    if not 0.0 < prior_success < 1.0:
-        way_out = "with no success, or no failure, there is no ratio to learn"
-        raise ConfigurationError.of("prior_success", "log_ratio", "in (0, 1)", prior_success, way_out)
-    if not ((p >= 0.0) & (p <= 1.0) | np.isnan(p)).all():
-        raise ConfigurationError.of("p_success", "log_ratio", "in [0, 1] or NaN", p_success)
-    if not limit > 0.0:
-        raise ConfigurationError.of("limit", "log_ratio", "positive", limit)
-    with np.errstate(divide="ignore"):
-        log_odds = np.log(p) - np.log1p(-p)
-    prior = math.log(prior_success) - math.log1p(-prior_success)
-    return np.asarray(prior - np.clip(log_odds, -limit, limit), dtype=np.float64)
-
-
-def known_log_ratio(log_p0: npt.ArrayLike, log_p1: npt.ArrayLike, lengths: npt.ArrayLike) -> FloatArray:
-    """Accumulate log M_t from known conditional densities of each score given those before it (eq. 2).
-
-    The setting of `ville_threshold`: with the true densities this is a test martingale for success (Proposition 1).
-
-    Args:
-        log_p0, log_p1: shape (rows,), log density of each score under failure and success; runs one after the other.
-        lengths: shape (runs,), their numbers of steps.
-
-    Returns:
-        Shape (rows,), the log ratio after each step of each run.
-
-    >>> known_log_ratio([0.0, 1.0, 0.0], [0.5, 0.0, 0.25], [2, 1]).tolist()
-    [-0.5, 0.5, -0.25]
-    """
-    steps = np.asarray(log_p0, dtype=np.float64) - np.asarray(log_p1, dtype=np.float64)
-    size = np.asarray(lengths)
-    if steps.ndim != 1 or np.isnan(steps).any() or size.sum() != len(steps) or (size < 1).any():
-        raise ConfigurationError.of("lengths", "known_log_ratio", "positive, with a row for each step", lengths)
-    return np.concatenate([np.cumsum(run) for run in np.split(steps, np.cumsum(size)[:-1])]) if len(steps) else steps
 
 
 def start(detector: Detector, session_id: str) -> DetectorState:

@@ -1,98 +1,64 @@
-"""Logistic models fitted by maximising a proper score: logistic regression for the log score, the same for any other.
-
-`maximise sum_i w_i s(sigma(x_i . beta), y_i) - sum_j l2_j k (beta_j - centre_j)^2 / 2`, where k, the score's density
-on the logit scale at the base rate (1 for log), lets one l2 shrink alike under every score. A few steps of Fisher
-scoring; the log case is concave and equals scikit-learn's `LogisticRegression`, the others start from it.
-"""
+"""Weighted, penalised logistic regression with fractional outcomes: `fit_logistic`, and the logistic function."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.stats.scoring import LOG, LogScore, ProperScore, expected_score
+from grampus_uq.stats.aggregation import FloatArray
 
-__all__ = ["LogisticProblem", "logistic", "maximise"]
-
-FloatArray = npt.NDArray[np.float64]
+__all__ = ["fit_logistic", "logistic"]
 
 _MOST_STEPS = 200
 _MOST_HALVINGS = 40
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LogisticProblem:
-    """What is maximised. Validated by the caller.
+def fit_logistic(
+    design: FloatArray, outcomes: FloatArray, weights: FloatArray, *, l2: FloatArray, start: FloatArray
+) -> FloatArray:
+    """Maximise `sum_i w_i [y_i ln p_i + (1 - y_i) ln(1 - p_i)] - sum_j l2_j beta_j^2 / 2`, `p = sigma(design beta)`.
 
-    design: shape (n, k). outcomes: shape (n,), in [0, 1]. weights: shape (n,), not negative, not all 0. l2, centre:
-    shape (k,), penalty of each coefficient and where it pulls to; a penalty of 0 leaves separable data without a
-    finite optimum.
+    Newton's method with halved steps; equal to scikit-learn's `LogisticRegression`, which takes no fractional
+    outcomes and no penalty for each coefficient.
+
+    Args:
+        design: shape (n, k). Arguments are validated by the caller.
+        outcomes: shape (n,), in [0, 1].
+        weights: shape (n,), not negative, not all 0.
+        l2: shape (k,), penalty of each coefficient; with 0, separable data have no finite optimum.
+        start: shape (k,), where to begin.
+
+    Returns:
+        Coefficients, shape (k,), accurate to about 1e-10; on separable data without a penalty those reached after 200
+        steps, finite.
     """
 
-    design: FloatArray
-    outcomes: FloatArray
-    weights: FloatArray
-    l2: FloatArray
-    centre: FloatArray
-    score: ProperScore = LOG
+    def value(beta: FloatArray) -> float:
+        # From the log-odds, unclipped: a clipped score is flat where the gradient still points on.
+        z = design @ beta
+        gains = -(outcomes * np.logaddexp(0.0, -z) + (1.0 - outcomes) * np.logaddexp(0.0, z))
+        return float(weights @ gains - 0.5 * l2 @ np.square(beta))
 
-    @property
-    def penalty(self) -> FloatArray:
-        """l2, scaled to the score."""
-        rate = np.array([self.weights @ self.outcomes / self.weights.sum()])
-        return np.asarray(self.l2 * self.score.logit_density(np.clip(rate, 0.0, 1.0)), dtype=np.float64)
-
-    def value(self, beta: FloatArray) -> float:
-        """Return the penalised score."""
-        z = self.design @ beta
-        y = self.outcomes
-        # The log score is taken from the log-odds, unclipped: a clipped one is flat where the gradient still points
-        # on.
-        gains = (
-            -(y * np.logaddexp(0.0, -z) + (1.0 - y) * np.logaddexp(0.0, z))
-            if isinstance(self.score, LogScore)
-            else expected_score(self.score, logistic(z), y)
-        )
-        return float(self.weights @ gains - 0.5 * self.penalty @ np.square(beta - self.centre))
-
-    def scoring_step(self, beta: FloatArray) -> FloatArray:
-        """Return the Fisher scoring step: expected information (never negative) against the gradient."""
-        p = logistic(self.design @ beta)
-        density = self.weights * self.score.logit_density(p)
-        gradient = self.design.T @ (density * (self.outcomes - p)) - self.penalty * (beta - self.centre)
-        information = (self.design.T * (density * p * (1.0 - p))) @ self.design + np.diag(self.penalty)
+    def newton_step(beta: FloatArray) -> FloatArray:
+        p = logistic(design @ beta)
+        gradient = design.T @ (weights * (outcomes - p)) - l2 * beta
+        information = (design.T * (weights * p * (1.0 - p))) @ design + np.diag(l2)
         # Least squares: a constant column, or saturated forecasts, leave the information singular.
         step: FloatArray = np.linalg.lstsq(information, gradient, rcond=None)[0].astype(np.float64)
         return step
 
-
-def maximise(problem: LogisticProblem, start: FloatArray) -> FloatArray:
-    """Climb to the maximum; concave and unique for log, for other scores the hill on which the log solution stands.
-
-    Args:
-        problem: what is maximised.
-        start: shape (k,), where to begin.
-
-    Returns:
-        Coefficients, shape (k,), accurate to about 1e-10; after 200 steps (separable data without a penalty) those
-        reached so far, finite.
-    """
-    if not isinstance(problem.score, LogScore):
-        start = maximise(replace(problem, score=LOG), start)
-    beta, value = start, problem.value(start)
+    beta, best = start, value(start)
     for _ in range(_MOST_STEPS):
-        step = problem.scoring_step(beta)
+        step = newton_step(beta)
         for _ in range(_MOST_HALVINGS):
-            reached = problem.value(beta + step)
+            reached = value(beta + step)
             # Near the top the gain drowns in rounding while the step still corrects digits: hence the slack.
-            if reached >= value - 1e-13 * abs(value):
+            if reached >= best - 1e-13 * abs(best):
                 break
             step = step / 2.0
         else:
             return beta
-        beta, value = beta + step, reached
+        beta, best = beta + step, reached
         if (np.abs(step) <= 1e-12 * (1.0 + np.abs(beta))).all():
             return beta
     return beta

@@ -1,11 +1,8 @@
 """Strictly proper scores of one probability against one binary outcome: log, Brier, and the beta family.
 
-All scores here are *rewards*: higher is better, 0 is the best of each of them (log: up to its clipping). A score is a
-frozen value with two branches, `success(p) = s(p, 1)` and `failure(p) = s(p, 0)`, so that an expected score under any
-success probability q is `q s(p, 1) + (1 - q) s(p, 0)` (`expected_score`): that line is all that censoring needs.
-
-Every strictly proper score has a positive density omega of cost thresholds (Schervish): `ds(p,1)/dp = (1-p) omega(p)`
-and `ds(p,0)/dp = -p omega(p)`. `logit_density(p) = omega(p) p (1-p)` is that density on the logit scale; fits use it.
+All scores are rewards: higher is better, 0 is the best (log: up to its clipping). A score is a frozen value with two
+branches, `success(p) = s(p, 1)` and `failure(p) = s(p, 0)`; the expected score under a success probability q is
+`q s(p, 1) + (1 - q) s(p, 0)` (`expected_score`), which is all that censoring needs.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.special import incomplete_beta
+from grampus_uq.stats.aggregation import FloatArray
 
 __all__ = [
     "BRIER",
@@ -32,14 +29,12 @@ __all__ = [
     "log_odds",
 ]
 
-FloatArray = npt.NDArray[np.float64]
-
 EPSILON = 1e-6
 """Where probabilities are clipped before a logarithm: a model that says 1 is sometimes wrong, and -inf ends a mean."""
 
 
 class ProperScore(Protocol):
-    """A strictly proper binary score, reward-oriented. Forecasts p are arrays in [0, 1]; NaN stays NaN."""
+    """A strictly proper binary score, a reward. Forecasts p are arrays in [0, 1]; NaN stays NaN."""
 
     @property
     def name(self) -> str:
@@ -54,17 +49,13 @@ class ProperScore(Protocol):
         """Return s(p, 0): not increasing in p, at most 0."""
         ...
 
-    def logit_density(self, p: FloatArray) -> FloatArray:
-        """Return omega(p) p (1 - p), positive inside (0, 1)."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScore:
     """The logarithmic score: `s(p, 1) = ln p`, `s(p, 0) = ln(1 - p)`, in nats, p clipped to [epsilon, 1 - epsilon].
 
-    Unbounded but for the clipping: one certain and wrong forecast costs -ln(epsilon), 13.8 nats. It is the end point
-    a, b -> 0 of the beta family. epsilon is part of the score: results under different ones do not compare.
+    One certain and wrong forecast costs -ln(epsilon), 13.8 nats. epsilon is part of the score: results under
+    different ones do not compare.
 
     Source: Trajectory Proper Score paper, App. J.1 and J.2.
     """
@@ -77,20 +68,13 @@ class LogScore:
 
     @property
     def name(self) -> str:
-        """Return "log"."""
         return "log"
 
     def success(self, p: FloatArray) -> FloatArray:
-        """Return ln p, clipped."""
         return np.log(_clipped(p, self.epsilon))
 
     def failure(self, p: FloatArray) -> FloatArray:
-        """Return ln(1 - p), clipped."""
         return np.log1p(-_clipped(p, self.epsilon))
-
-    def logit_density(self, p: FloatArray) -> FloatArray:
-        """Return 1: the log score weighs all thresholds alike on the logit scale."""
-        return np.ones_like(p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,58 +83,44 @@ class BrierScore:
 
     @property
     def name(self) -> str:
-        """Return "brier"."""
         return "brier"
 
     def success(self, p: FloatArray) -> FloatArray:
-        """Return -(1 - p)^2."""
         return -np.square(1.0 - p)
 
     def failure(self, p: FloatArray) -> FloatArray:
-        """Return -p^2."""
         return -np.square(p)
-
-    def logit_density(self, p: FloatArray) -> FloatArray:
-        """Return 2 p (1 - p)."""
-        return 2.0 * p * (1.0 - p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetaScore:
-    """The beta family: thresholds c weigh `c^(a-1) (1-c)^(b-1)`, which shapes what kind of mistake costs most.
+    """The beta family: cost thresholds c weigh `c^(a-1) (1-c)^(b-1)`, which shapes what kind of mistake costs most.
 
-    `s(p, 1) = -int_p^1 c^(a-1) (1-c)^b dc` and `s(p, 0) = -int_0^p c^a (1-c)^(b-1) dc`. Strictly proper for all a, b
-    > 0, bounded: `s(0, 1) = -B(a, b+1)`, `s(1, 0) = -B(a+1, b)`. a < b punishes confident failures more (deferral
-    comes too late), a > b doubted successes (needless interruptions). Sizes differ between members: compare only
-    within one.
+    `s(p, 1) = -int_p^1 c^(a-1) (1-c)^b dc` and `s(p, 0) = -int_0^p c^a (1-c)^(b-1) dc`, for whole numbers a, b from 1
+    to 30, where both are polynomials. Bounded: `s(0, 1) = -B(a, b+1)`, `s(1, 0) = -B(a+1, b)`. a < b punishes
+    confident failures more (deferral comes too late), a > b doubted successes (needless interruptions). Sizes differ
+    between members: compare only within one.
 
     Source: Trajectory Proper Score paper, App. J; Schervish (1989); Buja, Stuetzle and Shen (2005).
     """
 
-    a: float
-    b: float
+    a: int
+    b: int
 
     def __post_init__(self) -> None:
         for parameter, value in (("a", self.a), ("b", self.b)):
-            if not 0.0 < value < math.inf:
-                raise ConfigurationError.of(parameter, "BetaScore", "positive and finite", value)
+            if value not in range(1, 31):
+                raise ConfigurationError.of(parameter, "BetaScore", "a whole number from 1 to 30", value)
 
     @property
     def name(self) -> str:
-        """Return "beta(a,b)"."""
         return f"beta({self.a:g},{self.b:g})"
 
     def success(self, p: FloatArray) -> FloatArray:
-        """Return -B(1 - p; b + 1, a): the integral from p to 1, mirrored."""
-        return -incomplete_beta(self.b + 1.0, self.a, 1.0 - p)
+        return -_incomplete_beta(self.b + 1, self.a, 1.0 - p)
 
     def failure(self, p: FloatArray) -> FloatArray:
-        """Return -B(p; a + 1, b)."""
-        return -incomplete_beta(self.a + 1.0, self.b, p)
-
-    def logit_density(self, p: FloatArray) -> FloatArray:
-        """Return p^a (1 - p)^b."""
-        return np.asarray(p**self.a * (1.0 - p) ** self.b, dtype=np.float64)
+        return -_incomplete_beta(self.a + 1, self.b, p)
 
 
 LOG = LogScore()
@@ -160,8 +130,8 @@ BRIER = BrierScore()
 def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> FloatArray:
     """Score forecasts whose outcome is a success with probability q: `q s(p, 1) + (1 - q) s(p, 0)`.
 
-    Strict propriety is the statement that for every q this is largest at p = q and nowhere else (log: for q inside the
-    clipping). With q in {0, 1} it is the score of an observed outcome.
+    Strictly proper: for every q it is largest at p = q and nowhere else (log: for q inside the clipping). With q in
+    {0, 1} it is the score of an observed outcome.
 
     Args:
         score: a strictly proper score.
@@ -179,9 +149,10 @@ def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> Fl
     """
     forecasts, chances = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
     for parameter, values in (("p", forecasts), ("q", chances)):
-        if (values < 0.0).any() or (values > 1.0).any():
-            hint = "percentages? divide by 100"
-            raise ConfigurationError.of(parameter, "expected_score", "in [0, 1]", _first_outside(values), hint)
+        outside = (values < 0.0) | (values > 1.0)
+        if outside.any():
+            first = float(values[outside].flat[0])
+            raise ConfigurationError.of(parameter, "expected_score", "in [0, 1]", first, "percentages? divide by 100")
     return chances * score.success(forecasts) + (1.0 - chances) * score.failure(forecasts)
 
 
@@ -199,5 +170,12 @@ def _clipped(p: FloatArray, epsilon: float) -> FloatArray:
     return np.clip(p, epsilon, 1.0 - epsilon)
 
 
-def _first_outside(values: FloatArray) -> float:
-    return float(values[(values < 0.0) | (values > 1.0)].flat[0])
+def _incomplete_beta(a: int, b: int, x: FloatArray) -> FloatArray:
+    """Return `B(x; a, b) = int_0^x c^(a-1) (1-c)^(b-1) dc` for whole a, b: DLMF 8.17.20 in powers of 1 - x.
+
+    All terms are positive, so that no digits cancel in the small tail.
+    """
+    whole = math.exp(math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b))  # B(a, b)
+    coefficients = [math.comb(a + j - 1, j) for j in range(b)]
+    total = np.polynomial.polynomial.polyval(1.0 - x, coefficients)
+    return np.asarray(whole * np.minimum(x**a * total, 1.0), dtype=np.float64)

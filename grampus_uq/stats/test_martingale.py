@@ -142,13 +142,6 @@ def watch_update(state: WatchState, peak: float, draw: float) -> tuple[WatchStat
     return fresh, p
 
 
-def watch_alarms(state: WatchState, level: float) -> bool:
-    """Say whether the watch has ever been rich enough at this level, in (0, 1); it latches."""
-    if not 0.0 < level < 1.0:
-        raise ConfigurationError.of("level", "watch_alarms", "in (0, 1)", level)
-    return state.log_peak >= -math.log(level)
-
-
 def capped(log_peak: float, log_threshold: float) -> float:
     """Statistic that an alarm does not change: what a run would have done after its alarm is not known.
 

@@ -19,21 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.scoring import EPSILON, LOG, ProperScore, expected_score, log_odds
+from grampus_uq.stats.scoring import LOG, ProperScore, expected_score
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM, WeightSchedule
 
 __all__ = [
-    "ArtificialCensoring",
     "ForecastTraces",
-    "artificial_censoring",
-    "exact_minus_simple_log",
     "last_forecast",
     "mean_forecast",
     "min_forecast",
     "step_weights",
     "tps",
     "tps_exact",
-    "tps_simple",
     "weighted_forecast",
 ]
 
@@ -114,13 +110,6 @@ class ForecastTraces:
         """Return the trajectories whose entry in a mask of shape (n,) is True."""
         return ForecastTraces(forecasts=self.forecasts[np.repeat(chosen, self.lengths)], lengths=self.lengths[chosen])
 
-    def truncated(self, stops: npt.ArrayLike) -> ForecastTraces:
-        """Return the first `stops` steps of each trajectory; shape (n,), each from 1 to its length."""
-        kept = _whole_numbers("stops", stops, len(self))
-        if (kept < 1).any() or (kept > self.lengths).any():
-            raise ConfigurationError.of("stops", "ForecastTraces.truncated", "from 1 to the length", stops)
-        return ForecastTraces(forecasts=self.forecasts[self.steps <= np.repeat(kept, self.lengths)], lengths=kept)
-
 
 def step_weights(
     traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT, full_lengths: npt.ArrayLike | None = None
@@ -177,7 +166,7 @@ def tps(
     """
     observed = _outcomes("tps", outcomes, len(traces))
     if np.isnan(observed).any():
-        hint = "leave unobserved outcomes out, or score them with tps_exact or tps_simple"
+        hint = "leave unobserved outcomes out, or score them with tps_exact"
         raise ConfigurationError.of("outcomes", "tps", "observed (0 or 1)", float("nan"), hint)
     return _weighted_expected(traces, observed, score, schedule, None)
 
@@ -222,110 +211,6 @@ def tps_exact(
         rule = "in [0, 1] wherever the outcome is unobserved"
         raise ConfigurationError.of("continuation_success", "tps_exact", rule, continuation_success)
     return _weighted_expected(traces, chance, score, schedule, full_lengths)
-
-
-def tps_simple(
-    traces: ForecastTraces,
-    outcomes: npt.ArrayLike,
-    *,
-    score: ProperScore = LOG,
-    schedule: WeightSchedule = LINEAR_FRONT,
-    full_lengths: npt.ArrayLike | None = None,
-) -> FloatArray:
-    """Score a censored trajectory as if it had failed: `sum_{t<=C} w_t s(p_t, 0)` (eq. 5), `tps_exact` with q = 0.
-
-    Not proper for the probability of success: it elicits the pseudo-label `P(observed success | history)`
-    (proposition C.3), unless no censored run would have succeeded. Nor is it a lower bound of the complete score:
-    swapping the branch gains where p_t < 1/2. A report that prints it has to say both.
-
-    Args, returns, raises: as `tps_exact`, without q.
-    """
-    observed = _outcomes("tps_simple", outcomes, len(traces))
-    return _weighted_expected(traces, np.nan_to_num(observed, nan=0.0), score, schedule, full_lengths)
-
-
-def exact_minus_simple_log(
-    traces: ForecastTraces,
-    continuation_success: npt.ArrayLike,
-    *,
-    epsilon: float = EPSILON,
-    schedule: WeightSchedule = LINEAR_FRONT,
-    full_lengths: npt.ArrayLike | None = None,
-) -> FloatArray:
-    """Return `q sum_{t<=C} w_t logit(p_t)`, exact minus simple log score of censored prefixes in closed form (eq. 17).
-
-    Args:
-        traces: n censored prefixes.
-        continuation_success: shape (n,), q in [0, 1].
-        epsilon: the clipping of the `LogScore` it is compared with.
-        schedule, full_lengths: as `step_weights`.
-
-    Returns:
-        Shape (n,); negative where the forecasts lean to failure; NaN where a forecast is missing.
-    """
-    weighted = step_weights(traces, schedule, full_lengths) * log_odds(traces.forecasts, epsilon)
-    return np.asarray(continuation_success, dtype=np.float64) * traces.sums(weighted)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArtificialCensoring:
-    """How hiding outcomes changes the simple score, trajectory by trajectory, split into its two causes.
-
-    prefix_swap: shape (n,), `sum_{t<=C} w_t [s(p_t, 0) - s(p_t, Y)]`; 0 for failures; for the log score of a success
-    its steps have the sign of 1/2 - p_t. tail_omission: shape (n,), `-sum_{t>C} w_t s(p_t, Y)`, never negative.
-    """
-
-    prefix_swap: FloatArray
-    tail_omission: FloatArray
-
-    @property
-    def shift(self) -> FloatArray:
-        """Simple score of the censored trajectory minus its complete score."""
-        return self.prefix_swap + self.tail_omission
-
-
-def artificial_censoring(
-    traces: ForecastTraces,
-    outcomes: npt.ArrayLike,
-    stops: npt.ArrayLike,
-    *,
-    score: ProperScore = LOG,
-    schedule: WeightSchedule = LINEAR_FRONT,
-) -> ArtificialCensoring:
-    """Decompose what `tps_simple` would change if complete trajectories had been stopped earlier.
-
-    Weights are those of the full length, truncated at the stop.
-
-    Args:
-        traces: n complete trajectories.
-        outcomes: shape (n,), 0 or 1.
-        stops: shape (n,), the step C after which each is hidden, from 1 to its length; at its length it stays
-            complete.
-        score, schedule: as `tps`.
-
-    Returns:
-        `ArtificialCensoring`; its shift equals the difference of the two scores exactly.
-
-    Raises:
-        ConfigurationError: an unobserved outcome or a stop outside 1..length.
-
-    Source: section 6.2 and App. I.1.
-    """
-    y = _outcomes("artificial_censoring", outcomes, len(traces))
-    if np.isnan(y).any():
-        raise ConfigurationError.of("outcomes", "artificial_censoring", "observed (0 or 1)", float("nan"))
-    stop = _whole_numbers("stops", stops, len(traces))
-    if (stop < 1).any() or (stop > traces.lengths).any():
-        raise ConfigurationError.of("stops", "artificial_censoring", "from 1 to the length", stops)
-    weights = step_weights(traces, schedule)
-    truth = expected_score(score, traces.forecasts, traces.spread(y))
-    failure = score.failure(traces.forecasts)
-    before = traces.steps <= np.repeat(stop, traces.lengths)
-    hidden = traces.spread(stop < traces.lengths)
-    return ArtificialCensoring(
-        prefix_swap=traces.sums(weights * before * hidden * (failure - truth)),
-        tail_omission=traces.sums(np.where(before, 0.0, -weights * truth)),
-    )
 
 
 def weighted_forecast(traces: ForecastTraces, schedule: WeightSchedule = LINEAR_FRONT) -> FloatArray:

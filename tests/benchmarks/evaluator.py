@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.isotonic import IsotonicRegression
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -34,10 +35,7 @@ from grampus_uq.learn.fit.detector import fit_budget, fit_detector, fit_paper, t
 from grampus_uq.learn.fit.detector_bank import untrained
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.stats.alarm_figures import alarm_figures
-from grampus_uq.stats.calibration import fit_isotonic
-from grampus_uq.stats.calibration_maps import CalibrationMap
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
-from grampus_uq.stats.eprocess_baselines import below_alarm_steps
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
     bonferroni_threshold,
@@ -45,7 +43,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     tie_uniform,
     ville_threshold,
 )
-from grampus_uq.stats.step_blocks import StepBlocks
+from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
 from tests.benchmarks._report import emit
 
 FloatArray = npt.NDArray[np.float64]
@@ -113,17 +111,18 @@ def _never(split: Split) -> Alarms:
 
 
 def _raw(_: None, split: Split) -> Alarms:
-    return lambda alpha: below_alarm_steps(split.blocks, split.blocks.values[:, 0], alpha)
+    return lambda alpha: first_step_where(split.blocks, split.blocks.values[:, 0] < alpha)
 
 
-def _fit_isotonic(split: Split) -> CalibrationMap:
+def _fit_isotonic(split: Split) -> IsotonicRegression:
     known = split.calibration
-    return fit_isotonic(known.values[:, 0], np.repeat(np.asarray(known.success, dtype=np.float64), known.lengths))
+    outcomes = np.repeat(np.asarray(known.success, dtype=np.float64), known.lengths)
+    return IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(known.values[:, 0], outcomes)
 
 
-def _isotonic(fitted: CalibrationMap, split: Split) -> Alarms:
-    mapped = fitted(split.blocks.values[:, 0])
-    return lambda alpha: below_alarm_steps(split.blocks, mapped, alpha)
+def _isotonic(fitted: IsotonicRegression, split: Split) -> Alarms:
+    mapped = fitted.predict(split.blocks.values[:, 0])
+    return lambda alpha: first_step_where(split.blocks, mapped < alpha)
 
 
 def _fit_paper(split: Split, *, fit_share: float) -> Detector:

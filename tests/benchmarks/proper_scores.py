@@ -22,6 +22,7 @@ import gzip
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,16 +40,15 @@ from grampus_uq.stats.reliability import trajectory_brier, trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG, BetaScore
 from grampus_uq.stats.trajectory_scores import (
     ForecastTraces,
-    artificial_censoring,
     last_forecast,
     mean_forecast,
     min_forecast,
     tps,
-    tps_simple,
     weighted_forecast,
 )
 from grampus_uq.stats.weight_schedules import SCHEDULES
 from tests.benchmarks._report import emit
+from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 
 Row = dict[str, Any]
 SCORES = {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
@@ -110,7 +110,14 @@ def dataset_rows(path: Path, draws: int, rng: np.random.Generator) -> Iterator[R
     base = traces.with_forecasts(np.full_like(traces.forecasts, outcomes.mean()))
     common = {"dataset": dataset, "trajectories": len(traces), "skipped": skipped}
     for half, fitted in zip("AB", calibrated.maps, strict=True):
-        yield {"panel": "calibration", **common, "fitted_on": half, "flat": fitted.flat, **fitted.to_json()}
+        yield {
+            "panel": "calibration",
+            **common,
+            "fitted_on": half,
+            "flat": fitted.flat,
+            "kind": "platt",
+            **asdict(fitted),
+        }
     for row in transparency(traces, calibrated.traces, base, outcomes, draws, rng):
         yield {"panel": "transparency", **common, **row}
     for row in fixed_rank(traces, calibrated.traces, outcomes):
@@ -224,7 +231,7 @@ def censoring(traces: ForecastTraces, outcomes: np.ndarray, rng: np.random.Gener
             for rate, stops in plans.items():
                 observed = np.where(stops < traces.lengths, np.nan, outcomes)
                 direct = tps_simple(
-                    traces.truncated(stops), observed, score=score, schedule=schedule, full_lengths=traces.lengths
+                    truncated(traces, stops), observed, score=score, schedule=schedule, full_lengths=traces.lengths
                 )
                 closed = artificial_censoring(traces, outcomes, stops, score=score, schedule=schedule).shift
                 errors.append(float(np.abs(direct - complete - closed).max()))

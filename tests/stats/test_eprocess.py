@@ -16,9 +16,7 @@ from grampus_uq.stats.eprocess import (
     Detector,
     alarm_steps,
     alarms,
-    known_log_ratio,
     log_peaks,
-    log_ratio,
     rearm,
     score_rows,
     start,
@@ -230,26 +228,6 @@ def test_a_run_without_any_score_never_alarms() -> None:
     assert not exceeds(everyone, -math.inf, 1.0)
 
 
-@given(st.floats(0.001, 0.999), st.floats(0.001, 0.999))
-def test_the_log_ratio_is_bayes_rule(p: float, prior: float) -> None:
-    odds_of_failure, prior_odds = (1 - p) / p, prior / (1 - prior)
-    assert log_ratio(p, prior) == pytest.approx(math.log(odds_of_failure * prior_odds), abs=1e-9)
-
-
-def test_the_log_ratio_clips_certainty_and_keeps_what_is_missing() -> None:
-    limit = math.log(999_999)
-    np.testing.assert_allclose(log_ratio([0.0, 1.0, math.nan], 0.5), [limit, -limit, math.nan])
-
-
-def test_a_known_ratio_is_the_sum_of_log_ratios_of_each_run_alone() -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=(2, 10))
-    found = known_log_ratio(a, b, [4, 1, 5])
-    np.testing.assert_allclose(found[3], (a - b)[:4].sum())
-    np.testing.assert_allclose(found[4], (a - b)[4])
-    np.testing.assert_allclose(found[9], (a - b)[5:].sum())
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -261,10 +239,6 @@ def test_a_known_ratio_is_the_sum_of_log_ratios_of_each_run_alone() -> None:
         (lambda d: score_rows(d, step_blocks(np.zeros((1, 2)), [1])), "streams"),
         (lambda d: score_rows(_unbounded(), step_blocks([1e200], [1])), "within"),
         (lambda d: update(_unbounded(), start(d, "r"), -1e200), "within"),
-        (lambda d: log_ratio(1.5, 0.5), "p_success"),
-        (lambda d: log_ratio(0.5, 1.0), "prior_success.*no failure"),
-        (lambda d: log_ratio(0.5, 0.5, 0.0), "limit"),
-        (lambda d: known_log_ratio([0.0], [0.0], [2]), "lengths"),
         (lambda d: ville_threshold(5), "alpha.*0.05"),
     ],
 )

@@ -22,7 +22,7 @@ from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, expected_score
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
 from grampus_uq.stats.weight_schedules import SCHEDULES
 
-SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=3.5, b=1.2)]
+SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
 every_score = pytest.mark.parametrize("score", SCORES, ids=[score.name for score in SCORES])
 forecast = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 0.8, 0.9, 1.0]), st.floats(0, 1))
 samples = st.lists(st.tuples(forecast, st.booleans()), min_size=1, max_size=80)

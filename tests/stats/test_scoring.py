@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import integrate
+from scipy import integrate, special
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore, LogScore, expected_score, log_odds
-from grampus_uq.stats.special import beta_function
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, SCHEDULES
 
-SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=1, b=1), BetaScore(a=4, b=2), BetaScore(a=0.5, b=1.7)]
+SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=1, b=1), BetaScore(a=4, b=2), BetaScore(a=1, b=7)]
 ids = [score.name for score in SCORES]
 every_score = pytest.mark.parametrize("score", SCORES, ids=ids)
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
@@ -87,7 +86,7 @@ def test_every_lie_costs_and_more_than_rounding(score, truth, report):
         assert regret > 0
 
 
-@pytest.mark.parametrize(("a", "b"), [(2, 4), (1, 1), (0.7, 2.3), (5, 1)])
+@pytest.mark.parametrize(("a", "b"), [(2, 4), (1, 1), (1, 3), (5, 1), (30, 12)])
 @pytest.mark.parametrize("p", [0.0, 0.03, 0.5, 0.91, 1.0])
 def test_the_beta_branches_are_the_threshold_integrals(a, b, p):
     """App. J: s(p, 1) = -int_p^1 c^(a-1) (1-c)^b dc, s(p, 0) = -int_0^p c^a (1-c)^(b-1) dc; quadrature by scipy."""
@@ -99,13 +98,13 @@ def test_the_beta_branches_are_the_threshold_integrals(a, b, p):
 
 
 @settings(max_examples=50)
-@given(st.floats(0.2, 9), st.floats(0.2, 9))
+@given(st.integers(1, 30), st.integers(1, 30))
 def test_the_floors_of_the_beta_family_are_beta_functions(a, b):
     """App. J.2: s(0, 1) = -B(a, b + 1), s(1, 0) = -B(a + 1, b); right answers at the ends cost nothing."""
     score = BetaScore(a=a, b=b)
     ends = np.array([0.0, 1.0])
-    assert score.success(ends) == pytest.approx([-beta_function(a, b + 1), 0.0], rel=1e-12, abs=1e-300)
-    assert score.failure(ends) == pytest.approx([0.0, -beta_function(a + 1, b)], rel=1e-12, abs=1e-300)
+    assert score.success(ends) == pytest.approx([-special.beta(a, b + 1), 0.0], rel=1e-12, abs=1e-300)
+    assert score.failure(ends) == pytest.approx([0.0, -special.beta(a + 1, b)], rel=1e-12, abs=1e-300)
 
 
 @settings(max_examples=50)
@@ -116,24 +115,25 @@ def test_beta_one_one_is_half_of_brier(p):
     assert float(half.failure(point)) == pytest.approx(float(BRIER.failure(point)) / 2, abs=1e-15)
 
 
-def test_the_beta_family_ends_in_the_log_score():
-    """App. J.1: a = b -> 0; expected regrets approach those of the log score."""
-    near = BetaScore(a=1e-7, b=1e-7)
-    for truth, report in [(0.2, 0.5), (0.9, 0.7)]:
-        regrets = [float(expected_score(s, truth, truth) - expected_score(s, report, truth)) for s in (near, LOG)]
-        assert regrets[0] == pytest.approx(regrets[1], rel=1e-4)
-
-
-@every_score
-def test_the_logit_density_is_the_slope_of_both_branches(score):
+@pytest.mark.parametrize(
+    ("score", "density"),
+    [
+        (LOG, np.ones_like),
+        (BRIER, lambda p: 2 * p * (1 - p)),
+        (BetaScore(a=2, b=4), lambda p: p**2 * (1 - p) ** 4),
+        (BetaScore(a=5, b=1), lambda p: p**5 * (1 - p)),
+    ],
+    ids=["log", "brier", "beta(2,4)", "beta(5,1)"],
+)
+def test_both_branches_follow_one_density_of_cost_thresholds(score, density):
     """Schervish: ds(p,1)/dz = (1-p) k(p), ds(p,0)/dz = -p k(p) with z = logit p."""
     p, h = np.linspace(0.05, 0.95, 19), 1e-5
     z = log_odds(p)
     up, down = 1 / (1 + np.exp(-z - h)), 1 / (1 + np.exp(-z + h))
     slope = (score.success(up) - score.success(down)) / (2 * h)
-    assert slope == pytest.approx((1 - p) * score.logit_density(p), rel=1e-6)
+    assert slope == pytest.approx((1 - p) * density(p), rel=1e-6)
     slope = (score.failure(up) - score.failure(down)) / (2 * h)
-    assert slope == pytest.approx(-p * score.logit_density(p), rel=1e-6)
+    assert slope == pytest.approx(-p * density(p), rel=1e-6)
 
 
 def test_beta24_punishes_the_confident_failure_more_than_the_doubted_success():
@@ -188,6 +188,7 @@ def test_the_schedules_are_those_of_the_paper():
         (lambda: BetaScore(a=1, b=-2), "'b'"),
         (lambda: BetaScore(a=math.inf, b=1), "'a'"),
         (lambda: BetaScore(a=1, b=math.nan), "'b'"),
+        (lambda: BetaScore(a=1.5, b=1), "'a'"),
         (lambda: LogScore(epsilon=0), "epsilon"),
         (lambda: LogScore(epsilon=0.5), "epsilon"),
         (lambda: expected_score(LOG, 85, 1), "divide by 100"),
@@ -197,3 +198,14 @@ def test_the_schedules_are_those_of_the_paper():
 def test_wrong_arguments_are_refused_by_name(call, says):
     with pytest.raises(ConfigurationError, match=says):
         call()
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 30), st.integers(1, 30), st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1))
+def test_the_beta_scores_equal_scipys_incomplete_beta_function_in_the_small_tails_too(a, b, points):
+    p = np.array(points)
+    score = BetaScore(a=a, b=b)
+    failure = special.betainc(a + 1, b, p) * special.beta(a + 1, b)
+    np.testing.assert_allclose(-score.failure(p), failure, rtol=1e-11, atol=1e-270)
+    success = special.betainc(b + 1, a, 1 - p) * special.beta(b + 1, a)
+    np.testing.assert_allclose(-score.success(p), success, rtol=1e-11, atol=1e-270)

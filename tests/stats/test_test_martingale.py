@@ -18,7 +18,6 @@ from grampus_uq.stats.test_martingale import (
     JUMP_RATES,
     bet,
     capped,
-    watch_alarms,
     watch_from_json,
     watch_start,
     watch_to_json,
@@ -90,7 +89,7 @@ def test_the_vectorised_histories_are_the_librarys_own_updates() -> None:
     for run in range(1, 121):
         peak, draw = rng.normal(2.0 if run > 20 else 0.0, 1.0, 1)[0], rng.random(1)[0]
         state, _ = watch_update(state, peak, draw)
-        if not alarm and watch_alarms(state, LEVEL):
+        if not alarm and state.log_peak >= -math.log(LEVEL):
             alarm = run
     first = first_alarms(
         np.random.default_rng(9), histories=1, runs=120, calibration=50, level=LEVEL, change_at=20, size=2.0
@@ -132,10 +131,10 @@ def test_an_alarm_of_the_watch_latches() -> None:
     state = watch_start(rng.normal(size=200).tolist(), rng)
     for peak in rng.normal(3.0, 1.0, 40).tolist():
         state, _ = watch_update(state, peak, rng.random())
-    assert watch_alarms(state, 0.01)
+    assert state.log_peak >= -math.log(0.01)
     for peak in rng.normal(-1.0, 1.0, 300).tolist():
         state, _ = watch_update(state, peak, rng.random())
-    assert watch_alarms(state, 0.01)
+    assert state.log_peak >= -math.log(0.01)
     assert state.log_capital < state.log_peak
 
 
@@ -170,7 +169,5 @@ def test_wrong_statistics_draws_and_levels_are_refused() -> None:
     for peak, draw in ((math.nan, 0.5), (0.0, 1.5)):
         with pytest.raises(ConfigurationError, match="watch_update"):
             watch_update(state, peak, draw)
-    with pytest.raises(ConfigurationError, match="level"):
-        watch_alarms(state, 1.0)
     with pytest.raises(ConfigurationError, match="NaN"):
         watch_start([math.nan], np.random.default_rng(0))

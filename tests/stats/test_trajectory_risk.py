@@ -13,13 +13,6 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.risk_laws import (
-    actor_attribution,
-    breakdown_bound,
-    breakdown_bound_from_score,
-    expected_tail_sum,
-)
-from grampus_uq.stats.tail_mean import tail_count
 from grampus_uq.stats.trajectory_risk import (
     Composite,
     StepComponents,
@@ -306,75 +299,3 @@ def test_a_component_of_the_other_actor_is_refused() -> None:
 def test_a_share_outside_of_zero_to_one_is_refused(w: float) -> None:
     with pytest.raises(ConfigurationError, match="'w' parameter"):
         trajectory_score([0.1], 0.1, w)
-
-
-# Attribution and the breakdown bound.
-
-
-@given(st.lists(step_components(), min_size=1, max_size=30), tracer_parameters())
-def test_the_actors_scores_bound_the_total_and_each_is_at_most_the_total(
-    steps: list[StepComponents], parameters: TracerParameters
-) -> None:
-    split = actor_attribution(steps, parameters)
-    assert split is not None
-    assert split.total <= (split.agent + split.user) * (1 + 1e-12) + 1e-12
-    assert max(split.agent, split.user) <= split.total * (1 + 1e-12)
-
-
-def test_a_run_of_one_actor_is_all_that_actors_and_steps_of_the_other_still_count() -> None:
-    agent = StepComponents(is_agent=True, agent_gap=0.6)
-    user = StepComponents(is_agent=False, user_gap=0.2)
-    parameters = TracerParameters(k=0.5, w=0.0)
-    split = actor_attribution([agent, user, agent, user], parameters)
-    assert split is not None
-    assert (split.total, split.agent, split.user) == (close(0.6), close(0.6), close(0.2))
-    parameters = TracerParameters(k=1.0, w=0.0)
-    split = actor_attribution([agent, user, agent, user], parameters)
-    assert split is not None
-    assert (split.total, split.agent, split.user) == (close(0.4), close(0.3), close(0.1))
-    assert actor_attribution([], parameters) is None
-
-
-def breakdown_probability(risks: Sequence[float], c: float) -> float:
-    """The exact probability of a critical step when each step's hazard is min(1, c r_t), as A.6 allows at most."""
-    return 1.0 - math.prod(1.0 - min(1.0, c * risk) for risk in risks)
-
-
-@given(
-    st.lists(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=40), min_size=1, max_size=8),
-    st.sampled_from((0.01, 0.1, 1.0)),
-    tails,
-    st.sampled_from((0.0, 0.1, 0.9)),
-)
-def test_the_corrected_bound_holds_whenever_its_assumptions_do(
-    runs: list[list[float]], c: float, k: float, w: float
-) -> None:
-    truth = sum(breakdown_probability(run, c) for run in runs) / len(runs)
-    eta = max(math.fsum(sorted(run)[: len(run) - tail_count(len(run), k)]) for run in runs)
-    expected = expected_tail_sum(runs, k)
-    assert truth <= breakdown_bound(expected, c=c, eta=eta) + 1e-12
-    scaled = sum(tail_count(len(run), k) * rho(run, k, w) for run in runs) / len(runs)
-    assert breakdown_bound(expected, c=c, eta=eta) <= breakdown_bound_from_score(scaled, c=c, eta=eta, w=w) + 1e-12
-
-
-def test_the_printed_form_with_a_mean_length_falls_below_the_truth_where_long_runs_are_the_risky_ones() -> None:
-    short, long = [0.0] * 10, [0.01] * 100 + [0.0] * 900
-    runs, k = [short] * 9 + [long], 0.1
-    truth = sum(breakdown_probability(run, 1.0) for run in runs) / len(runs)
-    mean_count = sum(tail_count(len(run), k) for run in runs) / len(runs)
-    mean_tail = sum(rho(run, k, 0.0) for run in runs) / len(runs)
-    assert mean_count * mean_tail < truth / 5  # what the paper prints, read with expectations
-    assert truth <= breakdown_bound(expected_tail_sum(runs, k), c=1.0, eta=0.0)
-
-
-def test_the_bound_never_exceeds_one_and_refuses_what_is_no_constant() -> None:
-    assert breakdown_bound(50.0, c=1.0, eta=0.0) == 1.0
-    for arguments in ((-0.1, 1.0, 0.0), (0.1, 0.0, 0.0), (0.1, 1.0, -1.0), (math.nan, 1.0, 0.0), (0.1, math.inf, 0.0)):
-        with pytest.raises(ConfigurationError):
-            breakdown_bound(arguments[0], c=arguments[1], eta=arguments[2])
-    with pytest.raises(ConfigurationError, match="'w' parameter"):
-        breakdown_bound_from_score(0.1, c=1.0, eta=0.0, w=1.0)
-    nothing: list[list[list[float]]] = [[], [[]]]
-    for runs in nothing:
-        with pytest.raises(ConfigurationError, match="'runs' parameter"):
-            expected_tail_sum(runs, 0.1)

@@ -1,10 +1,10 @@
-"""The Trajectory Proper Score: propriety by enumeration and simulation, with sabotage; censoring; the stream."""
+"""The Trajectory Proper Score: propriety by enumeration and simulation, with sabotage; censoring."""
 
 from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +16,21 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranking import aurc, auroc
 from grampus_uq.stats.reliability import trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, log_odds
-from grampus_uq.stats.trajectory_score_stream import TpsState, tps_update, tps_value
 from grampus_uq.stats.trajectory_scores import (
     ForecastTraces,
-    artificial_censoring,
-    exact_minus_simple_log,
     last_forecast,
     mean_forecast,
     min_forecast,
     step_weights,
     tps,
     tps_exact,
-    tps_simple,
     weighted_forecast,
 )
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, SCHEDULES, UNIFORM, StepSums
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT, SCHEDULES, UNIFORM
+from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 from tests.benchmarks.proper_scores import length_stratified, load
 
-SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=3.5, b=1.2)]
+SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
 every_score = pytest.mark.parametrize("score", SCORES, ids=[score.name for score in SCORES])
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
 forecasts = st.one_of(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), st.floats(0, 1))
@@ -122,9 +119,6 @@ class AbsoluteScore:
     def failure(self, p):
         return -p
 
-    def logit_density(self, p):
-        return p * (1 - p)
-
 
 class LastStepOnly:
     """Weights that are not all positive: earlier steps may say anything."""
@@ -133,9 +127,6 @@ class LastStepOnly:
 
     def weights(self, step, length):
         return np.where(step == length, 1.0, 0.0)
-
-    def weighted_sum(self, sums: StepSums, steps: int, length: int) -> float:
-        raise NotImplementedError
 
 
 def test_sabotage_an_improper_score_or_a_zero_weight_lets_a_lie_win_or_tie():
@@ -232,20 +223,6 @@ def test_exact_is_the_average_over_continuation_branches(score, schedule, prefix
         assert exact == pytest.approx(np.mean(complete), abs=1e-12)
 
 
-@every_schedule
-@settings(max_examples=40)
-@given(trace_lists, st.integers(0, 2**32 - 1))
-def test_exact_minus_simple_is_the_weighted_log_odds(schedule, rows, seed):
-    """Eq. 17."""
-    rng = np.random.default_rng(seed)
-    traces, q = ForecastTraces.of(rows), rng.random(len(rows))
-    full = traces.lengths + rng.integers(0, 4, len(rows))
-    unknown = np.full(len(rows), np.nan)
-    args = {"schedule": schedule, "full_lengths": full}
-    direct = tps_exact(traces, unknown, q, **args) - tps_simple(traces, unknown, **args)
-    assert exact_minus_simple_log(traces, q, **args) == pytest.approx(direct, abs=1e-12)
-
-
 @every_score
 def test_the_exact_score_is_strictly_proper_on_the_prefix_and_the_simple_one_elicits_the_pseudo_label(score):
     """Theorem 4.3 and proposition C.3, on one step seen: a share of the runs is censored there, q = .6 for them.
@@ -281,7 +258,7 @@ def test_artificial_censoring_decomposes_exactly(score, schedule, rows, seed):
     parts = artificial_censoring(traces, y, stops, score=score, schedule=schedule)
     hidden = np.where(stops < traces.lengths, np.nan, y)
     direct = tps_simple(
-        traces.truncated(stops), hidden, score=score, schedule=schedule, full_lengths=traces.lengths
+        truncated(traces, stops), hidden, score=score, schedule=schedule, full_lengths=traces.lengths
     ) - tps(traces, y, score=score, schedule=schedule)
     assert parts.shift == pytest.approx(direct, abs=1e-12)
     assert (parts.tail_omission >= 0).all()
@@ -309,51 +286,13 @@ def test_the_artificial_censoring_sweep_holds_on_real_scores(name):
     for rate in (0.1, 0.3, 0.5, 0.7):
         stops = length_stratified(traces.lengths, rate, rng)
         hidden = np.where(stops < traces.lengths, np.nan, outcomes)
-        prefixes = traces.truncated(stops)
+        prefixes = truncated(traces, stops)
         for score in SCORES:
             for schedule in SCHEDULES.values():
                 direct = tps_simple(prefixes, hidden, score=score, schedule=schedule, full_lengths=traces.lengths)
                 closed = artificial_censoring(traces, outcomes, stops, score=score, schedule=schedule)
                 change = direct - tps(traces, outcomes, score=score, schedule=schedule)
                 assert np.abs(change - closed.shift).max() < 1e-12
-
-
-# -- streaming twin ---------------------------------------------------------------------------------------------------
-
-
-@every_score
-@every_schedule
-@settings(max_examples=8)
-@given(st.lists(forecasts, min_size=1, max_size=30), st.floats(0, 1), st.integers(0, 20))
-def test_the_stream_equals_the_batch_at_every_prefix(score, schedule, trace, q, unseen):
-    state = TpsState()
-    for t, p in enumerate(trace, start=1):
-        state = tps_update(state, p, score)
-        batch = tps_exact(
-            ForecastTraces.of([trace[:t]]), [np.nan], [q], score=score, schedule=schedule, full_lengths=[t + unseen]
-        )[0]
-        got = tps_value(state, q, schedule=schedule, full_length=t + unseen)
-        assert got == pytest.approx(batch, rel=1e-12, abs=1e-15)
-
-
-@every_schedule
-def test_the_stream_keeps_its_digits_over_ten_thousand_steps(schedule):
-    """All weight on late steps is where sums taken apart would cancel."""
-    trace = np.concatenate([np.full(9_990, 1.0), np.full(10, 0.3)])
-    state = TpsState()
-    for p in trace:
-        state = tps_update(state, float(p))
-    batch = tps(ForecastTraces.of([trace]), [1], schedule=schedule)[0]
-    assert tps_value(state, 1, schedule=schedule) == pytest.approx(batch, rel=1e-11)
-    assert len(asdict(state)) == 4  # nothing grows
-
-
-def test_a_missing_step_makes_the_streamed_score_missing():
-    state = tps_update(tps_update(TpsState(), 0.5), None)
-    assert (state.steps, state.missing) == (2, 1)
-    assert tps_value(state, 1) is None
-    assert tps_value(tps_update(state, 0.9), 1) is None
-    assert tps_value(TpsState(), 1) is None
 
 
 # -- ragged batches and scalars ---------------------------------------------------------------------------------------
@@ -412,7 +351,7 @@ def test_row_order_changes_nothing(rows, random):
 
 def test_truncated_weights_are_not_renormalised():
     """Section 4.1: T = 4 stopped at 2 keeps 4/10 and 3/10."""
-    prefix = ForecastTraces.of([[0.5] * 4]).truncated([2])
+    prefix = truncated(ForecastTraces.of([[0.5] * 4]), [2])
     assert step_weights(prefix, LINEAR_FRONT, [4]) == pytest.approx([0.4, 0.3])
     assert step_weights(prefix, LINEAR_FRONT) == pytest.approx([2 / 3, 1 / 3])
 
@@ -432,20 +371,13 @@ def test_no_trajectory_gives_no_score():
         (lambda: ForecastTraces.of([[0.5, 85.0]]), "divide by 100"),
         (lambda: ForecastTraces(forecasts=np.array([0.1, 0.2]), lengths=np.array([1])), "forecasts"),
         (lambda: ForecastTraces(forecasts=np.array([0.1, 0.2]), lengths=np.array([2.7])), "whole numbers"),
-        (lambda: tps(ForecastTraces.of([[0.5]]), [np.nan]), "tps_exact or tps_simple"),
+        (lambda: tps(ForecastTraces.of([[0.5]]), [np.nan]), "tps_exact"),
         (lambda: tps(ForecastTraces.of([[0.5]]), [0.5]), "outcomes"),
         (lambda: tps(ForecastTraces.of([[0.5]]), [1, 1]), "outcomes"),
         (lambda: tps_exact(ForecastTraces.of([[0.5]]), [np.nan], [np.nan]), "continuation_success"),
         (lambda: tps_exact(ForecastTraces.of([[0.5]]), [np.nan], [1.2]), "continuation_success"),
-        (lambda: tps_simple(ForecastTraces.of([[0.5, 0.5]]), [1], full_lengths=[1]), "full_lengths"),
-        (lambda: tps_simple(ForecastTraces.of([[0.5, 0.5]]), [1], full_lengths=[2.5]), "whole numbers"),
-        (lambda: ForecastTraces.of([[0.5, 0.5]]).truncated([0]), "stops"),
-        (lambda: artificial_censoring(ForecastTraces.of([[0.5]]), [np.nan], [1]), "outcomes"),
-        (lambda: artificial_censoring(ForecastTraces.of([[0.5]]), [1], [2]), "stops"),
-        (lambda: tps_update(TpsState(), 1.5), "'p'"),
-        (lambda: tps_update(TpsState(), math.nan), "'p'"),
-        (lambda: tps_value(TpsState(), 2), "outcome"),
-        (lambda: tps_value(tps_update(TpsState(), 0.5), 1, full_length=0), "full_length"),
+        (lambda: tps_exact(ForecastTraces.of([[0.5, 0.5]]), [1], [0], full_lengths=[1]), "full_lengths"),
+        (lambda: tps_exact(ForecastTraces.of([[0.5, 0.5]]), [1], [0], full_lengths=[2.5]), "whole numbers"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(call, says):

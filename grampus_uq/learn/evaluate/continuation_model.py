@@ -18,7 +18,7 @@ from grampus_uq.learn.evaluate.continuation import ContinuationEstimate
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 from grampus_uq.stats.bootstrap import BootstrapInterval, bootstrap, mean_rows
 from grampus_uq.stats.calibration import split_halves
-from grampus_uq.stats.logistic_fit import LogisticProblem, logistic, maximise
+from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import log_odds
 
 __all__ = ["HybridAudit", "PlugIn", "hybrid_audit", "plug_in"]
@@ -108,8 +108,7 @@ def _fit(features: FloatArray, outcomes: FloatArray, weights: FloatArray, l2: fl
     design = np.column_stack([np.ones(len(features)), (features - mean) / sd])
     penalty = np.full(k + 1, l2)
     penalty[0] = 0.0
-    problem = LogisticProblem(design=design, outcomes=outcomes, weights=weights, l2=penalty, centre=np.zeros(k + 1))
-    return _Model(mean=mean, sd=sd, beta=maximise(problem, flat.beta))
+    return _Model(mean=mean, sd=sd, beta=fit_logistic(design, outcomes, weights, l2=penalty, start=flat.beta))
 
 
 def _predict(model: _Model, features: FloatArray) -> FloatArray:

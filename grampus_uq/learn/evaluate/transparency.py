@@ -38,7 +38,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 BASE_RATE = "base rate"
 SCORES: Mapping[str, ProperScore] = MappingProxyType(
-    {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2.0, b=4.0)}
+    {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
 )
 AUQ = MappingProxyType({"last": last_forecast, "mean": mean_forecast, "min": min_forecast})
 

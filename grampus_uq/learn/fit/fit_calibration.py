@@ -17,8 +17,8 @@ from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.calibration import SD_FLOOR, split_halves
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion, is_count
-from grampus_uq.stats.logistic_fit import LogisticProblem, logistic, maximise
-from grampus_uq.stats.scoring import EPSILON, LOG, ProperScore, log_odds
+from grampus_uq.stats.logistic_fit import fit_logistic, logistic
+from grampus_uq.stats.scoring import EPSILON, LOG, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
 
@@ -52,7 +52,6 @@ def fit_success(
     ids: Sequence[str],
     *,
     l2: float = 1.0,
-    score: ProperScore = LOG,
     schedule: WeightSchedule = LINEAR_FRONT,
     run_weights: npt.ArrayLike | None = None,
 ) -> FittedSuccess:
@@ -64,7 +63,6 @@ def fit_success(
         outcomes: shape (n,), 0 or 1; censored runs and informative stops have no place here.
         ids: n distinct, stable names.
         l2: penalty on slopes and offsets, >= 0.
-        score: what is maximised.
         schedule: weights of the score that will judge.
         run_weights: shape (n,), > 0, one over the chance that a run's outcome was seen; None: 1 for all. They enter the
             fit; the score reported is that of the runs as they are.
@@ -86,7 +84,6 @@ def fit_success(
             _select(streams, trained),
             y[trained],
             l2=l2,
-            score=score,
             schedule=schedule,
             run_weights=counts[trained],
         )
@@ -98,7 +95,7 @@ def fit_success(
     scores = tps(traces.select(kept), y[kept], score=LOG, schedule=schedule)
     base = tps(first.with_forecasts(first.spread(rates)).select(kept), y[kept], score=LOG, schedule=schedule)
     return FittedSuccess(
-        fusion=fit_fusion(streams, y, l2=l2, score=score, schedule=schedule, run_weights=counts),
+        fusion=fit_fusion(streams, y, l2=l2, schedule=schedule, run_weights=counts),
         traces=traces,
         second_half=second,
         score=float(scores.mean()) if kept.any() else None,
@@ -112,12 +109,11 @@ def fit_fusion(
     outcomes: npt.ArrayLike,
     *,
     l2: float = 1.0,
-    score: ProperScore = LOG,
     schedule: WeightSchedule = LINEAR_FRONT,
     epsilon: float = EPSILON,
     run_weights: npt.ArrayLike | None = None,
 ) -> LogisticFusion:
-    """Maximise `sum w s(p, y) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
+    """Maximise `sum w ln P(y | p) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
 
     A stream whose slope would be negative is refitted without it (slope 0): a signal that points the wrong way is not
     turned around. Counts (`stats.fusion.is_count`) may have either sign. A stream that is never missing, or always
@@ -145,7 +141,7 @@ def fit_fusion(
     mean, sd = _standard(x, present, w)
     z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)
     either_sign = np.array([is_count(name) for name in streams])
-    beta = _constrained(z, present, targets, w, l2, score, epsilon, either_sign)
+    beta = _constrained(z, present, targets, w, l2, epsilon, either_sign)
     k = len(streams)
     return LogisticFusion(
         readings={
@@ -209,7 +205,6 @@ def _constrained(
     y: FloatArray,
     w: FloatArray,
     l2: float,
-    score: ProperScore,
     epsilon: float,
     either_sign: npt.NDArray[np.bool_],
 ) -> FloatArray:
@@ -227,13 +222,10 @@ def _constrained(
         n = int(free.sum())
         penalty = np.full(n, l2)
         penalty[0] = 0.0
-        problem = LogisticProblem(
-            design=design[:, free], outcomes=y, weights=w, l2=penalty, centre=np.zeros(n), score=score
-        )
         start = np.zeros(n)
         start[0] = float(log_odds(rate, epsilon))
         beta = np.zeros(1 + 2 * k)
-        beta[free] = maximise(problem, start)
+        beta[free] = fit_logistic(design[:, free], y, w, l2=penalty, start=start)
         slopes = np.where(either_sign, 0.0, beta[1 : 1 + k])
         if (slopes >= 0.0).all():
             return beta
