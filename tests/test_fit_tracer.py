@@ -19,7 +19,7 @@ from grampus_uq.learn.fit.fit_tracer import (
     fit_tracer,
 )
 from grampus_uq.stats.ranking import auroc
-from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, tracer_score
+from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, tracer_scores
 
 Run = list[StepComponents]
 
@@ -48,7 +48,7 @@ def made_up_runs(
 
 def slow_loss(runs: Sequence[Run], failed: Sequence[bool], parameters: TracerParameters, tau: float) -> float:
     """The pairwise logistic loss of the paper, pair by pair."""
-    scores = [tracer_score(run, parameters) or 0.0 for run in runs]
+    scores = [tracer_scores(run, parameters)[-1] for run in runs]
     terms = [
         math.log1p(math.exp(-(scores[i] - scores[j]) / tau))
         for i in range(len(runs))
@@ -123,8 +123,8 @@ def test_held_out_scores_come_from_parameters_of_the_other_folds_and_tasks_stay_
         )
         assert again.parameters == cv.parameters[fold]  # nothing of the fold itself went into its parameters
         held = [i for i, its in enumerate(cv.fold_of) if its == fold]
-        scores = [tracer_score(runs[i], cv.parameters[fold]) or 0.0 for i in held]
-        reference = [tracer_score(runs[i], cv.parameters[fold]) or 0.0 for i in inside]
+        scores = [tracer_scores(runs[i], cv.parameters[fold])[-1] for i in held]
+        reference = [tracer_scores(runs[i], cv.parameters[fold])[-1] for i in inside]
         area = auroc(scores, [failed[i] for i in held])
         here = sum(failed[i] for i in held) * sum(not failed[i] for i in held)
         assert area is not None

@@ -87,7 +87,7 @@ def risk_step(
         return RiskState(parameters=parameters, stream=stream.state(), latest=before), None, reading.reason
     for step in reading.completed:
         stream.update(step)
-    score = stream.score if reading.pending is None else stream.peek(reading.pending).score
+    score = stream.score if reading.pending is None else stream.peek(reading.pending)
     new = RiskState(parameters=parameters, stream=stream.state(), latest=before if score is None else score)
     return new, score, None if score is not None else MissingReason.NOTHING_TO_JUDGE
 

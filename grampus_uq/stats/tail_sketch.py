@@ -1,4 +1,7 @@
-"""The tail mean of a stream in bounded memory, with the error of every value it gives."""
+"""The mean of the largest K of N risks, K = max(1, floor(kN)) (TRACER, eq. 21-22), of a growing run in bounded memory.
+
+The error of every value that it gives is known.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,47 @@ from dataclasses import dataclass
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.tail_mean import MAX_RISK, check_fraction, check_risk, tail_count
 
-FLOOR: Final = 1e-9
+__all__ = ["MAX_RISK", "TailSketch", "TailSketchState", "check_fraction", "check_risk", "tail_count"]
+
+MAX_RISK: Final = 1e100
+"""Largest accepted risk: below it no sum of risks overflows, so a mean is finite whenever its inputs are."""
+
+_FLOOR_SLACK: Final = 1e-9
+"""Added before rounding down: .29 * 100 is 28.999999999999996 in binary, and its tail is 29 steps, not 28."""
+
+_FLOOR: Final = 1e-9
 """Risks below it share one bucket, so they are known to within 1e-9 and not to within a ratio."""
-
 
 Bucket = tuple[int, int, float]
 """Index, number of risks, their sum."""
+
+
+def tail_count(n: int, k: float) -> int:
+    """Return the number of steps in the tail, K = max(1, floor(k n + 1e-9)) (eq. 21; the slack undoes binary rounding).
+
+    `n` >= 1 steps, tail fraction `k` in (0, 1]. Returns an integer in 1..n. Raises ConfigurationError outside of that.
+
+    >>> tail_count(100, 0.29), tail_count(3, 0.1)
+    (29, 1)
+    """
+    check_fraction(k, "tail_count")
+    if n < 1:
+        raise ConfigurationError.of("n", "tail_count", "at least 1", n)
+    return max(1, math.floor(k * n + _FLOOR_SLACK))
+
+
+def check_fraction(k: float, owner: str) -> None:
+    """Refuse a tail fraction outside (0, 1]."""
+    if not 0.0 < k <= 1.0:
+        raise ConfigurationError.of("k", owner, "in (0, 1]", k, "A percentage? Use 0.1 for 10 %.")
+
+
+def check_risk(risk: float, owner: str) -> float:
+    """Refuse a risk that is not a finite number in [0, 1e100]; NaN has no place in any order."""
+    if not 0.0 <= risk <= MAX_RISK:
+        raise ConfigurationError.of("risk", owner, f"a finite number in [0, {MAX_RISK:g}]", risk)
+    return float(risk)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +174,14 @@ class TailSketch:
     def _key(self, risk: float) -> int:
         """Index the bucket of a risk: 0 for [0, 1e-9), i >= 1 for [1e-9 ratio^(i-1), 1e-9 ratio^i)."""
         check_risk(risk, "TailSketch")
-        return 0 if risk < FLOOR else 1 + math.floor(math.log(risk / FLOOR) / self._log_ratio)
+        return 0 if risk < _FLOOR else 1 + math.floor(math.log(risk / _FLOOR) / self._log_ratio)
 
     def _edges(self, key: int) -> tuple[float, float]:
         if key <= 0:
-            return 0.0, FLOOR
-        highest = math.log(MAX_RISK / FLOOR)
-        lower = FLOOR * math.exp(min((key - 1) * self._log_ratio, highest))
-        return lower, FLOOR * math.exp(min(key * self._log_ratio, highest))
+            return 0.0, _FLOOR
+        highest = math.log(MAX_RISK / _FLOOR)
+        lower = _FLOOR * math.exp(min((key - 1) * self._log_ratio, highest))
+        return lower, _FLOOR * math.exp(min(key * self._log_ratio, highest))
 
     def _bounds(self, extra: float | None) -> tuple[float, float]:
         """Bound the tail mean from both sides, for the run so far or for the run with one more risk."""

@@ -8,14 +8,34 @@ is worse.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.tail_mean import MAX_RISK, Tail, TailMean, check_fraction, tail_mean
-from grampus_uq.stats.tail_sketch import TailSketch, TailSketchState
+from grampus_uq.stats.tail_sketch import (
+    MAX_RISK,
+    TailSketch,
+    TailSketchState,
+    check_fraction,
+    check_risk,
+    tail_count,
+)
+
+__all__ = [
+    "Composite",
+    "StepComponents",
+    "TracerParameters",
+    "TracerState",
+    "TracerStream",
+    "extended_step_risk",
+    "extended_sum",
+    "tracer_scores",
+    "trajectory_scores",
+    "weighted_components",
+]
 
 _ROUNDING: Final = 1e-6
 """By how much a component may leave its range: similarities of unit vectors in single precision reach 1 + 1e-7."""
@@ -100,6 +120,7 @@ class StepComponents:
                 raise ConfigurationError.of(name, "StepComponents", rule, getattr(self, name))
 
 
+_COMPONENTS: Final = 5
 _RANGES: Final = (
     ("surprisal", 1e6),
     ("repetition", 1.0),
@@ -138,19 +159,8 @@ def weighted_components(step: StepComponents, parameters: TracerParameters) -> t
     )
 
 
-def step_risk(step: StepComponents, parameters: TracerParameters) -> float:
-    """Combine the components of one step to its risk r_t (eq. 20 for `Composite.MAX`).
-
-    With `Composite.SEPARATE` the trajectory score uses the components one by one; the step risk given for display is
-    then their maximum. Returns a number >= 0, higher is worse; 0 when no component exists.
-
-    >>> step_risk(StepComponents(is_agent=True, repetition=0.2, agent_gap=0.7), TracerParameters())
-    0.7
-    """
-    return _combined(weighted_components(step, parameters), parameters.composite)
-
-
 def _combined(components: Sequence[float], composite: Composite) -> float:
+    """The step risk r_t (eq. 20 for `Composite.MAX`)."""
     if composite is Composite.ADDITIVE:
         return math.fsum(components)
     if composite is Composite.MULTIPLICATIVE:
@@ -177,98 +187,76 @@ def extended_sum(steps: Iterable[StepComponents]) -> float:
     return math.fsum(extended_step_risk(step) for step in steps)
 
 
-def trajectory_score(risks: Sequence[float], k: float, w: float) -> float | None:
-    """Score a run, rho_{k,w}(r) = (1 - w) TM_k(r) + w ||r||_inf (eq. 23, 29).
+def trajectory_scores(risks: Sequence[float], k: float, w: float) -> list[float]:
+    """Score every prefix of a run, rho_{k,w}(r) = (1 - w) TM_k(r) + w ||r||_inf (eq. 22, 23, 29), exactly.
 
-    `risks`: the step risks, finite, in [0, 1e100], in any order. `k` in (0, 1], `w` in [0, 1].
+    `risks`: the step risks, finite, in [0, 1e100]. `k` in (0, 1], `w` in [0, 1]. TM_k is the mean of the largest
+    `tail_count(n, k)` of n risks.
 
-    Returns a number between the mean and the maximum of the risks, higher is worse; None for no risks.
+    Returns one number for each step, between the mean and the maximum of the risks so far, higher is worse.
 
     On vectors of a fixed length with r >= 0 it is monotone, positively homogeneous, subadditive, translation
     invariant for shifts that keep r >= 0, and 1-Lipschitz in the maximum norm (Theorems A.2, A.4; on vectors with
     negative entries ||r||_inf is not monotone, which the paper's statement on R^N passes over). In the length of the
     run it is not monotone: appending a harmless step can lower the score, so an alarm watches the running maximum.
 
-    >>> trajectory_score([0.1, 0.9, 0.5, 0.7], k=0.5, w=0.5)
+    >>> trajectory_scores([0.1, 0.9, 0.5, 0.7], k=0.5, w=0.5)[-1]
     0.8500000000000001
     """
     if not 0.0 <= w <= 1.0:
-        raise ConfigurationError.of("w", "trajectory_score", "in [0, 1]", w)
-    tail = tail_mean(risks, k)
-    return None if tail is None else (1.0 - w) * tail + w * float(max(risks))
+        raise ConfigurationError.of("w", "trajectory_scores", "in [0, 1]", w)
+    ordered: list[float] = []
+    scores = []
+    for n, risk in enumerate(risks, start=1):
+        insort(ordered, check_risk(risk, "trajectory_scores"))
+        count = tail_count(n, k)
+        scores.append((1.0 - w) * (math.fsum(ordered[n - count :]) / count) + w * ordered[-1])
+    return scores
 
 
-def tracer_score(steps: Sequence[StepComponents], parameters: TracerParameters) -> float | None:
-    """Score a run from its components: TRACER_theta (eq. 23), or its variant named by `parameters.composite`.
+def tracer_scores(steps: Sequence[StepComponents], parameters: TracerParameters) -> list[float]:
+    """Score every prefix of a run from its components: TRACER_theta (eq. 23), or the variant `parameters.composite`.
 
-    Returns a number >= 0, higher is worse; None for a run without steps. A step without any component counts in N
-    with risk 0.
+    Returns one number >= 0 for each step, higher is worse. A step without any component counts in N with risk 0.
     """
-    if not steps:
-        return None
     rows = [weighted_components(step, parameters) for step in steps]
-    if parameters.composite is Composite.SEPARATE:
-        return math.fsum(_score(channel, parameters) for channel in zip(*rows, strict=True))
-    return _score([_combined(row, parameters.composite) for row in rows], parameters)
-
-
-def _score(risks: Sequence[float], parameters: TracerParameters) -> float:
-    score = trajectory_score(risks, parameters.k, parameters.w)
-    assert score is not None  # noqa: S101  (callers pass at least one risk)
-    return score
-
-
-class StepRisk(NamedTuple):
-    """One moment of a run: the step's risk, and the run's tail mean, worst step, score, highest score and length."""
-
-    step_risk: float
-    tail_mean: float
-    worst: float
-    score: float
-    running_max: float
-    steps: int
+    if parameters.composite is not Composite.SEPARATE:
+        return trajectory_scores([_combined(row, parameters.composite) for row in rows], parameters.k, parameters.w)
+    channels = [trajectory_scores(channel, parameters.k, parameters.w) for channel in zip(*rows, strict=True)]
+    return [math.fsum(scores) for scores in zip(*channels, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerState:
-    """A bounded `TracerStream` as a JSON-able value."""
+    """A `TracerStream` as a JSON-able value."""
 
     running_max: float
     tails: tuple[TailSketchState, ...]
 
 
 class TracerStream:
-    """TRACER of a growing run: `update` commits a step, `peek` says what committing it would give.
+    """TRACER of a growing run in bounded memory: `update` commits a step, `peek` says what committing it would give.
 
     Use `peek` while a step is still open (a call is proposed and its observation is not there: no D_o^A yet) and
-    `update` once, when it is complete. Equal to `tracer_score` of every prefix to 1e-12 relative. With `accuracy` the
-    stream is bounded in memory and its values are within `error` of the exact ones (see `TailSketch`).
+    `update` once, when it is complete. Both return the score of the run, within `error` of `tracer_scores`;
+    `accuracy` bounds that error in advance (see `TailSketch`).
 
     The score of a prefix is not monotone; `running_max` is what thresholds are set on.
 
-    >>> stream = TracerStream(TracerParameters(k=0.5, w=0.0))
+    >>> stream = TracerStream(TracerParameters(k=0.5, w=0.0), accuracy=1e-6)
     >>> for gap in (0.4, 0.8, 0.2, 0.6):
-    ...     moment = stream.update(StepComponents(is_agent=True, agent_gap=gap))
-    >>> moment.step_risk, moment.tail_mean, moment.running_max
-    (0.6, 0.7, 0.8)
+    ...     score = stream.update(StepComponents(is_agent=True, agent_gap=gap))
+    >>> round(score, 4), round(stream.running_max, 4)
+    (0.7, 0.8)
     """
 
-    __slots__ = ("_accuracy", "_parameters", "_running_max", "_separate", "_tails")
+    __slots__ = ("_parameters", "_running_max", "_tails")
 
-    def __init__(
-        self, parameters: TracerParameters, steps: Iterable[StepComponents] = (), *, accuracy: float | None = None
-    ) -> None:
+    def __init__(self, parameters: TracerParameters, *, accuracy: float = 0.005) -> None:
         self._parameters = parameters
-        self._accuracy = accuracy
-        self._separate = parameters.composite is Composite.SEPARATE
-        self._tails: tuple[Tail, ...] = tuple(self._tail() for _ in range(5 if self._separate else 1))
+        count = _COMPONENTS if parameters.composite is Composite.SEPARATE else 1
+        self._tails = tuple(TailSketch(parameters.k, accuracy=accuracy) for _ in range(count))
         self._running_max = 0.0
-        for step in steps:
-            self.update(step)
-
-    def _tail(self) -> Tail:
-        k = self._parameters.k
-        return TailMean(k) if self._accuracy is None else TailSketch(k, accuracy=self._accuracy)
 
     @property
     def count(self) -> int:
@@ -280,8 +268,7 @@ class TracerStream:
         """TRACER of the committed steps, higher is worse; None before the first."""
         if not self.count:
             return None
-        w = self._parameters.w
-        return sum((1.0 - w) * (tail.mean or 0.0) + w * (tail.worst or 0.0) for tail in self._tails)
+        return sum(self._score(tail.mean or 0.0, tail.worst or 0.0) for tail in self._tails)
 
     @property
     def running_max(self) -> float | None:
@@ -290,53 +277,43 @@ class TracerStream:
 
     @property
     def error(self) -> float:
-        """Bound on |score - exact score| beyond rounding; 0 without `accuracy`."""
+        """Bound on |score - exact score| beyond rounding."""
         return (1.0 - self._parameters.w) * math.fsum(tail.error for tail in self._tails)
 
-    def update(self, step: StepComponents) -> StepRisk:
-        """Commit one step."""
-        moment = self._moment(step, commit=True)
-        self._running_max = moment.running_max
-        return moment
+    def update(self, step: StepComponents) -> float:
+        """Commit one step and return the score of the longer run."""
+        score = 0.0
+        for tail, risk in zip(self._tails, self._risks(step), strict=True):
+            worst = max(tail.worst or 0.0, risk)
+            score += self._score(tail.update(risk), worst)
+        self._running_max = max(self._running_max, score)
+        return score
 
-    def peek(self, step: StepComponents) -> StepRisk:
-        """Give what `update(step)` would give, and change nothing."""
-        return self._moment(step, commit=False)
+    def peek(self, step: StepComponents) -> float:
+        """Return what `update(step)` would, and change nothing."""
+        pairs = zip(self._tails, self._risks(step), strict=True)
+        return sum(self._score(tail.peek(risk), max(tail.worst or 0.0, risk)) for tail, risk in pairs)
 
-    def _moment(self, step: StepComponents, *, commit: bool) -> StepRisk:
+    def _risks(self, step: StepComponents) -> Sequence[float]:
         components = weighted_components(step, self._parameters)
-        risk = _combined(components, self._parameters.composite)
-        mean = worst = score = 0.0
+        return components if len(self._tails) > 1 else (_combined(components, self._parameters.composite),)
+
+    def _score(self, tail_mean: float, worst: float) -> float:
         w = self._parameters.w
-        for tail, value in zip(self._tails, components if self._separate else (risk,), strict=True):
-            highest = max(tail.worst or 0.0, value)
-            average = tail.update(value) if commit else tail.peek(value)
-            mean += average
-            worst += highest
-            score += (1.0 - w) * average + w * highest
-        steps = self.count + (not commit)
-        return StepRisk(risk, mean, worst, score, max(self._running_max, score), steps)
+        return (1.0 - w) * tail_mean + w * worst
 
     def state(self) -> TracerState:
-        """Give a bounded stream as a value. An exact one has none: it is rebuilt from the recorded steps.
-
-        Raises ConfigurationError for a stream without `accuracy`.
-        """
-        sketches = [tail.state() for tail in self._tails if isinstance(tail, TailSketch)]
-        if self._accuracy is None:
-            rule = "set for a stream whose state is stored"
-            way_out = "An exact stream is TracerStream(parameters, recorded_steps)."
-            raise ConfigurationError.of("accuracy", "TracerStream.state", rule, None, way_out)
-        return TracerState(running_max=self._running_max, tails=tuple(sketches))
+        """Return the whole stream as a value."""
+        return TracerState(running_max=self._running_max, tails=tuple(tail.state() for tail in self._tails))
 
     @classmethod
     def restore(cls, parameters: TracerParameters, state: TracerState) -> TracerStream:
-        """Continue a bounded stream exactly where its state was taken.
+        """Continue a stream exactly where its state was taken.
 
         Raises ConfigurationError when the state does not belong to these parameters, or is broken.
         """
         tails = tuple(TailSketch.restore(tail) for tail in state.tails)
-        stream = cls(parameters, accuracy=state.tails[0].accuracy if state.tails else 0.005)
+        stream = cls(parameters)
         if len(tails) != len(stream._tails) or any(tail.k != parameters.k for tail in state.tails):
             rule = f"{len(stream._tails)} tails with k = {parameters.k}"
             raise ConfigurationError.of("state", "TracerStream.restore", rule, [tail.k for tail in state.tails])

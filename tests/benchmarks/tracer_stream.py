@@ -2,7 +2,7 @@
 
     python tests/benchmarks/tracer_stream.py [--json]
 
-Rows: `stream` (tail mean; the whole stream with its step risk; the same bounded in memory), `steps`, and the median
+Rows: `stream` (tail mean; the whole stream with its step risk; both bounded in memory), `steps`, and the median
 microseconds of an `update` and of a `peek` over blocks of 500 calls, from N = 100 to a million steps.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.stats.tail_mean import TailMean
+from grampus_uq.stats.tail_sketch import TailSketch
 from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, TracerStream
 from tests.benchmarks._report import emit
 
@@ -45,13 +45,13 @@ def rows(largest: int) -> Iterator[dict[str, Any]]:
     steps = [StepComponents(is_agent=True, repetition=risk, agent_gap=rng.random()) for risk in risks]
     for size in (size for size in (100, 10_000, 100_000, 1_000_000) if size <= largest):
         before = [rng.random() for _ in range(size)]
-        tail = TailMean(0.1, before)
-        streams: list[tuple[str, Any, Sequence[Any]]] = [("tail mean", tail, risks)]
-        for name, accuracy in (("tracer", None), ("tracer, bounded to 0.5 %", 0.005)):
-            stream = TracerStream(TracerParameters(), accuracy=accuracy)
-            for risk in before:
-                stream.update(StepComponents(is_agent=True, repetition=risk))
-            streams.append((name, stream, steps))
+        stream = TracerStream(TracerParameters())
+        for risk in before:
+            stream.update(StepComponents(is_agent=True, repetition=risk))
+        streams: list[tuple[str, Any, Sequence[Any]]] = [
+            ("tail mean", TailSketch(0.1, before), risks),
+            ("tracer", stream, steps),
+        ]
         for name, held, values in streams:
             peek = microseconds(held.peek, values)
             yield {"stream": name, "steps": size, "update_us": microseconds(held.update, values), "peek_us": peek}

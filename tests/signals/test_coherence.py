@@ -34,7 +34,7 @@ from grampus_uq.signals.text import (
 )
 from grampus_uq.signals.trajectory import ComponentSettings, ComponentState, advance, run_components
 from grampus_uq.stats.content_words import STOP_WORDS
-from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_score
+from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_scores
 from tests.signals import _transcription as paper
 
 DEFAULTS = ComponentSettings()
@@ -80,7 +80,7 @@ def assert_equal_to_the_paper(messages: Sequence[dict[str, Any]], embedder: Embe
     if ours:
         parameters = TracerParameters(alpha=0.9, beta=0.7, gamma=1.0, k=0.2, w=0.3)
         expected = paper.score(theirs, (1.0, 0.9, 0.7, 1.0), 0.2, 0.3)
-        assert tracer_score(ours, parameters) == pytest.approx(expected, abs=1e-6)
+        assert tracer_scores(ours, parameters)[-1] == pytest.approx(expected, abs=1e-6)
     return len(ours)
 
 

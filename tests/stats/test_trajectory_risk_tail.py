@@ -1,4 +1,4 @@
-"""The tail mean as a stream is that of a list on every prefix, and its bounded form keeps its stated error."""
+"""The exact tail mean is the definition on every prefix, and its bounded form keeps its stated error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.tail_mean import TailMean, tail_count, tail_mean
-from grampus_uq.stats.tail_sketch import TailSketch, TailSketchState
+from grampus_uq.stats.tail_sketch import TailSketch, TailSketchState, tail_count
+from grampus_uq.stats.trajectory_risk import trajectory_scores
 
 FRACTIONS = ("0.01", "0.05", "0.1", "0.29", "0.3333", "0.5", "0.57", "0.99", "1")
 
@@ -38,44 +38,11 @@ def random_risk(rng: random.Random, scale: float, kind: int) -> float:
     return math.pow(10.0, rng.uniform(-6, 6))
 
 
-def test_streaming_equals_batch_on_more_than_fifty_thousand_random_prefixes() -> None:
-    rng = random.Random(20260101)
-    prefixes = 0
-    for _ in range(560):
-        k = rng.choice(FRACTIONS)
-        kind, scale = rng.randrange(4), 10.0 ** rng.uniform(-6, 6)
-        stream = TailMean(float(k))
-        risks: list[float] = []
-        for _ in range(rng.randrange(20, 171)):
-            risk = random_risk(rng, scale, kind)
-            risks.append(risk)
-            count = max(1, math.floor(Fraction(k) * len(risks)))
-            expected = math.fsum(sorted(risks)[-count:]) / count
-            peeked = stream.peek(risk)
-            assert peeked == stream.update(risk)  # to the last bit: a peek is what the update will say
-            assert peeked == pytest.approx(expected, rel=1e-12, abs=0.0)
-            assert stream.worst == max(risks)
-            prefixes += 1
-    assert prefixes >= 50_000
-
-
 @given(st.lists(st.floats(0.0, 1e6), min_size=1, max_size=60), st.sampled_from(FRACTIONS))
-def test_batch_and_stream_equal_the_definition_in_exact_arithmetic(risks: list[float], k: str) -> None:
-    expected = exact_tail_mean(risks, k)
-    assert tail_mean(risks, float(k)) == pytest.approx(expected, rel=1e-12, abs=1e-300)
-    assert TailMean(float(k), risks).mean == pytest.approx(expected, rel=1e-12, abs=1e-300)
-
-
-def test_a_small_tail_after_a_huge_one_is_not_lost_to_cancellation() -> None:
-    stream = TailMean(1.0)
-    for risk in (1e100, 1.0, 1e-6):
-        stream.update(risk)
-    assert stream.mean == pytest.approx((1e100 + 1.0) / 3.0, rel=1e-15)
-    rising = [10.0 ** (exponent / 50) for exponent in range(-300, 300)]  # every step throws the tail's smallest out
-    stream = TailMean(0.01)
-    for number, risk in enumerate(rising, 1):
-        count = max(1, number // 100)
-        assert stream.update(risk) == pytest.approx(math.fsum(rising[:number][-count:]) / count, rel=1e-12)
+def test_every_prefix_equals_the_definition_in_exact_arithmetic(risks: list[float], k: str) -> None:
+    expected = [exact_tail_mean(risks[:n], k) for n in range(1, len(risks) + 1)]
+    assert trajectory_scores(risks, float(k), 0.0) == pytest.approx(expected, rel=1e-12, abs=1e-300)
+    assert trajectory_scores(risks, float(k), 1.0) == [max(risks[:n]) for n in range(1, len(risks) + 1)]
 
 
 @pytest.mark.parametrize(
@@ -85,45 +52,27 @@ def test_the_tail_count_is_the_decimal_one_where_binary_rounding_falls_short(n: 
     assert tail_count(n, k) == count
 
 
-def test_rounding_does_not_pile_up_over_a_hundred_thousand_steps() -> None:
-    # Added up without compensation, 100,000 times 0.1 is off by 1.9e-12 of itself, and a million times by 1.3e-11.
-    assert TailMean(1.0, [0.1] * 100_000).mean == pytest.approx(0.1, rel=1e-15, abs=0.0)
-
-
-def test_replaying_the_same_risks_rebuilds_the_stream_to_the_last_bit() -> None:
-    rng = random.Random(3)
-    risks = [random_risk(rng, 1.0, 3) for _ in range(500)]
-    whole = TailMean(0.1, risks)
-    resumed = TailMean(0.1, risks[:250])
-    for risk in risks[250:]:
-        resumed.update(risk)
-    assert (resumed.mean, resumed.worst, resumed.count) == (whole.mean, whole.worst, whole.count)
-
-
 @pytest.mark.parametrize("risk", [math.nan, -1e-9, math.inf, -math.inf, 1e101])
 def test_a_number_that_is_no_risk_is_refused_and_changes_nothing(risk: float) -> None:
-    exact, sketch = TailMean(0.1, [0.5]), TailSketch(0.1, [0.5])
-    for stream in (exact, sketch):
-        with pytest.raises(ConfigurationError, match="'risk' parameter"):
-            stream.update(risk)
-        with pytest.raises(ConfigurationError, match="'risk' parameter"):
-            stream.peek(risk)
-        assert (stream.count, stream.worst) == (1, 0.5)
+    sketch = TailSketch(0.1, [0.5])
     with pytest.raises(ConfigurationError, match="'risk' parameter"):
-        tail_mean([0.1, risk], 0.1)
+        sketch.update(risk)
+    with pytest.raises(ConfigurationError, match="'risk' parameter"):
+        sketch.peek(risk)
+    assert (sketch.count, sketch.worst) == (1, 0.5)
+    with pytest.raises(ConfigurationError, match="'risk' parameter"):
+        trajectory_scores([0.1, risk], 0.1, 0.0)
 
 
 @pytest.mark.parametrize("k", [0.0, -0.1, 1.0000001, 10.0, math.nan])
 def test_a_tail_fraction_outside_of_zero_to_one_is_refused(k: float) -> None:
-    for use in (TailMean, TailSketch, lambda value: tail_mean([0.1], value), lambda value: tail_count(3, value)):
+    for use in (TailSketch, lambda value: trajectory_scores([0.1], value, 0.0), lambda value: tail_count(3, value)):
         with pytest.raises(ConfigurationError, match="'k' parameter"):
             use(k)
 
 
 def test_a_run_without_steps_has_no_tail_mean() -> None:
-    assert tail_mean([], 0.1) is None
-    assert TailMean(0.1).mean is None
-    assert TailMean(0.1).worst is None
+    assert trajectory_scores([], 0.1, 0.0) == []
     assert TailSketch(0.1).mean is None
     assert TailSketch(0.1).error == 0.0
 

@@ -18,8 +18,8 @@ from grampus_uq.stats.trajectory_risk import (
     Composite,
     StepComponents,
     TracerParameters,
-    TracerStream,
     extended_step_risk,
+    tracer_scores,
 )
 
 __all__ = ["ABLATIONS", "READINGS", "SCORES", "PathScore", "fitted_paths", "tracer_path"]
@@ -32,9 +32,8 @@ def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], b
     """Make the function that scores every prefix of a run; steps that `keep` refuses stay in it with risk 0."""
 
     def path(run: Trajectory) -> FloatArray:
-        stream = TracerStream(parameters)
-        seen = (step if keep is None or keep(step) else StepComponents(is_agent=step.is_agent) for step in run.steps)
-        return np.array([stream.update(step).score for step in seen])
+        seen = [step if keep is None or keep(step) else StepComponents(is_agent=step.is_agent) for step in run.steps]
+        return np.array(tracer_scores(seen, parameters))
 
     return path
 

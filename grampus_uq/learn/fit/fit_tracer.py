@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.tail_mean import tail_count
+from grampus_uq.stats.tail_sketch import tail_count
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, weighted_components
 
 __all__ = ["TracerCrossValidation", "TracerFit", "TracerFitOptions", "cross_validate_tracer", "fit_tracer"]
