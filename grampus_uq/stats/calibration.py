@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import BoolArray, FloatArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import EPSILON, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights

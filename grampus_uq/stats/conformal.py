@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import BoolArray, FloatArray, IntArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 from grampus_uq.stats.ranks import check_level, conformal_rank
 

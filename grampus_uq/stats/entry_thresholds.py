@@ -17,15 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import (
-    Aggregation,
-    BoolArray,
-    FloatArray,
-    IntArray,
-    RaggedBatch,
-    SumAggregation,
-    prefix_scores,
-)
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray, RaggedBatch
 
 __all__ = [
     "EntryThresholds",
@@ -37,9 +29,6 @@ __all__ = [
     "vanilla_entry",
     "with_fallback",
 ]
-
-
-_SUM = SumAggregation()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,58 +72,52 @@ def vanilla_entry(batch: RaggedBatch) -> EntryThresholds:
     return EntryThresholds(values=np.where(batch.valid, -batch.values, np.inf), lengths=batch.lengths)
 
 
-def right_filtration_entry(
-    batch: RaggedBatch, aggregation: Aggregation = _SUM, *, infinite_boundary: bool = False
-) -> EntryThresholds:
-    """Right filtration (RF): the longest prefix with g <= q, so `E_j = min_{k >= j} g(c_0:k)`.
+def right_filtration_entry(batch: RaggedBatch) -> EntryThresholds:
+    """Right filtration (RF): the longest prefix with g <= q, so `E_j = min_{k >= j} g(c_0:k)`; sets are prefixes.
 
-    Sets are prefixes. With a monotone g the minimum is g(c_0:j) itself (proposition 1).
+    `g(c_j:k) = (1/L) sum_{i=j..k} s_i` (section 3.2). For scores >= 0 g is monotone, and the minimum is g(c_0:j)
+    itself (proposition 1). The paper sets g of the whole trajectory to infinity, an atom that breaks its upper bound on
+    coverage; here it is the formula's.
 
     Args:
-        batch: step scores.
-        aggregation: how a prefix is scored.
-        infinite_boundary: the paper's g(x) = inf for the whole trajectory. It puts an atom at infinity and breaks the
-            paper's own upper bound on coverage; only for comparison with it.
+        batch: step scores, higher = more suspect.
 
     Returns:
-        Entry thresholds, not decreasing along a trajectory. The paper restricts q to be non-negative; here q is any
-        real number (log-sum-exp can be negative), and below every E_j the set is empty.
+        Entry thresholds, not decreasing along a trajectory; q may be any real number.
 
     Raises:
         ConfigurationError: g overflows.
     """
-    scores = prefix_scores(batch, aggregation)
-    if infinite_boundary:
-        scores[np.arange(len(scores)), batch.lengths - 1] = np.inf
+    length = batch.lengths[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):  # refused below, with a message
+        # Divided once, at the end: 2/10 and 1/5 come out equal and tie, as they should.
+        scores = np.cumsum(np.where(batch.valid, batch.values, 0.0), axis=1) / length
+    _refuse_overflow(scores[batch.valid])
+    scores = np.where(batch.valid, scores, np.inf)
     running = np.minimum.accumulate(scores[:, ::-1], axis=1)[:, ::-1]
     return EntryThresholds(values=running, lengths=batch.lengths)
 
 
-def left_filtration_entry(
-    batch: RaggedBatch, aggregation: Aggregation = _SUM, *, infinite_boundary: bool = False
-) -> EntryThresholds:
+def left_filtration_entry(batch: RaggedBatch) -> EntryThresholds:
     """Left filtration (LF): the longest suffix with g <= q, so `E_j = min_{i <= j} g(c_i:L-1)` (eq. 3 and 4).
 
     Sets are suffixes: what a rollback wants. Otherwise as `right_filtration_entry`, mirrored.
     """
-    mirrored = right_filtration_entry(batch.reversed(), aggregation, infinite_boundary=infinite_boundary)
+    mirrored = right_filtration_entry(batch.reversed())
     values = RaggedBatch(values=mirrored.values, lengths=batch.lengths).reversed().values
     return EntryThresholds(values=values, lengths=batch.lengths)
 
 
-def two_way_entry(
-    batch: RaggedBatch, aggregation: Aggregation = _SUM, *, infinite_boundary: bool = False
-) -> EntryThresholds:
+def two_way_entry(batch: RaggedBatch) -> EntryThresholds:
     """Two-way filtration (TWF): suffix and prefix intersected, so `E_j = max(E_LF_j, E_RF_j)` (eq. 7).
 
-    Sets are intervals, and may be empty: see `with_fallback` and `keep_first`. Arguments as `right_filtration_entry`.
+    Sets are intervals, and may be empty: see `with_fallback` and `keep_first`.
     """
-    right = right_filtration_entry(batch, aggregation, infinite_boundary=infinite_boundary)
-    left = left_filtration_entry(batch, aggregation, infinite_boundary=infinite_boundary)
+    right, left = right_filtration_entry(batch), left_filtration_entry(batch)
     return EntryThresholds(values=np.maximum(left.values, right.values), lengths=batch.lengths)
 
 
-def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike, aggregation: Aggregation = _SUM) -> EntryThresholds:
+def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
     """CRSVP on the binary tree over the steps: the set is one node, found by climbing from the best-scored leaf.
 
     With the leaf v_0 (highest score, the first of equals) and its ancestors v_1 .. root, a step that first appears in
@@ -148,7 +131,6 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike, aggregation: Ag
     Args:
         batch: step scores.
         draws: shape (n,), independent uniforms in [0, 1), one a trajectory (u in the paper).
-        aggregation: how a node is scored.
 
     Returns:
         Entry thresholds with the leaf as fallback. The tree halves every node (the left half is the longer one); the
@@ -162,7 +144,7 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike, aggregation: Ag
         raise ConfigurationError.of("draws", "hierarchical_entry", "one number in [0, 1] a trajectory", u)
     leaf = _best_scored(batch)
     nodes = _path_to_leaf(leaf, batch.lengths)
-    g = _node_scores(batch, nodes, aggregation)
+    g = _node_scores(batch, nodes)
     for depth in range(len(nodes) - 2, -1, -1):
         g[depth] = np.maximum(g[depth], g[depth + 1])
     values = np.where(nodes[-1], g[-1][:, None], np.inf)
@@ -214,20 +196,14 @@ def _path_to_leaf(leaf: IntArray, lengths: IntArray) -> list[BoolArray]:
         low, high = np.where(goes_left | (high - low == 1), low, middle), np.where(goes_left, middle, high)
 
 
-def _node_scores(batch: RaggedBatch, nodes: list[BoolArray], aggregation: Aggregation) -> FloatArray:
+def _node_scores(batch: RaggedBatch, nodes: list[BoolArray]) -> FloatArray:
     """g of every node, shape (depth, n)."""
-    length = batch.lengths
     with np.errstate(over="ignore", invalid="ignore"):  # refused below, with a message
-        lifted = np.asarray(aggregation.lift(batch.values, length[:, None]))
-        g = [
-            aggregation.finish(
-                aggregation.fold.reduce(lifted, axis=1, where=node, initial=aggregation.neutral),
-                node.sum(axis=1),
-                length,
-            )
-            for node in nodes
-        ]
-    scores = np.stack(g)
-    if not np.isfinite(scores).all():
-        raise ConfigurationError.of("scores", aggregation.name, "small enough for g to be finite", "an overflow")
-    return np.asarray(scores)
+        scores = np.stack([np.sum(batch.values, axis=1, where=node) / batch.lengths for node in nodes])
+    _refuse_overflow(scores)
+    return scores
+
+
+def _refuse_overflow(g: FloatArray) -> None:
+    if not np.isfinite(g).all():
+        raise ConfigurationError.of("scores", "sum", "small enough for g to be finite", "an overflow")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.stats.aggregation import FloatArray, IntArray, RaggedBatch
+from grampus_uq.stats.arrays import FloatArray, IntArray, RaggedBatch
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
 __all__ = ["envelope_entry", "isotonic_rows", "suffix_envelope_entry", "unimodal_envelope"]
@@ -30,7 +30,7 @@ def isotonic_rows(batch: RaggedBatch) -> FloatArray:
         Shape (n, longest), the fits; the padding is +inf. All rows advance together: the work is that of the
         longest row, not of the number of rows.
 
-    >>> from grampus_uq.stats.aggregation import ragged
+    >>> from grampus_uq.stats.arrays import ragged
     >>> isotonic_rows(ragged([[1.0, 3.0, 2.0, 4.0]])).tolist()
     [[1.0, 2.5, 2.5, 4.0]]
     """
@@ -75,7 +75,7 @@ def unimodal_envelope(batch: RaggedBatch) -> FloatArray:
     Returns:
         Shape (n, longest); not decreasing up to the mode, not increasing behind it; the padding is -inf.
 
-    >>> from grampus_uq.stats.aggregation import ragged
+    >>> from grampus_uq.stats.arrays import ragged
     >>> unimodal_envelope(ragged([[2.0, 1.0, 5.0, 0.0, 2.0]])).tolist()
     [[1.5, 1.5, 5.0, 1.0, 1.0]]
     """

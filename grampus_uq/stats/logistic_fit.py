@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.stats.aggregation import FloatArray
+from grampus_uq.stats.arrays import FloatArray
 
 __all__ = ["fit_logistic", "logistic"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import FloatArray
+from grampus_uq.stats.arrays import FloatArray
 
 __all__ = [
     "BRIER",

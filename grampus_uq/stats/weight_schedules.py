@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from grampus_uq.stats.aggregation import FloatArray
+from grampus_uq.stats.arrays import FloatArray
 
 __all__ = ["EXPONENTIAL_FRONT", "LINEAR_BACK", "LINEAR_FRONT", "SCHEDULES", "UNIFORM", "WeightSchedule"]
 

@@ -44,7 +44,6 @@ from grampus_uq.learn.attribution import (
 from grampus_uq.learn.attribution.composition import smallest_calibration
 from grampus_uq.learn.attribution.labelled_recordings import labelled_recordings
 from grampus_uq.recording import runs as runs_of
-from grampus_uq.stats.aggregation import LogSumExpAggregation, MaxAggregation
 from grampus_uq.stats.ranks import binomial_ceiling
 from tests.attribution.runs import assuming, failures, trajectory
 from tests.guarantees.afterwards import recorded_failures
@@ -55,9 +54,7 @@ METHODS: list[AttributionMethod] = [
     Vanilla(),
     Hierarchical(),
     RightFiltration(),
-    RightFiltration(aggregation=MaxAggregation(length_penalty=0.1), name="rf max"),
     LeftFiltration(),
-    LeftFiltration(aggregation=LogSumExpAggregation(), name="lf lse"),
     TwoWayFiltration(),
     TwoWayFiltration(when_empty="nothing", name="twf empty"),
     TwoWayFiltration(when_empty="best", name="twf best"),

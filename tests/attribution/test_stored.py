@@ -15,13 +15,13 @@ from grampus_uq.learn.attribution import (
     LeftFiltration,
     Plan,
     SuffixEnvelope,
+    TwoWayFiltration,
     calibrate,
     calibration_from_json,
     calibration_to_json,
     fit_and_calibrate,
     locate,
 )
-from grampus_uq.stats.aggregation import MaxAggregation
 from tests.attribution.runs import failures
 
 
@@ -61,6 +61,6 @@ def test_what_is_broken_is_named(field: str, value: Any, said: str) -> None:
 def test_what_is_no_plain_numbers_is_not_stored() -> None:
     with pytest.raises(ConfigurationError, match="conditional logit"):
         calibration_to_json(calibrate(failures(10, 1), ConstantScorer()))
-    other = Plan(method=LeftFiltration(aggregation=MaxAggregation(length_penalty=0.1)))
+    other = Plan(method=TwoWayFiltration(when_empty="best"))
     with pytest.raises(ConfigurationError, match="as it comes"):
         calibration_to_json(fit_and_calibrate(failures(20, 1), other))

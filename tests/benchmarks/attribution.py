@@ -49,12 +49,13 @@ from grampus_uq.learn.attribution import (
 from grampus_uq.learn.attribution.attribute import FIT_SHARE
 from grampus_uq.learn.attribution.from_logs import read_labelled_failures
 from grampus_uq.models import open_model
-from grampus_uq.stats.aggregation import RaggedBatch, ragged
+from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.conformal import conformal_threshold, conformity_at, prediction_sets, whole_rank_size
 from grampus_uq.stats.entry_thresholds import EntryThresholds, right_filtration_entry
+from grampus_uq.stats.lazy_sets import Filtration
 from grampus_uq.stats.ranking import auprc, auroc
-from grampus_uq.stats.split_evaluation import SplitEvaluation, evaluate_splits, random_splits
 from tests.benchmarks._report import emit
+from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, random_splits
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)
 FloatArray = npt.NDArray[np.float64]
@@ -303,6 +304,30 @@ def speed_row(splits: int = 1000) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class InfiniteBoundary:
+    """A filtration of scores >= 0 as printed: g of the whole trajectory is infinite."""
+
+    method: LeftFiltration | RightFiltration | TwoWayFiltration
+    shape: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.name}_paper"
+
+    @property
+    def filtration(self) -> Filtration | None:
+        return self.method.filtration
+
+    def entry(self, batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
+        entry = self.method.entry(batch, draws)
+        if self.filtration is not Filtration.LEFT:
+            entry.values[np.arange(len(entry.lengths)), entry.lengths - 1] = np.inf
+        if self.filtration is not Filtration.RIGHT:
+            entry.values[:, 0] = np.inf
+        return entry
+
+
 PURPOSES = {Plan().method.name: "people", SuffixEnvelope().name: "rollback"}
 FITTED: list[tuple[str, AttributionMethod]] = [
     ("vcp", Vanilla()),
@@ -321,9 +346,9 @@ POSITION_ONLY: list[tuple[str, AttributionMethod]] = [
     ("constant_twf", TwoWayFiltration(when_empty="nothing")),
 ]
 PAPER: list[tuple[str, AttributionMethod]] = [  # as printed: g(x) = inf, and nothing breaks the ties that it makes
-    ("lf_paper", LeftFiltration(infinite_boundary=True)),
-    ("rf_paper", RightFiltration(infinite_boundary=True)),
-    ("twf_paper", TwoWayFiltration(infinite_boundary=True, when_empty="nothing")),
+    ("lf_paper", InfiniteBoundary(method=LeftFiltration())),
+    ("rf_paper", InfiniteBoundary(method=RightFiltration())),
+    ("twf_paper", InfiniteBoundary(method=TwoWayFiltration(when_empty="nothing"))),
 ]
 JUDGED: list[tuple[str, AttributionMethod]] = [
     ("judge_vcp", Vanilla()),

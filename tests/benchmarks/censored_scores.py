@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.stats.aggregation import FloatArray
+from grampus_uq.stats.arrays import FloatArray
 from grampus_uq.stats.scoring import LOG, ProperScore, expected_score
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps_exact
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import ragged
+from grampus_uq.stats.arrays import ragged
 from grampus_uq.stats.conformal import (
     conformal_threshold,
     conformity_at,
@@ -27,13 +27,19 @@ from grampus_uq.stats.entry_thresholds import (
     vanilla_entry,
     with_fallback,
 )
-from grampus_uq.stats.split_evaluation import evaluate_splits, random_splits
+from tests.benchmarks.split_evaluation import evaluate_splits, random_splits
 
 
 def small_world(seed: int, n: int = 23) -> tuple[list[list[float]], np.ndarray, np.random.Generator]:
     rng = np.random.default_rng(seed)
     rows = [rng.integers(0, 5, rng.integers(1, 8)).astype(float).tolist() for _ in range(n)]
     return rows, np.array([rng.integers(len(row)) for row in rows]), rng
+
+
+def with_infinities(entry: EntryThresholds) -> EntryThresholds:
+    values = entry.values.copy()
+    values[np.arange(len(values)), entry.lengths - 1] = np.inf
+    return EntryThresholds(values=values, lengths=entry.lengths)
 
 
 @pytest.mark.parametrize("ties_broken", [True, False])
@@ -43,7 +49,7 @@ def test_a_thousand_splits_at_once_equal_one_split_at_a_time(family: str, ties_b
     batch = ragged(rows)
     entry = {
         "vcp": lambda: vanilla_entry(batch),
-        "rf with infinities": lambda: right_filtration_entry(batch, infinite_boundary=True),
+        "rf with infinities": lambda: with_infinities(right_filtration_entry(batch)),
         "twf with fallback": lambda: with_fallback(two_way_entry(batch), batch),
         "twf kept": lambda: keep_first(two_way_entry(batch)),
     }[family]()
@@ -102,7 +108,7 @@ def test_exactly_k_calibration_scores_enter_by_their_own_threshold(
 def test_too_few_calibration_trajectories_give_the_whole_trajectory() -> None:
     threshold = conformal_threshold([0.1, 0.2, 0.3], 0.9, [0.5, 0.5, 0.5])
     assert (threshold.value, threshold.rank, threshold.expected_coverage) == (math.inf, None, 1.0)
-    entry = right_filtration_entry(ragged([[1.0, 2.0], [3.0]]), infinite_boundary=True)
+    entry = with_infinities(right_filtration_entry(ragged([[1.0, 2.0], [3.0]])))
     assert prediction_sets(entry, threshold, [0.9, 0.9]).tolist() == [[True, True], [True, False]]
     assert conformal_threshold([], 0.5).value == math.inf
 
@@ -138,7 +144,7 @@ def test_recall_conformity_is_the_least_threshold_that_reaches_the_recall(
 
 
 def test_recall_with_one_error_is_the_ordinary_score_even_at_infinity() -> None:
-    entry = right_filtration_entry(ragged([[1.0, 2.0, 1.0], [4.0]]), infinite_boundary=True)
+    entry = with_infinities(right_filtration_entry(ragged([[1.0, 2.0, 1.0], [4.0]])))
     errors = np.array([[False, False, True], [True, False, False]])
     assert recall_conformity(entry, errors, 0.3).tolist() == conformity_at(entry, [2, 0]).tolist() == [math.inf] * 2
 

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from sklearn.isotonic import isotonic_regression
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import (
-    Aggregation,
-    LogSumExpAggregation,
-    MaxAggregation,
-    RaggedBatch,
-    SumAggregation,
-    prefix_scores,
-    ragged,
-)
+from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     hierarchical_entry,
@@ -33,30 +25,19 @@ from grampus_uq.stats.entry_thresholds import (
 from grampus_uq.stats.envelope import envelope_entry, isotonic_rows, suffix_envelope_entry, unimodal_envelope
 
 Sets = dict[str, set[int]]
-CASES = 4_200  # times five aggregations: more than 20,000 trajectories, each at several thresholds
+CASES = 20_000
 
 
-def direct_g(scores: list[float], length: int, aggregation: Aggregation) -> float:
+def direct_g(scores: list[float], length: int) -> float:
     """g of a stretch from its formula; on quarters the sums are exact, so equal g are equal floats."""
-    steps = len(scores)
-    if isinstance(aggregation, SumAggregation):
-        return (math.fsum(scores) + aggregation.length_penalty * (steps - 1)) / length
-    if isinstance(aggregation, MaxAggregation):
-        return max(scores) + aggregation.length_penalty * (steps - 1) / length
-    assert isinstance(aggregation, LogSumExpAggregation)
-    total = math.fsum(math.exp(aggregation.beta * length * s) for s in scores)
-    return math.log(total) / aggregation.beta - math.log(length)
+    return math.fsum(scores) / length
 
 
-def direct_sets(scores: list[float], thresholds: list[float], aggregation: Aggregation, boundary: bool) -> list[Sets]:
+def direct_sets(scores: list[float], thresholds: list[float]) -> list[Sets]:
     """F(x; q) of eq. 3 for every q: the longest prefix and suffix with g <= q (maybe the empty one), and VCP."""
     length = len(scores)
-
-    def g(stretch: list[float]) -> float:
-        return math.inf if boundary and len(stretch) == length else direct_g(stretch, length, aggregation)
-
-    prefixes = {k: g(scores[:k]) for k in range(1, length + 1)}
-    suffixes = {k: g(scores[length - k :]) for k in range(1, length + 1)}
+    prefixes = {k: direct_g(scores[:k], length) for k in range(1, length + 1)}
+    suffixes = {k: direct_g(scores[length - k :], length) for k in range(1, length + 1)}
     found = []
     for q in thresholds:
         right = set(range(max((k for k in prefixes if prefixes[k] <= q), default=0)))
@@ -70,40 +51,27 @@ def as_sets(entry: EntryThresholds, i: int, q: float) -> set[int]:
     return set(np.flatnonzero(entry.values[i, : entry.lengths[i]] <= q).tolist())
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "boundary"),
-    [
-        (SumAggregation(), False),
-        (SumAggregation(length_penalty=0.25), True),
-        (MaxAggregation(), False),
-        (MaxAggregation(length_penalty=0.5), True),
-        (LogSumExpAggregation(beta=0.5), False),
-    ],
-    ids=["sum", "sum-penalty-boundary", "max", "max-penalty-boundary", "log-sum-exp"],
-)
-def test_sets_from_entry_thresholds_are_the_sets_of_the_definitions(aggregation: Aggregation, boundary: bool) -> None:
-    """More than 20,000 trajectories with tied and negative scores (so g is not monotone), at q = 0 and inf too."""
+def test_sets_from_entry_thresholds_are_the_sets_of_the_definitions() -> None:
+    """20,000 trajectories with tied and negative scores (so g is not monotone), at q = 0 and inf too."""
     rng = np.random.default_rng(5)
-    # Quarters are exact in binary, so equal g are equal floats on both sides; log-sum-exp is compared off its ties.
+    # Quarters are exact in binary, so equal g are equal floats on both sides.
     rows = [(rng.integers(-3, 7, size=rng.integers(1, 7)) / 4).tolist() for _ in range(CASES)]
     batch = ragged(rows)
     entries = {
         "vcp": vanilla_entry(batch),
-        "rf": right_filtration_entry(batch, aggregation, infinite_boundary=boundary),
-        "lf": left_filtration_entry(batch, aggregation, infinite_boundary=boundary),
-        "twf": two_way_entry(batch, aggregation, infinite_boundary=boundary),
+        "rf": right_filtration_entry(batch),
+        "lf": left_filtration_entry(batch),
+        "twf": two_way_entry(batch),
     }
-    smooth = isinstance(aggregation, LogSumExpAggregation)
     for i, scores in enumerate(rows):
         some_entry = float(entries["rf"].values[i, rng.integers(len(scores))])
-        off_ties = 1e-7 if smooth else 0.0
-        thresholds = [off_ties, math.inf, some_entry + off_ties, float(rng.normal())]
-        for q, wanted in zip(thresholds, direct_sets(scores, thresholds, aggregation, boundary), strict=True):
+        thresholds = [0.0, math.inf, some_entry, float(rng.normal())]
+        for q, wanted in zip(thresholds, direct_sets(scores, thresholds), strict=True):
             for method, entry in entries.items():
                 assert as_sets(entry, i, q) == wanted[method], (method, scores, q)
 
 
-def climbing(scores: list[float], q: float, u: float, aggregation: Aggregation) -> set[int]:
+def climbing(scores: list[float], q: float, u: float) -> set[int]:
     """CRSVP's prediction as appendix B tells it: climb from the best leaf until g reaches q, then interpolate."""
     length = len(scores)
     leaf = max(range(length), key=lambda j: scores[j])
@@ -113,25 +81,24 @@ def climbing(scores: list[float], q: float, u: float, aggregation: Aggregation) 
         middle = (low + high + 1) // 2
         low, high = (low, middle) if leaf < middle else (middle, high)
         path.insert(0, (low, high))
-    g = [direct_g(scores[a:b], length, aggregation) for a, b in path]
+    g = [direct_g(scores[a:b], length) for a, b in path]
     at = next((i for i in range(len(path)) if g[i] >= q), len(path) - 1)
     if at > 0 and g[at] - u * (g[at] - g[at - 1]) >= q:
         at -= 1
     return set(range(*path[at]))
 
 
-@pytest.mark.parametrize("aggregation", [SumAggregation(), MaxAggregation(length_penalty=0.1), LogSumExpAggregation()])
-def test_crsvp_returns_the_node_that_climbing_the_tree_returns(aggregation: Aggregation) -> None:
+def test_crsvp_returns_the_node_that_climbing_the_tree_returns() -> None:
     rng = np.random.default_rng(8)
     rows = [rng.random(rng.integers(1, 14)).tolist() for _ in range(3000)]
     draws = rng.random(len(rows))
     batch = ragged(rows)
-    entry = hierarchical_entry(batch, draws, aggregation)
+    entry = hierarchical_entry(batch, draws)
     assert entry.fallback is not None
     for i, scores in enumerate(rows):
         for q in (-math.inf, float(rng.uniform(-1, 2)), math.inf):
             found = as_sets(entry, i, q) or {int(entry.fallback[i])}
-            assert found == climbing(scores, q, draws[i], aggregation)
+            assert found == climbing(scores, q, draws[i])
             assert found == set(range(min(found), max(found) + 1)), "a node is contiguous"
 
 
@@ -192,13 +159,6 @@ def test_a_trajectory_has_the_same_thresholds_alone_and_in_a_batch(rows: list[li
             assert a.values[i, : len(row)].tolist() == b.values[0].tolist()
 
 
-def test_the_papers_boundary_lets_the_whole_trajectory_in_at_infinity_only() -> None:
-    batch = ragged([[0.0, 0.0, 0.0]])
-    assert right_filtration_entry(batch, infinite_boundary=True).values[0].tolist() == [0.0, 0.0, math.inf]
-    assert left_filtration_entry(batch, infinite_boundary=True).values[0].tolist() == [math.inf, 0.0, 0.0]
-    assert right_filtration_entry(batch).values[0].tolist() == [0.0, 0.0, 0.0]
-
-
 def test_one_step_is_a_trajectory_too() -> None:
     batch = ragged([[0.4]])
     for f in (vanilla_entry, right_filtration_entry, left_filtration_entry, two_way_entry, envelope_entry):
@@ -206,34 +166,17 @@ def test_one_step_is_a_trajectory_too() -> None:
     assert hierarchical_entry(batch, [0.5]).values.tolist() == [[0.4]]
 
 
-def test_log_sum_exp_survives_exponents_that_overflow() -> None:
-    batch = ragged([[500.0, -500.0, 499.0]])
-    g = prefix_scores(batch, LogSumExpAggregation(beta=1.0))
-    assert g[0] == pytest.approx(
-        [1500 - math.log(3), 1500 - math.log(3), 1500 - math.log(3) + math.log1p(math.exp(-3))]
-    )
-
-
 def test_a_g_beyond_floats_is_refused_and_not_turned_into_infinity() -> None:
     with pytest.raises(ConfigurationError, match="finite"):
         right_filtration_entry(ragged([[1e308, 1e308]]))
     with pytest.raises(ConfigurationError, match="finite"):
-        right_filtration_entry(ragged([[1e308, 1.0]]), LogSumExpAggregation(beta=10.0))
+        hierarchical_entry(ragged([[1e308, 1e308]]), [0.0])
 
 
 @pytest.mark.parametrize("rows", [[], [[]], [[0.1], []], [[math.nan]], [[0.1, math.inf]], [[[0.1]]]], ids=str)
 def test_rows_that_are_no_scores_are_refused(rows: list[list[float]]) -> None:
     with pytest.raises(ConfigurationError):
         ragged(rows)
-
-
-@pytest.mark.parametrize("bad", [-0.1, math.inf, math.nan])
-def test_penalties_and_temperatures_outside_their_domain_are_refused(bad: float) -> None:
-    for build in (lambda: SumAggregation(length_penalty=bad), lambda: MaxAggregation(length_penalty=bad)):
-        with pytest.raises(ConfigurationError, match="length_penalty"):
-            build()
-    with pytest.raises(ConfigurationError, match="beta"):
-        LogSumExpAggregation(beta=bad)
 
 
 def test_the_stand_in_is_the_best_scored_step_and_the_kept_one_the_first_to_enter() -> None:

@@ -22,7 +22,7 @@ from grampus_uq.learn.attribution.methods import (
     TwoWayFiltration,
     Vanilla,
 )
-from grampus_uq.stats.aggregation import ragged
+from grampus_uq.stats.arrays import ragged
 from grampus_uq.stats.conformal import conformal_threshold, prediction_sets, recall_conformity
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import Aggregation, RaggedBatch, SumAggregation
+from grampus_uq.stats.arrays import RaggedBatch
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     hierarchical_entry,
@@ -44,8 +44,6 @@ __all__ = [
     "TwoWayFiltration",
     "Vanilla",
 ]
-
-_SUM = SumAggregation()
 
 
 class AttributionMethod(Protocol):
@@ -88,44 +86,39 @@ class Vanilla:
 class Hierarchical:
     """CRSVP: a node of the binary tree over the steps; never empty; no upper bound on coverage."""
 
-    aggregation: Aggregation = _SUM
     name: str = "crsvp"
     shape: str = "a node of the binary tree over the steps"
     filtration: None = None
 
     def entry(self, batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
         """See `hierarchical_entry`."""
-        return hierarchical_entry(batch, draws, self.aggregation)
+        return hierarchical_entry(batch, draws)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RightFiltration:
     """RF: a prefix. Lazy."""
 
-    aggregation: Aggregation = _SUM
-    infinite_boundary: bool = False
     name: str = "rf"
     shape: str = "the run's first steps"
     filtration: Filtration = Filtration.RIGHT
 
     def entry(self, batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
         """See `right_filtration_entry`."""
-        return right_filtration_entry(batch, self.aggregation, infinite_boundary=self.infinite_boundary)
+        return right_filtration_entry(batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftFiltration:
     """LF: a suffix. Lazy."""
 
-    aggregation: Aggregation = _SUM
-    infinite_boundary: bool = False
     name: str = "lf"
     shape: str = "the run's last steps"
     filtration: Filtration = Filtration.LEFT
 
     def entry(self, batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
         """See `left_filtration_entry`."""
-        return left_filtration_entry(batch, self.aggregation, infinite_boundary=self.infinite_boundary)
+        return left_filtration_entry(batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +129,6 @@ class TwoWayFiltration:
     which only raises coverage; "first" keeps the step that would enter first in every set, inside the guarantee.
     """
 
-    aggregation: Aggregation = _SUM
-    infinite_boundary: bool = False
     when_empty: Literal["nothing", "best", "first"] = "first"
     name: str = "twf"
     shape: str = "consecutive steps"
@@ -150,7 +141,7 @@ class TwoWayFiltration:
 
     def entry(self, batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
         """See `two_way_entry`, `with_fallback` and `keep_first`."""
-        entry = two_way_entry(batch, self.aggregation, infinite_boundary=self.infinite_boundary)
+        entry = two_way_entry(batch)
         if self.when_empty == "best":
             return with_fallback(entry, batch)
         return keep_first(entry) if self.when_empty == "first" else entry

@@ -36,7 +36,7 @@ from grampus_uq.learn.attribution.scorers import (
     StepScores,
 )
 from grampus_uq.records.values import TokenUsage
-from grampus_uq.stats.aggregation import ragged
+from grampus_uq.stats.arrays import ragged
 from grampus_uq.stats.conformal import (
     TieBrokenThreshold,
     conformal_threshold,
@@ -193,13 +193,7 @@ def _conformity(item: LabelledTrajectory, plan: Plan, lazy: bool) -> Generator[_
     if lazy and isinstance(method, LeftFiltration | RightFiltration):
         entering = sorted(item.error_steps, key=lambda j: method.filtration.step_at(j, len(trajectory)))
         wanted = entering[math.ceil(plan.recall * len(entering) - 1e-9) - 1]
-        walk = lazy_conformity_walk(
-            method.filtration,
-            len(trajectory),
-            wanted,
-            method.aggregation,
-            infinite_boundary=method.infinite_boundary,
-        )
+        walk = lazy_conformity_walk(method.filtration, len(trajectory), wanted)
         value, spent = yield from _step_by_step(trajectory, walk)
         return _Conformity(value, StepScores(steps=tuple(spent.values())))
     scores = yield _Request(trajectory, None)
@@ -218,13 +212,10 @@ def _location(failed: Trajectory, calibrated: CalibratedAttribution) -> Generato
     found = FoundSet(inside=tuple(range(len(failed))))  # the whole run
     if _is_lazy(calibrated.scorer, plan) and isinstance(method, LeftFiltration | RightFiltration):
         if threshold.rank is not None:  # else the set is the whole run whatever the scores, and nothing is asked
-            boundary = method.infinite_boundary
-            walk = lazy_set_walk(
-                method.filtration, len(failed), threshold, draw, method.aggregation, infinite_boundary=boundary
-            )
-            lazy_set, spent = yield from _step_by_step(failed, walk)
+            walk = lazy_set_walk(method.filtration, len(failed), threshold, draw)
+            steps, spent = yield from _step_by_step(failed, walk)
             found = FoundSet(
-                inside=tuple(range(lazy_set.start, lazy_set.stop)),
+                inside=tuple(steps),
                 scored=spent,
                 cost=StepScores(steps=tuple(spent.values())),
             )

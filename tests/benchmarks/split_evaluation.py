@@ -1,4 +1,4 @@
-"""Coverage, removal rate and cost of prediction sets over many random splits, in a handful of array operations.
+"""Coverage, removal rate and cost of prediction sets over many random splits.
 
 Source of the measures: Feng et al., "Conformal Agent Error Attribution" (2026), eq. 9 and table 4.
 """
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.aggregation import FloatArray, IntArray
+from grampus_uq.stats.arrays import FloatArray, IntArray
 from grampus_uq.stats.conformal import checked_true_steps, conformity_at, coverage_rank
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
