@@ -24,8 +24,16 @@ from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.learn.fit.detector_split import least_to_learn, realised_rate, successes_to_label, threshold_size
 from grampus_uq.stats.alarm_figures import alarm_figures
-from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows, start, update
-from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
+from grampus_uq.stats.eprocess import (
+    Detector,
+    alarm_steps,
+    detector_from_json,
+    detector_to_json,
+    log_peaks,
+    score_rows,
+    start,
+    update,
+)
 from grampus_uq.stats.eprocess_scorers import FeatureScorer
 from grampus_uq.stats.eprocess_thresholds import Mode, pac_threshold, successes_needed, tie_uniform
 from grampus_uq.stats.ranking import auroc

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, PlainSerializer
 
 from grampus_uq.stats import eprocess
-from grampus_uq.stats.eprocess import Detector, DetectorState
-from grampus_uq.stats.eprocess_json import detector_from_json, detector_to_json
+from grampus_uq.stats.eprocess import Detector, DetectorState, detector_from_json, detector_to_json
 
 __all__ = [
     "AlarmState",

@@ -15,34 +15,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats import json_reading as read
-from grampus_uq.stats.eprocess import Detector
-from grampus_uq.stats.eprocess_json import detector_to_json
-from grampus_uq.stats.eprocess_thresholds import (
-    Mode,
-    Threshold,
-    exceeds,
-    threshold_from_json,
-    threshold_to_json,
-    tie_uniform,
-)
-from grampus_uq.stats.test_martingale import (
-    WatchState,
-    capped,
-    watch_from_json,
-    watch_start,
-    watch_to_json,
-    watch_update,
-)
+from grampus_uq.stats.eprocess import Detector, detector_to_json
+from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, exceeds, tie_uniform
+from grampus_uq.stats.stored_values import STORED, Extended, from_json, to_json
+from grampus_uq.stats.test_martingale import WatchState, capped, watch_start, watch_update
 
 __all__ = [
     "REFERENCE_RUNS",
@@ -113,7 +96,7 @@ class WatchStatus:
 class _Bets:
     """One variant: the runs gathered to compare with, then the martingale that replaced them."""
 
-    gathered: tuple[float, ...] = ()
+    gathered: tuple[Extended, ...] = ()
     martingale: WatchState | None = None
 
 
@@ -135,12 +118,15 @@ class CalibrationWatchState:
     threshold: Threshold
     acting: bool
     level: float
-    bets: Mapping[Variant, _Bets]
+    bets: dict[Variant, _Bets]
+
+    __pydantic_config__ = STORED
 
     def __post_init__(self) -> None:
+        if set(self.bets) != set(Variant):
+            raise ConfigurationError.of("bets", "CalibrationWatch", f"one for each of {list(Variant)}", list(self.bets))
         if not 0.0 < self.level < 1.0:
             raise ConfigurationError.of("level", "CalibrationWatch", "in (0, 1)", self.level)
-        object.__setattr__(self, "bets", MappingProxyType(dict(self.bets)))
 
 
 def detector_id(detector: Detector) -> str:
@@ -251,42 +237,9 @@ def _begun(state: CalibrationWatchState, variant: Variant, bets: _Bets) -> _Bets
 
 def watching_to_json(state: CalibrationWatchState) -> dict[str, Any]:
     """Return a JSON-able mapping, about 4 kB; `watching_from_json` gives back an equal state."""
-    return {
-        "detector": state.detector,
-        "salt": state.salt,
-        "threshold": threshold_to_json(state.threshold),
-        "acting": state.acting,
-        "level": state.level,
-        "bets": {
-            variant.value: {
-                "gathered": [read.written(peak) for peak in bets.gathered],
-                "martingale": None if bets.martingale is None else watch_to_json(bets.martingale),
-            }
-            for variant, bets in state.bets.items()
-        },
-    }
+    return to_json(state)
 
 
 def watching_from_json(data: Any) -> CalibrationWatchState:
     """Read what `watching_to_json` wrote, with every check of the constructors; raises ConfigurationError."""
-    fields = read.mapping(data, "watch", {"detector", "salt", "threshold", "acting", "level", "bets"})
-    stored = read.mapping(fields["bets"], "bets", {variant.value for variant in Variant})
-    if not isinstance(fields["acting"], bool):
-        raise ConfigurationError.of("acting", "from_json", "true or false", fields["acting"])
-    return CalibrationWatchState(
-        detector=read.text(fields["detector"], "detector"),
-        salt=read.text(fields["salt"], "salt"),
-        threshold=threshold_from_json(fields["threshold"]),
-        acting=fields["acting"],
-        level=read.number(fields["level"], "level"),
-        bets={variant: _bets_from_json(stored[variant.value]) for variant in Variant},
-    )
-
-
-def _bets_from_json(data: Any) -> _Bets:
-    fields = read.mapping(data, "bets", {"gathered", "martingale"})
-    martingale = fields["martingale"]
-    return _Bets(
-        gathered=read.items(fields["gathered"], "gathered", read.extended),
-        martingale=None if martingale is None else watch_from_json(martingale),
-    )
+    return from_json(CalibrationWatchState, data, "watch")

@@ -10,34 +10,34 @@ nothing else (`eprocess_thresholds`). Everything is in log space.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+from pydantic import Field
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats import json_reading as read
+from grampus_uq.stats.arrays import FloatArray, IntArray
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, Memory, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import Threshold, exceeds, exceeds_many, tie_uniform
 from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where, run_maximum
+from grampus_uq.stats.stored_values import STORED, Extended, from_json, to_json
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
+FORMAT: Final = 1
+"""Raised whenever the meaning of a stored detector changes."""
 
 
 class DetectorState(NamedTuple):
-    """All that a detector remembers of one run: bounded, immutable, JSON as it stands (`state_to_json`).
+    """All that a detector remembers of one run: bounded, immutable, JSON as it stands.
 
     A named tuple and not a dataclass because one is built at every step, and building it costs a fifth.
 
     Attributes:
         step: steps seen, with or without a score.
         log_m: log M_t of the newest step; None until the first score.
-        log_peak: its maximum so far, what the thresholds are compared with; None until the first score, and after
-            `rearm`.
+        log_peak: its maximum so far, what the thresholds are compared with; None until the first score.
         tie: the run's draw in (0, 1).
         memory: the scorer's own numbers.
     """
@@ -66,13 +66,15 @@ class Detector:
     """
 
     streams: tuple[str, ...]
-    scorer: FeatureScorer | PaperScorer
+    scorer: Annotated[FeatureScorer | PaperScorer, Field(discriminator="kind")]
     thresholds: tuple[Threshold, ...]
     deployed: int
     salt: str
-    null_peaks: tuple[tuple[float, float], ...] = ()
+    null_peaks: tuple[tuple[Extended, float], ...] = ()
     without_gaps: tuple[str, ...] | None = None
     bounded: tuple[bool, ...] = field(init=False, repr=False, compare=False)
+
+    __pydantic_config__ = STORED
 
     def __post_init__(self) -> None:
         clips = self.scorer.clips if isinstance(self.scorer, FeatureScorer) else (self.scorer.limit,)
@@ -155,16 +157,6 @@ def alarms(state: DetectorState, threshold: Threshold) -> bool:
     return state.log_peak is not None and exceeds(threshold, state.log_peak, state.tie)
 
 
-def rearm(state: DetectorState) -> DetectorState:
-    """Forget the peak, so that the alarm rings again only for evidence still to come: for after it was answered.
-
-    What alpha still covers: a threshold bounds the share of runs that *ever* alarm, and this run is counted already, so
-    asking again breaks no promise. It says nothing about how often a run is asked about after its first alarm, nor
-    about a run that the answer has changed.
-    """
-    return state._replace(log_peak=None)
-
-
 def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
     """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None).
 
@@ -196,26 +188,21 @@ def alarm_steps(blocks: StepBlocks, log_m: FloatArray, threshold: Threshold, tie
     return first_step_where(blocks, exceeds_many(threshold, log_m, of_row))
 
 
-def state_to_json(state: DetectorState) -> dict[str, Any]:
-    """Return the state as a JSON-able mapping, at most 1 kB for up to two streams."""
-    return {**state._asdict(), "memory": [list(part) for part in state.memory]}
+def detector_to_json(detector: Detector) -> dict[str, Any]:
+    """Return the detector as a strictly JSON-able mapping; `detector_from_json` gives back an equal one."""
+    written = {"format": FORMAT, **to_json(detector)}
+    if detector.without_gaps is None:  # unknown to older versions
+        del written["without_gaps"]
+    return written
 
 
-def state_from_json(detector: Detector, data: Any) -> DetectorState:
-    """Read what `state_to_json` wrote, checked against the detector that it belongs to.
+def detector_from_json(data: Any) -> Detector:
+    """Read what `detector_to_json` wrote, with every check of the constructors.
 
     Raises:
-        ConfigurationError: a key missing or unknown, a number that is none, the memory of another detector.
+        ConfigurationError: another format, a key missing or unknown, a value of the wrong kind, a broken rule.
     """
-    fields = read.mapping(data, "state", set(DetectorState._fields))
-    step, tie = read.whole(fields["step"], "step"), read.number(fields["tie"], "tie")
-    log_m, log_peak = (read.maybe_number(fields[name], name) for name in ("log_m", "log_peak"))
-    memory = read.items(fields["memory"], "memory", read.numbers)
-    fresh = detector.scorer.start()
-    flexible = isinstance(detector.scorer, PaperScorer)
-    fits = len(memory) == len(fresh) and (flexible or all(len(a) == len(b) for a, b in zip(memory, fresh, strict=True)))
-    if not fits:
-        raise ConfigurationError.of("memory", "DetectorState", "of the detector's own shape", fields["memory"])
-    if step < 0 or not 0.0 < tie < 1.0 or (log_m is None and log_peak is not None):
-        raise ConfigurationError.of("data", "DetectorState", "a state that `update` can reach", data)
-    return DetectorState(step, log_m, log_peak, tie, memory)
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        way_out = "a newer version wrote it? upgrade; otherwise fit again"
+        raise ConfigurationError.of("format", "Detector", f"{FORMAT}", data, way_out)
+    return from_json(Detector, {key: value for key, value in data.items() if key != "format"}, "detector")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +97,7 @@ class FeatureScorer:
     prior_log_odds: float = 0.0
     limit: float | None = LOGIT_LIMIT
     sees_last: bool = False
+    kind: Literal["features"] = "features"
 
     def __post_init__(self) -> None:
         width = len(STREAM_FEATURES) * len(self.neutral) + 1 + self.sees_last
@@ -202,6 +204,7 @@ class PaperScorer:
     prior_log_odds: float
     fill: float = 0.5
     limit: float = LOGIT_LIMIT
+    kind: Literal["paper"] = "paper"
 
     def __post_init__(self) -> None:
         sizes = [0 if intercept is None else step for step, intercept in enumerate(self.intercepts, start=1)]

@@ -11,17 +11,14 @@ import hashlib
 import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats import json_reading as read
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.ranks import check_level, conformal_rank, pac_rank, smallest_n_for_pac
-
-FloatArray = npt.NDArray[np.float64]
-
+from grampus_uq.stats.stored_values import STORED, Extended
 
 _ONCE = "one run of each, a run that names none being one of its own"
 
@@ -55,12 +52,14 @@ class Threshold:
     mode: Mode
     alpha: float
     delta: float | None
-    log_value: float
+    log_value: Extended
     tie: float
     runs: int
     rank: int | None
     guarantee: str
     shortage: str = ""
+
+    __pydantic_config__ = STORED
 
     def __post_init__(self) -> None:
         for name, level in (("alpha", self.alpha), ("delta", 0.5 if self.delta is None else self.delta)):
@@ -271,12 +270,12 @@ def exceeds(threshold: Threshold, log_peak: float, tie: float) -> bool:
     return log_peak > threshold.log_value
 
 
-def exceeds_many(threshold: Threshold, log_values: FloatArray, ties: FloatArray) -> npt.NDArray[np.bool_]:
+def exceeds_many(threshold: Threshold, log_values: FloatArray, ties: FloatArray) -> BoolArray:
     """`exceeds` for arrays of equal shape; NaN never exceeds."""
     if threshold.mode in (Mode.VILLE, Mode.BONFERRONI):
         return log_values >= threshold.log_value
     level = threshold.log_value
-    above: npt.NDArray[np.bool_] = log_values > level
+    above: BoolArray = log_values > level
     return above | ((log_values == level) & (ties > threshold.tie)) if math.isfinite(level) else above
 
 
@@ -312,40 +311,6 @@ def successes_needed(mode: Mode, alpha: float, delta: float | None = None) -> in
             return next(n for n in range(close, close + 4) if conformal_rank(n, alpha) is not None)
         case _:
             return 0
-
-
-def threshold_to_json(threshold: Threshold) -> dict[str, Any]:
-    """Return a JSON-able mapping; the infinities of `log_value` become the words "inf" and "-inf"."""
-    return {
-        "mode": threshold.mode.value,
-        "alpha": threshold.alpha,
-        "delta": threshold.delta,
-        "log_value": read.written(threshold.log_value),
-        "tie": threshold.tie,
-        "runs": threshold.runs,
-        "rank": threshold.rank,
-        "guarantee": threshold.guarantee,
-        "shortage": threshold.shortage,
-    }
-
-
-def threshold_from_json(data: Any) -> Threshold:
-    """Read what `threshold_to_json` wrote, with the full checks of the constructor."""
-    keys = {"mode", "alpha", "delta", "log_value", "tie", "runs", "rank", "guarantee", "shortage"}
-    fields = read.mapping(data, "threshold", keys)
-    if fields["mode"] not in list(Mode):
-        raise ConfigurationError.of("mode", "Threshold", f"one of {[mode.value for mode in Mode]}", fields["mode"])
-    return Threshold(
-        mode=Mode(fields["mode"]),
-        alpha=read.number(fields["alpha"], "alpha"),
-        delta=read.maybe_number(fields["delta"], "delta"),
-        log_value=read.extended(fields["log_value"], "log_value"),
-        tie=read.number(fields["tie"], "tie"),
-        runs=read.whole(fields["runs"], "runs"),
-        rank=None if fields["rank"] is None else read.whole(fields["rank"], "rank"),
-        guarantee=read.text(fields["guarantee"], "guarantee"),
-        shortage=read.text(fields["shortage"], "shortage"),
-    )
 
 
 def _at_rank(

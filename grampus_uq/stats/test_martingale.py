@@ -19,17 +19,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats import json_reading as read
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
+from grampus_uq.stats.arrays import FloatArray
+from grampus_uq.stats.stored_values import STORED, Extended
 
 JUMP_RATES = (0.0, 1e-3, 1e-2, 1e-1)
 """Shares of the capital that are dealt out anew at every run: none for small changes, fast for late and large ones."""
@@ -55,14 +51,17 @@ class WatchState:
         runs: how many finished runs were watched.
     """
 
-    edges: tuple[float, ...]
+    edges: tuple[Extended, ...]
     counts: tuple[int, ...]
     shares: tuple[float, ...]
     log_capital: float = 0.0
     log_peak: float = 0.0
     runs: int = 0
 
+    __pydantic_config__ = STORED
+
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shares", _all_accounts(self.shares))
         if list(self.edges) != sorted(self.edges) or len(self.counts) != len(self.edges) + 1:
             raise ConfigurationError.of("edges", "WatchState", "ascending, one fewer than counts", self.edges)
         if any(math.isnan(edge) for edge in self.edges) or min(self.counts) < 0 or self.runs < 0:
@@ -168,24 +167,6 @@ def bet(shares: FloatArray, p: FloatArray) -> tuple[FloatArray, FloatArray]:
     rates = np.array(JUMP_RATES)[:, None]
     dealt = (1.0 - rates) * split + rates * split.mean(axis=-1, keepdims=True)
     return dealt.reshape(shares.shape), growth
-
-
-def watch_to_json(state: WatchState) -> dict[str, Any]:
-    """Return a JSON-able mapping, about 1 kB; `watch_from_json` gives back an equal state."""
-    return {**asdict(state), "edges": [read.written(edge) for edge in state.edges]}
-
-
-def watch_from_json(data: Any) -> WatchState:
-    """Read what `watch_to_json` wrote, with the full checks of the constructor."""
-    fields = read.mapping(data, "watch", {"edges", "counts", "shares", "log_capital", "log_peak", "runs"})
-    return WatchState(
-        edges=read.items(fields["edges"], "edges", read.extended),
-        counts=read.wholes(fields["counts"], "counts"),
-        shares=_all_accounts(read.numbers(fields["shares"], "shares")),
-        log_capital=read.number(fields["log_capital"], "log_capital"),
-        log_peak=read.number(fields["log_peak"], "log_peak"),
-        runs=read.whole(fields["runs"], "runs"),
-    )
 
 
 def _all_accounts(shares: tuple[float, ...]) -> tuple[float, ...]:

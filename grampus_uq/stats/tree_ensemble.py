@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats import json_reading as read
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
+from grampus_uq.stats.arrays import FloatArray, IntArray
+from grampus_uq.stats.stored_values import STORED
 
 _Node = tuple[int, float, Any, Any]  # (feature, threshold, left, right); a leaf is a float in place of a node
 
@@ -52,6 +49,8 @@ class TreeEnsemble:
     right: tuple[int, ...]
     value: tuple[float, ...]
     nested: tuple[_Node | float, ...] = field(init=False, repr=False, compare=False)
+
+    __pydantic_config__ = STORED
 
     def __post_init__(self) -> None:
         size = len(self.feature)
@@ -114,23 +113,3 @@ def evaluate_many(trees: TreeEnsemble, x: FloatArray) -> FloatArray:
             stack.append((int(left[node]), rows[goes_left]))
             stack.append((int(right[node]), rows[~goes_left]))
     return total
-
-
-def to_json(trees: TreeEnsemble) -> dict[str, Any]:
-    """Return the ensemble as a JSON-able mapping; `from_json` reads it back to an equal one."""
-    columns = ("roots", "feature", "threshold", "left", "right", "value")
-    return {"baseline": trees.baseline, **{name: list(getattr(trees, name)) for name in columns}}
-
-
-def from_json(data: Any) -> TreeEnsemble:
-    """Read what `to_json` wrote, with the full checks of the constructor."""
-    fields = read.mapping(data, "trees", {"baseline", "roots", "feature", "threshold", "left", "right", "value"})
-    return TreeEnsemble(
-        baseline=read.number(fields["baseline"], "baseline"),
-        roots=read.wholes(fields["roots"], "roots"),
-        feature=read.wholes(fields["feature"], "feature"),
-        threshold=read.numbers(fields["threshold"], "threshold"),
-        left=read.wholes(fields["left"], "left"),
-        right=read.wholes(fields["right"], "right"),
-        value=read.numbers(fields["value"], "value"),
-    )

@@ -25,8 +25,7 @@ from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.detector_bank import bank, fit_members
 from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.stats.eprocess import Detector, score_rows, start, state_to_json, update
-from grampus_uq.stats.eprocess_json import detector_to_json
+from grampus_uq.stats.eprocess import Detector, detector_to_json, score_rows, start, update
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from tests.benchmarks._report import emit
 
@@ -81,7 +80,7 @@ def _live(detector: Detector, step: int) -> tuple[float, int]:
 
     best = min(_seconds(same_step) for _ in range(ROUNDS)) * 1e6 / UPDATES
     state, _ = update(detector, state, scores[step - 1])
-    return best, len(json.dumps(state_to_json(state)))
+    return best, len(json.dumps(state))
 
 
 def _seconds(work: Any) -> float:

@@ -26,12 +26,11 @@ from grampus_uq.stats.eprocess_thresholds import (
     exceeds_many,
     pac_threshold,
     successes_needed,
-    threshold_from_json,
-    threshold_to_json,
     tie_uniform,
     ville_threshold,
     weighted_threshold,
 )
+from grampus_uq.stats.stored_values import from_json, to_json
 
 LEVEL = st.floats(0.005, 0.9)
 RUNS_45 = ([1.0] * 45, [0.5] * 45)
@@ -191,7 +190,7 @@ def test_every_threshold_says_what_it_promises_and_what_breaks_it() -> None:
 )
 def test_json_gives_back_an_equal_threshold_infinite_ones_too(set_from: Callable[[], Threshold]) -> None:
     threshold = set_from()
-    assert threshold_from_json(json.loads(json.dumps(threshold_to_json(threshold), allow_nan=False))) == threshold
+    assert from_json(Threshold, json.loads(json.dumps(to_json(threshold), allow_nan=False)), "threshold") == threshold
 
 
 FIELDS = [
@@ -207,10 +206,10 @@ FIELDS = [
 
 @pytest.mark.parametrize(("name", "wrong"), FIELDS)
 def test_a_stored_threshold_with_a_wrong_field_is_refused_by_the_fields_name(name: str, wrong: Any) -> None:
-    stored = threshold_to_json(pac_threshold(*RUNS_45, 0.05, 0.1))
+    stored = to_json(pac_threshold(*RUNS_45, 0.05, 0.1))
     assert stored["log_value"] == 1.0
     with pytest.raises(ConfigurationError, match=f"^The '{name}' parameter of `(from_json|Threshold)`"):
-        threshold_from_json(stored | {name: wrong})
+        from_json(Threshold, stored | {name: wrong}, "threshold")
 
 
 @pytest.mark.parametrize(
@@ -253,7 +252,7 @@ def test_the_draw_of_a_run_is_the_middle_of_one_of_2_to_the_53_cells_of_the_unit
         (lambda: ville_threshold(0.0), "alpha", "ville_threshold"),
         (lambda: successes_needed(Mode.PAC, 0.1), "delta", "successes_needed"),
         (lambda: successes_needed(Mode.CONFORMAL, 1.0), "alpha", "successes_needed"),
-        (lambda: threshold_from_json(None), "threshold", "from_json"),
+        (lambda: from_json(Threshold, None, "threshold"), "threshold", "from_json"),
     ],
 )
 def test_wrong_input_names_the_parameter_and_whose_it_is(call: Callable[[], Any], parameter: str, owner: str) -> None:

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranks import binomial_ceiling
+from grampus_uq.stats.stored_values import from_json, to_json
 from grampus_uq.stats.test_martingale import (
     ACCOUNTS,
     JUMP_RATES,
+    WatchState,
     bet,
     capped,
-    watch_from_json,
     watch_start,
-    watch_to_json,
     watch_update,
 )
 from tests.benchmarks.exchangeability_watch import first_alarms
@@ -103,9 +103,9 @@ def test_the_state_is_bounded_and_survives_storage() -> None:
     state = watch_start([*rng.normal(size=500).tolist(), -math.inf], rng)
     for peak in rng.normal(size=3000).tolist():
         state, _ = watch_update(state, peak, rng.random())
-    text = json.dumps(watch_to_json(state), allow_nan=False)
+    text = json.dumps(to_json(state), allow_nan=False)
     assert len(text) < 2048
-    again = watch_from_json(json.loads(text))
+    again = from_json(WatchState, json.loads(text), "watch")
     assert again == state
     assert watch_update(again, 0.3, 0.5) == watch_update(state, 0.3, 0.5)
 
@@ -113,12 +113,12 @@ def test_the_state_is_bounded_and_survives_storage() -> None:
 def test_a_watch_that_was_stored_with_fewer_accounts_goes_on_with_what_it_had() -> None:
     rng = np.random.default_rng(0)
     state = watch_start(rng.normal(size=100).tolist(), rng)
-    old = watch_to_json(state) | {"shares": [1 / 15] * 15, "log_capital": 1.5, "log_peak": 2.0, "runs": 7}
-    again = watch_from_json(old)
+    old = to_json(state) | {"shares": [1 / 15] * 15, "log_capital": 1.5, "log_peak": 2.0, "runs": 7}
+    again = from_json(WatchState, old, "watch")
     assert (again.log_capital, again.log_peak, again.runs) == (1.5, 2.0, 7)
     assert sum(again.shares) == pytest.approx(1.0)
     assert sorted(share for share in again.shares if share) == pytest.approx([1 / 15] * 15)
-    assert watch_from_json(watch_to_json(again)) == again
+    assert from_json(WatchState, to_json(again), "watch") == again
 
 
 def test_most_small_changes_are_seen_within_two_hundred_runs() -> None:
@@ -158,10 +158,10 @@ def test_capping_makes_the_statistic_the_same_whether_or_not_the_alarm_ended_the
     ],
 )
 def test_a_stored_watch_that_breaks_a_rule_is_refused(change: dict[str, Any]) -> None:
-    stored = watch_to_json(watch_start([], np.random.default_rng(0)))
-    assert watch_from_json(stored).counts == (0,)
+    stored = to_json(watch_start([], np.random.default_rng(0)))
+    assert from_json(WatchState, stored, "watch").counts == (0,)
     with pytest.raises(ConfigurationError):
-        watch_from_json({**stored, **change})
+        from_json(WatchState, {**stored, **change}, "watch")
 
 
 def test_wrong_statistics_draws_and_levels_are_refused() -> None:

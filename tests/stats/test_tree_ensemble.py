@@ -10,7 +10,8 @@ import pytest
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.detector_bank import boosted_trees, fit_boosting, read_trees
-from grampus_uq.stats.tree_ensemble import TreeEnsemble, evaluate_many, evaluate_one, from_json, to_json
+from grampus_uq.stats.stored_values import from_json, to_json
+from grampus_uq.stats.tree_ensemble import TreeEnsemble, evaluate_many, evaluate_one
 
 STUMP: dict[str, Any] = {
     "baseline": 0.5,
@@ -76,7 +77,7 @@ def test_a_monotone_feature_never_lowers_the_sum(boosted: tuple[Any, Any]) -> No
 
 def test_json_gives_back_an_equal_ensemble(boosted: tuple[Any, Any]) -> None:
     trees = read_trees(boosted[0])
-    assert from_json(json.loads(json.dumps(to_json(trees), allow_nan=False))) == trees
+    assert from_json(TreeEnsemble, json.loads(json.dumps(to_json(trees), allow_nan=False)), "trees") == trees
 
 
 @pytest.mark.parametrize(
@@ -96,9 +97,9 @@ def test_json_gives_back_an_equal_ensemble(boosted: tuple[Any, Any]) -> None:
     ],
 )
 def test_a_malformed_forest_is_refused_before_it_is_walked(change: dict[str, Any]) -> None:
-    assert evaluate_one(from_json(STUMP), [0.2]) == -0.5
+    assert evaluate_one(from_json(TreeEnsemble, STUMP, "trees"), [0.2]) == -0.5
     with pytest.raises(ConfigurationError):
-        from_json({**STUMP, **change})
+        from_json(TreeEnsemble, {**STUMP, **change}, "trees")
 
 
 def test_an_ensemble_without_trees_is_its_baseline() -> None:

@@ -1,0 +1,62 @@
+"""Frozen dataclasses as plain JSON values and back: strict types, no unknown key, the checks of their constructors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
+
+from grampus_uq.errors import ConfigurationError
+
+__all__ = ["STORED", "Extended", "from_json", "to_json"]
+
+T = TypeVar("T")
+
+STORED: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""For `__pydantic_config__` of a dataclass that is stored; holds for the dataclasses inside it too."""
+
+_INFINITIES: Final = {"inf": math.inf, "-inf": -math.inf}
+
+Extended = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    BeforeValidator(lambda value: _INFINITIES.get(value, value) if isinstance(value, str) else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else str(value), when_used="json"),
+]
+"""A number that may be infinite: JSON has no infinity, so it stands as the word "inf" or "-inf"."""
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
+
+
+def to_json(value: Any) -> dict[str, Any]:
+    """Return a dataclass as a strictly JSON-able mapping; `from_json` gives back an equal value."""
+    written: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
+    return written
+
+
+def from_json(kind: type[T], data: Any, name: str) -> T:
+    """Read what `to_json` wrote.
+
+    Raises:
+        ConfigurationError: a key missing or unknown, a value of the wrong kind, a broken rule of a constructor.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigurationError.of(name, "from_json", "a mapping", data)
+    try:
+        value: T = _adapter(kind).validate_json(json.dumps(dict(data)), strict=True)
+    except (TypeError, ValueError) as error:
+        if not isinstance(error, ValidationError):
+            raise ConfigurationError.of(name, "from_json", "plain JSON values", data) from error
+        first = error.errors()[0]
+        broken = first.get("ctx", {}).get("error")
+        if isinstance(broken, ConfigurationError):
+            raise broken from None
+        place = ".".join(map(str, first["loc"])) or name
+        rule = first["msg"].removeprefix("Input should be ")
+        raise ConfigurationError.of(place, "from_json", rule, first["input"]) from error
+    return value
