@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from grampus_uq.core.propagator import AuqPropagator as AuqPropagator
     from grampus_uq.core.propagator import SaupPropagator as SaupPropagator
     from grampus_uq.core.propagator import UncertaintyPropagator as UncertaintyPropagator
-    from grampus_uq.core.risk import TracerSettings as TracerSettings
+    from grampus_uq.core.risk import TrajectoryRiskSettings as TrajectoryRiskSettings
     from grampus_uq.core.state import Profile as Profile
     from grampus_uq.core.state import SessionState as SessionState
     from grampus_uq.errors import ApprovalError as ApprovalError
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from grampus_uq.gate.signatures import Ed25519Signer as Ed25519Signer
     from grampus_uq.gate.signatures import HmacSigner as HmacSigner
     from grampus_uq.gate.signatures import PublicKeys as PublicKeys
+    from grampus_uq.monitor.exploration import Exploration as Exploration
     from grampus_uq.monitor.monitor import UncertaintyMonitor as UncertaintyMonitor
+    from grampus_uq.monitor.sensing import Sensing as Sensing
     from grampus_uq.monitor.session import Session as Session
     from grampus_uq.records.values import AgentBeliefState as AgentBeliefState
     from grampus_uq.records.values import AgentDefinition as AgentDefinition
@@ -110,6 +112,7 @@ _HOME = {
     "Ed25519Signer": "gate.signatures",
     "Effect": "records.vocabulary",
     "ExecutionResult": "runtime.run_state",
+    "Exploration": "monitor.exploration",
     "ExportError": "errors",
     "FunctionTools": "runtime.tools",
     "GrampusError": "errors",
@@ -132,6 +135,7 @@ _HOME = {
     "Role": "records.vocabulary",
     "SaupPropagator": "core.propagator",
     "Seal": "gate.seal",
+    "Sensing": "monitor.sensing",
     "Session": "monitor.session",
     "SessionConflictError": "errors",
     "SessionError": "errors",
@@ -148,7 +152,7 @@ _HOME = {
     "ToolCall": "records.values",
     "ToolEffects": "gate.effects",
     "ToolResult": "records.values",
-    "TracerSettings": "core.risk",
+    "TrajectoryRiskSettings": "core.risk",
     "UncertaintyAction": "records.vocabulary",
     "UncertaintyError": "errors",
     "UncertaintyEstimator": "core.estimator",
@@ -192,6 +196,7 @@ __all__ = [
     "Ed25519Signer",
     "Effect",
     "ExecutionResult",
+    "Exploration",
     "ExportError",
     "FunctionTools",
     "GrampusError",
@@ -214,6 +219,7 @@ __all__ = [
     "Role",
     "SaupPropagator",
     "Seal",
+    "Sensing",
     "Session",
     "SessionConflictError",
     "SessionError",
@@ -230,7 +236,7 @@ __all__ = [
     "ToolCall",
     "ToolEffects",
     "ToolResult",
-    "TracerSettings",
+    "TrajectoryRiskSettings",
     "UncertaintyAction",
     "UncertaintyError",
     "UncertaintyEstimator",

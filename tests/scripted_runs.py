@@ -14,6 +14,7 @@ from grampus_uq import (
     Effect,
     Message,
     Role,
+    Sensing,
     Session,
     StepUncertainty,
     TokenLogprob,
@@ -24,7 +25,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import ModelError, RateLimitedError
 from grampus_uq.records.events import Event
 from grampus_uq.stats.trajectory_risk import Composite, TracerParameters
@@ -125,16 +126,20 @@ POLICY = UncertaintyPolicy(
 ESTIMATOR = UncertaintyEstimator(extra_weights={"verifier": 0.5})
 switches = st.fixed_dictionaries(
     {
-        "speculative": st.booleans(),
-        "repairs": st.none() | st.integers(0, 1),
+        "sensing": st.builds(
+            Sensing,
+            speculative=st.booleans(),
+            repairs=st.none() | st.integers(0, 1),
+            max_overhead=st.none() | st.sampled_from([0.0, 2.0]),
+        ),
         "advisory": st.booleans(),
-        "max_overhead": st.none() | st.sampled_from([0.0, 2.0]),
-        "window": st.sampled_from([1, 3, 64]),
-        "trajectory": st.sampled_from(
+        "trajectory_risk": st.sampled_from(
             [
                 None,
-                TracerSettings(),
-                TracerSettings(parameters=TracerParameters(k=0.5, w=0.0, composite=Composite.SEPARATE), window=1),
+                TrajectoryRiskSettings(),
+                TrajectoryRiskSettings(
+                    parameters=TracerParameters(k=0.5, w=0.0, composite=Composite.SEPARATE), window=1
+                ),
             ]
         ),
     }

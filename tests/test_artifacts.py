@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.artifacts import (
@@ -297,7 +297,9 @@ def test_activate_gives_the_profile_as_it_is_or_what_stands_in_for_it_or_refuses
     made = artifact()
     with pytest.raises(ConfigurationError, match=r"something was fitted.*UncertaintyMonitor the policy itself"):
         activate(made, **HERE)
-    made = made.model_copy(update={"profile": made.profile.model_copy(update={"tracer": TracerSettings()})})
+    made = made.model_copy(
+        update={"profile": made.profile.model_copy(update={"trajectory_risk": TrajectoryRiskSettings()})}
+    )
     assert activate(made, **HERE)[0] is made.profile
     profile, found = activate(made, **(HERE | {"tools_hash": None}))
     assert (profile.advisory, profile.policy) == (False, made.profile.policy)

@@ -30,6 +30,7 @@ from grampus_uq import (
     ConfigurationError,
     MissingReason,
     Reading,
+    Sensing,
     SessionConflictError,
     ToolCall,
     UncertaintyAction,
@@ -395,10 +396,10 @@ CONFIGURATIONS: list[tuple[str, Any]] = [
     ("profile", lambda: UncertaintyMonitor(profile=object())),  # type: ignore[arg-type]
     ("processors", lambda: UncertaintyMonitor(processors=[object()])),  # type: ignore[list-item]
     ("processors", lambda: UncertaintyMonitor(processors=[Kept])),  # type: ignore[list-item]
-    ("signals", lambda: UncertaintyMonitor(signals=[object()])),  # type: ignore[list-item]
-    ("budgets", lambda: UncertaintyMonitor(budgets={"p_ture": Budget()})),
-    ("budget", lambda: UncertaintyMonitor(budget=5)),  # type: ignore[arg-type]
-    ("budgets['p_true']", lambda: UncertaintyMonitor(budgets={"p_true": 5})),  # type: ignore[dict-item]
+    ("signals", lambda: UncertaintyMonitor(sensing=Sensing(signals=[object()]))),  # type: ignore[list-item]
+    ("budgets", lambda: UncertaintyMonitor(sensing=Sensing(budgets={"p_ture": Budget()}))),
+    ("budget", lambda: UncertaintyMonitor(sensing=Sensing(budget=5))),  # type: ignore[arg-type]
+    ("budgets['p_true']", lambda: Sensing(budgets={"p_true": 5})),  # type: ignore[dict-item]
     (
         "extra_weights",
         lambda: UncertaintyMonitor(estimator=UncertaintyEstimator(extra_weights={"prefix_verifer": 1.0})),
@@ -414,7 +415,7 @@ def test_a_wrong_configuration_raises_when_it_is_built_and_names_the_parameter(p
 
 def test_a_misspelt_name_is_told_the_nearest_one() -> None:
     with pytest.raises(ConfigurationError, match="Did you mean 'p_true'"):
-        UncertaintyMonitor(budgets={"p_ture": Budget()})
+        UncertaintyMonitor(sensing=Sensing(budgets={"p_ture": Budget()}))
     with pytest.raises(ConfigurationError, match="Did you mean 'low_threshold'"):
         UncertaintyPolicy(lo_threshold=0.5)  # type: ignore[call-arg]
 
@@ -464,7 +465,7 @@ class Odd:
 @pytest.mark.parametrize("returned", [None, 0.9, "0.9", object(), True], ids=range(5))
 async def test_an_instant_signal_that_returns_no_reading_is_a_missing_reading(returned: Any) -> None:
     kept = Kept()
-    session = UncertaintyMonitor(signals=[Odd(returned)], processors=[kept]).session("s")
+    session = UncertaintyMonitor(processors=[kept], sensing=Sensing(signals=[Odd(returned)])).session("s")
     await session.observe_llm_response("I pay.", "s1")
     (reading,) = [reading for reading in kept.events[-1].readings if reading.source == "odd"]
     assert (reading.value, reading.reason) == (None, MissingReason.SIGNAL_ERROR)
@@ -472,7 +473,9 @@ async def test_an_instant_signal_that_returns_no_reading_is_a_missing_reading(re
 
 async def test_a_signal_that_signs_with_another_ones_name_keeps_its_own() -> None:
     kept = Kept()
-    session = UncertaintyMonitor(signals=[Odd(Reading(source="verbalized", value=1.0))], processors=[kept]).session("s")
+    session = UncertaintyMonitor(
+        processors=[kept], sensing=Sensing(signals=[Odd(Reading(source="verbalized", value=1.0))])
+    ).session("s")
     await session.observe_llm_response("Confidence: 10%", "s1")
     readings = [(reading.source, reading.value) for reading in kept.events[-1].readings if reading.value is not None]
     assert readings == [("verbalized", 0.1), ("odd", 1.0)]
@@ -483,7 +486,7 @@ async def test_a_signal_that_signs_with_another_ones_name_keeps_its_own() -> Non
 )
 def test_a_signal_with_the_name_of_another_is_refused_when_the_monitor_is_built(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="signals"):
-        UncertaintyMonitor(signals=[Odd(None, name)])
+        UncertaintyMonitor(sensing=Sensing(signals=[Odd(None, name)]))
 
 
 # -- cancellation -----------------------------------------------------------------------------------------------------
@@ -522,7 +525,7 @@ async def test_nothing_is_committed_for_a_caller_that_was_cancelled_whatever_the
 
 
 async def test_a_step_whose_signal_ran_into_its_deadline_is_committed_all_the_same() -> None:
-    monitor = UncertaintyMonitor(budget=Budget(timeout_s=0.01))
+    monitor = UncertaintyMonitor(sensing=Sensing(budget=Budget(timeout_s=0.01)))
     session = monitor.session("s")
     with anyio.fail_after(20):
         await session.observe_llm_response("I pay.", "s1", model_client=Swallowing())

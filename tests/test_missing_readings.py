@@ -20,6 +20,7 @@ from grampus_uq import (
     Reading,
     Role,
     SaupPropagator,
+    Sensing,
     SessionState,
     Step,
     ToolCall,
@@ -294,7 +295,7 @@ FAILURES = [HANG, "perhaps", RuntimeError("down"), RateLimitedError("slow down")
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: type(failure).__name__)
 async def test_a_judgement_that_fails_holds_the_call_that_a_good_one_releases(failure):
     assert (await seen_live("0.99")).would_allow(PAY).allowed
-    held = (await seen_live(failure, budget=Budget(timeout_s=0.05))).would_allow(PAY)
+    held = (await seen_live(failure, sensing=Sensing(budget=Budget(timeout_s=0.05)))).would_allow(PAY)
     assert (held.action, held.rule) == (Action.PAUSE_FOR_HUMAN, "missing_evidence")
     assert "p_true: " in held.reason
     assert "at its worst: " in held.reason
@@ -327,9 +328,9 @@ async def test_a_judgement_that_fails_stops_no_reversible_step_and_no_number_sho
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("options", [{"max_overhead": 0.0}, {"budget": Budget(max_calls=0)}])
-async def test_a_judgement_that_the_monitor_may_not_afford_holds_the_call_too(options):
-    assert not (await seen_live("0.99", **options)).would_allow(PAY).allowed
+@pytest.mark.parametrize("sensing", [Sensing(max_overhead=0.0), Sensing(budget=Budget(max_calls=0))])
+async def test_a_judgement_that_the_monitor_may_not_afford_holds_the_call_too(sensing):
+    assert not (await seen_live("0.99", sensing=sensing)).would_allow(PAY).allowed
 
 
 @pytest.mark.anyio

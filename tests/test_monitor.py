@@ -14,8 +14,10 @@ import anyio.to_thread
 import pytest
 
 from grampus_uq import (
+    Exploration,
     Profile,
     Role,
+    Sensing,
     ToolCall,
     UncertaintyAction,
     UncertaintyEstimator,
@@ -291,17 +293,29 @@ def test_a_profile_is_what_estimator_propagator_and_policy_are_together():
         ({"profile": Profile(), "policy": UncertaintyPolicy()}, "profile"),
         ({"profile": Profile(), "estimator": UncertaintyEstimator()}, "profile"),
         ({"profile": Profile(), "propagator": UncertaintyPropagator()}, "profile"),
-        ({"max_overhead": -0.1}, "max_overhead"),
-        ({"max_overhead": float("nan")}, "max_overhead"),
-        ({"window": 0}, "window"),
-        ({"repairs": -1}, "repairs"),
+        ({"sensing": Sensing(repairs=-1)}, "repairs"),
         ({"tracer": object()}, "tracer"),
-        ({"signals": [object()]}, "signals"),
+        ({"sensing": Sensing(embedder=len)}, "embedder"),
     ],
 )
 def test_a_wrong_configuration_raises_when_the_monitor_is_built_and_names_the_argument(given, named):
     with pytest.raises(ConfigurationError, match=f"'{named}'"):
         UncertaintyMonitor(**given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "named"),
+    [
+        (Sensing, {"max_overhead": -0.1}, "max_overhead"),
+        (Sensing, {"max_overhead": float("nan")}, "max_overhead"),
+        (Sensing, {"signals": [object()]}, "signals"),
+        (Exploration, {"rate": 1.1}, "rate"),
+        (Exploration, {"rate": float("nan")}, "rate"),
+    ],
+)
+def test_a_setting_outside_its_domain_raises_when_it_is_built(settings, given, named):
+    with pytest.raises(ConfigurationError, match=f"'{named}'"):
+        settings(**given)
 
 
 def test_everything_is_given_by_name():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import Reading, Step, UncertaintyAction, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.detector_runs import detector_runs
@@ -120,7 +120,7 @@ profiles = st.builds(
     calibration=st.just(CHANCE),
     release=st.none() | releases,
     detector=st.none() | st.just(DETECTOR),
-    tracer=st.none() | st.just(TracerSettings()),
+    trajectory_risk=st.none() | st.just(TrajectoryRiskSettings()),
 )
 turns = st.lists(st.tuples(st.sampled_from(["llm_call", "decision"]), st.none() | st.floats(0.0, 1.0)), max_size=8)
 met = st.fixed_dictionaries({name: st.sampled_from([value, None, "x" * 64]) for name, value in FITTING.items()}).map(

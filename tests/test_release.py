@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from grampus_uq import (
     ConfigurationError,
     Effect,
+    Exploration,
     Outcome,
     Reading,
     Step,
@@ -142,12 +143,12 @@ class Starts:
 
 def test_runs_are_drawn_with_the_stated_probability_by_their_id_alone():
     starts = Starts()
-    monitor = UncertaintyMonitor(processors=[starts], let_through=0.2, seed=3)
+    monitor = UncertaintyMonitor(processors=[starts], exploration=Exploration(0.2, seed=3))
     drawn = [monitor.session(f"run-{n}").state.let_through for n in range(2000)]
     assert 340 <= sum(drawn) <= 460  # .2 within 3.4 standard errors
-    again = UncertaintyMonitor(let_through=0.2, seed=3)
+    again = UncertaintyMonitor(exploration=Exploration(0.2, seed=3))
     assert [again.session(f"run-{n}").state.let_through for n in range(2000)] == drawn
-    other = UncertaintyMonitor(let_through=0.2, seed=4)
+    other = UncertaintyMonitor(exploration=Exploration(0.2, seed=4))
     assert [other.session(f"run-{n}").state.let_through for n in range(2000)] != drawn
     assert [event.let_through for event in starts.seen] == drawn
     assert {event.release_probability for event in starts.seen} == {0.2}
@@ -157,8 +158,8 @@ def test_by_default_nothing_is_let_through_and_no_draw_is_recorded():
     starts = Starts()
     assert not any(UncertaintyMonitor(processors=[starts]).session(f"{n}").state.let_through for n in range(200))
     assert starts.seen[0].release_probability is None
-    with pytest.raises(ConfigurationError, match="let_through"):
-        UncertaintyMonitor(let_through=5)
+    with pytest.raises(ConfigurationError, match="rate"):
+        Exploration(5)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ def test_only_steps_of_the_model_and_calls_known_to_be_reversible_are_let_throug
 
 def test_a_run_that_was_let_through_replays_number_for_number_and_counts_as_untouched(tmp_path):
     with RecordingProcessor(tmp_path) as recorder:
-        monitor = UncertaintyMonitor(processors=[recorder], let_through=1.0)
+        monitor = UncertaintyMonitor(processors=[recorder], exploration=Exploration(1.0))
         session = monitor.session("s1")
         for number, value in enumerate((0.9, 0.1, 0.05)):
             step = Step(step_id=f"{number}", kind="llm_call", time_s=0.0)

@@ -14,6 +14,7 @@ from grampus_uq import (
     DataError,
     Outcome,
     Reading,
+    Sensing,
     Step,
     UncertaintyAction,
     UncertaintyMonitor,
@@ -21,7 +22,7 @@ from grampus_uq import (
 )
 from grampus_uq.core.alarm import MIDWAY
 from grampus_uq.core.release import ReleaseRule
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.monitor.reloading import watch_profile
 from grampus_uq.recording import RecordingProcessor, find_run, validate
@@ -140,9 +141,9 @@ def test_a_session_that_the_new_profile_does_not_fit_keeps_its_own_and_the_log_s
     assert other.profile == OLD
     assert "other keeps its profile" in caplog.text
     watched = monitor.session("watched", model="m")
-    risky = NEW.model_copy(update={"tracer": TracerSettings()})
+    risky = NEW.model_copy(update={"trajectory_risk": TrajectoryRiskSettings()})
     assert monitor.reload(risky, running="migrate").kept >= 3
-    assert watched.profile.tracer is None
+    assert watched.profile.trajectory_risk is None
 
 
 def test_an_advisory_monitor_stays_advisory_whatever_it_takes_and_the_same_profile_changes_nothing() -> None:
@@ -158,13 +159,13 @@ def test_an_advisory_monitor_stays_advisory_whatever_it_takes_and_the_same_profi
 
 
 def test_a_profile_that_cannot_be_wired_leaves_everything_as_it_was() -> None:
-    risky = OLD.model_copy(update={"tracer": TracerSettings()})
-    monitor = UncertaintyMonitor(profile=risky, embedder=lambda texts: np.ones((len(texts), 2)))
+    risky = OLD.model_copy(update={"trajectory_risk": TrajectoryRiskSettings()})
+    monitor = UncertaintyMonitor(profile=risky, sensing=Sensing(embedder=lambda texts: np.ones((len(texts), 2))))
     before = monitor.fingerprint
     with pytest.raises(ConfigurationError, match="embedder"):
         monitor.reload(NEW)
     assert monitor.fingerprint == before
-    assert monitor.session("s").profile.tracer is not None
+    assert monitor.session("s").profile.trajectory_risk is not None
 
 
 def test_sessions_that_start_and_step_while_profiles_change_have_one_profile_each(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from grampus_uq import (
     Profile,
     Reading,
     Role,
+    Sensing,
     Step,
     TokenLogprob,
     UncertaintyEstimator,
@@ -39,7 +40,7 @@ def names(plan):
 
 async def sense(model, *, text="Confidence: 70%", over_cap=False, policy=SAMPLING, estimator=None, **given):
     profile = Profile(policy=policy, estimator=estimator or UncertaintyEstimator())
-    plan = SensingPlan.of(profile, **given)
+    plan = SensingPlan.of(profile, Sensing(**given))
     seen = plan.read(step(text))
     found = StepInput(messages=PROMPT, client=model, model="m", over_cap=over_cap)
     return {reading.source: reading for reading in [*seen, *await plan.ask(profile, step(text), seen, found)]}
@@ -96,7 +97,7 @@ class Asking:
 
 @pytest.mark.anyio
 async def test_signals_of_ones_own_are_read_beside_the_others():
-    found = await sense(talking("0.25"), extra=[Instant(), Asking()])
+    found = await sense(talking("0.25"), signals=[Instant(), Asking()])
     assert found["length"].value == 0.15
     assert found["asking"].value == 0.25
     assert found["p_true"].value == 0.25
@@ -105,12 +106,12 @@ async def test_signals_of_ones_own_are_read_beside_the_others():
 @pytest.mark.parametrize("extra", [[Instant(), Instant()], [type("V", (Instant,), {"source": "p_true"})()]])
 def test_two_signals_of_one_name_are_refused(extra):
     with pytest.raises(ConfigurationError, match="distinct names"):
-        SensingPlan.of(Profile(), extra=extra)
+        SensingPlan.of(Profile(), Sensing(signals=extra))
 
 
 def test_what_is_no_signal_is_refused():
     with pytest.raises(ConfigurationError, match="read"):
-        UncertaintyMonitor(signals=[object()])
+        UncertaintyMonitor(sensing=Sensing(signals=[object()]))
 
 
 # -- the slow path --
@@ -251,7 +252,7 @@ async def test_a_confidence_that_is_stated_is_read_also_where_repairs_may_not_be
     capped = (await sense(ScriptedModel([]), over_cap=True, repairs=2, text=text))["verbalized"]
     assert capped.value == value
     assert capped.reason == (None if value else MissingReason.OVERHEAD_CAP)
-    session = UncertaintyMonitor(repairs=2).session("s")
+    session = UncertaintyMonitor(sensing=Sensing(repairs=2)).session("s")
     assessment, _ = await session.observe_llm_response(text, "a")
     assert assessment.verbalized_confidence == (value or 0.5)
     assert session.state.has_reading is (value is not None)
@@ -292,7 +293,7 @@ async def test_a_long_completion_is_read_off_the_event_loop_and_as_a_short_one_i
             where.append(threading.get_ident())
             return Reading(source=self.source, value=1.0)
 
-    plan = SensingPlan.of(Profile(), extra=[Where()])
+    plan = SensingPlan.of(Profile(), Sensing(signals=[Where()]))
     word = TokenLogprob(token="word ", logprob=-0.1, top=(("word ", -0.1), ("other", -3.0)))
     long = Step(step_id="s", kind="llm_call", time_s=0.0, text="x", logprobs=(word,) * (LONG_COMPLETION + 1))
     assert await plan.read_long(long, PROMPT) == plan.read(long, PROMPT)

@@ -19,6 +19,7 @@ from grampus_uq import (
     MissingReason,
     Outcome,
     Reading,
+    Sensing,
     Step,
     TokenUsage,
     ToolCall,
@@ -298,7 +299,7 @@ async def test_a_client_that_fails_at_one_signal_leaves_the_others_and_the_run(s
 
     captured, model = Captured(), ScriptedModel(reply)
     budgets = {signal: Budget(timeout_s=0.1 if failure == "hangs" else 30.0)}
-    monitor = watch(speculative=speculative, repairs=1, budgets=budgets, processors=[captured])
+    monitor = watch(sensing=Sensing(speculative=speculative, repairs=1, budgets=budgets), processors=[captured])
     session = monitor.session("s")
     assessment, _ = await session.observe_llm_response("Paris.", "a", prompt_messages=PROMPT, model_client=model)
     readings = {reading.source: reading for reading in captured.events[-1].readings}
@@ -323,7 +324,7 @@ async def test_a_client_that_fails_at_one_signal_leaves_the_others_and_the_run(s
 @pytest.mark.parametrize("speculative", [False, True])
 async def test_a_cancelled_step_is_not_committed_and_the_session_goes_on(speculative):
     captured = Captured()
-    session = watch(speculative=speculative, processors=[captured]).session("s")
+    session = watch(sensing=Sensing(speculative=speculative), processors=[captured]).session("s")
     before = session.snapshot()
     model = ScriptedModel(HANG)
     with anyio.move_on_after(0.05) as scope:
@@ -345,7 +346,7 @@ async def test_a_cancelled_step_is_not_committed_and_the_session_goes_on(specula
 )
 async def test_the_monitors_own_tokens_are_capped_at_a_share_of_the_agents(cap, calls):
     model = ScriptedModel(answer("0.9", usage=(20, 1)))
-    session = UncertaintyMonitor(max_overhead=cap).session("s")
+    session = UncertaintyMonitor(sensing=Sensing(max_overhead=cap)).session("s")
     made = []
     for number in range(3):
         before = len(model.calls)

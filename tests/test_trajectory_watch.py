@@ -17,8 +17,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import Budget, Outcome, Profile, Reading, Session, Step, TokenLogprob, ToolCall, UncertaintyMonitor
-from grampus_uq.core.risk import RiskState, TracerSettings, confidence_of_risk, risk_step
+from grampus_uq import (
+    Budget,
+    Outcome,
+    Profile,
+    Reading,
+    Sensing,
+    Session,
+    Step,
+    TokenLogprob,
+    ToolCall,
+    UncertaintyMonitor,
+)
+from grampus_uq.core.risk import RiskState, TrajectoryRiskSettings, confidence_of_risk, risk_step
 from grampus_uq.core.state import SessionState, state_from_json, state_to_json
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.monitor.trajectory_watch import MAX_WAITING, TrajectorySensor, filled_in
@@ -33,7 +44,7 @@ from grampus_uq.signals.trajectory import run_components
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, TracerStream, tracer_scores
 from tests.scripted_runs import Captured
 
-TRACER = TracerSettings()
+TRACER = TrajectoryRiskSettings()
 WORDS = [
     "cancel my flight",
     "I looked it up",
@@ -70,7 +81,7 @@ async def tell(session: Session, story: Sequence[Told]) -> list[float | None]:
 
 def events_of(story: Sequence[Told], **given: Any) -> list[Event]:
     captured = Captured()
-    session = UncertaintyMonitor(trajectory=TRACER, processors=[captured], **given).session("s", "a")
+    session = UncertaintyMonitor(trajectory_risk=TRACER, processors=[captured], **given).session("s", "a")
 
     async def run() -> None:
         await tell(session, story)
@@ -135,18 +146,18 @@ def test_without_texts_a_recording_replays_to_the_same_risks_in_a_session_taken_
     story = [("user", WORDS[0]), ("call", WORDS[1]), ("result", WORDS[2]), ("user", WORDS[3]), ("call", WORDS[1])]
     rest = [("result", WORDS[2]), ("say", WORDS[1]), ("user", WORDS[0]), ("say", WORDS[4])]
     recorder = RecordingProcessor(tmp_path / "runs", content="none")
-    monitor = UncertaintyMonitor(trajectory=TRACER, processors=[recorder])
+    monitor = UncertaintyMonitor(trajectory_risk=TRACER, processors=[recorder])
     session = monitor.session("s", "a")
     anyio.run(tell, session, story)
     recorder.close()
-    twin = UncertaintyMonitor(trajectory=TRACER).session("s", "a", snapshot=session.snapshot())
+    twin = UncertaintyMonitor(trajectory_risk=TRACER).session("s", "a", snapshot=session.snapshot())
     program = (
         "import anyio, json, sys\n"
         "from grampus_uq import UncertaintyMonitor\n"
         "from grampus_uq.recording import RecordingProcessor\n"
         "from tests.test_trajectory_watch import TRACER, tell\n"
         "with RecordingProcessor(sys.argv[1], content='none') as recorder:\n"
-        "    monitor = UncertaintyMonitor(trajectory=TRACER, processors=[recorder])\n"
+        "    monitor = UncertaintyMonitor(trajectory_risk=TRACER, processors=[recorder])\n"
         "    session = monitor.session('s', snapshot=json.loads(sys.argv[2]))\n"
         "    risks = anyio.run(tell, session, json.loads(sys.argv[3]))\n"
         "print(json.dumps([risks, json.loads(json.dumps(session.snapshot()))['turns']]))\n"
@@ -166,7 +177,7 @@ def test_without_texts_a_recording_replays_to_the_same_risks_in_a_session_taken_
 
 def test_a_step_without_logprobs_has_no_surprisal_and_says_why() -> None:
     captured = Captured()
-    session = UncertaintyMonitor(trajectory=TRACER, processors=[captured]).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER, processors=[captured]).session("s")
     anyio.run(session.observe_llm_response, "hello", "a")
     broken = (TokenLogprob(token="hello", logprob=float("nan")),)
     anyio.run(partial(session.observe_llm_response, "hello", "b", logprobs=broken))
@@ -186,7 +197,9 @@ def failing(_: list[str]) -> Any:
 @pytest.mark.parametrize("broken", [failing, lambda texts: [[float("nan")]] * len(texts), lambda texts: "nonsense"])
 def test_what_an_embedder_fails_at_is_missing_and_never_a_harmless_step(broken: Any) -> None:
     captured = Captured()
-    session = UncertaintyMonitor(trajectory=TRACER, embedder=broken, processors=[captured]).session("s")
+    session = UncertaintyMonitor(
+        trajectory_risk=TRACER, processors=[captured], sensing=Sensing(embedder=broken)
+    ).session("s")
     risks = anyio.run(tell, session, [("call", "look"), ("result", "Error: no"), ("call", "look"), ("say", "bye")])
     assert risks[0] == pytest.approx(2.0)  # nothing to compare yet: the surprisal alone
     assert risks[1:] == [None, None]
@@ -214,7 +227,9 @@ def test_an_embedder_that_hangs_costs_its_time_limit_and_not_the_loop(backend: s
 
     async def main() -> tuple[str | None, int]:
         budgets = {"trajectory_risk": Budget(timeout_s=0.2)}
-        session = UncertaintyMonitor(trajectory=TRACER, embedder=hangs, budgets=budgets).session("s")
+        session = UncertaintyMonitor(trajectory_risk=TRACER, sensing=Sensing(embedder=hangs, budgets=budgets)).session(
+            "s"
+        )
         await session.observe_llm_response("one", "a")
         ticks = 0
         async with anyio.create_task_group() as group:
@@ -245,7 +260,7 @@ def test_embedding_happens_in_another_thread_each_text_once() -> None:
         seen.extend((threading.get_ident(), text) for text in texts)
         return HashingEmbedder().embed(texts)
 
-    session = UncertaintyMonitor(trajectory=TRACER, embedder=embed).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER, sensing=Sensing(embedder=embed)).session("s")
     anyio.run(tell, session, [("say", "one"), ("say", "two"), ("user", "no"), ("say", "three"), ("say", "four")])
     texts = [text for _, text in seen]
     assert sorted(texts) == sorted(set(texts))
@@ -261,7 +276,7 @@ def test_cancelling_a_step_while_its_texts_are_read_commits_nothing() -> None:
         return HashingEmbedder().embed(texts)
 
     async def main() -> None:
-        session = UncertaintyMonitor(trajectory=TRACER, embedder=slow).session("s")
+        session = UncertaintyMonitor(trajectory_risk=TRACER, sensing=Sensing(embedder=slow)).session("s")
         await session.observe_llm_response("one", "a")
         before = session.snapshot()
         with anyio.move_on_after(30) as scope:
@@ -289,7 +304,9 @@ def test_what_comes_while_texts_are_read_is_not_lost_and_not_counted_twice() -> 
     captured = Captured()
 
     async def main() -> None:
-        session = UncertaintyMonitor(trajectory=TRACER, embedder=slow, processors=[captured]).session("s")
+        session = UncertaintyMonitor(
+            trajectory_risk=TRACER, processors=[captured], sensing=Sensing(embedder=slow)
+        ).session("s")
         call = ToolCall(id="c1", name="find", arguments={"n": 1})
         await session.observe_llm_response("one", "a", tool_calls=[call])
         async with anyio.create_task_group() as group:
@@ -307,7 +324,7 @@ def test_what_comes_while_texts_are_read_is_not_lost_and_not_counted_twice() -> 
 
 def test_many_tasks_and_threads_on_one_session_lose_no_turn() -> None:
     captured = Captured()
-    session = UncertaintyMonitor(trajectory=TRACER, processors=[captured]).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER, processors=[captured]).session("s")
 
     async def speak(name: int) -> None:
         async with anyio.create_task_group() as group:
@@ -332,7 +349,7 @@ def test_many_tasks_and_threads_on_one_session_lose_no_turn() -> None:
 def test_a_run_that_is_finished_and_taken_up_again_loses_nothing() -> None:
     """A pause records an outcome, and the approved call's answer comes later."""
     captured = Captured()
-    session = UncertaintyMonitor(trajectory=TRACER, processors=[captured]).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER, processors=[captured]).session("s")
     anyio.run(tell, session, [("call", "delete it")])
     session.finish(Outcome(success=None))
     anyio.run(tell, session, [("use", "x"), ("result", "Error: gone"), ("say", "sorry")])
@@ -346,7 +363,9 @@ def test_what_a_slow_embedder_has_left_is_read_by_settle_and_else_said_to_be_mis
 
     async def main(*, settled: bool) -> TrajectoryReading | None:
         captured = Captured()
-        session = UncertaintyMonitor(trajectory=TRACER, embedder=embed, processors=[captured]).session("s")
+        session = UncertaintyMonitor(
+            trajectory_risk=TRACER, processors=[captured], sensing=Sensing(embedder=embed)
+        ).session("s")
         await tell(session, [("call", "look"), ("result", "here it is")])
         if settled:
             await session.settle()
@@ -366,7 +385,7 @@ def test_what_a_slow_embedder_has_left_is_read_by_settle_and_else_said_to_be_mis
 
 
 def test_neither_state_nor_memory_grows_with_the_run() -> None:
-    session = UncertaintyMonitor(trajectory=TRACER, window=2).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER).session("s")
 
     async def go_on(first: int, count: int) -> None:
         for number in range(first, first + count):
@@ -392,7 +411,7 @@ def test_neither_state_nor_memory_grows_with_the_run() -> None:
 def test_a_profile_without_tracer_is_what_it_was_and_one_with_it_survives_its_artifact(tmp_path: Any) -> None:
     assert "tracer" not in Profile().model_dump(mode="json")
     parameters = TracerParameters(alpha=0.25, beta=0.5, k=0.35, composite=Composite.ADDITIVE)
-    profile = Profile(tracer=TracerSettings(parameters=parameters, window=5))
+    profile = Profile(trajectory_risk=TrajectoryRiskSettings(parameters=parameters, window=5))
     assert profile_fingerprint(profile) != profile_fingerprint(Profile())
     save(ProfileArtifact(profile=profile), tmp_path / "p.json")
     assert load(tmp_path / "p.json").profile == profile
@@ -404,22 +423,22 @@ def test_a_state_and_a_snapshot_from_before_tracer_still_load() -> None:
     snapshot = json.loads(json.dumps(old.snapshot()))
     del snapshot["state"]["risk"]
     assert "turns" not in snapshot
-    session = UncertaintyMonitor(trajectory=TRACER).session("s", snapshot=snapshot)
+    session = UncertaintyMonitor(trajectory_risk=TRACER).session("s", snapshot=snapshot)
     risks = anyio.run(tell, session, [("say", "one")])
     assert risks == [pytest.approx(2.0)]
 
 
 def test_a_session_taken_up_with_other_parameters_has_no_risk_and_says_so() -> None:
-    session = UncertaintyMonitor(trajectory=TRACER).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER).session("s")
     anyio.run(tell, session, [("say", "one"), ("say", "two")])
-    changed = TracerSettings(parameters=TracerParameters(k=0.5))
-    again = UncertaintyMonitor(trajectory=changed).session("s", snapshot=session.snapshot())
+    changed = TrajectoryRiskSettings(parameters=TracerParameters(k=0.5))
+    again = UncertaintyMonitor(trajectory_risk=changed).session("s", snapshot=session.snapshot())
     assert anyio.run(tell, again, [("say", "three")]) == [None]
     assert "trajectory_risk: profile_changed" in (again.belief().step_uncertainties[-1].missing_reason or "")
 
 
 def test_a_step_that_was_committed_without_a_reading_has_no_risk() -> None:
-    session = UncertaintyMonitor(trajectory=TRACER).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER).session("s")
     seen = session.commit(Step(step_id="x", kind="sub_agent", time_s=1.0), [Reading(source="sub_agent", value=0.5)])
     assert (seen.trajectory_risk, "trajectory_risk: not_sensed" in (seen.missing_reason or "")) == (None, True)
 
@@ -445,7 +464,7 @@ def test_with_tracer_off_a_step_says_nothing_of_it() -> None:
     ],
 )
 def test_a_stored_risk_that_no_run_can_reach_is_refused_when_it_is_read(path: Sequence[Any], value: Any) -> None:
-    session = UncertaintyMonitor(trajectory=TRACER).session("s")
+    session = UncertaintyMonitor(trajectory_risk=TRACER).session("s")
     anyio.run(tell, session, [("say", "one"), ("say", "two")])
     stored = json.loads(state_to_json(session.state))
     assert state_from_json(json.dumps(stored)) == session.state
@@ -458,7 +477,7 @@ def test_a_stored_risk_that_no_run_can_reach_is_refused_when_it_is_read(path: Se
 
 
 def test_a_broken_memory_of_turns_is_refused_with_its_field() -> None:
-    monitor = UncertaintyMonitor(trajectory=TRACER)
+    monitor = UncertaintyMonitor(trajectory_risk=TRACER)
     snapshot = monitor.session("s").snapshot() | {"turns": {"state": {"window": 3}}}
     with pytest.raises(DataError, match=r"turns\.state\.window"):
         monitor.session("s", snapshot=snapshot)
@@ -466,11 +485,14 @@ def test_a_broken_memory_of_turns_is_refused_with_its_field() -> None:
 
 def test_an_embedder_without_tracer_and_an_embedder_that_is_none_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="embedder"):
-        UncertaintyMonitor(embedder=HashingEmbedder())
+        UncertaintyMonitor(sensing=Sensing(embedder=HashingEmbedder()))
     with pytest.raises(ConfigurationError, match="callable"):
-        UncertaintyMonitor(trajectory=TRACER, embedder=3)  # type: ignore[arg-type]  # what a user might pass
+        UncertaintyMonitor(
+            trajectory_risk=TRACER,
+            sensing=Sensing(embedder=3),
+        )  # type: ignore[arg-type]  # what a user might pass
     with pytest.raises(ConfigurationError, match="profile"):
-        UncertaintyMonitor(profile=Profile(), trajectory=TRACER)
+        UncertaintyMonitor(profile=Profile(), trajectory_risk=TRACER)
 
 
 # -- the stream --
@@ -490,7 +512,7 @@ def test_the_stream_is_a_confidence_that_falls_as_the_risk_grows(one: float, oth
 def test_the_pure_step_equals_a_stream_that_is_never_interrupted() -> None:
     rng = np.random.default_rng(3)
     parameters = TracerParameters(k=0.3, w=0.25)
-    settings_ = TracerSettings(parameters=parameters)
+    settings_ = TrajectoryRiskSettings(parameters=parameters)
     stream = TracerStream(parameters, accuracy=settings_.accuracy)
     state: RiskState | None = None
     for _ in range(300):
@@ -514,5 +536,5 @@ def test_the_detector_reads_the_risk_as_a_stream_live_and_from_recordings(tmp_pa
     risks = [event.assessment.trajectory_risk for event in steps if event.step.kind != "tool_call"]
     assert rows == [1.0 / (1.0 + risk) for risk in risks if risk is not None]
     assert len(rows) == 2
-    again = columns_of([run], partial(recorded_rows, profile=Profile(tracer=TRACER)))
+    again = columns_of([run], partial(recorded_rows, profile=Profile(trajectory_risk=TRACER)))
     assert again.stream("trajectory_risk").tolist() == rows

@@ -95,7 +95,7 @@ def command(
 
 def _judge_of(profile: Profile) -> Profile | None:
     """What the streams are computed by: the profile, where it makes one of its own; else they are as recorded."""
-    if profile.calibration is None and profile.tracer is None:
+    if profile.calibration is None and profile.trajectory_risk is None:
         return None
     return profile.model_copy(update={"detector": None, "release": None})
 

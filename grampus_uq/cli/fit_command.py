@@ -169,7 +169,9 @@ def _fit_alone(
         files = list(paths) if table else list(filter(Path.is_file, recording_files(list(paths))))[:1000]
         artifact = ProfileArtifact(
             profile=Profile(
-                detector=fit.detector, policy=_policy(streams), tracer=None if tracer is None else tracer.settings
+                detector=fit.detector,
+                policy=_policy(streams),
+                trajectory_risk=None if tracer is None else tracer.settings,
             ),
             fitted_for=FittedFor() if table else _fitted_for(paths),
             guarantees=(fit.detector.threshold.guarantee,),

@@ -14,7 +14,7 @@ import click
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
 from grampus_uq.cli.spreading import spread_over, spreading
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
@@ -179,7 +179,7 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
 
 @cache
 def _sensor(embedder: str) -> TrajectorySensor:
-    return TrajectorySensor.of(TracerSettings(), MiniLM() if embedder == "minilm" else HashingEmbedder())
+    return TrajectorySensor.of(TrajectoryRiskSettings(), MiniLM() if embedder == "minilm" else HashingEmbedder())
 
 
 def _line(event: Event, content: Content, key: bytes) -> bytes:

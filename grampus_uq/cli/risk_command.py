@@ -11,7 +11,7 @@ from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, 
 from grampus_uq.errors import DataError
 
 if TYPE_CHECKING:
-    from grampus_uq.core.risk import TracerSettings
+    from grampus_uq.core.risk import TrajectoryRiskSettings
     from grampus_uq.learn.trajectories import Trajectories
     from grampus_uq.recording.runs import Refused, Run
 
@@ -64,7 +64,7 @@ def command(
     """
     from grampus_uq.recording.artifacts import load
 
-    settings = None if profile is None else load(profile).profile.tracer
+    settings = None if profile is None else load(profile).profile.trajectory_risk
     if profile is not None and settings is None:
         raise click.UsageError(f"{profile} has no TRACER parameters.")
     with naming_refused() as refuse:
@@ -87,8 +87,8 @@ def _nothing(trajectories: Trajectories, embedder: str | None) -> str:
         lacks += " Label runs with: grampus-uq runs label."
     if embedder is None and "no_components" in trajectories.excluded:
         lacks += (
-            " Nobody read the texts of these runs: watch them with trajectory=TracerSettings(), or, where they were "
-            'kept (content="full"), read them now with --embedder hash.'
+            " Nobody read the texts of these runs: watch them with trajectory_risk=TrajectoryRiskSettings(), or, where "
+            'they were kept (content="full"), read them now with --embedder hash.'
         )
     return lacks
 
@@ -98,7 +98,7 @@ def _read(
     task_key: str,
     embedder: str | None,
     model_dir: str | None,
-    settings: TracerSettings | None,
+    settings: TrajectoryRiskSettings | None,
     refuse: Refused,
 ) -> Trajectories:
     from grampus_uq.learn.trajectories import labelled_trajectories
@@ -111,23 +111,23 @@ def _read(
 
 
 def _read_anew(
-    found: Iterator[Run], embedder: str, model_dir: str | None, settings: TracerSettings | None
+    found: Iterator[Run], embedder: str, model_dir: str | None, settings: TrajectoryRiskSettings | None
 ) -> Iterator[Run]:
     from dataclasses import replace
 
-    from grampus_uq.core.risk import TracerSettings
+    from grampus_uq.core.risk import TrajectoryRiskSettings
     from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
     from grampus_uq.signals.embedding import HashingEmbedder
     from grampus_uq.signals.minilm import MiniLM
 
     reader = MiniLM(model_dir) if embedder == "minilm" else HashingEmbedder()
-    sensor = TrajectorySensor.of(settings or TracerSettings(), reader, remembered=1 << 14)
+    sensor = TrajectorySensor.of(settings or TrajectoryRiskSettings(), reader, remembered=1 << 14)
     for run in found:
         yield replace(run, events=tuple(filled_in(run.events, sensor)))
 
 
 def _rows(
-    trajectories: Trajectories, settings: TracerSettings | None, seed: int, draws: int
+    trajectories: Trajectories, settings: TrajectoryRiskSettings | None, seed: int, draws: int
 ) -> Iterator[dict[str, Any]]:
     import numpy as np
 

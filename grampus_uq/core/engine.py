@@ -66,7 +66,7 @@ def advance(
     """
     seen = _tally(readings)
     kind, policy, estimator = step.kind, profile.policy, profile.estimator
-    detector, calibration, tracer = profile.detector, profile.calibration, profile.tracer
+    detector, calibration, tracer = profile.detector, profile.calibration, profile.trajectory_risk
     fused = estimator.fuse_readings(seen.values)
     if seen.semantic is not None:
         fused = estimator.pessimistic(fused, seen.semantic)

@@ -18,10 +18,10 @@ from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.signals.text import SENTINELS
 from grampus_uq.stats.trajectory_risk import TracerParameters, TracerState, TracerStream
 
-__all__ = ["RiskField", "RiskState", "TracerSettings", "confidence_of_risk", "risk_step"]
+__all__ = ["RiskField", "RiskState", "TrajectoryRiskSettings", "confidence_of_risk", "risk_step"]
 
 
-class TracerSettings(Configuration):
+class TrajectoryRiskSettings(Configuration):
     """TRACER in a profile: fitted or default parameters, and the constants by which its components are read.
 
     `parameters`: theta. `window`: earlier agent turns that repetition compares with. `sentinels`: what closes a run in
@@ -65,7 +65,7 @@ RiskField = Annotated[RiskState, AfterValidator(_checked)]
 
 
 def risk_step(
-    settings: TracerSettings, state: RiskState | None, reading: TrajectoryReading | None
+    settings: TrajectoryRiskSettings, state: RiskState | None, reading: TrajectoryReading | None
 ) -> tuple[RiskState | None, float | None, str | None]:
     """Take what was sensed at one step: the new state, the trajectory risk now, and why there is none.
 

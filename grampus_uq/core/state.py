@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import (
+    AliasChoices,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -19,7 +20,7 @@ from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
 from grampus_uq.core.release import ReleaseRule
-from grampus_uq.core.risk import RiskField, TracerSettings
+from grampus_uq.core.risk import RiskField, TrajectoryRiskSettings
 from grampus_uq.core.turn_evidence import TurnEvidence, without_chances
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.records.configuration import Configuration
@@ -61,8 +62,10 @@ class Profile(Configuration):
     """A fitted detector: its alarm then decides pauses, with its guarantee, and the tiers stop nothing."""
     calibration: LogisticFusion | None = None
     """A fitted fusion of readings: `p_success` is then set on steps with one of them. It decides nothing by itself."""
-    tracer: TracerSettings | None = None
-    """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration."""
+    trajectory_risk: TrajectoryRiskSettings | None = Field(
+        default=None, validation_alias=AliasChoices("trajectory_risk", "tracer")
+    )
+    """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration. In JSON: `tracer`."""
     release: ReleaseRule | None = None
     """Which irreversible calls go ahead, by `p_success`; needs `calibration`. The tiers then stop nothing."""
     fallback: str | None = None
@@ -99,7 +102,7 @@ class Profile(Configuration):
     @property
     def fitted(self) -> bool:
         """True when any part of it was learned from runs."""
-        return any(part is not None for part in (self.detector, self.calibration, self.release, self.tracer))
+        return any(part is not None for part in (self.detector, self.calibration, self.release, self.trajectory_risk))
 
     def standing_in(self, why: str) -> Profile:
         """What guards a session that this profile does not fit: its policy's tiers and rules, without what was fitted.
@@ -114,6 +117,7 @@ class Profile(Configuration):
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what is not there, so that older profiles keep their fingerprints."""
         values: dict[str, Any] = write(self)
+        values["tracer"] = values.pop("trajectory_risk", None)  # the stored name
         for name in ("tracer", "release", "fallback"):
             if values.get(name) is None:
                 values.pop(name, None)

@@ -15,8 +15,9 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
+from grampus_uq import Sensing
 from grampus_uq.core.estimator import UncertaintyEstimator
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.demo.demo_run import Answered, ReadingsOfAnswers, Work, attend, demo_policy
 from grampus_uq.demo.question_file import read_questions
 from grampus_uq.demo.questions import Question, all_questions, draw
@@ -124,10 +125,10 @@ def plan_demo(
             policy=None if artifact else demo_policy(),
             estimator=_ALWAYS_SLOW if every_signal else None,
             tracer=tracer,
-            budget=Budget(timeout_s=_SIGNAL_TIMEOUT_S),
             processors=[readings, recording],
             advisory=advisory,
-            trajectory=None if artifact else TracerSettings(),
+            trajectory_risk=None if artifact else TrajectoryRiskSettings(),
+            sensing=Sensing(budget=Budget(timeout_s=_SIGNAL_TIMEOUT_S)),
         ),
         readings=readings,
         recording=recording,

@@ -5,48 +5,35 @@ from __future__ import annotations
 import contextvars
 import functools
 import logging
-import os
 import threading
 import time
-import traceback
 import uuid
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import JsonValue
 
 from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import Propagator, UncertaintyPropagator
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.monitor.expected_streams import ExpectedStreams
-from grampus_uq.monitor.sensing import SensingPlan
-from grampus_uq.monitor.session import Session, read_snapshot
-from grampus_uq.recording.artifacts import ProfileArtifact, load, match, profile_fingerprint
+from grampus_uq.monitor.exploration import Exploration
+from grampus_uq.monitor.processing import Processing
+from grampus_uq.monitor.sensing import Sensing, SensingPlan
+from grampus_uq.monitor.session import Session, processor_entries, read_snapshot
+from grampus_uq.monitor.wiring import ProfileSource, Wiring
+from grampus_uq.recording.artifacts import ProfileArtifact
 from grampus_uq.records.events import Event, SessionStarted
-from grampus_uq.records.protocols import Embedder, InstantSignal, ModelClient, Processor, Signal
+from grampus_uq.records.protocols import ModelClient, Processor
 from grampus_uq.records.values import AgentBeliefState, Message, StepUncertainty, ToolCall
-from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction, UncertaintySource
-from grampus_uq.signals.driver import Budget
-from grampus_uq.signals.equivalence import Equivalence
-from grampus_uq.signals.structure import StructureState
-from grampus_uq.stats.eprocess_thresholds import tie_uniform
-from grampus_uq.telemetry.spans import SpanEmitter
+from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.wire.turns import read_name
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from grampus_uq.monitor.trajectory_watch import TrajectorySensor, TrajectoryWatch
-
 __all__ = ["REFLECTION", "ReloadedProfile", "UncertaintyMonitor"]
-
-ProfileSource = Profile | ProfileArtifact | str | os.PathLike[str]
-"""A fitted profile, the artifact that holds it, or the path of one."""
 
 log = logging.getLogger("grampus_uq.monitor.monitor")
 
@@ -62,102 +49,8 @@ _current: contextvars.ContextVar[tuple[tuple[weakref.ref[UncertaintyMonitor], Se
 )
 
 
-class _Outlet:
-    """The processors of a monitor, and how often each of them failed."""
-
-    __slots__ = ("_failures", "_lock", "processors")
-
-    def __init__(self, processors: tuple[Processor, ...]) -> None:
-        self.processors = processors
-        self._failures: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def emit(self, event: Event) -> None:
-        for processor in self.processors:
-            try:
-                processor.on_event(event)
-            except Exception as error:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
-                self._count_failure(processor, error)
-
-    def _count_failure(self, processor: Processor, error: Exception) -> None:
-        name = type(processor).__qualname__
-        with self._lock:
-            self._failures[name] = self._failures.get(name, 0) + 1
-            first = self._failures[name] == 1
-        if first:
-            # Where it failed, but of what it says only what comes from the system: the rest may quote the event's text.
-            what = str(error) if isinstance(error, OSError) else ""
-            place = "".join(traceback.format_tb(error.__traceback__))
-            log.error(
-                "processor %s failed; only counted from now on\n%s%s: %s", name, place, type(error).__name__, what
-            )
-
-    def failures(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._failures)
-
-
-def _sensor(
-    settings: TracerSettings | None,
-    embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None,
-    budget: Budget | None,
-    budgets: Mapping[str, Budget],
-) -> TrajectorySensor | None:
-    if settings is None:
-        if embedder is not None:
-            rule = "given together with `trajectory`, or with a profile that has TRACER"
-            raise ConfigurationError.of("embedder", "UncertaintyMonitor", rule, embedder)
-        return None
-    from grampus_uq.monitor.trajectory_watch import TrajectorySensor  # it loads NumPy
-
-    allowed = budgets.get(UncertaintySource.TRAJECTORY_RISK, budget or Budget())
-    return TrajectorySensor.of(settings, embedder, timeout_s=allowed.timeout_s)
-
-
-def _watch(sensor: TrajectorySensor | None, snapshot: Mapping[str, Any] | None) -> TrajectoryWatch | None:
-    """The turns of a session for TRACER, where the profile has it; those of an older snapshot begin here."""
-    if sensor is None:
-        return None
-    from grampus_uq.monitor.trajectory_watch import TrajectoryWatch, TurnMemory
-
-    turns = None if snapshot is None else snapshot.get("turns")
-    return TrajectoryWatch(sensor, TurnMemory() if turns is None else TurnMemory.from_json(turns))
-
-
-def _structure(plan: SensingPlan, state: SessionState, snapshot: Mapping[str, Any] | None) -> StructureState | None:
-    """The counts of a session; None where nobody wants them, or where they were not kept from the run's beginning."""
-    kept = None if snapshot is None else snapshot.get("structure")
-    if not plan.counts or (kept is None and state.n_steps):
-        return None
-    return StructureState() if kept is None else StructureState.from_json(kept)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wiring:
-    """What follows from one profile; swapped whole."""
-
-    artifact: ProfileArtifact | None
-    profile: Profile
-    plan: SensingPlan
-    sensor: TrajectorySensor | None
-
-    @functools.cached_property
-    def expected(self) -> ExpectedStreams | None:
-        return ExpectedStreams(self.profile) if self.profile.fitted_streams else None
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        return self.artifact.fingerprint if self.artifact is not None else profile_fingerprint(self.profile)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Setting:
-    """What a session was started with that decides whether a profile fits it."""
-
-    model: str
-    prompt_hash: str | None
-    tools_hash: str | None
-    advisory: bool
+_ProfileChoice = Callable[[Wiring], tuple[Profile, dict[str, str]]]
+"""Chooses the profile of one session: from the model, prompt, tools and `advisory` that it began with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,115 +66,63 @@ class ReloadedProfile:
 class UncertaintyMonitor:
     """Watches any number of concurrent runs with one frozen configuration.
 
-    `session(id)` gives the handle of one run. The guide's convenience methods (`initialize`, `observe_llm_response`, …)
-    act on the session of the current context, so two tasks that share a monitor never see each other.
+    `session(id)` gives the handle of one run. The convenience methods (`initialize`, `observe_llm_response`, …) act on
+    the session of the current context, so two tasks that share a monitor never see each other.
 
-    Give either a fitted `profile` (or the artifact that holds it, or the path of one, which is checked against each
-    session's model, prompt and tools, and acts where it fits: elsewhere its tiers do), or `estimator`, `propagator` and
-    `policy` (each with the guide's defaults). `tracer` takes a `GrampusTracer`, an OpenTelemetry tracer, an object with
-    such a `_tracer`, or a `SpanEmitter` with options of its own.
-    `signals` adds signals of your own, `equivalence` says when two sampled answers agree, `repairs` asks again for a
-    stated confidence, `counts` counts what the agent does (`signals.structure`; a profile that was fitted on counts
-    needs no word), `speculative` draws the slow path's first samples beside P(True). `budget` bounds every signal,
-    `budgets` one by name; `max_overhead` caps the monitor's own tokens at that share of the agent's. `advisory`
-    observes and stops nothing. `trajectory` adds TRACER's risk of the run so far to every step; its texts are
-    compared by `embedder`: the hashing one, `MiniLM`, or any function from texts to a matrix, in a worker thread.
-    `let_through` is the probability with which a run is drawn, from its id and `seed`, to go on where a step of the
-    model or a call that is known to be reversible would have been stopped: such runs, recorded with that probability,
-    are what an acting profile can be refitted on honestly. Irreversible calls are never let through. The default is 0:
-    no run is.
+    Args:
+        profile: a fitted profile, the artifact that holds it, or the path of one. An artifact is checked against each
+            session's model, prompt and tools; where it does not fit, its tiers decide. Excludes the next three and
+            `trajectory_risk`: a profile holds all of them.
+        policy: the default tiers unless given.
+        estimator: fuses readings.
+        propagator: turns a step's confidence into the run's.
+        trajectory_risk: adds the TRACER risk of the run so far to every step.
+        tracer: a `GrampusTracer`, an OpenTelemetry tracer, or an object with such a `_tracer`: emits spans.
+        processors: take events, after the spans, in this order.
+        sensing: which signals run, and what they may cost.
+        advisory: observe and stop nothing, in all sessions.
+        exploration: which runs go on where a reversible step would have been stopped; none unless given.
+
+    Raises ConfigurationError for a value outside its domain.
     """
 
     def __init__(
         self,
         *,
+        profile: ProfileSource | None = None,
+        policy: UncertaintyPolicy | None = None,
         estimator: UncertaintyEstimator | None = None,
         propagator: Propagator | None = None,
-        policy: UncertaintyPolicy | None = None,
+        trajectory_risk: TrajectoryRiskSettings | None = None,
         tracer: Any = None,
-        profile: ProfileSource | None = None,
-        signals: Sequence[Signal | InstantSignal] = (),
-        equivalence: Equivalence | None = None,
-        repairs: int | None = None,
-        counts: bool = False,
-        speculative: bool = False,
-        budget: Budget | None = None,
-        budgets: Mapping[str, Budget] | None = None,
-        max_overhead: float | None = None,
         processors: Sequence[Processor] = (),
-        window: int = 64,
+        sensing: Sensing | None = None,
         advisory: bool = False,
-        trajectory: TracerSettings | None = None,
-        embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None = None,
-        let_through: float = 0.0,
-        seed: int = 0,
+        exploration: Exploration | None = None,
     ) -> None:
-        if profile is not None and (estimator or propagator or policy or trajectory):
-            raise ConfigurationError.of(
-                "profile",
-                "UncertaintyMonitor",
-                "given alone, or not at all",
-                "profile together with estimator, propagator, policy or trajectory",
-                "A profile holds all of them.",
-            )
-        for processor in processors:
-            if isinstance(processor, type) or not callable(getattr(processor, "on_event", None)):
-                rule = "objects with `on_event(event)`"
-                raise ConfigurationError.of("processors", "UncertaintyMonitor", rule, processor)
-        if max_overhead is not None and not max_overhead >= 0.0:
-            raise ConfigurationError.of("max_overhead", "UncertaintyMonitor", "at least 0 or None", max_overhead)
-        if not 0.0 <= let_through <= 1.0:
-            raise ConfigurationError.of("let_through", "UncertaintyMonitor", "a probability in [0, 1]", let_through)
-        if window < 1:
-            raise ConfigurationError.of("window", "UncertaintyMonitor", "at least 1 step", window)
         if profile is None:
             profile = Profile(
+                policy=policy or UncertaintyPolicy(),
                 estimator=estimator or UncertaintyEstimator(),
                 propagator=propagator or UncertaintyPropagator(),
-                policy=policy or UncertaintyPolicy(),
-                tracer=trajectory,
+                trajectory_risk=trajectory_risk,
             )
+        elif policy or estimator or propagator or trajectory_risk:
+            got = "profile together with policy, estimator, propagator or trajectory_risk"
+            rule, way_out = "given alone, or not at all", "A profile holds all of them."
+            raise ConfigurationError.of("profile", "UncertaintyMonitor", rule, got, way_out)
+        if tracer is not None:
+            from grampus_uq.telemetry.spans import span_processor
+
+            processors = (span_processor(tracer), *processors)
+        self.exploration = exploration or Exploration()
         self._advisory = advisory
-        self._plan_of = functools.partial(
-            SensingPlan.of,
-            extra=signals,
-            equivalence=equivalence,
-            repairs=repairs,
-            counts=counts,
-            speculative=speculative,
-            budget=budget,
-            budgets=budgets,
-        )
-        self._sensor_of = functools.partial(_sensor, embedder=embedder, budget=budget, budgets=budgets or {})
-        self._wiring = self._wired(profile)
-        self._live: weakref.WeakKeyDictionary[Session, _Setting] = weakref.WeakKeyDictionary()
+        self._processing = Processing(processors)
+        self._wire = functools.partial(Wiring.of, sensing=sensing or Sensing(), advisory=advisory)
+        self._wiring = self._wire(profile)
+        self._running: weakref.WeakKeyDictionary[Session, _ProfileChoice] = weakref.WeakKeyDictionary()
         self._by_id: weakref.WeakValueDictionary[str, Session] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
-        given = () if tracer is None else (tracer if isinstance(tracer, SpanEmitter) else SpanEmitter(tracer),)
-        self._outlet = _Outlet((*given, *processors))
-        self._spans = next((found for found in self.processors if isinstance(found, SpanEmitter)), None)
-        self.max_overhead = max_overhead
-        self.window = window
-        self.let_through = let_through
-        self._draw = f"let through {seed}"
-
-    def _wired(self, given: ProfileSource) -> _Wiring:
-        """Everything that follows from a profile, built before anything of it is used."""
-        if isinstance(given, str | os.PathLike):
-            given = load(given)
-        checked: Any = given
-        if not isinstance(checked, Profile | ProfileArtifact):
-            way_out = "load(path) of grampus_uq.recording.artifacts reads one."
-            raise ConfigurationError.of(
-                "profile", "UncertaintyMonitor", "a Profile, a ProfileArtifact or the path of one", given, way_out
-            )
-        artifact = given if isinstance(given, ProfileArtifact) else None
-        profile = given.profile if isinstance(given, ProfileArtifact) else given
-        if self._advisory and not profile.advisory:
-            profile = profile.model_copy(update={"advisory": True})
-        return _Wiring(
-            artifact=artifact, profile=profile, plan=self._plan_of(profile), sensor=self._sensor_of(profile.tracer)
-        )
 
     @property
     def profile(self) -> Profile:
@@ -299,11 +140,6 @@ class UncertaintyMonitor:
         return self._wiring.plan
 
     @property
-    def sensor(self) -> TrajectorySensor | None:
-        """What reads trajectories for TRACER; None without it."""
-        return self._wiring.sensor
-
-    @property
     def fingerprint(self) -> str:
         """SHA-256 of the artifact, or of the profile alone, in hex: what recordings name."""
         return self._wiring.fingerprint
@@ -315,27 +151,25 @@ class UncertaintyMonitor:
         "migrate", go on under the new one from their next step on: belief, counts and acknowledgements stay; the
         detector begins anew, without a guarantee for this run; `p_success` is unknown until the next step of the model.
         The change is an event of the recording (`ProfileChanged`), and a replay that is given both profiles follows it.
-        A session whose model the new profile refuses, or with other TRACER settings, keeps its profile, and the log
-        says so. The monitor's own `advisory` stays; signals, budgets and processors too.
+        A session whose model the new profile refuses, or with another trajectory risk, keeps its profile, and the log
+        says so. The monitor's own `advisory`, `sensing` and processors stay.
 
         Raises ConfigurationError when the profile cannot be wired; then nothing has changed.
         """
-        wiring = self._wired(profile)
+        wiring = self._wire(profile)
         with self._lock:
             before, self._wiring = self._wiring, wiring
-            running_now = list(self._live.items()) if running == "migrate" else []
+            sessions = list(self._running.items()) if running == "migrate" else []
         kept = migrated = 0
         if wiring.fingerprint == before.fingerprint:
-            running_now = []
-        for session, setting in running_now:
+            sessions = []
+        for session, choose in sessions:
             if self._wiring is not wiring:
-                break  # somebody reloaded again: the newer one sees to the rest
+                break  # reloaded again meanwhile: the newer reload migrates the rest
             try:
-                chosen, told = self._profile_for(wiring, setting.model, setting.prompt_hash, setting.tools_hash)
-                if told.get("profile_status") == "refused":
-                    raise ConfigurationError(told["profile_reason"])
-                if setting.advisory and not chosen.advisory:
-                    chosen = chosen.model_copy(update={"advisory": True})
+                chosen, status = choose(wiring)
+                if status.get("profile_status") == "refused":
+                    raise ConfigurationError(status["profile_reason"])
                 session.migrate(chosen, wiring.plan, lambda: wiring.fingerprint)
                 migrated += 1
             except ConfigurationError as error:
@@ -369,35 +203,28 @@ class UncertaintyMonitor:
         agent_id = self._named(agent_id, "agent_id", advisory)
         recent: Sequence[StepUncertainty] = ()
         escalations: Sequence[Mapping[str, JsonValue]] = ()
-        drawn = self.let_through > 0.0 and tie_uniform(session_id, self._draw) < self.let_through
-        state = SessionState(session_id=session_id, agent_id=agent_id, let_through=drawn)
+        state = SessionState(session_id=session_id, agent_id=agent_id, let_through=self.exploration.draws(session_id))
         if snapshot is not None:
             state, recent, escalations = read_snapshot(snapshot)
             if state.session_id != session_id:
                 raise ConfigurationError.of(
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
+        choose = functools.partial(
+            Wiring.profile_for, model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=advisory
+        )
         wiring = self._wiring  # once: a reload in another thread swaps all of it
-        profile, standing = self._profile_for(wiring, model, prompt_hash, tools_hash)
-        if advisory and not profile.advisory:
-            profile = profile.model_copy(update={"advisory": True})
-        spans, kept = self._spans, None
-        if spans is not None:
-            spans.begin(session_id, snapshot)
-        elif snapshot is not None and isinstance(snapshot.get("trace"), Mapping):
-            kept = dict(snapshot["trace"])  # no spans here: handed on, so that whoever has some finds the trace again
+        profile, status = choose(wiring)
         session = Session(
             profile=profile,
             plan=wiring.plan,
-            emit=self._outlet.emit if self.processors else None,
+            emit=self._processing.emit if self.processors else None,
             state=state,
-            max_overhead=self.max_overhead,
-            window=self.window,
             recent=recent,
             escalations=escalations,
-            watch=_watch(wiring.sensor, snapshot),
-            structure=_structure(wiring.plan, state, snapshot),
-            trace=(lambda: kept) if spans is None else functools.partial(spans.carrier, session_id),
+            watch=wiring.watch(snapshot),
+            structure=wiring.structure(state, snapshot),
+            entries=self._processing.begin(session_id, processor_entries(snapshot)),
             fingerprint=lambda: wiring.fingerprint,
             expected=wiring.expected,
         )
@@ -418,16 +245,15 @@ class UncertaintyMonitor:
                     tools_hash=tools_hash,
                     profile_fingerprint=wiring.fingerprint,
                     advisory=profile.advisory,
-                    release_probability=self.let_through or None,
+                    release_probability=self.exploration.rate or None,
                     let_through=state.let_through,
-                    metadata={**standing, **(metadata or {})},
+                    metadata={**status, **(metadata or {})},
                 )
             )
         if snapshot is not None and snapshot.get("profile") not in (None, wiring.fingerprint):
             session.migrate(profile, wiring.plan, lambda: wiring.fingerprint)
-        setting = _Setting(model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=advisory)
-        with self._lock:  # only now: whoever reloads must not change what has not been told to have begun
-            self._live[session] = setting
+        with self._lock:  # only now: a reload must not change a session before its first event
+            self._running[session] = choose
         return session
 
     def _named(self, value: Any, parameter: str, advisory: bool) -> str:
@@ -438,36 +264,21 @@ class UncertaintyMonitor:
             log.warning("%s", error)
         return name
 
-    @staticmethod
-    def _profile_for(
-        wiring: _Wiring, model: str, prompt_hash: str | None, tools_hash: str | None
-    ) -> tuple[Profile, dict[str, str]]:
-        """The profile that a session runs with; where an artifact does not fit, its tiers, and the log says why."""
-        if wiring.artifact is None:
-            return wiring.profile, {}
-        found = match(wiring.artifact, model=model or None, prompt_hash=prompt_hash, tools_hash=tools_hash)
-        reasons = found.reasons if wiring.profile.fitted else ("nothing in it was fitted.", *found.reasons)
-        if not reasons:
-            return wiring.profile, {"profile_status": found.status}
-        why = " ".join(reasons)
-        log.warning("the fitted profile does not apply, and the tiers decide in its place: %s", why)
-        return wiring.profile.standing_in(why), {"profile_status": found.status, "profile_reason": why}
-
     @property
     def processors(self) -> tuple[Processor, ...]:
         """Where events go, in this order; the spans of `tracer` first."""
-        return self._outlet.processors
+        return self._processing.processors
 
     def emit(self, event: Event) -> None:
         """Hand one event to every processor; one that fails is logged once, counted, and never reaches the agent."""
-        self._outlet.emit(event)
+        self._processing.emit(event)
 
     @property
     def processor_failures(self) -> dict[str, int]:
         """How often each processor failed, by class name."""
-        return self._outlet.failures()
+        return self._processing.failures
 
-    # -- the guide's convenience methods, on the session of the current context ----------------------------------
+    # -- convenience methods, on the session of the current context ----------------------------------------------
 
     def initialize(self, session_id: str, agent_id: str = "") -> None:
         """Start a run in the current context; tasks started from here see it, tasks beside it do not."""
@@ -524,7 +335,7 @@ class UncertaintyMonitor:
         self.current_session().observe_user(text)
 
     def get_reflection_message(self) -> Message:
-        """The guide's System-2 reflection, as a system message."""
+        """The System-2 reflection, as a system message."""
         return Message(role=Role.SYSTEM, content=REFLECTION)
 
     def get_belief_state(self) -> AgentBeliefState:

@@ -8,9 +8,9 @@ round trip less where they are needed, two calls more where they are not.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -18,7 +18,7 @@ import anyio.to_thread
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.configuration import nearest
-from grampus_uq.records.protocols import InstantSignal, ModelClient, Signal
+from grampus_uq.records.protocols import Embedder, InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.driver import (
@@ -37,10 +37,60 @@ from grampus_uq.signals.token_signals import NO_TOKEN_READINGS, TOKEN_SOURCES
 from grampus_uq.signals.verbalized import ElicitedConfidence, VerbalizedConfidence
 from grampus_uq.stats.fusion import is_count
 
-__all__ = ["LONG_COMPLETION", "SensingPlan", "StepInput"]
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["LONG_COMPLETION", "Sensing", "SensingPlan", "StepInput"]
 
 LONG_COMPLETION: Final = 500
 """Tokens with log-probabilities above which a step is read in a worker thread: as many take about a millisecond."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensing:
+    """How the monitor reads a step, and what that may cost. Frozen; one serves any number of monitors.
+
+    Args:
+        signals: signals of your own, beside the built-in ones that policy and estimator enable.
+        equivalence: decides whether two sampled answers agree; equal wording unless given.
+        repairs: ask again, so many times at most, for a stated confidence that is absent or unusable; None never asks.
+        counts: count what the agent does (`signals.structure`). A profile fitted on counts enables it by itself.
+        speculative: draw the first samples of the slow path beside P(True): one round trip less where they are needed,
+            two calls more where they are not.
+        budget: bounds each signal at each step.
+        budgets: budgets of single signals, by name.
+        max_overhead: the monitor's tokens as a share of the agent's, >= 0. Beyond it, signals that ask a model are
+            skipped with the reason `overhead_cap`. None: no cap.
+        embedder: compares texts for the trajectory risk, in a worker thread: an `Embedder` or any function from texts
+            to a matrix; hashing unless given.
+
+    Raises ConfigurationError for a value outside its domain.
+    """
+
+    signals: Sequence[Signal | InstantSignal] = ()
+    equivalence: Equivalence | None = None
+    repairs: int | None = None
+    counts: bool = False
+    speculative: bool = False
+    budget: Budget | None = None
+    budgets: Mapping[str, Budget] = field(default_factory=dict)
+    max_overhead: float | None = None
+    embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_overhead is not None and not self.max_overhead >= 0.0:
+            raise ConfigurationError.of("max_overhead", "Sensing", "at least 0 or None", self.max_overhead)
+        budgets = {f"budgets[{name!r:.80}]": budget for name, budget in self.budgets.items()}
+        for parameter, budget in (budgets if self.budget is None else {"budget": self.budget, **budgets}).items():
+            if not isinstance(budget, Budget):
+                raise ConfigurationError.of(parameter, "Sensing", "a Budget", budget, "Budget(timeout_s=5.0)")
+        for signal in self.signals:
+            if not isinstance(getattr(signal, "source", ""), str):
+                raise ConfigurationError.of("signals", "Sensing", "of names that are text", signal.source)
+            checked: Any = signal
+            if not isinstance(checked, Signal | InstantSignal):
+                rule = "objects with `source` and `read` or `sense`"
+                raise ConfigurationError.of("signals", "Sensing", rule, signal)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,56 +120,40 @@ class SensingPlan:
     speculative: bool = False
     budget: Budget = field(default_factory=Budget)
     budgets: Mapping[str, Budget] = field(default_factory=dict)
+    max_overhead: float | None = None
+    """The monitor's tokens as a share of the agent's, at most; None: no cap."""
     names: frozenset[str] = frozenset()
     """Names of all readings that these signals give."""
 
     @classmethod
-    def of(
-        cls,
-        profile: Profile,
-        *,
-        extra: Sequence[Signal | InstantSignal] = (),
-        equivalence: Equivalence | None = None,
-        repairs: int | None = None,
-        counts: bool = False,
-        speculative: bool = False,
-        budget: Budget | None = None,
-        budgets: Mapping[str, Budget] | None = None,
-    ) -> SensingPlan:
-        """The guide's signals as far as policy and estimator both allow them, and the user's own.
+    def of(cls, profile: Profile, sensing: Sensing | None = None) -> SensingPlan:
+        """The built-in signals that both policy and estimator enable, and the user's own.
 
-        `repairs` asks again for a stated confidence that is absent (see `ElicitedConfidence`). With `counts`, or where
-        the profile was fitted on some, what the agent does is counted (`signals.structure`). Raises
-        ConfigurationError when two signals share a name, a signal has neither `read` nor `sense`, or a budget or a
-        weight is of no signal.
+        What the agent does is also counted where the profile was fitted on counts. Raises ConfigurationError when two
+        signals share a name, or a budget or a weight is of no signal.
         """
+        sensing = sensing or Sensing()
         estimator, policy = profile.estimator, profile.policy
         instant: list[InstantSignal] = []
         fast: list[Signal] = []
-        if repairs is None:
+        if sensing.repairs is None:
             instant.append(VerbalizedConfidence())
         else:
-            fast.append(ElicitedConfidence(repairs=repairs))
-        own = {getattr(signal, "source", "") for signal in extra}
+            fast.append(ElicitedConfidence(repairs=sensing.repairs))
+        own = {signal.source for signal in sensing.signals}
         for known in BUILT_IN:
             if known.make is None or (known.replaceable and known.source in own):
                 continue
             if getattr(policy, known.switch) and getattr(estimator, known.switch):
                 fast.append(known.make())
-        for signal in extra:
-            if not isinstance(getattr(signal, "source", ""), str):
-                raise ConfigurationError.of("signals", "UncertaintyMonitor", "of names that are text", signal.source)
+        for signal in sensing.signals:
             if isinstance(signal, Signal):
                 fast.append(signal)
-            elif isinstance(signal, InstantSignal):
-                instant.append(signal)
             else:
-                raise ConfigurationError.of(
-                    "signals", "UncertaintyMonitor", "objects with `source` and `read` or `sense`", signal
-                )
+                instant.append(signal)
         slow = None
         if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
-            slow = estimator.semantic_signal(equivalence or SameWording())
+            slow = estimator.semantic_signal(sensing.equivalence or SameWording())
         names = (
             [*TOKEN_SOURCES, UncertaintySource.CLAIM_PROBABILITY, UncertaintySource.TRAJECTORY_RISK]
             + [s.source for s in instant]
@@ -128,8 +162,8 @@ class SensingPlan:
         )
         twice = {str(name) for name in names if names.count(name) > 1}
         if twice:
-            raise ConfigurationError.of("signals", "UncertaintyMonitor", "of distinct names", sorted(twice))
-        _check_budgets(budget, budgets or {}, names)
+            raise ConfigurationError.of("signals", "Sensing", "of distinct names", sorted(twice))
+        _check_budgets(sensing.budgets, names)
         _check_weights(estimator.extra_weights, names)
         return cls(
             names=frozenset(str(name) for name in names),
@@ -138,10 +172,11 @@ class SensingPlan:
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
             brings_model=any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
-            counts=counts or any(map(is_count, profile.fitted_streams)),
-            speculative=speculative,
-            budget=budget or Budget(),
-            budgets=_slow_budget(slow, judged=equivalence is not None, given=budget) | dict(budgets or {}),
+            counts=sensing.counts or any(map(is_count, profile.fitted_streams)),
+            speculative=sensing.speculative,
+            budget=sensing.budget or Budget(),
+            budgets=_slow_budget(slow, sensing) | dict(sensing.budgets),
+            max_overhead=sensing.max_overhead,
         )
 
     @property
@@ -235,15 +270,13 @@ class SensingPlan:
         return MeteredContext(messages=given.messages, client=client, model=model, tools=given.tools, budget=budget)
 
 
-def _check_budgets(budget: object, budgets: Mapping[str, object], names: Sequence[str]) -> None:
+def _check_budgets(budgets: Mapping[str, Budget], names: Sequence[str]) -> None:
     known = {*names, *BUILT_IN_NAMES}
-    for name, given in {**({} if budget is None else {"budget": budget}), **budgets}.items():
-        if not isinstance(given, Budget):
-            parameter = "budget" if given is budget else f"budgets[{name!r:.80}]"
-            raise ConfigurationError.of(parameter, "UncertaintyMonitor", "a Budget", given, "Budget(timeout_s=5.0)")
-        if given is not budget and name not in known:
-            rule, way_out = "budgets by the names of signals", nearest(str(name), known)
-            raise ConfigurationError.of("budgets", "UncertaintyMonitor", rule, name, way_out)
+    for name in budgets:
+        if name not in known:
+            raise ConfigurationError.of(
+                "budgets", "Sensing", "budgets by the names of signals", name, nearest(str(name), known)
+            )
 
 
 def _check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
@@ -258,9 +291,10 @@ def _check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
             raise ConfigurationError.of("extra_weights", "UncertaintyEstimator", rule, name, nearest(name, known))
 
 
-def _slow_budget(slow: SemanticEntropy | None, *, judged: bool, given: Budget | None) -> dict[str, Budget]:
+def _slow_budget(slow: SemanticEntropy | None, sensing: Sensing) -> dict[str, Budget]:
     """Where no budget was given, the calls the slow path needs: n samples, both ways of each pair of n + 1 turns."""
-    if slow is None or given is not None:
+    if slow is None or sensing.budget is not None:
         return {}
     n = slow.max_samples
-    return {slow.source: Budget(max_calls=max(Budget().max_calls, (n + 1) ** 2 if judged else n))}
+    calls = n if sensing.equivalence is None else (n + 1) ** 2
+    return {slow.source: Budget(max_calls=max(Budget().max_calls, calls))}

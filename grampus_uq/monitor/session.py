@@ -70,9 +70,12 @@ if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRA
 
 log = logging.getLogger("grampus_uq.monitor.session")
 
-__all__ = ["SNAPSHOT_VERSION", "Session", "read_snapshot"]
+__all__ = ["SNAPSHOT_VERSION", "Session", "processor_entries", "read_snapshot"]
 
 SNAPSHOT_VERSION = 1
+_OWN_ENTRIES = frozenset({"v", "profile", "state", "recent", "escalations", "structure", "turns"})
+_WINDOW = 64
+"""Latest steps that a session remembers."""
 APPROVALS = frozenset({"approve", "edit"})
 """The answers after which a pause of steps that can be undone is not repeated."""
 _READ_TRIES = 32  # each that fails means that another step or observation got through
@@ -95,26 +98,23 @@ class Session:
         plan: SensingPlan,
         emit: Callable[[Event], None] | None,
         state: SessionState,
-        max_overhead: float | None = None,
-        window: int = 64,
         recent: Sequence[StepUncertainty] = (),
         escalations: Sequence[Mapping[str, JsonValue]] = (),
         watch: TrajectoryWatch | None = None,
         structure: StructureState | None = None,
-        trace: Callable[[], Mapping[str, str] | None] = lambda: None,
+        entries: Callable[[], Mapping[str, JsonValue]] = dict,
         fingerprint: Callable[[], str] | None = None,
         expected: ExpectedStreams | None = None,
     ) -> None:
-        self._trace = trace
+        self._entries = entries
         self._profile = profile
         self._fingerprint = fingerprint
         self._expected = expected
         self._plan = plan
         self._emit = emit
         self._state = state
-        self._max_overhead = max_overhead
-        self._recent: deque[StepUncertainty] = deque(recent, maxlen=window)
-        self._escalations: deque[dict[str, JsonValue]] = deque((dict(e) for e in escalations), maxlen=window)
+        self._recent: deque[StepUncertainty] = deque(recent, maxlen=_WINDOW)
+        self._escalations: deque[dict[str, JsonValue]] = deque((dict(e) for e in escalations), maxlen=_WINDOW)
         self._watch = watch
         self._superseded = False
         self._finished = False
@@ -367,11 +367,12 @@ class Session:
 
         Looked at before a step is sensed, so the step that reaches the cap may overshoot it by what it costs itself.
         """
-        if self._max_overhead is None:
+        cap = self._plan.max_overhead
+        if cap is None:
             return False
         spent = self._state.monitor_tokens
         agent_tokens = self._state.agent_tokens + step.input_tokens + step.output_tokens
-        return spent >= self._max_overhead * agent_tokens if spent else self._max_overhead == 0.0
+        return spent >= cap * agent_tokens if spent else cap == 0.0
 
     # -- what callers hand over ---------------------------------------------------------------------------------------
 
@@ -527,12 +528,12 @@ class Session:
         """Go on under another profile from the next step on; for `UncertaintyMonitor.reload`.
 
         Waits for a commit that is under way. A step that is being sensed now is judged by the new profile on what the
-        old one had read. Emits `ProfileChanged`. Raises ConfigurationError when the profiles differ in TRACER's
-        settings: what was sensed of the run so far belongs to the old ones.
+        old one had read. Emits `ProfileChanged`. Raises ConfigurationError when the profiles differ in their
+        trajectory risk: what was sensed of the run so far belongs to the old ones.
         """
-        if profile.tracer != self._profile.tracer:
-            rule = "with the TRACER settings that the session began with"
-            raise ConfigurationError.of("profile", "Session.migrate", rule, profile.tracer)
+        if profile.trajectory_risk != self._profile.trajectory_risk:
+            rule = "with the trajectory risk that the session began with"
+            raise ConfigurationError.of("profile", "Session.migrate", rule, profile.trajectory_risk)
         with self._lock:
             self._profile, self._plan, self._fingerprint = profile, plan, fingerprint
             self._state = change_profile(profile, self._state)
@@ -622,10 +623,9 @@ class Session:
                 recent[max(0, len(recent) - latest) :],
                 escalations[max(0, len(escalations) - latest) :],
             )
-        trace = self._trace()
         taken: dict[str, JsonValue] = {
             "v": SNAPSHOT_VERSION,
-            **({} if trace is None else {"trace": dict(trace)}),
+            **self._entries(),
             **({} if self._fingerprint is None else {"profile": self._fingerprint()}),
             "state": state_to_values(state),
             "recent": [assessment.model_dump(mode="json") for assessment in recent],
@@ -633,6 +633,12 @@ class Session:
             **({} if structure is None else {"structure": structure}),
         }
         return taken if turns is None else taken | {"turns": turns.to_json()}
+
+
+def processor_entries(snapshot: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """The entries of a snapshot that belong to processors."""
+    others = {} if snapshot is None else {name: snapshot[name] for name in snapshot if name not in _OWN_ENTRIES}
+    return {name: entry for name, entry in others.items() if isinstance(entry, Mapping)}
 
 
 _RECENT = TypeAdapter(list[StepUncertainty])

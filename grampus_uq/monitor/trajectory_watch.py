@@ -16,7 +16,7 @@ import numpy.typing as npt
 from anyio.lowlevel import RunVar
 from pydantic import ConfigDict, JsonValue, TypeAdapter
 
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
 from grampus_uq.records.events import (
     Event,
@@ -114,7 +114,7 @@ class TrajectorySensor:
     @classmethod
     def of(
         cls,
-        settings: TracerSettings,
+        settings: TrajectoryRiskSettings,
         embedder: Embedder | Callable[[list[str]], npt.ArrayLike] | None = None,
         *,
         timeout_s: float = Budget().timeout_s,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from pydantic import JsonValue
+
 from grampus_uq.records.events import Event
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, ToolCall, ToolResult
 
@@ -18,6 +20,7 @@ __all__ = [
     "InstantSignal",
     "ModelClient",
     "Processor",
+    "ResumableProcessor",
     "SenseContext",
     "Signal",
     "ToolExecutor",
@@ -112,6 +115,27 @@ class Processor(Protocol):
 
     def on_event(self, event: Event) -> None:
         """Take one event."""
+        ...
+
+
+@runtime_checkable
+class ResumableProcessor(Processor, Protocol):
+    """A processor with something of each session that must survive a snapshot: the place in a trace, for example.
+
+    As for `on_event`: no call may block; what one raises is logged once and counted.
+    """
+
+    @property
+    def snapshot_key(self) -> str:
+        """Name of its entry in a snapshot, unique among the processors."""
+        ...
+
+    def begin(self, session_id: str, entry: Mapping[str, Any] | None, /) -> None:
+        """A session begins, before its first event; with `entry`, it resumes from a snapshot that has one."""
+        ...
+
+    def snapshot(self, session_id: str, /) -> Mapping[str, JsonValue] | None:
+        """The session's entry now; None where there is none."""
         ...
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, Tracer
+from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.events import DecisionEvent, Event, StepEvent
@@ -33,7 +34,7 @@ from grampus_uq.telemetry.span_attributes import (
 from grampus_uq.telemetry.span_content import Redact, content_attributes
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
 
-__all__ = ["SpanEmitter", "resolve_tracer"]
+__all__ = ["SpanEmitter", "resolve_tracer", "span_processor"]
 
 
 def resolve_tracer(tracer: Any) -> Tracer:
@@ -55,6 +56,11 @@ def resolve_tracer(tracer: Any) -> Tracer:
         "a SpanEmitter, a GrampusTracer, an OpenTelemetry tracer, or an object with such a `_tracer`",
         tracer,
     )
+
+
+def span_processor(tracer: Any) -> SpanEmitter:
+    """The processor that emits spans by a tracer; a `SpanEmitter` is one already."""
+    return tracer if isinstance(tracer, SpanEmitter) else SpanEmitter(tracer)
 
 
 _calls_of = operator.attrgetter("calls")
@@ -80,6 +86,8 @@ class SpanEmitter:
 
     Raises ConfigurationError for an option that is none of these, or something that holds no tracer.
     """
+
+    snapshot_key = "trace"
 
     __slots__ = ("_content", "_copy", "_log", "_on_span", "_redact", "_tool_names", "_tracer", "_traces")
 
@@ -110,13 +118,14 @@ class SpanEmitter:
         self._content, self._redact = content, redact
         self._tool_names = None if tool_names is None else frozenset(tool_names)
 
-    def begin(self, session_id: str, snapshot: Mapping[str, Any] | None) -> None:
-        """A session began, or is taken up again from a snapshot; the monitor says so before its first event."""
-        self._traces.begin(session_id, snapshot)
+    def begin(self, session_id: str, entry: Mapping[str, Any] | None) -> None:
+        """A session begins; with W3C headers as its `entry` it resumes from a snapshot."""
+        self._traces.begin(session_id, entry)
 
-    def carrier(self, session_id: str) -> dict[str, str] | None:
-        """The session's trace as W3C headers, for its snapshot; None before its first span."""
-        return self._traces.carrier(session_id)
+    def snapshot(self, session_id: str) -> dict[str, JsonValue] | None:
+        """The session's trace as W3C headers; None before its first span."""
+        carrier = self._traces.carrier(session_id)
+        return None if carrier is None else {**carrier}
 
     def latest(self, session_id: str) -> SpanContext | None:
         """The estimate span of the session's latest step, for processors that come after this one; else None."""

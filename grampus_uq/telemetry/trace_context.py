@@ -52,10 +52,9 @@ class SessionTraces:
         self._places: OrderedDict[str, Place] = OrderedDict()
         self._lock = threading.Lock()
 
-    def begin(self, session_id: str, snapshot: Mapping[str, Any] | None) -> None:
-        """A session began, or is taken up again from a snapshot: then its trace is continued, or linked to."""
-        carrier = None if snapshot is None else snapshot.get("trace")
-        earlier = span_context_of(carrier) if isinstance(carrier, Mapping) else None
+    def begin(self, session_id: str, carrier: Mapping[str, Any] | None) -> None:
+        """A session begins, or resumes with the headers of its snapshot: then its trace is continued, or linked to."""
+        earlier = None if carrier is None else span_context_of(carrier)
         anchor = earlier if self._over_pause == "continue" else None
         with self._lock:
             self._places[session_id] = Place(anchor=anchor, earlier=earlier, paused=_paused(carrier))

@@ -35,6 +35,7 @@ from grampus_uq import (
     Message,
     Reading,
     Role,
+    Sensing,
     Step,
     TokenLogprob,
     ToolCall,
@@ -218,7 +219,7 @@ async def long_completion(name: str, calls: tuple[ToolCall, ...], n: int = 1000)
 async def slow_path(name: str, samples: tuple[str, ...], *, speculative: bool) -> dict[str, Any]:
     """Milliseconds from P(True) to the assessment with a model that takes 50 ms a call."""
     policy = UncertaintyPolicy(enable_semantic_sampling=True)
-    session = UncertaintyMonitor(policy=policy, speculative=speculative).session("s")
+    session = UncertaintyMonitor(policy=policy, sensing=Sensing(speculative=speculative)).session("s")
     took = []
     for n in range(9):
         drawn = iter(samples)

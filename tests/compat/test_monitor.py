@@ -15,6 +15,7 @@ from grampus_uq import (
     AgentBeliefState,
     Message,
     Role,
+    Sensing,
     StepUncertainty,
     UncertaintyAction,
     UncertaintyEstimator,
@@ -227,7 +228,7 @@ async def test_eliciting_repairs_twice_and_then_the_reading_is_missing_as_parse_
         asked[0].content or ""
     )
     model = ScriptedModel("I would rather not say")
-    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(enable_p_true=False), repairs=2)
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(enable_p_true=False), sensing=Sensing(repairs=2))
     step, _ = await monitor.observe_llm_response("Paris", "l", prompt_messages=asked, model_client=model)
     assert len(model.calls) == 2
     assert "verbalized: parse_error" in (step.missing_reason or "")

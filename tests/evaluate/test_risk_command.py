@@ -18,7 +18,7 @@ from grampus_uq import Outcome, Profile, TokenLogprob, ToolCall, UncertaintyMoni
 from grampus_uq.cli.backtest_command import command as backtest_command
 from grampus_uq.cli.fit_command import command as fit_command
 from grampus_uq.cli.risk_command import command
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.importers.imported_run import events
 from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.learn.fit.backtest import backtest
@@ -30,7 +30,7 @@ from grampus_uq.records.events import DecisionEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_risk import TracerParameters
 
-TRACER = TracerSettings()
+TRACER = TrajectoryRiskSettings()
 
 
 async def one_run(monitor: UncertaintyMonitor, name: str, *, bad: bool, rng: np.random.Generator) -> None:
@@ -51,10 +51,12 @@ async def one_run(monitor: UncertaintyMonitor, name: str, *, bad: bool, rng: np.
     session.finish(Outcome(success=not bad, labelled_by="test"))
 
 
-def recorded(folder: Path, count: int, *, content: Any = "full", settings: TracerSettings | None = TRACER) -> Path:
+def recorded(
+    folder: Path, count: int, *, content: Any = "full", settings: TrajectoryRiskSettings | None = TRACER
+) -> Path:
     rng = np.random.default_rng(11)
     with RecordingProcessor(folder, content=content) as recorder:
-        monitor = UncertaintyMonitor(profile=Profile(tracer=settings, advisory=True), processors=[recorder])
+        monitor = UncertaintyMonitor(profile=Profile(trajectory_risk=settings, advisory=True), processors=[recorder])
         for number in range(count):
             anyio.run(partial(one_run, monitor, f"run-{number:03}", bad=bool(number % 2), rng=rng))
     return folder
@@ -150,8 +152,8 @@ def test_fitted_parameters_go_into_the_profile_with_a_stream_that_live_sessions_
     done = CliRunner().invoke(backtest_command, [str(out), str(folder), "--json"], catch_exceptions=False)
     profile = load(out).profile
     assert profile.detector is not None
-    assert profile.tracer is not None
-    assert profile.tracer.parameters != TRACER.parameters
+    assert profile.trajectory_risk is not None
+    assert profile.trajectory_risk.parameters != TRACER.parameters
     for by, equal in ((profile.model_copy(update={"detector": None}), True), (None, False)):
         scores = read_detector_runs([str(folder)], profile.detector.streams, profile=by)
         expected = [json.loads(json.dumps(row.to_json())) for row in backtest(profile.detector, scores)]
@@ -167,7 +169,7 @@ def test_a_profile_without_tracer_is_refused(tmp_path: Path) -> None:
 
 def test_a_profile_of_its_own_parameters_is_measured(tmp_path: Path) -> None:
     folder = recorded(tmp_path / "runs", 24)
-    profile = Profile(tracer=TracerSettings(parameters=TracerParameters(k=1.0, w=0.0)))
+    profile = Profile(trajectory_risk=TrajectoryRiskSettings(parameters=TracerParameters(k=1.0, w=0.0)))
     save(ProfileArtifact(profile=profile), tmp_path / "p.json")
     rows = by_score(measured(str(folder), "--profile", str(tmp_path / "p.json")))
     assert rows["tracer_profile"]["auroc"] != rows["tracer_default"]["auroc"]

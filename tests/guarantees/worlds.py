@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq import Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import Exploration, Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.monitor.session import Session
 from grampus_uq.recording.artifacts import ProfileArtifact
@@ -142,7 +142,7 @@ def record(path: Path, runs: Runs, labelled: npt.ArrayLike | None = None, name: 
 def act(profile: ProfileArtifact, path: Path, runs: Runs, *, let_through: float, seed: int) -> Path:
     """Record runs under a profile that acts: what it stops has no outcome, what is let through at random has one."""
     kept = Kept()
-    monitor = UncertaintyMonitor(profile=profile, processors=[kept], let_through=let_through, seed=seed)
+    monitor = UncertaintyMonitor(profile=profile, processors=[kept], exploration=Exploration(let_through, seed=seed))
     for i in range(len(runs)):
         session = monitor.session(f"acted-{seed}-{i}", "a", **FITTING)
         stopped, _ = _commit(session, runs.stated[i], False)

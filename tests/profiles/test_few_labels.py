@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from grampus_uq import Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor
+from grampus_uq import Exploration, Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor
 from grampus_uq.cli import _group
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.profiles import FitOptions, fit_profile
@@ -215,7 +215,7 @@ def test_the_forecast_counts_a_run_let_through_at_random_for_those_that_were_sto
     """Half of the runs are hopeless and stopped at once; the forecast of the same profile is that half again."""
     rng = np.random.default_rng(6)
     with RecordingProcessor(tmp_path) as recorder:
-        monitor = UncertaintyMonitor(policy=POLICY, processors=[recorder], let_through=0.25, seed=1)
+        monitor = UncertaintyMonitor(policy=POLICY, processors=[recorder], exploration=Exploration(0.25, seed=1))
         for i in range(400):
             session = monitor.session(f"a{i}", "a", **FITTING)
             step = Step(step_id="s", kind="llm_call", time_s=0.0)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import ConfigurationError, Outcome, Reading, Step, ToolCall, UncertaintyMonitor
 from grampus_uq.cli import _group
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
 from grampus_uq.learn.profiles.chance import MOST_STEPS, _enough
@@ -170,7 +170,7 @@ async def watched(watch: UncertaintyMonitor, name: str, rng: np.random.Generator
 def test_where_runs_were_watched_with_tracer_its_parameters_and_its_stream_are_fitted(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     with RecordingProcessor(tmp_path) as recorder:
-        watch = UncertaintyMonitor(processors=[recorder], advisory=True, trajectory=TracerSettings())
+        watch = UncertaintyMonitor(processors=[recorder], advisory=True, trajectory_risk=TrajectoryRiskSettings())
 
         async def main() -> None:
             for number in range(90):
@@ -181,7 +181,7 @@ def test_where_runs_were_watched_with_tracer_its_parameters_and_its_stream_are_f
     assert part(fit, "tracer").status == "fitted"
     assert part(fit, "tracer").figures["auroc_on_other_tasks"] > 0.7
     profile = fit.artifact.profile
-    assert profile.tracer is not None
+    assert profile.trajectory_risk is not None
     assert "trajectory_risk" in profile.calibration.readings
     replayed = [step for run in runs(tmp_path) for step in replay(run.events, profile)]
     assert any(step.assessment.p_success is not None for step in replayed)

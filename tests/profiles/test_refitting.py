@@ -7,7 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grampus_uq import Effect, Outcome, Reading, Step, StopReason, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import (
+    Effect,
+    Exploration,
+    Outcome,
+    Reading,
+    Step,
+    StopReason,
+    ToolCall,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.fit.streams import read_detector_runs
@@ -23,7 +33,9 @@ def live(folder: Path, n: int, *, let_through: float = RHO, seed: int = 0, **mon
     rng = np.random.default_rng(seed)
     good = 0
     with RecordingProcessor(folder) as recorder:
-        watch = UncertaintyMonitor(policy=POLICY, processors=[recorder], let_through=let_through, **monitor)
+        watch = UncertaintyMonitor(
+            policy=POLICY, processors=[recorder], exploration=Exploration(let_through), **monitor
+        )
         for number in range(n):
             chance = rng.random()
             success = bool(rng.random() < chance)
@@ -96,7 +108,7 @@ def one(folder: Path, name: str, *, value: float = 0.9, call: ToolCall | None = 
     [
         ("clean", {"value": 1.0}, "", 1.0),
         ("stopped", {"value": 0.0}, "stopped_by_monitor", 1.0),
-        ("drawn", {"value": 0.0, "let_through": 1.0}, "", 1.0),
+        ("drawn", {"value": 0.0, "exploration": Exploration(1.0)}, "", 1.0),
         ("at a call", {"value": 0.8, "call": ToolCall(name="send_mail")}, "stopped_at_call", 1.0),
         (
             "by effect",
@@ -106,7 +118,7 @@ def one(folder: Path, name: str, *, value: float = 0.9, call: ToolCall | None = 
         ),
         (
             "drawn, at a call",
-            {"value": 0.0, "call": ToolCall(name="send_mail"), "let_through": 1.0},
+            {"value": 0.0, "call": ToolCall(name="send_mail"), "exploration": Exploration(1.0)},
             "stopped_at_call",
             1.0,
         ),

@@ -14,6 +14,7 @@ from grampus_uq import (
     Message,
     MissingReason,
     Role,
+    Sensing,
     TokenLogprob,
     ToolCall,
     UncertaintyEstimator,
@@ -318,7 +319,9 @@ async def test_its_reading_is_recorded_counted_and_outside_the_fusion_until_it_i
 @pytest.mark.anyio
 async def test_a_verifier_with_its_own_model_is_asked_even_on_a_step_without_one():
     own, agents = ScriptedModel("30"), ScriptedModel("99")
-    monitor = UncertaintyMonitor(policy=SWITCHED_ON, signals=[PrefixVerifier(client=own, model="judge")])
+    monitor = UncertaintyMonitor(
+        policy=SWITCHED_ON, sensing=Sensing(signals=[PrefixVerifier(client=own, model="judge")])
+    )
     session = monitor.session("s")
     await session.observe_llm_response("one", "1", prompt_messages=TASK, model_client=agents, model_id="m")
     await session.observe_llm_response("two", "2", prompt_messages=TASK)
@@ -329,7 +332,7 @@ async def test_a_verifier_with_its_own_model_is_asked_even_on_a_step_without_one
 @pytest.mark.anyio
 async def test_its_own_budget_bounds_it():
     model = ScriptedModel("no number")
-    monitor = UncertaintyMonitor(policy=SWITCHED_ON, budgets={"prefix_verifier": Budget(max_calls=2)})
+    monitor = UncertaintyMonitor(policy=SWITCHED_ON, sensing=Sensing(budgets={"prefix_verifier": Budget(max_calls=2)}))
     await monitor.session("s").observe_llm_response("text", "1", prompt_messages=TASK, model_client=model)
     assert len(model.calls) == 2
 

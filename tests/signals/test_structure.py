@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Profile, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import Profile, Sensing, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.errors import DataError
 from grampus_uq.monitor.session import Session
@@ -55,7 +55,9 @@ class Kept:
 
 
 def monitor(kept: Kept | None = None, **given: Any) -> UncertaintyMonitor:
-    return UncertaintyMonitor(processors=[] if kept is None else [kept], advisory=True, counts=True, **given)
+    return UncertaintyMonitor(
+        processors=[] if kept is None else [kept], advisory=True, sensing=Sensing(counts=True), **given
+    )
 
 
 async def tell(session: Session, told: Told, first: int = 0) -> None:
@@ -185,7 +187,9 @@ def test_counts_move_nothing_that_was_not_fitted_on_them() -> None:
     for counts in (True, False):
         kept = Kept()
         watch = UncertaintyMonitor(
-            processors=[kept], policy=UncertaintyPolicy(irreversible_tool_names=["update"]), counts=counts
+            processors=[kept],
+            policy=UncertaintyPolicy(irreversible_tool_names=["update"]),
+            sensing=Sensing(counts=counts),
         )
         anyio.run(tell, watch.session("r"), run)
         seen = [event.assessment for event in kept.events if isinstance(event, StepEvent)]

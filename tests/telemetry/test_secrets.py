@@ -29,6 +29,7 @@ from grampus_uq import (
     Message,
     Outcome,
     Role,
+    Sensing,
     TokenLogprob,
     ToolCall,
     UncertaintyPolicy,
@@ -119,7 +120,7 @@ class Sinks:
             policy=UncertaintyPolicy(enable_semantic_sampling=True),
             tracer=self.kept.emitter,
             processors=processors,
-            signals=[Raises()],
+            sensing=Sensing(signals=[Raises()]),
         )
 
     def _structured(self, _logger, _name, fields):

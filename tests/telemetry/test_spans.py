@@ -18,6 +18,7 @@ from grampus_uq import (
     Message,
     Reading,
     Role,
+    Sensing,
     Step,
     ToolCall,
     UncertaintyMonitor,
@@ -97,13 +98,13 @@ async def test_a_step_that_goes_well_has_one_span():
 
 @pytest.mark.parametrize("speculative", [False, True])
 async def test_sampling_has_a_span_of_its_own_below_the_estimate(speculative):
-    traced = Traced(speculative=speculative)
+    traced = Traced(sensing=Sensing(speculative=speculative))
     await speak(traced, model_client=model("0.7", ["Paris", "Rome", "Paris", "Paris", "Rome"]))
     semantic, estimate = traced.only("semantic"), traced.only("estimate")
     assert semantic.parent.span_id == estimate.context.span_id
     assert (semantic.attributes["sample_count"], semantic.attributes["early_stopped"]) == (5, False)
     assert semantic.attributes["semantic_confidence"] == traced.step.assessment.semantic_confidence
-    early = Traced(speculative=speculative)
+    early = Traced(sensing=Sensing(speculative=speculative))
     await speak(early)
     attributes = early.only("semantic").attributes
     assert (attributes["sample_count"], attributes["early_stopped"]) == (2, True)

@@ -80,7 +80,7 @@ async def test_an_approval_is_a_span_of_the_wait_beneath_the_step_that_paused_li
 def test_what_a_store_says_of_a_pause_is_no_span_unless_it_is_a_place_and_a_time(paused, since):
     carrier = {"traceparent": f"00-{'1' * 32}-{'2' * 16}-01", "paused": paused, "paused_ns": since}
     traces = SessionTraces("continue")
-    traces.begin("s", {"trace": carrier})
+    traces.begin("s", carrier)
     assert traces.paused("s") is None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.columns import TASK
@@ -39,13 +39,13 @@ LEAST_OF_EACH = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracerRunsFit:
-    """Fitted settings, ready for `Profile.tracer`; what they were fitted on; and their worth on other tasks.
+    """Fitted settings, ready for `Profile.trajectory_risk`; what they were fitted on; and their worth on other tasks.
 
     `cross_validation` is None when there are fewer tasks than folds, or a fold leaves runs of one kind only: then
     nobody knows what the fit is worth. `counts`: runs used and, by reason, left out.
     """
 
-    settings: TracerSettings
+    settings: TrajectoryRiskSettings
     fit: TracerFit
     cross_validation: TracerCrossValidation | None
     counts: Mapping[str, int]
@@ -55,7 +55,7 @@ def fit_tracer_settings(
     trajectories: Trajectories,
     *,
     rng: np.random.Generator,
-    base: TracerSettings | None = None,
+    base: TrajectoryRiskSettings | None = None,
     options: TracerFitOptions | None = None,
 ) -> TracerRunsFit:
     """Fit (alpha, beta, gamma, k, w) on labelled trajectories, and cross-validate the fit with whole tasks in folds.
@@ -65,7 +65,7 @@ def fit_tracer_settings(
 
     Raises ConfigurationError with fewer than `LEAST_OF_EACH` failures or successes.
     """
-    base = TracerSettings() if base is None else base
+    base = TrajectoryRiskSettings() if base is None else base
     options = TracerFitOptions(composite=base.parameters.composite) if options is None else options
     runs = trajectories.runs
     failures = sum(run.failed for run in runs)
@@ -106,7 +106,7 @@ def cross_validated(
 class TracerShare:
     """TRACER's settings for a profile, how many runs taught them (0: defaults), and their AUROC on other tasks."""
 
-    settings: TracerSettings
+    settings: TrajectoryRiskSettings
     runs: int = 0
     auroc: float | None = None
     default_auroc: float | None = None
@@ -128,7 +128,7 @@ def tracer_and_detector_runs(
     runs that nothing was fitted on. Without, the paper's defaults are taken and every run is left. A run that was not
     watched with TRACER has no value in the stream. Raises as `fit_tracer_settings`; `on_refused` as in `runs`.
     """
-    share, without = TracerShare(settings=TracerSettings()), frozenset[str]()
+    share, without = TracerShare(settings=TrajectoryRiskSettings()), frozenset[str]()
     if fits:
         every = labelled_trajectories(read_runs(list(paths), on_refused=on_refused), task_key=task_key)
         tasks = sorted({run.task for run in every.runs})
@@ -144,5 +144,5 @@ def tracer_and_detector_runs(
         )
         without = frozenset(run.run_id for run in chosen)
     kept = (run for run in read_runs(list(paths), on_refused=on_refused) if run.session_id not in without)
-    profile = Profile(tracer=share.settings)
+    profile = Profile(trajectory_risk=share.settings)
     return share, runs_of_recordings(kept, streams, labelled=labelled, profile=profile, task_key=task_key)

@@ -137,10 +137,10 @@ def fit_profile(
         raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
     parted = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
     kept = given.calibration if options.keep_chance or not can_learn(runs, parted) else None
-    tracer, tracer_part = given.tracer, Part(name="tracer", status="not asked for", why="Kept with p_success.")
+    tracer, tracer_part = given.trajectory_risk, Part(name="tracer", status="not asked for", why="Kept with p_success.")
     if kept is None:
         tracer, tracer_part = fit_risk(paths, runs, parted, bare, options, rng, on_refused)
-    bare = bare.model_copy(update={"tracer": tracer})
+    bare = bare.model_copy(update={"trajectory_risk": tracer})
     if tracer is not None:
         # The same runs in the same order, with the risk among their streams.
         runs = labelled_runs(paths, bare, task_key=options.task_key, **spread)

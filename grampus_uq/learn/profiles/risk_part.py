@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.tracer_runs import LEAST_OF_EACH, fit_tracer_settings
@@ -30,7 +30,7 @@ def fit_risk(
     options: FitOptions,
     rng: np.random.Generator,
     on_refused: Refused | None = None,
-) -> tuple[TracerSettings | None, Part]:
+) -> tuple[TrajectoryRiskSettings | None, Part]:
     """Fit TRACER's parameters; with too few labels keep those that are there, so that its risk is still a stream.
 
     Returns None where no run was watched with TRACER: a profile with it would then watch what nothing was fitted on.
@@ -38,9 +38,9 @@ def fit_risk(
     if not labelled.watched:
         why = "No run was watched with TRACER."
         return None, Part(
-            name=NAME, status="not fitted", why=why, needs="runs watched with trajectory=TracerSettings()"
+            name=NAME, status="not fitted", why=why, needs="runs watched with trajectory_risk=TrajectoryRiskSettings()"
         )
-    base = bare.tracer or TracerSettings()
+    base = bare.trajectory_risk or TrajectoryRiskSettings()
     learn = {name for name, chosen in zip(labelled.ids, ~held, strict=True) if chosen}
     told = (run for run in distinct_runs(paths, on_refused=on_refused) if run.session_id in learn)
     try:

@@ -23,7 +23,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.core.risk import TracerSettings
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.monitor.session import Session
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
@@ -70,7 +70,7 @@ class Watched:
         profile = Profile(
             detector=fitted(),
             calibration=fusion,
-            tracer=TracerSettings(),
+            trajectory_risk=TrajectoryRiskSettings(),
             policy=UncertaintyPolicy(irreversible_tool_names=["send"]),
         )
         self.monitor = UncertaintyMonitor(profile=profile, processors=[processor, self.shaky])

@@ -1,0 +1,86 @@
+"""The processors of a monitor: the one loop that hands them events, and their part of a snapshot."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import JsonValue
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.events import Event
+from grampus_uq.records.protocols import Processor, ResumableProcessor
+
+__all__ = ["Processing"]
+
+log = logging.getLogger("grampus_uq.monitor.monitor")
+
+
+class Processing:
+    """Guards every call of a processor: one that fails is logged once and counted, and never reaches the agent."""
+
+    def __init__(self, processors: Sequence[Processor]) -> None:
+        for processor in processors:
+            if isinstance(processor, type) or not callable(getattr(processor, "on_event", None)):
+                rule = "objects with `on_event(event)`"
+                raise ConfigurationError.of("processors", "UncertaintyMonitor", rule, processor)
+        self.processors = tuple(processors)
+        self._resumable = [processor for processor in processors if isinstance(processor, ResumableProcessor)]
+        self._failures: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How often each processor failed, by class name."""
+        with self._lock:
+            return dict(self._failures)
+
+    def emit(self, event: Event) -> None:
+        """Hand one event to every processor."""
+        for processor in self.processors:
+            try:
+                processor.on_event(event)
+            except Exception as error:  # noqa: BLE001 (the processor loop: a failing sink must not stop the agent)
+                self._count_failure(processor, error)
+
+    def begin(self, session_id: str, entries: Mapping[str, Mapping[str, Any]]) -> Callable[[], Mapping[str, JsonValue]]:
+        """Announce a session with the processors' entries of its snapshot; return what reads them for the next one.
+
+        An entry that no processor here takes is handed on, so that a later process may find it again.
+        """
+        for processor in self._resumable:
+            try:
+                processor.begin(session_id, entries.get(processor.snapshot_key))
+            except Exception as error:  # noqa: BLE001 (a failing sink must not stop the agent)
+                self._count_failure(processor, error)
+        keys = {processor.snapshot_key for processor in self._resumable}
+        unread = {name: dict(entry) for name, entry in entries.items() if name not in keys}
+        return lambda: {**unread, **self._entries(session_id)}
+
+    def _entries(self, session_id: str) -> dict[str, JsonValue]:
+        entries: dict[str, JsonValue] = {}
+        for processor in reversed(self._resumable):  # of two with one key the first one's counts
+            try:
+                entry = processor.snapshot(session_id)
+            except Exception as error:  # noqa: BLE001 (a failing sink must not stop the agent)
+                self._count_failure(processor, error)
+            else:
+                if entry is not None:
+                    entries[processor.snapshot_key] = dict(entry)
+        return entries
+
+    def _count_failure(self, processor: Processor, error: Exception) -> None:
+        name = type(processor).__qualname__
+        with self._lock:
+            self._failures[name] = self._failures.get(name, 0) + 1
+            first = self._failures[name] == 1
+        if first:
+            # Of the message only what comes from the system: any other may quote the event's text.
+            message = str(error) if isinstance(error, OSError) else ""
+            place = "".join(traceback.format_tb(error.__traceback__))
+            log.error(
+                "processor %s failed; only counted from now on\n%s%s: %s", name, place, type(error).__name__, message
+            )
