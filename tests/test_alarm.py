@@ -187,7 +187,7 @@ def test_an_old_state_whose_alarm_was_answered_asks_for_its_irreversible_calls_t
     _, call = advance(profile, state, step(30, "tool_call", Effect.IRREVERSIBLE), [])
     assert (call.action, call.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
     moved = change_profile(Profile(), state)
-    assert moved.rang
+    assert moved.alarmed
 
 
 def test_the_policy_may_abort_on_an_alarm_and_advisory_only_says_so(detector: Detector) -> None:

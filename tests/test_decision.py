@@ -17,14 +17,14 @@ from grampus_uq.core.alarm import (
     AlarmState,
     DetectorField,
     acknowledge_alarm,
+    alarm_pending,
+    alarm_raised,
     alarm_step,
     guarantee_of,
-    has_rung,
     midway,
     rearm,
-    rings,
 )
-from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of, may_be_let_through
+from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of, may_be_explored
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.state import SessionState, WorstCase
@@ -67,26 +67,28 @@ class Case:
     detector: Detector | None = None
     release: ReleaseRule | None = None
     alarm: AlarmState | None = None
-    rang: bool = False
+    alarmed: bool = False
     worst_case: WorstCase | None = None
     fallback: str | None = None
     by_counts: bool = False
 
     def decided(self) -> tuple[UncertaintyAction, str, str]:
         profile: Any = SimpleNamespace(
+            advisory=False,
             policy=self.policy, detector=self.detector, release=self.release, fallback=self.fallback,
             released_by_counts=self.by_counts,
         )  # fmt: skip
         state = SessionState(
             session_id="s", has_reading=self.has_reading, worst=self.worst, acknowledged=self.acknowledged,
-            alarm=self.alarm, rang=self.rang, worst_case=self.worst_case,
+            alarm=self.alarm, alarmed=self.alarmed, worst_case=self.worst_case,
         )  # fmt: skip
-        return decide(
+        verdict = decide(
             Situation(
                 profile=profile, state=state, turn=self.turn, kind="tool_call" if self.tool_name else "llm_call",
                 tool_name=self.tool_name, irreversible=self.irreversible, level=self.level, confidence=self.confidence,
             )
         )  # fmt: skip
+        return verdict.action, verdict.rule, verdict.reason
 
 
 # -- the rules, stated once more --------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def reasons(now: Case) -> list[UncertaintyAction]:
     found = []
     if now.tool_name is not None and "ask" in now.tool_name:
         found.append(PAUSE)
-    if now.rang or (now.detector is not None and now.alarm == RINGING):
+    if now.alarmed or (now.detector is not None and now.alarm == RINGING):
         found.append(policy.on_alarm)
     counted = now.by_counts and turn.p_success is not None
     lacking = [not now.has_reading, not turn.read] if not counted else []
@@ -166,7 +168,7 @@ def situations(draw: st.DrawFn) -> Case:
         detector=draw(st.sampled_from([None, DETECTOR])),
         release=draw(RELEASES),
         alarm=draw(ALARMS),
-        rang=draw(st.sampled_from([False, False, True])),
+        alarmed=draw(st.sampled_from([False, False, True])),
         worst_case=draw(CASES),
         by_counts=draw(st.booleans()),
         acknowledged=draw(st.sampled_from([None, *UncertaintyLevel])),
@@ -188,7 +190,7 @@ def test_an_irreversible_call_meets_the_gravest_of_the_rules_that_speak_against_
         assert action is max(against, key=GRAVITY.index)
         assert reason
         assert rule != "acknowledged"
-    if action is PAUSE is now.policy.on_alarm and now.rang and not now.policy.on_missing_evidence.stops:
+    if action is PAUSE is now.policy.on_alarm and now.alarmed and not now.policy.on_missing_evidence.stops:
         assert rule == "detector"
     if action is PAUSE and always and rule not in ("always_ask", "detector"):
         raise AssertionError("another pause may be lifted by standing leave")
@@ -264,7 +266,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
         ),
         (
-            {"detector": DETECTOR, "alarm": acknowledge_alarm(RINGING), "rang": True},
+            {"detector": DETECTOR, "alarm": acknowledge_alarm(RINGING), "alarmed": True},
             (PAUSE, "detector", "irreversible call after the detector's alarm has rung in this run; confidence 0.90"),
         ),
         (
@@ -377,7 +379,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
         ({"worst_case": SURE_CASE}, (PROCEED, "tier", "")),
         ({"turn": TurnEvidence(read=True, belief=0.85)}, (PROCEED, "tier", "")),
         (
-            {"rang": True, "level": MEDIUM, "confidence": 0.7},
+            {"alarmed": True, "level": MEDIUM, "confidence": 0.7},
             (PAUSE, "detector", "irreversible call after the detector's alarm has rung in this run; confidence 0.70"),
         ),
         ({"release": SURE, "policy": UncertaintyPolicy(on_missing_evidence=PROCEED)}, (PROCEED, "tier", "")),
@@ -443,8 +445,8 @@ def test_danger_is_raised_by_the_effect_or_by_the_name_and_lowered_by_neither(
     grave = effect is Effect.IRREVERSIBLE or name == "pay"
     assert is_irreversible(policy, name, effect) is grave
     harmless = effect in (Effect.READ, Effect.REVERSIBLE) and not grave and name != "ask_first"
-    assert may_be_let_through(policy, "tool_call", name, effect) is harmless
-    assert may_be_let_through(policy, "llm_call", name, effect)
+    assert may_be_explored(policy, "tool_call", name, effect) is harmless
+    assert may_be_explored(policy, "llm_call", name, effect)
 
 
 def test_before_the_first_reading_no_step_is_low() -> None:
@@ -456,14 +458,14 @@ def test_before_the_first_reading_no_step_is_low() -> None:
 
 
 def test_an_alarm_rings_from_its_threshold_on_until_somebody_answers() -> None:
-    assert not rings(DETECTOR, None)
-    assert not has_rung(DETECTOR, None)
+    assert not alarm_pending(DETECTOR, None)
+    assert not alarm_raised(DETECTOR, None)
     for state, rung in ((UNSEEN, False), (QUIET, False), (RINGING, True)):
-        assert rings(DETECTOR, state) is has_rung(DETECTOR, state) is rung
+        assert alarm_pending(DETECTOR, state) is alarm_raised(DETECTOR, state) is rung
         answered = acknowledge_alarm(state)
         assert answered.answered
-        assert not rings(DETECTOR, answered)
-        assert has_rung(DETECTOR, answered) is rung
+        assert not alarm_pending(DETECTOR, answered)
+        assert alarm_raised(DETECTOR, answered) is rung
 
 
 def test_rearming_counts_and_starts_the_evidence_anew_and_its_alarms_promise_nothing() -> None:
@@ -491,8 +493,8 @@ def test_an_alarm_takes_its_own_streams_in_their_order_and_keeps_what_was_said_o
     fresh, log_m = alarm_step(DETECTOR, None, "s", {"b": 0.9, "a": 0.1, "c": 0.0})
     assert fresh.evidence.tie == start(DETECTOR, "s").tie
     assert log_m == fresh.evidence.log_m
-    assert rings(DETECTOR, fresh)
-    assert not rings(DETECTOR, alarm_step(DETECTOR, None, "s", {"a": 0.9, "b": 0.1})[0])
+    assert alarm_pending(DETECTOR, fresh)
+    assert not alarm_pending(DETECTOR, alarm_step(DETECTOR, None, "s", {"a": 0.9, "b": 0.1})[0])
     said = AlarmState(evidence=fresh.evidence, answered=True, rearmed=2, midway=True)
     after, unread = alarm_step(DETECTOR, said, "other", {"b": None})
     assert (after.answered, after.rearmed, after.midway, after.evidence.step) == (True, 2, True, 2)

@@ -21,12 +21,12 @@ __all__ = [
     "AlarmState",
     "DetectorField",
     "acknowledge_alarm",
+    "alarm_pending",
+    "alarm_raised",
     "alarm_step",
     "guarantee_of",
-    "has_rung",
     "midway",
     "rearm",
-    "rings",
 ]
 
 MIDWAY = "no guarantee: this run came under this detector when it was under way"
@@ -72,12 +72,12 @@ def alarm_step(
     return kept, log_m
 
 
-def rings(detector: Detector, state: AlarmState | None) -> bool:
+def alarm_pending(detector: Detector, state: AlarmState | None) -> bool:
     """True while the alarm has been raised and nobody answered it."""
-    return state is not None and not state.answered and has_rung(detector, state)
+    return state is not None and not state.answered and alarm_raised(detector, state)
 
 
-def has_rung(detector: Detector, state: AlarmState | None) -> bool:
+def alarm_raised(detector: Detector, state: AlarmState | None) -> bool:
     """True once the alarm has been raised, answered or not, since the evidence began."""
     return state is not None and eprocess.alarms(state.evidence, detector.threshold)
 

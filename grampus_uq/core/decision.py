@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from grampus_uq.core.alarm import rings
+from grampus_uq.core.alarm import alarm_pending, guarantee_of
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.records.building import builder
+from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 
 if TYPE_CHECKING:
     from grampus_uq.core.state import Profile, SessionState, WorstCase
 
-__all__ = ["Decision", "Situation", "decide", "is_irreversible", "level_of", "may_be_let_through"]
+__all__ = ["Situation", "decide", "is_irreversible", "level_of", "may_be_explored"]
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _LOW, _MEDIUM, *_ = UncertaintyLevel
@@ -23,17 +25,18 @@ _GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
 _IRREVERSIBLE = Effect.IRREVERSIBLE
 _WORDS = {level: level.value.upper() for level in UncertaintyLevel}
 
-Decision = tuple[UncertaintyAction, str, str]
+_Ruling = tuple[UncertaintyAction, str, str]
 """Action, rule, reason."""
+_new_verdict = builder(Verdict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """All that a decision on one step depends on.
+    """All that the decision on one step depends on.
 
-    `state` is the session's after the step (before it for a call that is only asked about), `turn` what was read of
-    this step of the model, or of the one that proposes the call; by `level` and `confidence` the step is judged.
-    `proposed` is False for a call that no turn listed, or with other arguments.
+    `state` is the session's after the step (before it for a call that is only asked about), `turn` the evidence of this
+    step of the model, or of the one that proposes the call; `level` and `confidence` are the run's. `proposed` is False
+    for a call that no turn listed, or with other arguments.
     """
 
     profile: Profile
@@ -44,6 +47,7 @@ class Situation:
     irreversible: bool
     level: UncertaintyLevel
     confidence: float
+    effect: Effect | None = None
     proposed: bool = True
 
 
@@ -58,11 +62,46 @@ def is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Ef
     return effect == _IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
 
 
-def decide(now: Situation) -> Decision:
+def decide(now: Situation) -> Verdict:
+    """The verdict on a step, or on a call that is only asked about; both go through here.
+
+    Where the profile only advises, or the run explores and the step can be undone, nothing stops: `advisory_action` is
+    then the action that the rules ask for.
+    """
+    profile, wanted = now.profile, None
+    action, rule, reason = _ruling(now)
+    guarantee = None if rule == "tier" else _guarantee(now, rule, action)
+    explores = now.state.let_through and action.stops
+    if profile.advisory or (explores and may_be_explored(profile.policy, now.kind, now.tool_name, now.effect)):
+        wanted = action
+        if action.stops:
+            action = _LOG
+    return _new_verdict(
+        action=action,
+        level=now.level,
+        rule=rule,
+        reason=reason,
+        guarantee=guarantee,
+        confidence=now.confidence if now.state.has_reading else None,
+        advisory_action=wanted,
+    )
+
+
+def _guarantee(now: Situation, rule: str, action: UncertaintyAction) -> str | None:
+    """The sentence that a decision carries: the alarm's on its pause, the release rule's on a release."""
+    detector, alarm, release = now.profile.detector, now.state.alarm, now.profile.release
+    if rule == "detector" and detector is not None and alarm is not None:
+        return guarantee_of(detector, alarm)
+    if rule == "release" and release is not None:
+        return release.guarantee if action.stops is (release.mode == "share") else None
+    return None
+
+
+def _ruling(now: Situation) -> _Ruling:
     """The gravest of what the rules say; what stops a step says why, on which numbers.
 
     With a fitted detector or release rule they decide, and the tiers only say how loud the log is; without, the tiers.
-    Beside them stand the rules for irreversible calls (no evidence, an alarm that has rung, the worst so far) and the
+    Beside them stand the rules for irreversible calls (no evidence, an alarm in this run, the worst so far) and the
     tools that are always asked for. Of all these only a detector's alarm and a fitted release carry a guarantee. What a
     human answered silences reversible steps, never an irreversible call.
     """
@@ -84,7 +123,7 @@ def decide(now: Situation) -> Decision:
     return decision
 
 
-def _tier(now: Situation) -> Decision:
+def _tier(now: Situation) -> _Ruling:
     """What the tier says. It carries no statistical guarantee."""
     policy, level = now.profile.policy, now.level
     action = policy.decide(level, now.kind, irreversible=now.irreversible)
@@ -101,11 +140,11 @@ def _tier(now: Situation) -> Decision:
     return action, "tier", reason
 
 
-def _fitted(now: Situation) -> Decision:
+def _fitted(now: Situation) -> _Ruling:
     """What the detector and the release rule say; a pause by the alarm is inside the detector's one budget."""
     action, rule, reason = (_PROCEED, "tier", "") if now.level is _LOW else (_LOG, "tier", _loudness(now))
     detector, alarm = now.profile.detector, now.state.alarm
-    if detector is not None and alarm is not None and rings(detector, alarm):
+    if detector is not None and alarm is not None and alarm_pending(detector, alarm):
         evidence, limit = alarm.evidence.log_peak, detector.threshold.log_value
         action, rule = now.profile.policy.on_alarm, "detector"
         reason = f"log evidence of failure {evidence:.2f} exceeds {limit:.2f}; {_numbers(now)}"
@@ -117,7 +156,7 @@ def _fitted(now: Situation) -> Decision:
     return action, rule, reason
 
 
-def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -> Decision:
+def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -> _Ruling:
     """What the release rule says of an irreversible call; without a chance it says nothing."""
     least, below, chance = release.at_least, release.abort_below, now.turn.p_success
     if least is None:
@@ -132,10 +171,12 @@ def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -
     return (_ABORT if aborts else _PAUSE), "release", reason
 
 
-def _guarded(now: Situation, decision: Decision) -> Decision:
+def _guarded(now: Situation, decision: _Ruling) -> _Ruling:
     """An irreversible call: graver where evidence is missing, an alarm has rung or a step was bad."""
     policy, state = now.profile.policy, now.state
-    if state.rang and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]:  # a grant lifts a tier's pause, not this one
+    if (
+        state.alarmed and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]
+    ):  # a grant lifts a tier's pause, not this one
         reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
         decision = policy.on_alarm, "detector", reason
     missing = _missing(now)
@@ -148,7 +189,7 @@ def _guarded(now: Situation, decision: Decision) -> Decision:
     return decision
 
 
-def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
+def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:
     """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it."""
     policy = now.profile.policy
     if decision[0].stops or not policy.on_missing_evidence.stops:
@@ -156,7 +197,7 @@ def _in_doubt(now: Situation, case: WorstCase, decision: Decision) -> Decision:
     level = policy.classify(case.cumulative)
     turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
     state = replace(now.state, worst=case.worst, alarm=case.alarm, worst_case=None)
-    would = decide(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn))
+    would = _ruling(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn))
     if not would[0].stops:
         return decision
     reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
@@ -215,8 +256,8 @@ def _apart(value: float, word: str, limit: float) -> str:
 _SAID_AS = {"verbalized": "stated confidence", "p_true": "P(True)"}
 
 
-def may_be_let_through(policy: UncertaintyPolicy, kind: str, tool_name: str | None, effect: Effect | None) -> bool:
-    """True for what a random release may let through: steps of the model, and calls that are known to be reversible."""
+def may_be_explored(policy: UncertaintyPolicy, kind: str, tool_name: str | None, effect: Effect | None) -> bool:
+    """Return True for what exploration may let go on: steps of the model, and calls known to be reversible."""
     if kind != "tool_call":
         return True
     harmless = effect is Effect.READ or effect is Effect.REVERSIBLE

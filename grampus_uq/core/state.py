@@ -15,7 +15,15 @@ from pydantic import (
     model_validator,
 )
 
-from grampus_uq.core.alarm import AlarmState, DetectorField, acknowledge_alarm, has_rung, midway, rearm, rings
+from grampus_uq.core.alarm import (
+    AlarmState,
+    DetectorField,
+    acknowledge_alarm,
+    alarm_pending,
+    alarm_raised,
+    midway,
+    rearm,
+)
 from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import Propagator, PropagatorMemory, UncertaintyPropagator
@@ -34,7 +42,7 @@ __all__ = [
     "acknowledge",
     "answer_alarm",
     "change_profile",
-    "has_rung_in_run",
+    "has_alarmed",
     "rearm_alarm",
     "state_from_json",
     "state_to_json",
@@ -148,8 +156,8 @@ class SessionState:
     `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
     `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model
     that may have proposed calls, with what was read of each (empty in states of older versions: nothing then speaks for
-    an irreversible call until the model's next turn). `rang` is True once a
-    detector's alarm has rung in this run, answered or not, under whatever profile. `worst` is the least fused
+    an irreversible call until the model's next turn). `alarmed` is True
+    once a detector's alarm was raised in this run, answered or not, under whatever profile. `worst` is the least fused
     confidence so far; `acknowledged` is the gravest level that a human already answered for; both token counts are
     sums. `p_success` is the calibrated chance after the latest step of the model, None where it had no reading;
     `let_through` is True for a run that was drawn to go on where a reversible step would have been stopped.
@@ -178,7 +186,7 @@ class SessionState:
     let_through: bool = False
     worst_case: WorstCase | None = None
     turns: tuple[TurnEvidence, ...] = ()
-    rang: bool = False
+    alarmed: Annotated[bool, Field(alias="rang")] = False  # the stored name
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # an unknown field is a newer version's: not ours to drop
 
@@ -188,12 +196,12 @@ _STATE = TypeAdapter(SessionState)
 
 def state_to_json(state: SessionState) -> str:
     """The state as one JSON object; `state_from_json` gives back an equal state."""
-    return _STATE.dump_json(state).decode()
+    return _STATE.dump_json(state, by_alias=True).decode()
 
 
 def state_to_values(state: SessionState) -> dict[str, Any]:
     """The same as JSON values, without the detour through text."""
-    values: dict[str, Any] = _STATE.dump_python(state, mode="json")
+    values: dict[str, Any] = _STATE.dump_python(state, mode="json", by_alias=True)
     return values
 
 
@@ -212,9 +220,9 @@ def answer_alarm(profile: Profile, state: SessionState) -> SessionState:
 
     Each irreversible call is, until the run ends.
     """
-    if profile.detector is None or state.alarm is None or not rings(profile.detector, state.alarm):
+    if profile.detector is None or state.alarm is None or not alarm_pending(profile.detector, state.alarm):
         return state
-    return replace(state, alarm=acknowledge_alarm(state.alarm), rang=True)
+    return replace(state, alarm=acknowledge_alarm(state.alarm), alarmed=True)
 
 
 def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
@@ -223,12 +231,12 @@ def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
         return state
     rearmed = rearm(profile.detector, state.alarm, state.session_id)
     worst_case = state.worst_case and replace(state.worst_case, alarm=rearmed)
-    return replace(state, alarm=rearmed, worst_case=worst_case, rang=has_rung_in_run(profile, state))
+    return replace(state, alarm=rearmed, worst_case=worst_case, alarmed=has_alarmed(profile, state))
 
 
-def has_rung_in_run(profile: Profile, state: SessionState) -> bool:
-    """True once a detector's alarm has rung in this run, answered or not."""
-    return state.rang or (profile.detector is not None and has_rung(profile.detector, state.alarm))
+def has_alarmed(profile: Profile, state: SessionState) -> bool:
+    """True once a detector's alarm was raised in this run, answered or not."""
+    return state.alarmed or (profile.detector is not None and alarm_raised(profile.detector, state.alarm))
 
 
 def change_profile(profile: Profile, state: SessionState) -> SessionState:
@@ -239,9 +247,9 @@ def change_profile(profile: Profile, state: SessionState) -> SessionState:
     """
     alarm = None if profile.detector is None else midway(profile.detector, state.session_id)
     worst_case = state.worst_case and replace(state.worst_case, alarm=alarm, p_success=None)
-    rang = state.rang or (state.alarm is not None and state.alarm.answered)
+    alarmed = state.alarmed or (state.alarm is not None and state.alarm.answered)
     turns = without_chances(state.turns)
-    return replace(state, alarm=alarm, p_success=None, worst_case=worst_case, turns=turns, rang=rang)
+    return replace(state, alarm=alarm, p_success=None, worst_case=worst_case, turns=turns, alarmed=alarmed)
 
 
 def acknowledge(state: SessionState, level: UncertaintyLevel) -> SessionState:

@@ -278,6 +278,29 @@ NO_READING: Final = "no reading on this step"
 """How `StepUncertainty.missing_reason` ends on a step without any reading."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What the policy decides on a step or a proposed call, by which rule, on which numbers, with which promise.
+
+    `guarantee` is the sentence of the statistical guarantee behind a pause, or None: no guarantee. `confidence` is the
+    run's, in [0, 1], higher is better; None before the first reading. `advisory_action` is the action that the rules
+    ask for where `action` is not bound by it: in an advisory session, or a run that explores.
+    """
+
+    action: UncertaintyAction
+    level: UncertaintyLevel
+    rule: str
+    reason: str
+    guarantee: str | None = None
+    confidence: float | None = None
+    advisory_action: UncertaintyAction | None = None
+
+    @property
+    def allowed(self) -> bool:
+        """True when the agent may go on."""
+        return not self.action.stops
+
+
 class StepUncertainty(BaseModel):
     """What the monitor concluded from one step.
 
@@ -332,6 +355,18 @@ class StepUncertainty(BaseModel):
         """True when this step had a reading; without one `fused_confidence` shows 0.5, which is no evidence."""
         return self.missing_reason is None or not self.missing_reason.endswith(NO_READING)
 
+    def verdict(self) -> Verdict:
+        """The decision as one value."""
+        return Verdict(
+            action=self.action,
+            level=self.level,
+            rule=self.rule,
+            reason=self.reasoning,
+            guarantee=self.guarantee,
+            confidence=self.believed,
+            advisory_action=self.advisory_action,
+        )
+
     @classmethod
     def trusted(cls, values: dict[str, Any]) -> StepUncertainty:
         """Build from values that the engine computed: every field given, of the right type, finite; nothing is checked.
@@ -378,25 +413,6 @@ class AgentBeliefState(BaseModel):
             "high_uncertainty_steps": self.high_uncertainty_steps,
             "last_step_id": self.step_uncertainties[-1].step_id if self.step_uncertainties else None,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What the policy says of a step or of a proposed call, by which rule, and with which promise.
-
-    `guarantee` is the sentence of the statistical guarantee behind a pause, or None: no guarantee.
-    """
-
-    action: UncertaintyAction
-    level: UncertaintyLevel
-    rule: str
-    reason: str
-    guarantee: str | None = None
-
-    @property
-    def allowed(self) -> bool:
-        """True when the agent may go on."""
-        return not self.action.stops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

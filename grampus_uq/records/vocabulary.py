@@ -7,9 +7,9 @@ from enum import StrEnum
 from grampus_uq.errors import ConfigurationError
 
 __all__ = [
-    "GRAVE",
     "NOT_DUE",
     "STOPPING",
+    "STOPPING_LEVELS",
     "AgentStatus",
     "Effect",
     "MissingReason",
@@ -81,7 +81,7 @@ STOPPING = frozenset({UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.ABORT
 """The two actions after which the agent does not go on by itself."""
 
 
-GRAVE = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
+STOPPING_LEVELS = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
 """The two levels at which a human is asked."""
 
 

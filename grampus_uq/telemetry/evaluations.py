@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from grampus_uq.records.values import StepUncertainty
-from grampus_uq.records.vocabulary import GRAVE, STOPPING, UncertaintyLevel
+from grampus_uq.records.vocabulary import STOPPING, STOPPING_LEVELS, UncertaintyLevel
 
 __all__ = ["FUSED", "SCORES", "Evaluation", "escalates", "evaluations", "fused_of"]
 
@@ -27,7 +27,7 @@ class Evaluation(NamedTuple):
 def escalates(step: StepUncertainty) -> bool:
     """True for a step that stops the run, or would if the monitor did not only advise, and for one at a grave level."""
     said = step.__dict__  # an attribute of a pydantic model takes several times as long
-    return (said["advisory_action"] or said["action"]) in STOPPING or said["level"] in GRAVE
+    return (said["advisory_action"] or said["action"]) in STOPPING or said["level"] in STOPPING_LEVELS
 
 
 def fused_of(step: StepUncertainty) -> float | None:
