@@ -399,3 +399,16 @@ def test_a_state_as_values_is_what_its_json_says(confidences: list[float]) -> No
         step = Step(step_id=str(number), kind="llm_call", time_s=0.0)
         state, _ = advance(Profile(), state, step, (Reading(source="verbalized", value=confidence),))
     assert state_to_values(state) == json.loads(state_to_json(state))
+
+
+@given(profiles, st.lists(st.tuples(steps, readings), min_size=1, max_size=4))
+def test_an_assessment_gives_its_verdict_as_one_value(profile, run):
+    state = START
+    for step, found in run:
+        state, assessment = advance(profile, state, step, found)
+        verdict = assessment.verdict
+        assert (verdict.action, verdict.advisory_action) == (assessment.action, assessment.advisory_action)
+        assert (verdict.level, verdict.rule) == (assessment.level, assessment.rule)
+        assert verdict.reason == assessment.reasoning
+        assert (verdict.guarantee, verdict.confidence) == (assessment.guarantee, assessment.believed)
+        assert verdict.allowed is not assessment.action.stops

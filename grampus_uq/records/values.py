@@ -355,6 +355,7 @@ class StepUncertainty(BaseModel):
         """True when this step had a reading; without one `fused_confidence` shows 0.5, which is no evidence."""
         return self.missing_reason is None or not self.missing_reason.endswith(NO_READING)
 
+    @property
     def verdict(self) -> Verdict:
         """The decision as one value."""
         return Verdict(
