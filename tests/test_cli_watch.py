@@ -108,7 +108,6 @@ def alarmed(made: Path, tmp_path: Path) -> str:
 
 
 def test_an_alarm_is_in_the_exit_status_the_backtest_and_both_reports(made: Path, tmp_path: Path, alarmed: str) -> None:
-    pytest.importorskip("matplotlib", reason="the report needs the extra 'report', which 'test' brings")
     failed = cli("watch", "show", "--store", alarmed, "--check")
     assert failed.exit_code == 2
     assert "ALARM" in failed.stdout

@@ -27,7 +27,7 @@ HEAVY = (
     "opentelemetry.exporter",
     "sklearn",
     "scipy",
-    "matplotlib",
+    "jinja2",
     "pyarrow",
     "xllamacpp",
     "tokenizers",

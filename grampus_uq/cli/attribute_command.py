@@ -14,12 +14,12 @@ from grampus_uq.cli.printing import as_json_option, naming_refused, print_json
 from grampus_uq.errors import DataError
 from grampus_uq.importers import read_failure_logs
 from grampus_uq.learn.attribution import (
+    METHODS,
     Attribution,
     CalibratedAttribution,
     LabelledTrajectory,
     Plan,
     Trajectory,
-    advise,
     attribution_html,
     calibration_from_json,
     fit_and_calibrate,
@@ -28,8 +28,8 @@ from grampus_uq.learn.attribution import (
     trajectory_from_run,
 )
 from grampus_uq.learn.attribution.labelled_recordings import labelled_recordings, recorded_trajectory
-from grampus_uq.learn.attribution.methods import METHODS
 from grampus_uq.learn.attribution.result import spans
+from grampus_uq.learn.pages import write_page
 from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import is_profile, load
 from grampus_uq.recording.copies import distinct_runs
@@ -95,7 +95,7 @@ def command(
             raise click.UsageError(f"The profile was calibrated for {fitted}: leave --method and --level out.")
         found = [locate(run, calibrated) for run in trajectories]
         if output is not None:
-            _draw(found[0], calibrated, output)
+            write_page(output, attribution_html(found[0], positions=calibrated.positions))
         if as_json:
             print_json(_as_json(found, calibrated, left_out))
             return
@@ -104,16 +104,9 @@ def command(
         for attribution in found:
             _show(attribution)
         positions = calibrated.positions
-        click.echo(f"\nThe {positions.trajectories} calibration failures: {advise(positions).why}")
+        click.echo(f"\nThe {positions.trajectories} calibration failures: {positions.advice}")
         if output is not None:
             click.echo(f"Drawn in {output}.")
-
-
-def _draw(attribution: Attribution, calibrated: CalibratedAttribution, output: Path) -> None:
-    try:
-        output.write_text(attribution_html(attribution, positions=calibrated.positions), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror}.", path=str(output)) from error
 
 
 def _failed(path: Path, refuse: Callable[[DataError], None]) -> Iterator[Trajectory]:
@@ -197,7 +190,7 @@ def _as_json(found: list[Attribution], calibrated: CalibratedAttribution, left_o
             "fitted_on": len(getattr(calibrated.scorer, "fitted_on", ())),
             "left_out": left_out,
             "error_positions": list(positions.counts),
-            "advice": advise(positions).why,
+            "advice": positions.advice,
         },
         "attributions": [attribution.to_json() for attribution in found],
     }

@@ -11,7 +11,7 @@ import click
 
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
 from grampus_uq.cli.spreading import is_table, spread_over, spreading
-from grampus_uq.errors import DataError, MissingDependencyError
+from grampus_uq.errors import DataError
 
 if TYPE_CHECKING:
     from grampus_uq.core.state import Profile
@@ -43,7 +43,7 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
 @click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
 @spreading
 @as_json_option
-@click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with plots (extra: report).")
+@click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with charts.")
 def command(
     paths: tuple[str, ...],
     profile: str | None,
@@ -75,7 +75,11 @@ def command(
         watch = [] if store is None else read_statuses(store)
         found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
         if output is not None:
-            _write(found, output, ", ".join(Path(path).name or path for path in paths))
+            from grampus_uq.learn.evaluate.evaluation_report import evaluation_html
+            from grampus_uq.learn.pages import write_page
+
+            title = ", ".join(Path(path).name or path for path in paths)
+            write_page(output, evaluation_html(found, title=title))
         if as_json:
             print_json(found.to_json())
             return
@@ -157,17 +161,6 @@ def _chance(text: str | None, path: str, line: int) -> float:
     if not 0.0 <= value <= 1.0:
         raise DataError(f"must be a probability in [0, 1]. Got {text!r:.50}.", path=path, line=line, field="q")
     return value
-
-
-def _write(found: Evaluation, output: str, title: str) -> None:
-    from grampus_uq.learn.evaluate.html_report import write_report
-
-    try:
-        write_report(found, output, title=title)
-    except MissingDependencyError:
-        raise
-    except OSError as error:
-        raise DataError(f"cannot be written: {error.strerror}.", path=output) from error
 
 
 def _print(found: Evaluation) -> None:

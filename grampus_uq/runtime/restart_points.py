@@ -82,8 +82,8 @@ async def restart_step(store: SessionStore, state: AgentState, found: SuspectSet
     first, last = found.set_steps[0], found.set_steps[-1]
     if first == 0 and last < len(found.steps) - 1 and not from_start:
         hint = (
-            "going back to its first step is a restart from scratch: use a suffix method (SuffixEnvelope, "
-            "LeftFiltration), or say from_start=True"
+            "going back to its first step is a restart from scratch: use a suffix method (lf_envelope or lf), "
+            "or say from_start=True"
         )
         raise ConfigurationError.of("prediction_set", "recover", "no prefix of the run", found.set_steps, hint)
     step_id = found.steps[first].step_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from grampus_uq.learn.attribution import LabelledTrajectory, Trajectory, TrajectoryStep
+from grampus_uq.learn.attribution import FunctionScorer, LabelledTrajectory, Trajectory, TrajectoryStep
 
 
 def trajectory(name: str, texts: list[str], *, task: str = "Count the awnings.") -> Trajectory:
@@ -32,6 +32,10 @@ def failures(
     return [failure(f"{prefix}-{seed}-{i}", rng, signal=signal, several=several) for i in range(n)]
 
 
-def assuming(run: Trajectory, index: int) -> float:
-    """A scorer of single steps: does the text assume?"""
-    return 1.0 if "assume" in run.steps[index].text else 0.1
+CONSTANT = FunctionScorer(name="constant", function=lambda run: [1.0] * len(run))
+"""What a method is worth without any judgement, from the position alone."""
+
+ASSUMING = FunctionScorer(
+    name="assuming", function=lambda run: [1.0 if "assume" in step.text else 0.1 for step in run.steps]
+)
+"""Does the text of a step assume something?"""

@@ -1,9 +1,9 @@
-"""From labelled failures to the set of a new one: the promise holds, lazy equals eager, and cheating is refused."""
+"""From labelled failures to the set of a new one: the promise holds, and cheating is refused."""
 
 from __future__ import annotations
 
-import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,63 +14,55 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution import (
+    METHODS,
     AttributionMethod,
-    ConstantScorer,
-    Envelope,
     FunctionScorer,
-    Hierarchical,
     LabelledTrajectory,
-    LeftFiltration,
     Plan,
-    RightFiltration,
-    StepFunctionScorer,
     StepScore,
-    StepScores,
-    SuffixEnvelope,
     Trajectory,
     TrajectoryStep,
-    TwoWayFiltration,
-    Vanilla,
     attribute,
-    attribute_async,
     calibrate,
-    calibrate_async,
     fit_and_calibrate,
-    fit_step_scorer,
     locate,
-    locate_async,
-    part_labelled,
 )
-from grampus_uq.learn.attribution.composition import smallest_calibration
+from grampus_uq.learn.attribution.attribute import part_labelled
+from grampus_uq.learn.attribution.conditional_logit import fit_step_scorer
 from grampus_uq.learn.attribution.labelled_recordings import labelled_recordings
+from grampus_uq.learn.attribution.result import smallest_calibration
 from grampus_uq.recording import runs as runs_of
+from grampus_uq.stats.arrays import RaggedBatch
+from grampus_uq.stats.entry_thresholds import (
+    EntryThresholds,
+    two_way_entry,
+    with_fallback,
+)
 from grampus_uq.stats.ranks import binomial_ceiling
-from tests.attribution.runs import assuming, failures, trajectory
+from tests.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
 from tests.guarantees.afterwards import recorded_failures
 
 MANY = failures(30, 3)
 
-METHODS: list[AttributionMethod] = [
-    Vanilla(),
-    Hierarchical(),
-    RightFiltration(),
-    LeftFiltration(),
-    TwoWayFiltration(),
-    TwoWayFiltration(when_empty="nothing", name="twf empty"),
-    TwoWayFiltration(when_empty="best", name="twf best"),
-    Envelope(),
-    SuffixEnvelope(),
+
+def variant(name: str, entry: Callable[[RaggedBatch], EntryThresholds]) -> AttributionMethod:
+    return AttributionMethod(name=name, shape="any", thresholds=entry)
+
+
+TRIED = [
+    *METHODS.values(),
+    variant("twf empty", two_way_entry),
+    variant("twf best", lambda batch: with_fallback(two_way_entry(batch), batch)),
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+@pytest.mark.parametrize("method", TRIED, ids=lambda m: m.name)
 def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: AttributionMethod) -> None:
     """150 worlds of 9 calibration failures and 4 new ones each, through the public functions only."""
-    scorer = StepFunctionScorer(name="assuming", function=assuming)
     misses, trials = 0, 0
     for world in range(150):
         runs = failures(10, 1000 + world, signal=0.7)
-        calibrated = calibrate(runs[:9], scorer, Plan(method=method, level=0.8, seed=world))
+        calibrated = calibrate(runs[:9], ASSUMING, Plan(method=method, level=0.8, seed=world))
         found = locate(runs[9].trajectory, calibrated)
         misses += runs[9].error_steps[0] not in found.set_steps
         trials += 1
@@ -79,11 +71,11 @@ def test_misses_stay_within_the_binomial_ceiling_from_end_to_end(method: Attribu
 
 def test_ties_are_broken_so_that_coverage_is_not_more_than_promised_either() -> None:
     """Equal scores tie everybody at the threshold: the draws alone decide, and 20 % of the sets are empty."""
-    plan = Plan(method=Vanilla(), level=0.8)
+    plan = Plan(method=METHODS["vcp"], level=0.8)
     held = 0
     for world in range(200):
         runs = failures(10, 4000 + world)
-        calibrated = calibrate(runs[:9], ConstantScorer(), replace(plan, seed=world))
+        calibrated = calibrate(runs[:9], CONSTANT, replace(plan, seed=world))
         held += bool(locate(runs[9].trajectory, calibrated).set_steps)
     assert 200 - held <= binomial_ceiling(200, 0.2, 0.999)
     assert held <= binomial_ceiling(200, 0.8, 0.999)
@@ -91,63 +83,24 @@ def test_ties_are_broken_so_that_coverage_is_not_more_than_promised_either() -> 
 
 def test_the_same_failures_in_another_world_of_labels_are_not_covered() -> None:
     """The sabotage: calibration labels that point one step too early break exchangeability, and it shows."""
-    scorer = StepFunctionScorer(name="assuming", function=assuming)
     misses = 0
     for world in range(150):
         runs = failures(10, 2000 + world)
         spoiled = [LabelledTrajectory(trajectory=r.trajectory, error_steps=(0,)) for r in runs[:9]]
-        found = locate(runs[9].trajectory, calibrate(spoiled, scorer, Plan(method=RightFiltration(), seed=world)))
+        found = locate(runs[9].trajectory, calibrate(spoiled, ASSUMING, Plan(method=METHODS["rf"], seed=world)))
         misses += runs[9].error_steps[0] not in found.set_steps
     assert misses > binomial_ceiling(150, 0.2, 0.9999)
 
 
 def test_a_good_scorer_leaves_most_of_the_run_out() -> None:
-    scorer = StepFunctionScorer(name="assuming", function=assuming)
-    calibrated = calibrate(failures(79, 1), scorer, Plan(level=0.8))
+    calibrated = calibrate(failures(79, 1), ASSUMING, Plan(level=0.8))
     removed = [locate(r.trajectory, calibrated).removal_rate for r in failures(60, 2)]
     assert np.mean(removed) > 0.5
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m.filtration is not None], ids=lambda m: m.name)
-def test_lazy_and_eager_give_the_same_threshold_and_sets_and_lazy_asks_less(method: AttributionMethod) -> None:
-    asked: list[tuple[str, int]] = []
-
-    def counted(run: Trajectory, index: int) -> float:
-        asked.append((run.trajectory_id, index))
-        return assuming(run, index)
-
-    scorer = StepFunctionScorer(name="counted", function=counted)
-    runs = failures(19, 3)
-    eager = calibrate(runs, scorer, Plan(method=method, lazy=False))
-    asked.clear()
-    lazy = calibrate(runs, scorer, Plan(method=method))
-    assert lazy.threshold == eager.threshold
-    assert lazy.evaluations == len(asked) < eager.evaluations
-    for new in failures(30, 4):
-        length = len(new.trajectory)
-        asked.clear()
-        found = locate(new.trajectory, lazy)
-        assert found.evaluations == len(asked) == min(len(found.set_steps) + 1, length)
-        assert found.set_steps == locate(new.trajectory, eager).set_steps
-        unscored = [step.index for step in found.steps if step.score is None]
-        assert len(unscored) == length - found.evaluations
-
-
-def test_laziness_is_refused_where_it_would_be_wrong() -> None:
-    whole = FunctionScorer(name="whole", function=lambda run: [1.0] * len(run))
-    runs = failures(5, 5)
-    with pytest.raises(ConfigurationError, match="no other step's score"):
-        calibrate(runs, whole, Plan(method=RightFiltration(), lazy=True))
-    with pytest.raises(ConfigurationError, match="filters from one end"):
-        calibrate(runs, StepFunctionScorer(name="s", function=assuming), Plan(method=Envelope(), lazy=True))
-    logit = fit_step_scorer(failures(5, 6))
-    with pytest.raises(ConfigurationError, match="no other step's score"):
-        calibrate(runs, logit, Plan(method=LeftFiltration(), lazy=True))
-
-
 def test_a_run_may_not_be_held_against_a_threshold_that_it_helped_to_set() -> None:
     runs = failures(5, 7)
-    calibrated = calibrate(runs, ConstantScorer())
+    calibrated = calibrate(runs, CONSTANT)
     with pytest.raises(ConfigurationError, match="helped to set"):
         locate(runs[2].trajectory, calibrated)
 
@@ -161,29 +114,14 @@ def test_calibrating_on_the_runs_that_fitted_the_scorer_is_refused() -> None:
 def test_a_repeated_run_is_refused() -> None:
     runs = failures(3, 9)
     with pytest.raises(ConfigurationError, match="repeated ids"):
-        calibrate([*runs, runs[0]], ConstantScorer())
+        calibrate([*runs, runs[0]], CONSTANT)
 
 
 def test_too_few_failures_give_the_whole_run_and_say_how_many_are_needed() -> None:
-    found = attribute(failures(1, 10)[0].trajectory, failures(3, 11), scorer=ConstantScorer(), plan=Plan(level=0.8))
+    found = attribute(failures(1, 10)[0].trajectory, failures(3, 11), scorer=CONSTANT, plan=Plan(level=0.8))
     assert found.set_steps == tuple(range(len(found.steps)))
     assert "3 calibration failures are too few" in found.coverage
     assert f"at least {smallest_calibration(0.8)}" in found.coverage
-
-
-def test_too_few_failures_cost_a_lazy_scorer_nothing() -> None:
-    asked: list[int] = []
-
-    def expensive(run: Trajectory, index: int) -> float:
-        asked.append(index)
-        return 1.0
-
-    scorer = StepFunctionScorer(name="expensive", function=expensive)
-    calibrated = calibrate(failures(3, 12), scorer, Plan(method=RightFiltration(), level=0.9))
-    asked.clear()
-    found = locate(failures(1, 13)[0].trajectory, calibrated)
-    assert (asked, found.evaluations, found.calls) == ([], 0, 0)
-    assert found.most_suspect is None
 
 
 def test_an_empty_set_is_explained_and_gives_no_place_to_restart() -> None:
@@ -191,7 +129,7 @@ def test_an_empty_set_is_explained_and_gives_no_place_to_restart() -> None:
     labelled = [
         LabelledTrajectory(trajectory=trajectory(f"r{i}", ["quiet", "wrong!"]), error_steps=(1,)) for i in range(9)
     ]
-    found = attribute(trajectory("new", ["quiet", "quiet"]), labelled, scorer=loud, plan=Plan(method=Vanilla()))
+    found = attribute(trajectory("new", ["quiet", "quiet"]), labelled, scorer=loud, plan=Plan(method=METHODS["vcp"]))
     assert found.set_steps == ()
     assert found.first_step is None
     assert found.contiguous
@@ -199,33 +137,22 @@ def test_an_empty_set_is_explained_and_gives_no_place_to_restart() -> None:
 
 
 def test_the_sentence_names_level_rank_size_and_what_breaks_it() -> None:
-    calibrated = calibrate(failures(19, 14), ConstantScorer(), Plan(level=0.9))
+    calibrated = calibrate(failures(19, 14), CONSTANT, Plan(level=0.9))
     sentence = locate(failures(1, 15)[0].trajectory, calibrated).coverage
     for part in ("at least 90%", "rank 18 of 19 + 1: 90.0%", "the decisive error", "exchangeable", "break"):
         assert part in sentence
 
 
 def test_several_errors_are_promised_by_their_recall() -> None:
-    scorer = StepFunctionScorer(name="assuming", function=assuming)
-    plan = Plan(method=Envelope(), level=0.8, recall=0.5)
+    plan = Plan(method=METHODS["envelope"], level=0.8, recall=0.5)
     enough = 0
     for world in range(150):
         runs = failures(10, 3000 + world, several=True)
-        found = locate(runs[9].trajectory, calibrate(runs[:9], scorer, replace(plan, seed=world)))
+        found = locate(runs[9].trajectory, calibrate(runs[:9], ASSUMING, replace(plan, seed=world)))
         held = len(set(found.set_steps) & set(runs[9].error_steps)) / len(runs[9].error_steps)
         enough += held >= 0.5
     assert 150 - enough <= binomial_ceiling(150, 0.2, 0.9999)
     assert "at least 50% of the run's errors" in found.coverage
-
-
-@pytest.mark.parametrize("filtration", [LeftFiltration(), RightFiltration()], ids=lambda m: m.name)
-def test_lazy_recall_is_the_eager_one(filtration: AttributionMethod) -> None:
-    scorer = StepFunctionScorer(name="assuming", function=assuming)
-    runs = failures(25, 16, several=True)
-    for recall in (0.3, 0.5, 1.0):
-        lazy = calibrate(runs, scorer, Plan(method=filtration, recall=recall))
-        eager = calibrate(runs, scorer, Plan(method=filtration, recall=recall, lazy=False))
-        assert lazy.threshold == eager.threshold
 
 
 def test_the_order_of_the_labelled_runs_changes_nothing() -> None:
@@ -250,11 +177,11 @@ def test_trials_of_a_task_stay_in_one_part_and_one_of_them_counts(tasks: list[st
     )
     assert not fitting & calibrating
     assert len(parts.fitting) + len(parts.calibration) == len(runs)
-    counted = calibrate(runs, StepFunctionScorer(name="assuming", function=assuming), Plan(seed=seed)).calibrated_on
+    counted = calibrate(runs, ASSUMING, Plan(seed=seed)).calibrated_on
     named = [task for task, run in zip(tasks, runs, strict=True) if task and run.trajectory.trajectory_id in counted]
     assert sorted(named) == sorted(set(tasks) - {""})
     assert len(counted) == len(named) + tasks.count("")
-    again = calibrate(runs[::-1], StepFunctionScorer(name="assuming", function=assuming), Plan(seed=seed)).calibrated_on
+    again = calibrate(runs[::-1], ASSUMING, Plan(seed=seed)).calibrated_on
     assert set(again) == set(counted)
 
 
@@ -286,7 +213,7 @@ def test_a_high_level_takes_failures_from_the_fit_before_every_set_becomes_the_w
     assert (len(parts.fitting), len(parts.calibration)) == (11, 19)
 
 
-@pytest.mark.parametrize("call", [lambda: part_labelled(failures(1, 20), 0.8), lambda: calibrate([], ConstantScorer())])
+@pytest.mark.parametrize("call", [lambda: part_labelled(failures(1, 20), 0.8), lambda: calibrate([], CONSTANT)])
 def test_no_failures_no_calibration(call: object) -> None:
     with pytest.raises(ConfigurationError):
         call()  # type: ignore[operator]  # a list of thunks
@@ -298,44 +225,10 @@ def test_a_plan_outside_its_domain_is_refused(change: dict[str, float]) -> None:
         Plan(**change)  # type: ignore[arg-type]  # floats by name
 
 
-class Awaited:
-    """A scorer that has to be awaited."""
-
-    name = "awaited"
-
-    async def score(self, run: Trajectory, /) -> StepScores:
-        await asyncio.sleep(0)
-        return StepScores(steps=tuple([await self.score_step(run, i) for i in range(len(run))]))
-
-    async def score_step(self, run: Trajectory, index: int, /) -> StepScore:
-        await asyncio.sleep(0)
-        return StepScore(value=assuming(run, index), calls=1)
-
-
-@pytest.mark.parametrize("method", [RightFiltration(), Envelope()], ids=lambda m: m.name)
-def test_an_awaited_scorer_gives_what_a_plain_one_gives(method: AttributionMethod) -> None:
-    runs, new = failures(19, 21), failures(8, 22)
-    plan = Plan(method=method)
-
-    async def main() -> list[tuple[int, ...]]:
-        calibrated = await calibrate_async(runs, Awaited(), plan)
-        return [(await locate_async(r.trajectory, calibrated)).set_steps for r in new]
-
-    plain = calibrate(runs, StepFunctionScorer(name="assuming", function=assuming), plan)
-    assert asyncio.run(main()) == [locate(r.trajectory, plain).set_steps for r in new]
-    both = asyncio.run(attribute_async(new[0].trajectory, runs, scorer=ConstantScorer()))
-    assert both.set_steps == attribute(new[0].trajectory, runs, scorer=ConstantScorer()).set_steps
-
-
-def test_a_scorer_that_must_be_awaited_is_refused_by_the_plain_functions() -> None:
-    with pytest.raises(ConfigurationError, match="calibrate_async"):
-        calibrate(failures(4, 23), Awaited())  # type: ignore[arg-type]  # the mistake that is tested
-
-
 class Wrong:
     name = "wrong"
 
-    def score(self, run: Trajectory, /) -> StepScores:
+    def score(self, run: Trajectory, /) -> list[StepScore]:
         return [1.0] * len(run)  # type: ignore[return-value]  # the mistake that is tested
 
 
@@ -354,12 +247,12 @@ def test_a_result_is_plain_json() -> None:
     assert stored["set_steps"] == list(found.set_steps)
     assert stored["first_step"] == found.first_step
     assert [s["inside"] for s in stored["steps"]] == [i in found.set_steps for i in range(len(found.steps))]
-    whole = attribute(failures(1, 28)[0].trajectory, failures(2, 29), scorer=ConstantScorer())
+    whole = attribute(failures(1, 28)[0].trajectory, failures(2, 29), scorer=CONSTANT)
     assert json.loads(json.dumps(whole.to_json(), allow_nan=False))["threshold"] is None
 
 
 def test_constant_scores_accuse_no_step() -> None:
-    found = attribute(failures(1, 30)[0].trajectory, failures(19, 31), scorer=ConstantScorer())
+    found = attribute(failures(1, 30)[0].trajectory, failures(19, 31), scorer=CONSTANT)
     assert found.most_suspect is None
     assert any("same score" in line for line in found.why)
 

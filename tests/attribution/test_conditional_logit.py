@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -12,18 +11,14 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.learn.attribution import (
-    ConditionalLogit,
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.attribution import Trajectory, TrajectoryStep
+from grampus_uq.learn.attribution.conditional_logit import (
     ConditionalLogitScorer,
-    FunctionScorer,
-    Trajectory,
-    TrajectoryStep,
-    cheap_features,
     fit_conditional_logit,
     fit_step_scorer,
 )
-from grampus_uq.learn.attribution.features import FEATURE_WORDS
+from grampus_uq.learn.attribution.features import FEATURE_WORDS, cheap_features
 from tests.attribution.runs import failures, trajectory
 
 
@@ -118,7 +113,7 @@ def test_a_stronger_ridge_gives_smaller_weights() -> None:
 
 def test_scores_are_length_times_probability_so_an_average_step_has_one() -> None:
     scorer = fit_step_scorer(failures(30, 6))
-    scores = scorer.score(failures(1, 7)[0].trajectory).values
+    scores = [step.value for step in scorer.score(failures(1, 7)[0].trajectory)]
     assert np.mean(scores) == pytest.approx(1.0)
     assert min(scores) > 0.0
 
@@ -126,43 +121,13 @@ def test_scores_are_length_times_probability_so_an_average_step_has_one() -> Non
 def test_a_fitted_scorer_ranks_the_wrong_step_first_far_more_often_than_chance() -> None:
     scorer = fit_step_scorer(failures(40, 8, signal=0.9))
     held_out = failures(200, 9, signal=0.9)
-    hits = [int(np.argmax(scorer.score(r.trajectory).values)) == r.error_steps[0] for r in held_out]
+    hits = [int(np.argmax([s.value for s in scorer.score(r.trajectory)])) == r.error_steps[0] for r in held_out]
     assert np.mean(hits) > 0.5
 
 
-def test_the_fit_survives_json_and_scores_the_same() -> None:
-    scorer = fit_step_scorer(failures(20, 10))
-    stored = json.loads(json.dumps(scorer.model.to_json(), allow_nan=False))
-    again = ConditionalLogitScorer(model=ConditionalLogit.from_json(stored))
-    run = failures(1, 11)[0].trajectory
-    assert again.model == scorer.model
-    assert again.score(run).values == scorer.score(run).values
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"version": 2}, "format"),
-        ({"weights": [1.0]}, "features"),
-        ({"weights": "many"}, "weights"),
-        ({"mean": [float("nan")] * 21}, "mean"),
-        ({"scale": [0.0] * 21}, "features"),
-        ({"features": [1] * 21}, "features"),
-        ({"ridge": None}, "ridge"),
-        ({"fitted_on": None}, "fitted_on"),
-    ],
-)
-def test_a_stored_fit_that_was_changed_is_refused_by_field(change: dict[str, object], field: str) -> None:
-    stored = fit_step_scorer(failures(5, 12)).model.to_json() | change
-    with pytest.raises(DataError) as caught:
-        ConditionalLogit.from_json(stored)
-    assert caught.value.field == field
-
-
-def test_another_extractor_than_the_fits_is_refused() -> None:
-    model = fit_step_scorer(failures(5, 13)).model
-    scorer = ConditionalLogitScorer(model=model, extract=lambda run: (("x",), np.ones((len(run), 1))))
-    with pytest.raises(ConfigurationError, match="extract"):
+def test_a_fit_over_other_features_is_refused() -> None:
+    scorer = ConditionalLogitScorer(model=fit_conditional_logit([np.ones((2, 1))], [[0]], ["x"]))
+    with pytest.raises(ConfigurationError, match="model"):
         scorer.score(failures(1, 14)[0].trajectory)
 
 
@@ -226,11 +191,6 @@ def test_features_say_what_the_step_says() -> None:
 def test_an_explanation_names_what_speaks_against_the_step() -> None:
     scorer = fit_step_scorer(failures(60, 15))
     run = trajectory("x", ["I looked it up 1", "I assume that it is a placeholder 2", "I looked it up 3"])
-    told = scorer.score(run).steps[1].why
+    told = scorer.score(run)[1].why
     assert "assumes or hedges (+" in told
     assert "not the second step" not in told
-
-
-def test_a_function_with_too_few_scores_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="one score a step"):
-        FunctionScorer(name="mine", function=lambda run: [1.0]).score(trajectory("x", ["a", "b"]))

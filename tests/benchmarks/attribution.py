@@ -16,8 +16,9 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,38 +29,28 @@ from rich.console import Console
 from rich.progress import Progress
 
 from grampus_uq.errors import DataError
-from grampus_uq.learn.attribution import (
-    AttributionMethod,
-    ConstantScorer,
-    Envelope,
-    Hierarchical,
-    JudgeScorer,
-    LabelledTrajectory,
-    LeftFiltration,
-    MonitorRecord,
-    MonitorRecordScorer,
-    Plan,
-    RightFiltration,
-    SuffixEnvelope,
-    TwoWayFiltration,
-    Vanilla,
-    cheap_features,
-    fit_conditional_logit,
-)
+from grampus_uq.learn.attribution import METHODS, LabelledTrajectory, Plan, Trajectory, read_labelled_failures
 from grampus_uq.learn.attribution.attribute import FIT_SHARE
-from grampus_uq.learn.attribution.from_logs import read_labelled_failures
+from grampus_uq.learn.attribution.conditional_logit import fit_conditional_logit
+from grampus_uq.learn.attribution.features import cheap_features
 from grampus_uq.models import open_model
 from grampus_uq.stats.arrays import RaggedBatch, ragged
 from grampus_uq.stats.conformal import conformal_threshold, conformity_at, prediction_sets, whole_rank_size
-from grampus_uq.stats.entry_thresholds import EntryThresholds, right_filtration_entry
-from grampus_uq.stats.lazy_sets import Filtration
+from grampus_uq.stats.entry_thresholds import (
+    EntryThresholds,
+    right_filtration_entry,
+    two_way_entry,
+    with_fallback,
+)
 from grampus_uq.stats.ranking import auprc, auroc
 from tests.benchmarks._report import emit
+from tests.benchmarks.attribution_judge import JudgeScorer
 from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, random_splits
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
+Thresholds = Callable[[RaggedBatch, FloatArray], EntryThresholds]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +125,19 @@ def score_fitted(runs: Runs, labelled: IntArray, test: IntArray) -> Scored:
     )
 
 
-def record_scorer(runs: Runs) -> MonitorRecordScorer:
-    """What a monitor without any model would have written down: failed tools, and repetition as a risk component."""
-    records = {}
-    for item in runs.labelled:
-        names, values = cheap_features(item.trajectory)
-        steps = item.trajectory.steps
-        records[item.trajectory.trajectory_id] = MonitorRecord(
-            confidence=np.full(len(steps), np.nan),
-            tool_error=np.array([np.nan if s.tool_failed is None else float(s.tool_failed) for s in steps]),
-            risk={"repetition": values[:, names.index("repetition")]},
-        )
-    return MonitorRecordScorer(records=records)
+def recorded_scores(run: Trajectory) -> list[float]:
+    """What a monitor without any model would have written down: failed tools (in the step and behind it, the mean
+    where no tool answered), and repetition.
+    """
+    names, values = cheap_features(run)
+    failed = np.array([np.nan if step.tool_failed is None else float(step.tool_failed) for step in run.steps])
+    columns = [_filled(failed), _filled(np.append(failed[1:], np.nan)), values[:, names.index("repetition")]]
+    return np.sum(columns, axis=0).tolist()
+
+
+def _filled(column: FloatArray) -> FloatArray:
+    missing = np.isnan(column)
+    return np.where(missing, 0.0 if missing.all() else column[~missing].mean(), column)
 
 
 async def judge_scores(runs: Runs, judge: JudgeScorer) -> list[list[float]]:
@@ -158,19 +150,19 @@ async def judge_scores(runs: Runs, judge: JudgeScorer) -> list[list[float]]:
 def set_rows(
     dataset: str,
     scored: Scored,
-    methods: Sequence[tuple[str, AttributionMethod]],
+    methods: Mapping[str, Thresholds],
     seed: int,
     *,
     ties_broken: bool = True,
 ) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(seed)
-    for name, method in methods:
-        entry = method.entry(scored.batch, rng.random(len(scored.true_step)))
+    for name, thresholds in methods.items():
+        entry = thresholds(scored.batch, rng.random(len(scored.true_step)))
         draws = rng.random((len(scored.calibration), len(scored.true_step)) if scored.lazy else len(scored.true_step))
         result = evaluate_splits(
             entry, scored.true_step, scored.calibration, scored.test, LEVELS, draws if ties_broken else None
         )
-        lazy = scored.lazy and method.filtration is not None
+        lazy = scored.lazy and thresholds in FROM_ONE_END
         length = scored.batch.lengths[scored.test].mean()
         for column, level in enumerate(LEVELS):
             yield _set_row(dataset, name, scored, result, column, level, lazy=lazy, length=float(length))
@@ -236,13 +228,8 @@ def rollback_rows(dataset: str, scored: Scored, seed: int) -> Iterator[dict[str,
     draws = rng.random(len(scored.true_step))
     tested = scored.test.reshape(-1)
     yield _rollback_row(dataset, "top1", None, scored, best[tested], 0.0)
-    methods: list[tuple[str, AttributionMethod]] = [
-        ("vcp", Vanilla()),
-        ("lf_envelope", SuffixEnvelope()),
-        ("envelope", Envelope()),
-    ]
-    for name, method in methods:
-        entry = method.entry(batch, draws)
+    for name in ("vcp", "lf_envelope", "envelope"):
+        entry = METHODS[name].entry(batch, draws)
         for level in LEVELS:
             starts, empty = _starts(entry, scored, draws, level, best)
             yield _rollback_row(dataset, name, level, scored, starts, empty)
@@ -304,58 +291,49 @@ def speed_row(splits: int = 1000) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True)
-class InfiniteBoundary:
+def eager(entry: Callable[[RaggedBatch], EntryThresholds]) -> Thresholds:
+    return lambda batch, draws: entry(batch)
+
+
+def infinite_boundary(
+    method: Thresholds, batch: RaggedBatch, draws: FloatArray, *, first: bool = False, last: bool = False
+) -> EntryThresholds:
     """A filtration of scores >= 0 as printed: g of the whole trajectory is infinite."""
-
-    method: LeftFiltration | RightFiltration | TwoWayFiltration
-    shape: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.method.name}_paper"
-
-    @property
-    def filtration(self) -> Filtration | None:
-        return self.method.filtration
-
-    def entry(self, batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresholds:
-        entry = self.method.entry(batch, draws)
-        if self.filtration is not Filtration.LEFT:
-            entry.values[np.arange(len(entry.lengths)), entry.lengths - 1] = np.inf
-        if self.filtration is not Filtration.RIGHT:
-            entry.values[:, 0] = np.inf
-        return entry
+    entry = method(batch, draws)
+    if last:
+        entry.values[np.arange(len(entry.lengths)), entry.lengths - 1] = np.inf
+    if first:
+        entry.values[:, 0] = np.inf
+    return entry
 
 
-PURPOSES = {Plan().method.name: "people", SuffixEnvelope().name: "rollback"}
-FITTED: list[tuple[str, AttributionMethod]] = [
-    ("vcp", Vanilla()),
-    ("crsvp", Hierarchical()),
-    ("rf", RightFiltration()),
-    ("lf", LeftFiltration()),
-    ("twf", TwoWayFiltration(when_empty="nothing")),
-    ("twf_fallback", TwoWayFiltration(when_empty="best")),
-    ("twf_kept", TwoWayFiltration(when_empty="first")),
-    ("envelope", Envelope()),
-    ("lf_envelope", SuffixEnvelope()),
-]
-POSITION_ONLY: list[tuple[str, AttributionMethod]] = [
-    ("constant_rf", RightFiltration()),
-    ("constant_lf", LeftFiltration()),
-    ("constant_twf", TwoWayFiltration(when_empty="nothing")),
-]
-PAPER: list[tuple[str, AttributionMethod]] = [  # as printed: g(x) = inf, and nothing breaks the ties that it makes
-    ("lf_paper", InfiniteBoundary(method=LeftFiltration())),
-    ("rf_paper", InfiniteBoundary(method=RightFiltration())),
-    ("twf_paper", InfiniteBoundary(method=TwoWayFiltration(when_empty="nothing"))),
-]
-JUDGED: list[tuple[str, AttributionMethod]] = [
-    ("judge_vcp", Vanilla()),
-    ("judge_rf", RightFiltration()),
-    ("judge_envelope", Envelope()),
-]
-RECORDED: list[tuple[str, AttributionMethod]] = [("record_rf", RightFiltration()), ("record_envelope", Envelope())]
+PURPOSES = {Plan().method.name: "people", "lf_envelope": "rollback"}
+RF, LF = METHODS["rf"].entry, METHODS["lf"].entry
+FROM_ONE_END = (RF, LF)
+TWF_EMPTY = eager(two_way_entry)
+FITTED: dict[str, Thresholds] = {
+    "vcp": METHODS["vcp"].entry,
+    "crsvp": METHODS["crsvp"].entry,
+    "rf": RF,
+    "lf": LF,
+    "twf": TWF_EMPTY,
+    "twf_fallback": eager(lambda batch: with_fallback(two_way_entry(batch), batch)),
+    "twf_kept": METHODS["twf"].entry,
+    "envelope": METHODS["envelope"].entry,
+    "lf_envelope": METHODS["lf_envelope"].entry,
+}
+POSITION_ONLY: dict[str, Thresholds] = {"constant_rf": RF, "constant_lf": LF, "constant_twf": TWF_EMPTY}
+PAPER: dict[str, Thresholds] = {  # as printed: g(x) = inf, and nothing breaks the ties that it makes
+    "lf_paper": partial(infinite_boundary, LF, first=True),
+    "rf_paper": partial(infinite_boundary, RF, last=True),
+    "twf_paper": partial(infinite_boundary, TWF_EMPTY, first=True, last=True),
+}
+JUDGED: dict[str, Thresholds] = {
+    "judge_vcp": METHODS["vcp"].entry,
+    "judge_rf": RF,
+    "judge_envelope": METHODS["envelope"].entry,
+}
+RECORDED: dict[str, Thresholds] = {"record_rf": RF, "record_envelope": METHODS["envelope"].entry}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -371,12 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     runs = read_runs(options.file)
     print(f"{runs.dataset}: {len(runs.labelled)} runs, {runs.left_out} left out", file=sys.stderr)
     labelled, test = random_splits(len(runs.labelled), options.splits, np.random.default_rng(options.seed))
-    constant, record = ConstantScorer(), record_scorer(runs)
-    position = score_once(
-        "constant", [constant.score(r.trajectory).values for r in runs.labelled], runs, labelled, test, True
-    )
+    position = score_once("constant", [[1.0] * len(r.trajectory) for r in runs.labelled], runs, labelled, test, True)
     recorded = score_once(
-        "monitor_record", [record.score(r.trajectory).values for r in runs.labelled], runs, labelled, test, False
+        "monitor_record", [recorded_scores(r.trajectory) for r in runs.labelled], runs, labelled, test, False
     )
     fitted = score_fitted(runs, labelled, test)
     judged: list[Scored] = []

@@ -27,12 +27,10 @@ import anyio
 import numpy as np
 
 from grampus_uq.learn.attribution import (
+    METHODS,
     Attribution,
-    AttributionMethod,
     LabelledTrajectory,
-    LeftFiltration,
     Plan,
-    SuffixEnvelope,
     fit_and_calibrate,
     label_run,
     locate,
@@ -51,7 +49,7 @@ from tests.benchmarks._report import emit
 
 AGENT = AgentDefinition(name="clerk", system_prompt="You add up prices.", max_iterations=200)
 OBEYS, HEDGES_WRONG, HEDGES_RIGHT = 0.85, 0.7, 0.15
-METHODS: tuple[AttributionMethod, ...] = (SuffixEnvelope(), LeftFiltration())
+TRIED = (METHODS["lf_envelope"], METHODS["lf"])
 LEVELS = (0.8, 0.9)
 
 
@@ -202,7 +200,7 @@ async def rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     test = pool[options.calibration :]
     found: list[dict[str, Any]] = []
     located: dict[str, Attribution] = {}
-    for method in METHODS:
+    for method in TRIED:
         for level in LEVELS:
             calibrated = fit_and_calibrate(labelled, Plan(method=method, level=level, seed=options.seed))
             located = {

@@ -12,9 +12,9 @@ import anyio
 import numpy as np
 import pytest
 
-from grampus_uq.learn.attribution import JudgeScorer
 from grampus_uq.testing import ScriptedModel
 from tests.benchmarks import attribution as benchmark
+from tests.benchmarks.attribution_judge import JudgeScorer
 
 
 def log(path: Path, rows: list[dict[str, object]]) -> Path:

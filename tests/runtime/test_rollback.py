@@ -31,14 +31,7 @@ from grampus_uq import (
     tool,
 )
 from grampus_uq.errors import ApprovalError, StoreError
-from grampus_uq.learn.attribution import (
-    Plan,
-    StepFunctionScorer,
-    SuffixEnvelope,
-    calibrate,
-    locate,
-    trajectory_from_run,
-)
+from grampus_uq.learn.attribution import METHODS, Plan, calibrate, locate, trajectory_from_run
 from grampus_uq.learn.attribution.result import Attribution
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
@@ -50,7 +43,7 @@ from grampus_uq.runtime.run_state import ExecutedCall, ExecutionResult
 from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import ScriptedModel, answer
-from tests.attribution.runs import assuming, failures
+from tests.attribution.runs import ASSUMING, failures
 
 pytestmark = pytest.mark.anyio
 
@@ -126,9 +119,7 @@ def failed(result: ExecutionResult) -> bool:
     return result.output != f"total {sum(PRICES)}"
 
 
-CALIBRATED = calibrate(
-    failures(19, 5), StepFunctionScorer(name="assuming", function=assuming), Plan(method=SuffixEnvelope(), level=0.9)
-)
+CALIBRATED = calibrate(failures(19, 5), ASSUMING, Plan(method=METHODS["lf_envelope"], level=0.9))
 
 
 async def attributed(one: AgentRunner) -> Attribution:

@@ -1,15 +1,14 @@
-"""From a failed run and labelled failures to its prediction set in one call: part, fit, choose, calibrate, locate."""
+"""From a failed run and labelled failures to its prediction set in one call: part, fit, calibrate, locate."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.attribution.composition import smallest_calibration
-from grampus_uq.learn.attribution.conditional_logit import RIDGE, Extractor, fit_step_scorer
+from grampus_uq.learn.attribution.conditional_logit import fit_step_scorer
 from grampus_uq.learn.attribution.failed_trajectory import (
     LabelledTrajectory,
     Trajectory,
@@ -17,22 +16,12 @@ from grampus_uq.learn.attribution.failed_trajectory import (
     refuse_duplicates,
     uniform_draws,
 )
-from grampus_uq.learn.attribution.features import cheap_features
-from grampus_uq.learn.attribution.method_choice import MethodChoice, choose_method
-from grampus_uq.learn.attribution.methods import AttributionMethod
-from grampus_uq.learn.attribution.result import Attribution
-from grampus_uq.learn.attribution.scorers import AsyncStepScorer, StepScorer
-from grampus_uq.learn.attribution.set_calibration import (
-    CalibratedAttribution,
-    Plan,
-    calibrate,
-    calibrate_async,
-    locate,
-    locate_async,
-)
+from grampus_uq.learn.attribution.result import Attribution, smallest_calibration
+from grampus_uq.learn.attribution.scorers import StepScorer
+from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan, calibrate, locate
 from grampus_uq.stats.conformal import whole_rank_size
 
-__all__ = ["Parts", "attribute", "attribute_async", "fit_and_calibrate", "part_labelled", "with_chosen_method"]
+__all__ = ["FIT_SHARE", "Parts", "attribute", "fit_and_calibrate", "part_labelled"]
 
 FIT_SHARE = 0.5
 """Share of the labelled failures that fits the step scorer, as long as the others resolve the level."""
@@ -40,7 +29,7 @@ FIT_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Labelled failures in two parts without overlap: one fits the scorer (or chooses the method), one calibrates."""
+    """Labelled failures in two parts without overlap: one fits the scorer, one calibrates."""
 
     fitting: tuple[LabelledTrajectory, ...]
     calibration: tuple[LabelledTrajectory, ...]
@@ -84,62 +73,22 @@ def part_labelled(
     return Parts(fitting=tuple(chain(*ordered[:-calibration])), calibration=tuple(chain(*ordered[-calibration:])))
 
 
-def fit_and_calibrate(
-    labelled: Sequence[LabelledTrajectory],
-    plan: Plan | None = None,
-    *,
-    fit_share: float = FIT_SHARE,
-    extract: Extractor = cheap_features,
-    ridge: float = RIDGE,
-) -> CalibratedAttribution:
-    """Fit the conditional logit on one part of the labelled failures and calibrate on the other.
+def fit_and_calibrate(labelled: Sequence[LabelledTrajectory], plan: Plan | None = None) -> CalibratedAttribution:
+    """Fit the conditional logit on one part of the labelled failures (`part_labelled`) and calibrate on the other.
 
     Args:
         labelled: at least two failures with unique ids.
         plan: method, level and so on; default: VCP at 80 %.
-        fit_share: share for the fit, as in `part_labelled`.
-        extract: features of the scorer.
-        ridge: penalty of the fit.
 
     Returns:
-        What `locate` needs; its scorer is a `ConditionalLogitScorer`.
+        Input of `locate`; its scorer is a `ConditionalLogitScorer`.
 
     Raises:
         ConfigurationError: as `part_labelled`, `fit_step_scorer` and `calibrate`.
     """
     plan = plan or Plan()
-    parts = part_labelled(labelled, plan.level, fit_share=fit_share, seed=plan.seed)
-    return calibrate(parts.calibration, fit_step_scorer(parts.fitting, extract=extract, ridge=ridge), plan)
-
-
-def with_chosen_method(
-    apart: Sequence[LabelledTrajectory],
-    scorer: StepScorer,
-    candidates: Sequence[AttributionMethod],
-    plan: Plan | None = None,
-) -> tuple[Plan, MethodChoice]:
-    """Let failures that serve nothing else choose the method, and return the plan with it.
-
-    Args:
-        apart: at least two failures; never calibrate on them (hand the rest to `calibrate`).
-        scorer: a plain scorer that was not fitted on them.
-        candidates: methods, of equals the first.
-        plan: level and so on; its method is replaced.
-
-    Returns:
-        The plan, and what the choice was made on. Without removal rates that differ the first candidate is chosen.
-
-    Raises:
-        ConfigurationError: as `choose_method`; a failure that the scorer was fitted on.
-    """
-    plan = plan or Plan()
-    refuse_duplicates([item.trajectory for item in apart], "with_chosen_method")
-    seen = {item.trajectory.trajectory_id for item in apart} & set(getattr(scorer, "fitted_on", ()))
-    if seen:
-        raise ConfigurationError.of("apart", "with_chosen_method", "apart from the scorer's fit", sorted(seen)[:3])
-    scores = [scorer.score(item.trajectory).values for item in apart]
-    choice = choose_method(apart, scores, candidates, plan.level, recall=plan.recall, seed=plan.seed)
-    return replace(plan, method=choice.method), choice
+    parts = part_labelled(labelled, plan.level, seed=plan.seed)
+    return calibrate(parts.calibration, fit_step_scorer(parts.fitting), plan)
 
 
 def attribute(
@@ -158,7 +107,7 @@ def attribute(
         failed: a run that failed; not among the labelled ones.
         labelled: failures whose errors are known. With a scorer of your own all of them calibrate; without, part of
             them fits the conditional logit.
-        scorer: a plain scorer fitted on none of them; None fits one.
+        scorer: a scorer fitted on none of them; None fits one.
         plan: method, level and so on; default: VCP at 80 %.
 
     Returns:
@@ -169,14 +118,3 @@ def attribute(
     """
     calibrated = fit_and_calibrate(labelled, plan) if scorer is None else calibrate(labelled, scorer, plan)
     return locate(failed, calibrated)
-
-
-async def attribute_async(
-    failed: Trajectory,
-    labelled: Sequence[LabelledTrajectory],
-    *,
-    scorer: StepScorer | AsyncStepScorer,
-    plan: Plan | None = None,
-) -> Attribution:
-    """Find the set with a scorer that may have to be awaited (a model that judges); otherwise as `attribute`."""
-    return await locate_async(failed, await calibrate_async(labelled, scorer, plan))

@@ -3,44 +3,32 @@
 `p_j = exp(w . z_j) / sum_l exp(w . z_l)`, where z are the features standardised on the fitting part, and the step score
 is `v_j = L p_j`: how many times as likely as an average step, comparable between short and long trajectories.
 
-Fitted by Newton's method on the concave penalised likelihood, on labelled trajectories that serve nothing else. What is
-fitted is plain numbers in JSON. (Conditional logit: McFadden, 1974. Not in the attribution paper, whose scorers are
-language models.)
+Fitted by Newton's method on the concave penalised likelihood, on labelled trajectories that serve nothing else.
+(Conditional logit: McFadden, 1974. Not in the attribution paper, whose scorers are language models.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory
 from grampus_uq.learn.attribution.features import FEATURE_WORDS, cheap_features
-from grampus_uq.learn.attribution.scorers import StepScore, StepScores
+from grampus_uq.learn.attribution.scorers import StepScore
 
 FloatArray = npt.NDArray[np.float64]
-Extractor = Callable[[Trajectory], tuple[tuple[str, ...], FloatArray]]
-"""Gives the names (F,) and the values (L, F) of a trajectory's features; finite, without labels or answers."""
 
-__all__ = [
-    "RIDGE",
-    "ConditionalLogit",
-    "ConditionalLogitScorer",
-    "Extractor",
-    "fit_conditional_logit",
-    "fit_step_scorer",
-]
+__all__ = ["ConditionalLogit", "ConditionalLogitScorer", "fit_conditional_logit", "fit_step_scorer"]
 
 RIDGE = 30.0
 """Default penalty on half the squared weights; strong, because labelled failures are few."""
 
 SCALE_FLOOR = 1e-6  # a feature with less spread than this is constant: it is centred, not blown up
-FORMAT = "grampus-uq/conditional-logit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,39 +61,6 @@ class ConditionalLogit:
     def probabilities(self, values: FloatArray) -> FloatArray:
         """Return p_j of one trajectory from its features of shape (L, F): in (0, 1), summing to 1."""
         return _softmax(self.standardised(values) @ np.array(self.weights))
-
-    def to_json(self) -> dict[str, Any]:
-        """The fit as plain JSON values."""
-        return {
-            "format": FORMAT,
-            "version": 1,
-            "features": list(self.features),
-            "mean": list(self.mean),
-            "scale": list(self.scale),
-            "weights": list(self.weights),
-            "ridge": self.ridge,
-            "fitted_on": list(self.fitted_on),
-        }
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> ConditionalLogit:
-        """Read what `to_json` wrote; raises DataError naming the field that is not what it should be."""
-        if value.get("format") != FORMAT or value.get("version") != 1:
-            raise DataError(f"not a {FORMAT} of version 1", field="format")
-        names, fitted_on = value.get("features"), value.get("fitted_on", [])
-        for field, texts in (("features", names), ("fitted_on", fitted_on)):
-            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise DataError("a list of texts is needed", field=field)
-        numbers = {field: _numbers(value.get(field), field) for field in ("mean", "scale", "weights")}
-        try:
-            return ConditionalLogit(
-                features=tuple(value["features"]),
-                ridge=_numbers([value.get("ridge")], "ridge")[0],
-                fitted_on=tuple(fitted_on),
-                **numbers,
-            )
-        except ConfigurationError as error:
-            raise DataError(str(error), field="features") from error
 
 
 def fit_conditional_logit(
@@ -159,10 +114,9 @@ def fit_conditional_logit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConditionalLogitScorer:
-    """Scores a trajectory with a fit: `v_j = L p_j`. The softmax needs the whole trajectory, so it is never lazy."""
+    """Scores a trajectory with a fit over `cheap_features`: `v_j = L p_j`."""
 
     model: ConditionalLogit
-    extract: Extractor = cheap_features
     name: str = "conditional_logit"
 
     @property
@@ -170,55 +124,39 @@ class ConditionalLogitScorer:
         """Ids of the trajectories that the fit has seen."""
         return self.model.fitted_on
 
-    def score(self, trajectory: Trajectory, /) -> StepScores:
+    def score(self, trajectory: Trajectory, /) -> Sequence[StepScore]:
         """Score every step, each with the features that speak most against it.
 
-        Raises ConfigurationError when the extractor's features are not those of the fit.
+        Raises ConfigurationError when the fit is over other features.
         """
-        names, values = self.extract(trajectory)
-        if names != self.model.features or len(values) != len(trajectory):
-            rule = f"the extractor of the fit ({len(self.model.features)} features)"
-            raise ConfigurationError.of("extract", "ConditionalLogitScorer", rule, names)
+        names, values = cheap_features(trajectory)
+        if names != self.model.features:
+            rule = f"fitted on the {len(names)} features of `cheap_features`"
+            raise ConfigurationError.of("model", "ConditionalLogitScorer", rule, self.model.features)
         p = self.model.probabilities(values)
         z = self.model.standardised(values)
         above = z - z.mean(axis=0)
         weights = np.array(self.model.weights)
-        return StepScores(
-            steps=tuple(
-                StepScore(value=float(len(p) * share), why=_told(names, row, row * weights))
-                for share, row in zip(p, above, strict=True)
-            )
-        )
+        return [
+            StepScore(value=float(len(p) * share), why=_reasons(names, row, row * weights))
+            for share, row in zip(p, above, strict=True)
+        ]
 
 
-def fit_step_scorer(
-    labelled: Sequence[LabelledTrajectory], *, extract: Extractor = cheap_features, ridge: float = RIDGE
-) -> ConditionalLogitScorer:
+def fit_step_scorer(labelled: Sequence[LabelledTrajectory]) -> ConditionalLogitScorer:
     """Fit a `ConditionalLogitScorer` on labelled trajectories; they must serve nothing else (calibration refuses them).
 
-    Args:
-        labelled: at least one.
-        extract: the features.
-        ridge: see `fit_conditional_logit`.
-
-    Returns:
-        The scorer.
-
     Raises:
-        ConfigurationError: no trajectory, or features that are not finite or change their names.
+        ConfigurationError: no trajectory.
     """
-    rows = [extract(item.trajectory) for item in labelled]
-    names = rows[0][0] if rows else ()
-    if any(other != names for other, _ in rows):
-        raise ConfigurationError.of("extract", "fit_step_scorer", "the same names for every trajectory", names)
+    rows = [cheap_features(item.trajectory)[1] for item in labelled]
     model = fit_conditional_logit(
-        [values for _, values in rows],
+        rows,
         [item.error_steps for item in labelled],
-        names,
-        ridge=ridge,
+        tuple(FEATURE_WORDS),
         fitted_on=[item.trajectory.trajectory_id for item in labelled],
     )
-    return ConditionalLogitScorer(model=model, extract=extract)
+    return ConditionalLogitScorer(model=model)
 
 
 def _newton(z: FloatArray, targets: FloatArray, lengths: npt.NDArray[np.int64], ridge: float) -> FloatArray:
@@ -265,20 +203,11 @@ def _softmax(scores: FloatArray) -> FloatArray:
     return np.asarray(weights / weights.sum())
 
 
-def _told(names: Sequence[str], above: FloatArray, parts: FloatArray) -> str:
+def _reasons(names: Sequence[str], above: FloatArray, parts: FloatArray) -> str:
     """The three features that raise the step most above the run's average, in log-odds."""
-    told = []
+    reasons = []
     for i in np.argsort(-parts, kind="stable")[:3]:
         if parts[i] >= 0.01:
-            plain = names[i].replace("_", " ")
-            high, low = FEATURE_WORDS.get(names[i], (f"high {plain}", f"low {plain}"))
-            told.append(f"{high if above[i] > 0.0 else low} (+{parts[i]:.2f})")
-    return ", ".join(told)
-
-
-def _numbers(values: Any, field: str) -> tuple[float, ...]:
-    if not isinstance(values, list) or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
-    ):
-        raise DataError("a list of finite numbers is needed", field=field)
-    return tuple(float(v) for v in values)
+            high, low = FEATURE_WORDS[names[i]]
+            reasons.append(f"{high if above[i] > 0.0 else low} (+{parts[i]:.2f})")
+    return ", ".join(reasons)

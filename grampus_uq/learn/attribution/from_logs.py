@@ -1,4 +1,4 @@
-"""Imported runs as trajectories, and files of labelled failures as what calibration takes."""
+"""Imported runs as trajectories, and files of labelled failures for calibration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable
 
-from grampus_uq.errors import DataError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers import ImportedRun, read_failure_logs
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
 from grampus_uq.records.values import Message
@@ -14,7 +14,7 @@ from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.text import Observation
 from grampus_uq.signals.tool_outcome import failed
 
-__all__ = ["read_labelled_failures", "trajectory_from_run"]
+__all__ = ["label_run", "read_labelled_failures", "trajectory_from_run"]
 
 _EXIT_CODE = re.compile(r"\s{0,8}exit ?code: {0,3}(-?\d{1,5})\b", re.IGNORECASE | re.ASCII)
 _EXECUTOR = re.compile(r"terminal|executor|interpreter", re.IGNORECASE)
@@ -70,6 +70,25 @@ def read_labelled_failures(
             continue
         labelled.append(LabelledTrajectory(trajectory=trajectory_from_run(log.run), error_steps=(log.label.step,)))
     return labelled
+
+
+def label_run(run: ImportedRun, error_message: int, *, task: str = "") -> LabelledTrajectory:
+    """Turn a failed run and the number of its decisive message into a labelled trajectory.
+
+    Args:
+        run: such as `InjectedFailure.run` of `grampus_uq.runtime.inject`.
+        error_message: its number in `run.messages`, from 0.
+        task: what the run was asked to do.
+
+    Raises:
+        ConfigurationError: the message does not exist or is no step (a system message of a chat).
+    """
+    trajectory = trajectory_from_run(run, task=task)
+    places = [i for i, step in enumerate(trajectory.steps) if step.step_id == str(error_message)]
+    if not places:
+        rule = f"the number of a message of the run that is a step, from 0 to {len(run.messages) - 1}"
+        raise ConfigurationError.of("error_message", "label_run", rule, error_message)
+    return LabelledTrajectory(trajectory=trajectory, error_steps=(places[0],))
 
 
 def _step(message: Message, step_id: str) -> TrajectoryStep:

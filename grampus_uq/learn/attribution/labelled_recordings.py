@@ -1,4 +1,4 @@
-"""Recorded failures whose decisive step somebody labelled, as trajectories to calibrate on.
+"""Recorded sessions as trajectories, and recorded failures with a labelled step for calibration.
 
 A recording is labelled by `grampus-uq runs label SESSION failure --note "error at STEP"`.
 """
@@ -6,27 +6,73 @@ A recording is labelled by `grampus-uq runs label SESSION failure --note "error 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from grampus_uq.errors import DataError
-from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory
-from grampus_uq.learn.attribution.from_recording import trajectory_from_events
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
 from grampus_uq.learn.columns import TASK, task_of
 from grampus_uq.recording.runs import Run
-from grampus_uq.records.events import ObservationEvent, StepEvent
+from grampus_uq.records.events import Event, ObservationEvent, StepEvent
 from grampus_uq.records.values import Outcome
 
-__all__ = ["labelled_recordings", "names_a_step", "recorded_trajectory"]
+__all__ = ["labelled_recordings", "names_a_step", "recorded_trajectory", "trajectory_from_events"]
 
 _NOTE: Final = re.compile(r"\berror at (\S+)", re.IGNORECASE)
 _HASHED: Final = re.compile(r"hmac:[0-9a-f]{8,64}:\d+")
 
 
+def trajectory_from_events(events: Iterable[Event], *, task: str = "") -> Trajectory:
+    """Turn the events of one session into a trajectory: a step for each agent step and each observation.
+
+    Steps keep their `step_id` (repeated ones get a counter); the k-th observation after a step is called
+    `<step_id>/observation-k`. A tool error counts on its observation.
+
+    Args:
+        events: of one session, in commit order.
+        task: what the run was asked to do (a recording does not say).
+
+    Returns:
+        The trajectory, whose id is the session's.
+
+    Raises:
+        ConfigurationError: no step, or events of several sessions.
+    """
+    kept = [event for event in events if isinstance(event, StepEvent | ObservationEvent)]
+    sessions = sorted({event.session_id for event in kept})
+    if len(sessions) != 1:
+        raise ConfigurationError.of("events", "trajectory_from_events", "of one session, with a step", sessions[:3])
+    steps: list[TrajectoryStep] = []
+    uses: Counter[str] = Counter()
+    owner, observations = "start", 0
+    for event in kept:
+        if isinstance(event, StepEvent):
+            step_id = event.step.step_id
+            uses[step_id] += 1
+            owner, observations = step_id if uses[step_id] == 1 else f"{step_id}#{uses[step_id]}", 0
+            steps.append(
+                TrajectoryStep(step_id=owner, speaker=event.agent_id or "agent", text=event.step.judged_text())
+            )
+            continue
+        observations += 1
+        is_tool = event.kind != "user"
+        steps.append(
+            TrajectoryStep(
+                step_id=f"{owner}/observation-{observations}",
+                speaker="tool" if is_tool else "user",
+                text=event.text,
+                observation=is_tool,
+                tool_failed=event.is_error if is_tool else None,
+            )
+        )
+    return Trajectory(trajectory_id=sessions[0], steps=tuple(steps), task=task)
+
+
 def labelled_recordings(
     recorded: Iterable[Run], on_left_out: Callable[[DataError], None], task_key: str = TASK
 ) -> list[LabelledTrajectory]:
-    """Read the labelled failures; each run that is none is left out, and `on_left_out` is told why.
+    """Read the labelled failures; the reason for each run left out goes to `on_left_out`.
 
     `task_key` names the metadata that says which task a run is a trial of.
     """
@@ -67,12 +113,11 @@ def _labelled(run: Run, task: str) -> LabelledTrajectory:
 
 
 def recorded_trajectory(run: Run) -> Trajectory:
-    """A recorded run, if its text was kept: without it every text feature would be the hash's."""
-    told = [event for event in run.events if isinstance(event, StepEvent | ObservationEvent)]
-    if not told:
+    """Return a recorded run as a trajectory; DataError when its text was not kept (hashes make no text features)."""
+    if not any(isinstance(event, StepEvent | ObservationEvent) for event in run.events):
         raise DataError(f"run {run.session_id!r:.80} has no step.", path=run.path, line=run.line)
-    texts = [event.step.judged_text() if isinstance(event, StepEvent) else event.text for event in told]
-    if all(not text.strip() or _HASHED.search(text) for text in texts):
+    trajectory = trajectory_from_events(run.events)
+    if all(not step.text.strip() or _HASHED.search(step.text) for step in trajectory.steps):
         reason = f'run {run.session_id!r:.80} was recorded without its text; attribution needs content="full".'
         raise DataError(reason, path=run.path, line=run.line, field="step.text")
-    return trajectory_from_events(run.events).trajectory
+    return trajectory

@@ -1,25 +1,23 @@
-"""What attribution says of one failed run: the set, its steps, why, what it is worth, and in which words."""
+"""The attribution of one failed run: the set, its steps, the reasons, and the guarantee in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from grampus_uq.records.values import TokenUsage
-from grampus_uq.stats.conformal import TieBrokenThreshold
+from grampus_uq.stats.conformal import TieBrokenThreshold, coverage_rank
 
-__all__ = ["AttributedStep", "Attribution", "coverage_statement", "spans"]
+__all__ = ["AttributedStep", "Attribution", "most_suspect_step", "smallest_calibration", "spans"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributedStep:
-    """One step of the run: in the set or not, and what was thought of it.
+    """One step of the run: in the set or not, and its judgement.
 
-    score: higher = more suspect; None when the step was never scored (lazy filtration). entry: the threshold at which
-    the step enters, None when it was not needed. why: what speaks against the step. missing: why no judgement came,
-    when the score is the scorer's stand-in.
+    score: higher = more suspect. entry: the threshold at which the step enters the set. why: what speaks against the
+    step. missing: why the scorer has no judgement, when the score is its stand-in.
     """
 
     index: int
@@ -29,8 +27,8 @@ class AttributedStep:
     inside: bool
     observation: bool = False
     tool_failed: bool | None = None
-    score: float | None = None
-    entry: float | None = None
+    score: float
+    entry: float
     why: str = ""
     missing: str | None = None
 
@@ -39,10 +37,9 @@ class AttributedStep:
 class Attribution:
     """The prediction set of one failed run.
 
-    set_steps: 0-based indices, ascending, maybe none. most_suspect: index of the best-scored step among those scored,
-    None when none was or all scored alike. coverage: the sentence of the guarantee, with what breaks it. why:
-    sentences. notes: what a reader has to know before trusting the set (missing judgements, an empty set, a set that is
-    the whole run). evaluations: steps scored; calls and usage: what the scorer spent on this run.
+    set_steps: 0-based indices, ascending, maybe none. shape: form of the method's sets, in words. several: some
+    calibration failure has more than one error. most_suspect: index of the step with the highest score, None when all
+    scores are equal.
     """
 
     trajectory_id: str
@@ -50,21 +47,17 @@ class Attribution:
     steps: tuple[AttributedStep, ...]
     set_steps: tuple[int, ...]
     method: str
+    shape: str
     scorer: str
     level: float
     recall: float
     threshold: TieBrokenThreshold
-    coverage: str
-    why: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    several: bool = False
     most_suspect: int | None = None
-    evaluations: int = 0
-    calls: int = 0
-    usage: TokenUsage = field(default_factory=TokenUsage)
 
     @property
     def first_step(self) -> int | None:
-        """Where a rollback restarts: the first step of the set; None when the set is empty."""
+        """Restart point of a rollback: the first step of the set; None when the set is empty."""
         return self.set_steps[0] if self.set_steps else None
 
     @property
@@ -76,6 +69,59 @@ class Attribution:
     def removal_rate(self) -> float:
         """Share of the run that need not be read: 1 - |C|/L, in [0, 1]."""
         return 1.0 - len(self.set_steps) / len(self.steps)
+
+    @property
+    def coverage(self) -> str:
+        """The guarantee in one paragraph: what it promises, on which assumption, and what breaks it."""
+        threshold = self.threshold
+        if threshold.rank is None:
+            return (
+                f"No statement: {threshold.n} calibration failures are too few for a level of {self.level:.0%} "
+                f"(at least {smallest_calibration(self.level)} are needed), so the set is the whole run."
+            )
+        share = "all" if self.recall == 1.0 else f"at least {self.recall:.0%}"
+        several = self.several or self.recall < 1.0
+        what = f"{share} of the run's errors" if several else "the decisive error"
+        return (
+            f"With probability at least {self.level:.0%} (rank {threshold.rank} of {threshold.n} + 1: "
+            f"{threshold.expected_coverage:.1%}) the set contains {what}, provided that this failure is exchangeable "
+            f"with the {threshold.n} calibration failures and that neither the scorer nor the method was "
+            "fitted or chosen on them. The probability is over failures and calibration sets together, not for this "
+            "run alone. Another agent, another mix of tasks, or errors labelled by other rules break it."
+        )
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Sentences on the size of the set and on the most suspect step."""
+        size, length = len(self.set_steps), len(self.steps)
+        sentences = [f"The set holds {size} of {length} steps: {self.shape}."] if 0 < size < length else []
+        if self.most_suspect is None:
+            sentences.append("All steps have the same score: only their positions speak.")
+        else:
+            step = self.steps[self.most_suspect]
+            because = f"; against it: {step.why}" if step.why else ""
+            sentences.append(
+                f"Step {step.index} ({step.speaker}) is the most suspect: score {step.score:.3g}{because}."
+            )
+        return tuple(sentences)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences to read before trusting the set: it is empty, it is the whole run, judgements are missing."""
+        notes = []
+        if not self.set_steps:
+            notes.append(
+                "The set is empty: no step is as suspect as the errors of the calibration failures were. This run is "
+                f"among the at most {1.0 - self.level:.0%} that the level gives up; look at the most suspect step "
+                "first."
+            )
+        if len(self.set_steps) == len(self.steps) and self.threshold.rank is not None:
+            notes.append("The set is the whole run: the scores do not tell its steps apart well enough.")
+        missing = [step.index for step in self.steps if step.missing is not None]
+        if missing:
+            shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+            notes.append(f"{len(missing)} steps have no judgement ({shown}); the scorer's stand-in counts for them.")
+        return tuple(notes)
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON values; infinities become None, which `rank` and `entry` explain."""
@@ -99,26 +145,25 @@ class Attribution:
             "coverage": self.coverage,
             "why": list(self.why),
             "notes": list(self.notes),
-            "evaluations": self.evaluations,
-            "calls": self.calls,
-            "usage": self.usage.model_dump(mode="json"),
-            "steps": [
-                {
-                    "index": step.index,
-                    "step_id": step.step_id,
-                    "speaker": step.speaker,
-                    "text": step.text,
-                    "inside": step.inside,
-                    "observation": step.observation,
-                    "tool_failed": step.tool_failed,
-                    "score": step.score,
-                    "entry": _finite(step.entry),
-                    "why": step.why,
-                    "missing": step.missing,
-                }
-                for step in self.steps
-            ],
+            "steps": [asdict(step) | {"entry": _finite(step.entry)} for step in self.steps],
         }
+
+
+def most_suspect_step(scores: Sequence[float]) -> int | None:
+    """Return the index of the highest score, the first of equals; None when several steps all have the same."""
+    return None if len(scores) > 1 and min(scores) == max(scores) else scores.index(max(scores))
+
+
+def smallest_calibration(level: float) -> int:
+    """Return the least number of calibration trajectories for which a set can be less than the whole run.
+
+    >>> smallest_calibration(0.8), smallest_calibration(0.95)
+    (4, 19)
+    """
+    n = 1
+    while coverage_rank(n, level) is None:
+        n += 1
+    return n
 
 
 def spans(indices: Sequence[int]) -> str:
@@ -137,33 +182,5 @@ def spans(indices: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
-def coverage_statement(
-    threshold: TieBrokenThreshold, level: float, *, several: bool, recall: float, needed: int
-) -> str:
-    """Say what the set promises, on which assumption, and what breaks it.
-
-    Args:
-        threshold: of the calibration.
-        level: wanted coverage.
-        several: some calibration trajectory has more than one error, or recall is below 1.
-        recall: share of the errors that the set shall hold.
-        needed: least number of calibration trajectories for this level.
-    """
-    if threshold.rank is None:
-        return (
-            f"No statement: {threshold.n} calibration failures are too few for a level of {level:.0%} "
-            f"(at least {needed} are needed), so the set is the whole run."
-        )
-    share = "all" if recall == 1.0 else f"at least {recall:.0%}"
-    what = f"{share} of the run's errors" if several else "the decisive error"
-    return (
-        f"With probability at least {level:.0%} (rank {threshold.rank} of {threshold.n} + 1: "
-        f"{threshold.expected_coverage:.1%}) the set contains {what}, provided that this failure is exchangeable with "
-        f"the {threshold.n} calibration failures and that neither the scorer nor the method was fitted or chosen on "
-        "them. The probability is over failures and calibration sets together, not for this run alone. Another agent, "
-        "another mix of tasks, or errors labelled by other rules break it."
-    )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,36 +1,44 @@
 """A calibration as plain JSON, so that failures are attributed later and elsewhere without the labelled ones.
 
-Only what is numbers can be stored: the conditional logit over `cheap_features`, and methods as they come (with another
-aggregation, feature extractor or scorer, calibrate where you attribute).
+Only the conditional logit over `cheap_features` and the methods in `METHODS` can be stored; with another scorer or
+method, calibrate where you attribute.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.attribution.conditional_logit import ConditionalLogit, ConditionalLogitScorer
-from grampus_uq.learn.attribution.features import cheap_features
-from grampus_uq.learn.attribution.method_choice import ErrorPositions
+from grampus_uq.learn.attribution.error_positions import ErrorPositions
 from grampus_uq.learn.attribution.methods import METHODS
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan
-from grampus_uq.records.values import TokenUsage
 from grampus_uq.stats.conformal import TieBrokenThreshold
 
 __all__ = ["calibration_from_json", "calibration_to_json"]
 
-Part = TypeVar("Part")
-FORMAT = "grampus-uq/attribution-calibration"
+_FORMAT = "grampus-uq/attribution-calibration"
+_SCORER_FORMAT = "grampus-uq/conditional-logit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Limits:
-    """A threshold as it is stored: None stands for infinity, which JSON does not have."""
+class _Plan(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    method: str
+    level: float
+    recall: float = 1.0
+    seed: int = 0
+    lazy: bool | None = None  # written by earlier versions; every step is scored
+
+
+class _Threshold(BaseModel):
+    """None stands for infinity, which JSON does not have."""
 
     value: float | None
     draw: float | None
@@ -38,81 +46,86 @@ class _Limits:
     n: int
 
 
+class _Calibration(BaseModel):
+    """The stored form; fields that earlier versions wrote besides (costs of a judge) are ignored."""
+
+    format: Literal["grampus-uq/attribution-calibration"]
+    version: Literal[1]
+    plan: _Plan
+    scorer: ConditionalLogit
+    threshold: _Threshold
+    positions: ErrorPositions
+    calibrated_on: tuple[str, ...]
+    several: bool
+
+
 def calibration_to_json(calibrated: CalibratedAttribution) -> dict[str, Any]:
-    """Give a calibration as JSON values; `calibration_from_json` reads them back to one that finds the same sets.
+    """Return a calibration as JSON values; `calibration_from_json` reads them back to one that finds the same sets.
 
     Raises:
-        ConfigurationError: a scorer other than the conditional logit over `cheap_features`, or a method whose options
-            are not the usual ones.
+        ConfigurationError: a scorer other than the conditional logit, or a method that is not in `METHODS`.
     """
     scorer, plan = calibrated.scorer, calibrated.plan
-    if not isinstance(scorer, ConditionalLogitScorer) or scorer.extract is not cheap_features:
+    if not isinstance(scorer, ConditionalLogitScorer):
         rule = "calibrated with the conditional logit over cheap_features to be stored"
         raise ConfigurationError.of("calibrated", "calibration_to_json", rule, scorer.name)
     if METHODS.get(plan.method.name) != plan.method:
-        raise ConfigurationError.of("calibrated", "calibration_to_json", "of a method as it comes", plan.method)
-    threshold = {
-        name: value if name in ("rank", "n") or math.isfinite(value) else None
-        for name, value in asdict(calibrated.threshold).items()
-    }
-    return {
-        "format": FORMAT,
+        raise ConfigurationError.of("calibrated", "calibration_to_json", "of a method in METHODS", plan.method)
+    threshold = calibrated.threshold
+    stored = {
+        "format": _FORMAT,
         "version": 1,
-        "plan": {
-            "method": plan.method.name,
-            "level": plan.level,
-            "recall": plan.recall,
-            "seed": plan.seed,
-            "lazy": plan.lazy,
+        "plan": {"method": plan.method.name, "level": plan.level, "recall": plan.recall, "seed": plan.seed},
+        "scorer": {"format": _SCORER_FORMAT, "version": 1, **asdict(scorer.model)},
+        "threshold": {
+            "value": _finite(threshold.value),
+            "draw": _finite(threshold.draw),
+            "rank": threshold.rank,
+            "n": threshold.n,
         },
-        "scorer": scorer.model.to_json(),
-        "threshold": threshold,
-        "positions": TypeAdapter(ErrorPositions).dump_python(calibrated.positions, mode="json"),
-        "calibrated_on": list(calibrated.calibrated_on),
+        "positions": asdict(calibrated.positions),
+        "calibrated_on": calibrated.calibrated_on,
         "several": calibrated.several,
-        "evaluations": calibrated.evaluations,
-        "calls": calibrated.calls,
-        "usage": calibrated.usage.model_dump(mode="json"),
     }
+    plain: dict[str, Any] = json.loads(json.dumps(stored, allow_nan=False))  # tuples become lists
+    return plain
 
 
 def calibration_from_json(value: Mapping[str, Any]) -> CalibratedAttribution:
-    """Read what `calibration_to_json` wrote; raises DataError naming the field that is not what it should be."""
-    if value.get("format") != FORMAT or value.get("version") != 1:
-        raise DataError(f"not a {FORMAT} of version 1", field="format")
-    plan = _part(value, "plan", dict[str, Any])
-    method = METHODS.get(str(plan.pop("method", None)))
-    if method is None:
-        raise DataError(f"must be one of {', '.join(METHODS)}", field="plan.method")
+    """Read the values of `calibration_to_json`; raises DataError naming the field that breaks a rule."""
     try:
-        read = Plan(method=method, **plan)
-    except (TypeError, ConfigurationError) as error:
-        raise DataError(str(error), field="plan") from error
-    limits = _part(value, "threshold", _Limits)
-    if (limits.rank is None) != (limits.value is None) or (limits.rank is not None and limits.draw is None):
+        stored = _Calibration.model_validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(str(first["msg"]), field=".".join(map(str, first["loc"]))) from error
+    except TypeError as error:
+        raise DataError(f"must be JSON values: {error}") from error
+    scorer = value["scorer"]
+    if scorer.get("format") != _SCORER_FORMAT or scorer.get("version") != 1:
+        raise DataError(f"must be a {_SCORER_FORMAT} of version 1.", field="scorer.format")
+    plan, threshold = stored.plan, stored.threshold
+    if plan.method not in METHODS:
+        raise DataError(f"must be one of {', '.join(METHODS)}.", field="plan.method")
+    if (threshold.rank is None) != (threshold.value is None) or (threshold.rank is not None and threshold.draw is None):
         raise DataError("a rank comes with a value and a draw, and none without", field="threshold")
-    model = ConditionalLogit.from_json(_part(value, "scorer", dict[str, Any]))
+    try:
+        read = Plan(method=METHODS[plan.method], level=plan.level, recall=plan.recall, seed=plan.seed)
+    except ConfigurationError as error:
+        raise DataError(str(error), field="plan") from error
     return CalibratedAttribution(
         plan=read,
-        scorer=ConditionalLogitScorer(model=model),
+        scorer=ConditionalLogitScorer(model=stored.scorer),
         threshold=TieBrokenThreshold(
-            value=math.inf if limits.value is None else limits.value,
-            draw=math.inf if limits.draw is None else limits.draw,
-            rank=limits.rank,
-            n=limits.n,
+            value=math.inf if threshold.value is None else threshold.value,
+            draw=math.inf if threshold.draw is None else threshold.draw,
+            rank=threshold.rank,
+            n=threshold.n,
         ),
-        positions=_part(value, "positions", ErrorPositions),
-        calibrated_on=_part(value, "calibrated_on", tuple[str, ...]),
-        several=_part(value, "several", bool),
-        evaluations=_part(value, "evaluations", int),
-        calls=_part(value, "calls", int),
-        usage=_part(value, "usage", TokenUsage),
+        positions=stored.positions,
+        calibrated_on=stored.calibrated_on,
+        several=stored.several,
     )
 
 
-def _part(value: Mapping[str, Any], name: str, kind: type[Part]) -> Part:
-    try:
-        return TypeAdapter(kind).validate_python(value.get(name))
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise DataError(str(first["msg"]), field=".".join([name, *map(str, first["loc"])])) from error
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""One evaluation of a set of runs as plain values: audit, assumptions, table, differences and invariance."""
+"""One evaluation of a set of runs as plain values: audit, assumptions, table and differences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate.censoring import ASSUMPTIONS, Censoring
 from grampus_uq.learn.evaluate.differences import DifferenceRow, difference_rows
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
-from grampus_uq.learn.evaluate.invariance import InvarianceRow, invariance_rows
 from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, scored_streams, table_rows
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
@@ -26,7 +25,7 @@ FEW_RUNS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluation:
-    """What was found. `streams` hold the forecasts behind the rows, for the plots; they do not go into JSON."""
+    """The results. `streams` hold the forecasts behind the rows, for the charts; they do not go into JSON."""
 
     audit: tuple[StopRow, ...]
     assumptions: tuple[str, ...]
@@ -37,15 +36,13 @@ class Evaluation:
     draws: int
     table: tuple[TableRow, ...]
     differences: tuple[DifferenceRow, ...]
-    invariance: tuple[InvarianceRow, ...]
     streams: tuple[ScoredStream, ...]
     watch: tuple[WatchStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values: everything that the report prints, without forecasts or ids."""
         rows: dict[str, list[Mapping[str, Any]]] = {
-            name: [dataclasses.asdict(row) for row in getattr(self, name)]
-            for name in ("audit", "table", "differences", "invariance")
+            name: [dataclasses.asdict(row) for row in getattr(self, name)] for name in ("audit", "table", "differences")
         }
         return {
             "censoring": self.censoring,
@@ -102,7 +99,6 @@ def evaluate(
         draws=draws,
         table=tuple(table_rows(streams, schedule)),
         differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws, schedule=schedule)),
-        invariance=tuple(invariance_rows(streams, schedule)),
         streams=tuple(streams),
         watch=tuple(watch),
     )

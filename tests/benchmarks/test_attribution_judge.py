@@ -10,19 +10,12 @@ import anyio
 import pytest
 
 from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError, RateLimitedError
-from grampus_uq.learn.attribution import (
-    JudgeScorer,
-    LeftFiltration,
-    Plan,
-    RightFiltration,
-    calibrate_async,
-    locate_async,
-)
-from grampus_uq.learn.attribution.judge_prompts import ROLES, naive_messages, role_messages, summary_messages
 from grampus_uq.records.values import Message
 from grampus_uq.signals.driver import BudgetExceededError
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from tests.attribution.runs import failures, trajectory
+from tests.attribution.runs import trajectory
+from tests.benchmarks.attribution_judge import JudgeScorer
+from tests.benchmarks.attribution_prompts import ROLES, naive_messages, role_messages, summary_messages
 
 pytestmark = pytest.mark.anyio
 RUN = trajectory("r", ["planned it", "I assume 42", "looked it up", "42"], task="How many?")
@@ -161,34 +154,6 @@ async def test_cancelling_a_judge_cancels_its_calls() -> None:
 async def test_whatever_a_client_raises_becomes_a_model_error() -> None:
     with pytest.raises(ModelError, match="KeyError"):
         await JudgeScorer(client=ScriptedModel(KeyError("x")), model="m").score(RUN)
-
-
-async def test_right_filtration_asks_the_judge_only_as_far_as_it_needs() -> None:
-    model = ScriptedModel(suspicious)
-    judge = JudgeScorer(client=model, model="m")
-    runs = failures(19, 40)
-    calibrated = await calibrate_async(runs, judge, Plan(method=RightFiltration()))
-    assert calibrated.calls == len(model.calls) == sum(r.error_steps[0] + 1 for r in runs)
-    assert calibrated.usage.total_tokens == 15 * calibrated.calls
-    new = failures(1, 41)[0].trajectory
-    before = len(model.calls)
-    found = await locate_async(new, calibrated)
-    assert found.calls == len(model.calls) - before == min(len(found.set_steps) + 1, len(new))
-    assert found.scorer == "judge:naive"
-
-
-async def test_a_lazy_four_role_judge_pays_for_its_summary_once() -> None:
-    def reply(messages: Sequence[Message], options: Any) -> str:
-        return verdict(0.3) if "ROLE:" in str(messages[-1].content) else "why"
-
-    model = ScriptedModel(reply)
-    runs = failures(9, 42)
-    calibrated = await calibrate_async(
-        runs, JudgeScorer(client=model, model="m", prompt="four_roles"), Plan(method=LeftFiltration())
-    )
-    evaluations = sum(len(r.trajectory) - r.error_steps[0] for r in runs)
-    assert calibrated.evaluations == evaluations
-    assert calibrated.calls == 4 * evaluations + len(runs)
 
 
 def test_no_prompt_holds_more_than_the_task_the_run_and_how_it_ended() -> None:

@@ -18,13 +18,12 @@ import anyio
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.learn.attribution.failed_trajectory import Trajectory
-from grampus_uq.learn.attribution.judge_prompts import ROLES, naive_messages, role_messages, summary_messages
-from grampus_uq.learn.attribution.scorers import StepScore, StepScores
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.signals.driver import Budget, BudgetExceededError, MeteredContext
 from grampus_uq.signals.verbalized import parse_confidence, parse_number
+from tests.benchmarks.attribution_prompts import ROLES, naive_messages, role_messages, summary_messages
 
 __all__ = ["JudgeScorer", "JudgeSpending"]
 
@@ -44,6 +43,38 @@ class _Judgement(NamedTuple):
 
 
 _NOTHING = _Answer("", 0, TokenUsage())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScore:
+    """The judgement of one step and its cost; `missing` says why `value` is the stand-in."""
+
+    value: float
+    why: str = ""
+    missing: str | None = None
+    calls: int = 0
+    usage: TokenUsage = field(default_factory=TokenUsage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepScores:
+    """The judgements of all steps, and the cost of the summary of the run."""
+
+    steps: tuple[StepScore, ...]
+    shared_calls: int = 0
+    shared_usage: TokenUsage = field(default_factory=TokenUsage)
+
+    @property
+    def values(self) -> list[float]:
+        return [step.value for step in self.steps]
+
+    @property
+    def calls(self) -> int:
+        return self.shared_calls + sum(step.calls for step in self.steps)
+
+    @property
+    def usage(self) -> TokenUsage:
+        return sum((step.usage for step in self.steps), start=self.shared_usage)
 
 
 @dataclass(slots=True, kw_only=True)

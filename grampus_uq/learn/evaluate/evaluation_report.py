@@ -1,0 +1,103 @@
+"""The evaluation as one HTML page, without a word of what a model or a user said."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from grampus_uq.learn.evaluate.evaluation import Evaluation
+from grampus_uq.learn.evaluate.evaluation_charts import forecasts_chart, reliability_chart, risk_coverage_chart
+from grampus_uq.learn.evaluate.transparency import TableRow
+from grampus_uq.learn.pages import printable, render_page
+from grampus_uq.stats.weight_schedules import SCHEDULES
+
+__all__ = ["evaluation_html"]
+
+_Row = list[str | int | float | None]
+
+
+def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None = None) -> str:
+    """Return the page.
+
+    Args:
+        evaluation: the results.
+        title: heading, for example the name of the folder.
+        made: time in the footer; None: now.
+    """
+    schedule = SCHEDULES[evaluation.schedule]
+    streams = [stream for stream in evaluation.streams if len(stream.raw)]
+    return render_page(
+        "evaluation.html",
+        found=evaluation,
+        title=printable(title, 300),
+        made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M %Z").strip(),
+        scored=sum(row.runs for row in evaluation.audit if row.use == "scored"),
+        watch=_watch_rows(evaluation),
+        stops=[
+            [row.stop_reason, row.use, row.why, row.runs, row.successes, row.failures, row.unknown]
+            for row in evaluation.audit
+        ],
+        scores=_score_rows(evaluation),
+        ranks=[
+            [_stream(row), row.known, row.auroc, row.auprc, row.aurc, row.t_ece, row.t_brier]
+            for row in evaluation.table
+        ],
+        differences=_difference_rows(evaluation),
+        risk_coverage=risk_coverage_chart(streams, schedule),
+        streams=[(s.name, reliability_chart(s, schedule), forecasts_chart(s)) for s in streams],
+    )
+
+
+def _watch_rows(evaluation: Evaluation) -> list[_Row]:
+    """The state of the deployed calibration; nothing where none is watched."""
+    return [
+        [
+            status.detector[:12],
+            status.variant.value.replace("_", " "),
+            "no longer holds" if status.alarmed else "gathering" if status.gathering else "no evidence of a change",
+            status.n_runs,
+            status.log_martingale,
+            status.log_peak,
+            status.log_threshold,
+            f"{status.level:g}",
+        ]
+        for status in evaluation.watch
+    ]
+
+
+def _score_rows(evaluation: Evaluation) -> list[_Row]:
+    return [
+        [
+            _stream(row),
+            row.runs,
+            row.missing,
+            row.tps_log,
+            row.tps_brier,
+            row.tps_beta24,
+            row.reliability,
+            row.resolution,
+        ]
+        for row in evaluation.table
+        if row.tps_log is not None
+    ]
+
+
+def _difference_rows(evaluation: Evaluation) -> list[_Row]:
+    return [
+        [
+            f"{printable(row.second, 80)} − {printable(row.first, 80)}",
+            row.metric,
+            row.runs,
+            row.delta,
+            row.low,
+            row.high,
+            row.z,
+        ]
+        for row in evaluation.differences
+    ]
+
+
+def _stream(row: TableRow) -> str:
+    if row.scalar == "base rate":
+        return f"base rate of the runs of {printable(row.stream, 60)}"
+    name = printable(row.stream, 60) + (", recalibrated" if row.calibrated else "")
+    return name if row.scalar == "front-weighted mean" else f"{name}: {row.scalar}"

@@ -1,0 +1,82 @@
+"""Render a template to one self-contained page, and write it.
+
+Everything that reaches a template is hostile: it is escaped, and control characters and lone surrogates are replaced.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from grampus_uq.errors import DataError
+
+__all__ = ["printable", "render_page", "write_page"]
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Fill a template of this package, with autoescaping and strict undefined names.
+
+    Returns:
+        The page, which can be encoded as UTF-8. It loads nothing and runs no script.
+    """
+    return _environment().get_template(template).render(**values)
+
+
+def write_page(path: str | os.PathLike[str], page: str) -> None:
+    """Write a page; the file appears when it is complete. An existing one is replaced. Raises DataError."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
+    try:
+        draft.write_text(page, encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        raise DataError(f"cannot be written: {error.strerror}.", path=os.fspath(path)) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def printable(name: str, most: int = 40) -> str:
+    """Return a name on one line, without control characters and cut to `most` characters."""
+    text = "".join(char if char.isprintable() else " " for char in name)
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("grampus_uq.learn.pages"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(printable=printable, clipped=_clipped, figure=_figure)
+    return environment
+
+
+def _clean(value: Any) -> Any:
+    """Replace the control characters and lone surrogates of a text, which HTML and UTF-8 forbid, with U+FFFD."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    text = value.replace("\r", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return "".join(char if char in "\n\t" or ord(char) >= 32 else "\ufffd" for char in text)
+
+
+def _clipped(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ... ({len(text) - limit} more characters)"
+
+
+def _figure(value: str | float | None) -> str:
+    """A value of a table cell: four decimals for a float, a dash for None."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.2e}" if 1e-9 < abs(value) < 0.001 else f"{value:.4f}"  # below, it is rounding
+    return printable(str(value), 300)
