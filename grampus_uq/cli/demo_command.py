@@ -15,7 +15,6 @@ from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.demo.demo_report import summarise
 from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.report_json import report_json
-from grampus_uq.demo.risk_worth import risk_worth
 from grampus_uq.demo.view import Screen, closing_lines, report_view
 from grampus_uq.demo.wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
 from grampus_uq.errors import ModelError
@@ -112,13 +111,12 @@ def _shown(screen: Screen) -> Iterator[Screen]:
 def _print(plan: DemoPlan, answers: list[Answered], interrupted: bool, as_json: bool) -> None:
     fitted = plan.monitor.artifact
     report = summarise(answers, plan.monitor.profile, fitted.guarantees if fitted else ())
-    risks = risk_worth(plan.folder, answers)
     if as_json:
-        print_json(report_json(report, answers, plan, interrupted=interrupted, risks=risks))
+        print_json(report_json(report, answers, plan, interrupted=interrupted))
         return
     console = Console(soft_wrap=False)
     if not console.is_terminal:
         console = Console(width=_WIDTH_ELSEWHERE)
-    console.print(report_view(report, plan, interrupted=interrupted, risks=risks))
+    console.print(report_view(report, plan, interrupted=interrupted))
     for line in closing_lines(report, plan):
         click.echo(line)

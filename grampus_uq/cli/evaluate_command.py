@@ -115,7 +115,7 @@ def _profile(path: str | None) -> Profile | None:
 def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
     """Measured chances first; for the other censored runs those of a model that sees no forecast."""
     from grampus_uq.learn.evaluate import Censoring
-    from grampus_uq.learn.evaluate.continuation_model import plug_in
+    from grampus_uq.learn.evaluate.plug_in import plug_in
 
     if mode != "exact" or not runs.censored.any():
         return Censoring(mode=mode)  # type: ignore[arg-type]  # click's Choice has checked it

@@ -6,23 +6,46 @@ and products of two seeded numbers of one to four digits: 431 questions, each wi
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from grampus_uq.demo.capitals import CAPITALS
-from grampus_uq.demo.elements import ELEMENTS
 from grampus_uq.demo.grading import Key, is_right, normalised
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["Question", "all_questions", "draw"]
+__all__ = ["Question", "all_questions", "capitals", "draw", "elements"]
 
 _OPERATIONS: Final = (("plus", "+"), ("minus", "-"), ("times", "×"))
 _DIGITS: Final = (1, 2, 3, 4)
 _EACH: Final = 10
+
+
+@functools.cache
+def capitals() -> Mapping[str, tuple[str, ...]]:
+    """The member states of the United Nations (with the article, as in a question), each with the names of its capital.
+
+    Several names: capitals that the state's own law or constitution names (Bolivia, South Africa), other spellings and
+    recent names (Kyiv, Kiev); any is right, the first is shown. Spellings that differ only in case, accents,
+    apostrophes or hyphens stand once (`grading.normalised`). A seat of government that no law calls a capital (The
+    Hague) is none.
+    """
+    return {state: tuple(name.strip() for name in names.split("|")) for state, names in _table("capitals.txt")}
+
+
+@functools.cache
+def elements() -> Mapping[str, str]:
+    """Name -> symbol of the 118 chemical elements, in the order of their atomic numbers (IUPAC)."""
+    return dict(_table("elements.txt"))
+
+
+def _table(file: str) -> list[tuple[str, str]]:
+    text = importlib.resources.files("grampus_uq.demo").joinpath(file).read_text(encoding="utf-8")
+    return [(name, value) for name, _, value in (line.partition(": ") for line in text.splitlines())]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +88,7 @@ def slug(text: str) -> str:
 
 
 def _capitals() -> list[Question]:
-    every = frozenset(name for names in CAPITALS.values() for name in names)
+    every = frozenset(name for names in capitals().values() for name in names)
     return [
         Question(
             id=f"capital-{slug(state)}",
@@ -73,12 +96,12 @@ def _capitals() -> list[Question]:
             text=f"What is the capital of {state}? Answer with the name of the city only.",
             key=Key(accepted=names, subject=state, rivals=every),
         )
-        for state, names in CAPITALS.items()
+        for state, names in capitals().items()
     ]
 
 
 def _symbols() -> list[Question]:
-    every = frozenset(ELEMENTS.values())
+    every = frozenset(elements().values())
     return [
         Question(
             id=f"symbol-{name}",
@@ -86,7 +109,7 @@ def _symbols() -> list[Question]:
             text=f"What is the chemical symbol of {name}? Answer with the symbol only.",
             key=Key(accepted=(symbol,), match="symbol", rivals=every),
         )
-        for name, symbol in ELEMENTS.items()
+        for name, symbol in elements().items()
     ]
 
 

@@ -8,19 +8,13 @@ from typing import Any
 
 from grampus_uq.demo.demo_report import DemoReport, Spent
 from grampus_uq.demo.demo_run import Answered
-from grampus_uq.demo.risk_worth import RiskWorth
 from grampus_uq.demo.wiring import DemoPlan
 
 __all__ = ["report_json"]
 
 
 def report_json(
-    report: DemoReport,
-    answers: Sequence[Answered],
-    plan: DemoPlan,
-    *,
-    interrupted: bool,
-    risks: Sequence[RiskWorth] = (),
+    report: DemoReport, answers: Sequence[Answered], plan: DemoPlan, *, interrupted: bool
 ) -> dict[str, Any]:
     """Write the report as JSON values; answers are in the order of their ids."""
     return {
@@ -47,7 +41,6 @@ def report_json(
             }
             for worth in report.signals
         ],
-        "risks": [asdict(worth) for worth in risks],
         "agent": _spent_json(report.agent),
         "monitor": _spent_json(report.monitor),
         "remarks": list(report.remarks),
@@ -59,13 +52,7 @@ def report_json(
 
 
 def _spent_json(spent: Spent) -> dict[str, Any]:
-    return {
-        "calls": spent.calls,
-        "input_tokens": spent.input_tokens,
-        "output_tokens": spent.output_tokens,
-        "tokens": spent.tokens,
-        "cost_usd": spent.cost_usd,
-    }
+    return asdict(spent) | {"tokens": spent.tokens}
 
 
 def _answer_json(one: Answered) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from grampus_uq.demo.demo_report import FUSED, NAMES, DemoReport, SignalWorth, Spent
 from grampus_uq.demo.demo_run import Answered
-from grampus_uq.demo.risk_worth import RiskWorth
 from grampus_uq.demo.wiring import PUBLISHED, DemoPlan
 
 __all__ = ["Screen", "closing_lines", "printable", "report_view"]
@@ -113,9 +112,9 @@ def answers_view(answers: Sequence[Answered]) -> Table:
     return table
 
 
-def report_view(report: DemoReport, plan: DemoPlan, *, interrupted: bool, risks: Sequence[RiskWorth] = ()) -> Stack:
+def report_view(report: DemoReport, plan: DemoPlan, *, interrupted: bool) -> Stack:
     """The figures, and in words what in them needs explaining."""
-    return Stack(*_report_parts(report, plan, interrupted, risks))
+    return Stack(*_report_parts(report, plan, interrupted))
 
 
 def closing_lines(report: DemoReport, plan: DemoPlan) -> list[str]:
@@ -125,9 +124,7 @@ def closing_lines(report: DemoReport, plan: DemoPlan) -> list[str]:
     return [where, f"Next:      {plan.next_command}"]
 
 
-def _report_parts(
-    report: DemoReport, plan: DemoPlan, interrupted: bool, risks: Sequence[RiskWorth]
-) -> Iterator[RenderableType]:
+def _report_parts(report: DemoReport, plan: DemoPlan, interrupted: bool) -> Iterator[RenderableType]:
     done = f"{report.answered} of {len(plan.questions)}" if report.answered < len(plan.questions) else report.answered
     right = _share(report.right, report.answered)
     yield Text(
@@ -144,9 +141,6 @@ def _report_parts(
     yield Text()
     yield _signals_view(report.signals)
     yield Text()
-    if risks:
-        yield _risks_view(risks)
-        yield Text()
     yield Text(f"The agent itself spent {_spent(report.agent)}; the monitor {_spent(report.monitor)}.")
     for remark in report.remarks:
         yield Text(remark)
@@ -185,18 +179,6 @@ def _signals_view(signals: Sequence[SignalWorth]) -> Table:
             f"{worth.tokens:,}" if worth.tokens else "-",
             Text(", ".join(f"{reason.replace('_', ' ')} {n}" for reason, n in worth.missing.items()) or "-"),
         )
-    return table
-
-
-def _risks_view(risks: Sequence[RiskWorth]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("trajectory risk at the answer (TRACER) and its baselines")
-    for name in ("n", "AUROC of wrong", "95 % interval"):
-        table.add_column(name, justify="right")
-    for worth in risks:
-        interval = "-" if worth.low is None or worth.high is None else f"{worth.low:.2f} to {worth.high:.2f}"
-        style = "bold" if worth.score.startswith("tracer") else ""
-        table.add_row(Text(worth.score, style), str(worth.n), _number(worth.auroc), interval)
     return table
 
 

@@ -58,11 +58,6 @@ def test_real_answers_are_sensed_decided_graded_and_recorded(tmp_path: Path) -> 
     assert len(recorded) == 24
     assert sum(bool(run.outcome and run.outcome.success) for run in recorded) == value["right"]
     assert_surprisal_is_in_recording_and_span(value, recorded, told)
-    risks = {one["score"]: one for one in value["risks"]}
-    assert risks.keys() >= {"tracer_default", "n_steps", "n_chars", "normalised_entropy", "p_true", "saup"}
-    assert risks["tracer_default"]["n"] == 24
-    assert risks["tracer_default"]["auroc"] > 0.5
-    assert risks["n_steps"]["auroc"] == 0.5  # every question is one turn
 
 
 def assert_surprisal_is_in_recording_and_span(value: dict[str, Any], recorded: list[Run], told: list[Any]) -> None:

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.demo.capitals import CAPITALS
-from grampus_uq.demo.elements import ELEMENTS
 from grampus_uq.demo.grading import Key, exact_number, is_right, normalised, numbers
-from grampus_uq.demo.questions import Question, all_questions
+from grampus_uq.demo.questions import Question, all_questions, capitals, elements
 
 QUESTIONS = {question.id: question for question in all_questions(0)}
 CAPITAL_QUESTIONS = [question for question in QUESTIONS.values() if question.topic == "capital"]
@@ -169,7 +167,7 @@ def test_every_symbol_is_found_and_no_sentence_is_one() -> None:
         assert not question.is_right(symbol.swapcase())
 
 
-@given(st.sampled_from(SYMBOL_QUESTIONS), st.sampled_from(sorted(ELEMENTS.values())))
+@given(st.sampled_from(SYMBOL_QUESTIONS), st.sampled_from(sorted(elements().values())))
 def test_the_symbol_of_another_element_is_never_right(question: Question, symbol: str) -> None:
     assert question.is_right(f"The symbol is {symbol}.") == (symbol in question.key.accepted)
 
@@ -265,7 +263,7 @@ def test_a_million_characters_are_read_in_part_only() -> None:
 
 
 def test_accepted_names_differ_in_more_than_case_and_accents() -> None:
-    for names in CAPITALS.values():
+    for names in capitals().values():
         assert len({normalised(name) for name in names}) == len(names), names
         assert all(normalised(name) for name in names)
 

@@ -1,4 +1,4 @@
-"""The plug-in continuation weight: a model of how a stopped run would have ended, which sees no forecast.
+"""The plug-in continuation weight: a model of the end of a stopped run, which sees no forecast.
 
 Logistic regression on facts of the prefix (`from_recordings.FEATURES`), fitted on the prefixes at which runs with a
 known outcome were still going. It is fitted apart from the streams that are judged: a q learned from a forecast would
@@ -14,14 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.learn.evaluate.continuation import ContinuationEstimate
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
-from grampus_uq.stats.bootstrap import BootstrapInterval, bootstrap, mean_rows
 from grampus_uq.stats.calibration import split_halves
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import log_odds
 
-__all__ = ["HybridAudit", "PlugIn", "hybrid_audit", "plug_in"]
+__all__ = ["PlugIn", "plug_in"]
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -29,7 +27,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlugIn:
-    """What the model says.
+    """Estimates of the model.
 
     q: chance of success by the id of each censored run: the mean of two models, neither of which saw it. brier,
     brier_of_base: its loss on prefixes of runs whose outcome is known, each predicted by the model of the other half,
@@ -114,52 +112,3 @@ def _fit(features: FloatArray, outcomes: FloatArray, weights: FloatArray, l2: fl
 def _predict(model: _Model, features: FloatArray) -> FloatArray:
     scaled = (features - model.mean) / model.sd
     return logistic(model.beta[0] + scaled @ model.beta[1:])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HybridAudit:
-    """The model against measured continuations, on the runs that have both.
-
-    audited: how many. gap: measured minus predicted, mean with its bootstrap interval; an interval without 0 says that
-    the model is biased. corrected: mean q over all predicted runs plus the gap, clipped to [0, 1]. loss: mean squared
-    difference, which contains the noise of few rollouts (`noise`, the part that even the true q would have).
-    """
-
-    audited: int
-    gap: BootstrapInterval
-    corrected: float
-    loss: float
-    noise: float
-
-
-def hybrid_audit(
-    measured: Mapping[str, ContinuationEstimate], predicted: Mapping[str, float], *, rng: np.random.Generator
-) -> HybridAudit:
-    """Check a plug-in q against Monte Carlo continuations of some of its runs.
-
-    The correction holds when the audited runs were drawn at random from the predicted ones.
-
-    Args:
-        measured: by run id; estimates that did not resolve are left out.
-        predicted: q by run id.
-        rng: source of the bootstrap.
-
-    Raises:
-        DataError: no run has both.
-
-    Source: App. H, hybrid estimation; the correction is the difference estimator of survey sampling.
-    """
-    both = [(found.q, predicted[name], found.resolved) for name, found in sorted(measured.items())
-            if found.q is not None and name in predicted]  # fmt: skip
-    if not both:
-        raise DataError("no run has both a measured and a predicted continuation.")
-    seen, said, n = (np.array(column, dtype=np.float64) for column in zip(*both, strict=True))
-    gap = bootstrap(mean_rows(seen - said), len(seen), rng=rng)
-    corrected = float(np.mean(list(predicted.values()))) + float((seen - said).mean())
-    return HybridAudit(
-        audited=len(seen),
-        gap=gap,
-        corrected=min(1.0, max(0.0, corrected)),
-        loss=float(np.square(seen - said).mean()),
-        noise=float((seen * (1.0 - seen) / np.maximum(n - 1.0, 1.0)).mean()),
-    )
