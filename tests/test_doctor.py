@@ -48,10 +48,6 @@ def capable(request: Request, server: Loopback) -> Reply:
         return as_json(chat(None, tool_calls=[call]))
     if "response_format" in body:
         return as_json(chat('{"capital": "Paris"}'))
-    if "n" in body:
-        reply = chat("cat")
-        reply["choices"] *= body["n"]
-        return as_json(reply)
     if "random number" in asked:
         return as_json(chat(str(next(_numbers))))
     if "True or False" in prompt:
@@ -119,7 +115,6 @@ def test_a_server_without_logprobs_loses_the_token_signals_and_keeps_the_rest() 
         "answer": "works",
         "logprobs": "ignored",
         "temperature": "works",
-        "n": "works",
         "response_format": "works",
         "tools": "works",
     }
@@ -129,7 +124,7 @@ def test_a_server_without_logprobs_loses_the_token_signals_and_keeps_the_rest() 
     assert all(check.lost_without for check in found.signals)
 
 
-@pytest.mark.parametrize("parameter", ["temperature", "logprobs", "n", "tools"])
+@pytest.mark.parametrize("parameter", ["temperature", "logprobs", "tools"])
 def test_a_refused_parameter_is_named_with_the_servers_words_and_the_rest_works(parameter: str) -> None:
     found, _ = examined(refusing_but_capable(parameter))
     refused = {name for name, verdict in verdicts(found).items() if verdict != "works"}
@@ -158,7 +153,6 @@ def test_a_model_that_always_says_the_same_is_told_so() -> None:
         "answer": "works",
         "logprobs": "ignored",
         "temperature": "ignored",
-        "n": "ignored",
         "response_format": "unusable",
         "tools": "unusable",
     }
@@ -178,12 +172,12 @@ def test_a_hanging_server_is_reported_after_one_probe(behaviour: Behaviour, back
 
 def test_a_server_that_hangs_only_on_some_requests_costs_one_deadline_each() -> None:
     def moody(request: Request, server: Loopback) -> Reply:
-        slow = any(name in request.body for name in ("logprobs", "tools", "n"))
+        slow = any(name in request.body for name in ("logprobs", "tools"))
         return (hanging if slow else capable)(request, server)
 
     found, _ = examined(moody, timeout_s=0.3)
     seen = verdicts(found)
-    assert {name for name, verdict in seen.items() if verdict == "timeout"} == {"logprobs", "tools", "n"}
+    assert {name for name, verdict in seen.items() if verdict == "timeout"} == {"logprobs", "tools"}
     assert seen["response_format"] == "works"
     # Token signals read what the agent's own call brings, and that call hung.
     assert signals(found)["p_true"] == "timeout"
@@ -224,7 +218,6 @@ def test_a_client_without_options_is_examined_too() -> None:
         "answer": "works",
         "logprobs": "refused",
         "temperature": "refused",
-        "n": "untested",
         "response_format": "refused",
         "tools": "refused",
     }
@@ -278,7 +271,7 @@ def test_the_command_prints_one_json_object() -> None:
         result = invoked("doctor", "tiny", "--api-base", server.api_base, "--json")
     found = json.loads(result.stdout)
     assert found["answers"] is True
-    assert {finding["name"] for finding in found["abilities"]} >= {"logprobs", "temperature", "n"}
+    assert {finding["name"] for finding in found["abilities"]} >= {"logprobs", "temperature"}
 
 
 def test_the_command_reports_a_hanging_server_with_status_one() -> None:
@@ -339,9 +332,7 @@ def test_the_embedded_model_has_token_signals_and_no_tool_calls(backend: str) ->
 
     found = anyio.run(run, backend=backend)
     seen = verdicts(found)
-    assert {
-        name for name in ("answer", "logprobs", "temperature", "n", "response_format") if seen[name] != "works"
-    } == set()
+    assert {name for name in ("answer", "logprobs", "temperature", "response_format") if seen[name] != "works"} == set()
     assert seen["tools"] == "unusable"
     working = signals(found)
     assert (working["token_probability"], working["token_entropy"]) == ("works", "works")

@@ -26,7 +26,6 @@ _NAMES = {
     "answer": "answers at all",
     "logprobs": "log-probabilities",
     "temperature": "temperature",
-    "n": "several answers a request",
     "response_format": "JSON by response_format",
     "tools": "tool calls",
 } | LABELS

@@ -126,32 +126,13 @@ class LiteLLMModel:
             response_format=response_format,
             extra=extra,
         )
-        return (await self._ask(messages, model, options, timeout_s))[0]
-
-    async def samples(
-        self,
-        *,
-        messages: Sequence[Message],
-        n: int,
-        model: str = "",
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[ModelResponse, ...]:
-        """Ask for `n` answers in one request; as `OpenAICompatibleModel.samples`."""
-        options = CallOptions(temperature=temperature, max_tokens=max_tokens, n=n)
-        return await self._ask(messages, model, options, timeout_s)
-
-    async def _ask(
-        self, messages: Sequence[Message], model: str, options: CallOptions, timeout_s: float | None
-    ) -> tuple[ModelResponse, ...]:
         name = model or self._model
         if not name:
             raise ConfigurationError.of("model", "complete", "litellm's name of a model", name)
         limit_s = self._timeout_s if timeout_s is None else checked_timeout(timeout_s, "complete")
         written = wire_messages(messages)
 
-        async def send(trying: CallOptions) -> tuple[ModelResponse, ...]:
+        async def send(trying: CallOptions) -> ModelResponse:
             return await on_side_loop(lambda: self._send(name, written, trying, limit_s))
 
         with anyio.move_on_after(limit_s):
@@ -160,7 +141,7 @@ class LiteLLMModel:
 
     async def _send(
         self, name: str, messages: list[dict[str, Any]], options: CallOptions, limit_s: float
-    ) -> tuple[ModelResponse, ...]:
+    ) -> ModelResponse:
         """One request; runs on the side loop."""
         litellm = _litellm()
         import openai  # litellm brings it, and all that litellm raises on purpose derives from its base
@@ -181,12 +162,12 @@ class LiteLLMModel:
         except openai.OpenAIError as error:
             # The cause is cut off: its text may hold a key that was cut out of ours.
             raise self._error(error, name, options) from None
-        responses = read_completion(
+        response = read_completion(
             replace_lone_surrogates(reply.model_dump(warnings=False)), model=name, prices=self._prices
         )
         if self._prices is None and self._api_base is None:
-            responses = (_priced(litellm, name, responses[0]), *responses[1:])
-        return responses
+            return _priced(litellm, name, response)
+        return response
 
     def _error(self, error: Exception, name: str, options: CallOptions) -> ModelError:
         status = getattr(error, "status_code", None)

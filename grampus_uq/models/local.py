@@ -165,30 +165,6 @@ class LocalModel:
             await _explain_an_end(running.child, error)
             raise
 
-    async def samples(
-        self,
-        *,
-        messages: Sequence[Message],
-        n: int,
-        model: str = "",
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[ModelResponse, ...]:
-        """Ask for `n` answers in one request, at most `parallel`; as `OpenAICompatibleModel.samples`."""
-        running, left_s = await self._started_within(timeout_s)
-        try:
-            return await running.client.samples(
-                messages=messages,
-                n=n,
-                temperature=temperature,
-                max_tokens=self._max_tokens if max_tokens is None else max_tokens,
-                timeout_s=left_s,
-            )
-        except ModelError as error:
-            await _explain_an_end(running.child, error)
-            raise
-
     async def aclose(self) -> None:
         """End the server. Using the model again starts a new one."""
         with anyio.CancelScope(shield=True):

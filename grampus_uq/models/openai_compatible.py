@@ -153,33 +153,10 @@ class OpenAICompatibleModel:
             response_format=response_format,
             extra=extra,
         )
-        return (await self._ask(messages, model, options, timeout_s))[0]
-
-    async def samples(
-        self,
-        *,
-        messages: Sequence[Message],
-        n: int,
-        model: str = "",
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        timeout_s: float | None = None,
-    ) -> tuple[ModelResponse, ...]:
-        """Ask for `n` answers in one request; a server may return fewer.
-
-        The usage of the request is on the first answer. Raises as `complete` does; a server without `n` raises
-        `UnsupportedByModelError` with parameter "n", or returns one answer.
-        """
-        options = CallOptions(temperature=temperature, max_tokens=max_tokens, n=n)
-        return await self._ask(messages, model, options, timeout_s)
-
-    async def _ask(
-        self, messages: Sequence[Message], model: str, options: CallOptions, timeout_s: float | None
-    ) -> tuple[ModelResponse, ...]:
         name = model or self._model
         limit_s = self._timeout_s if timeout_s is None else checked_timeout(timeout_s, "complete")
 
-        async def send(trying: CallOptions) -> tuple[ModelResponse, ...]:
+        async def send(trying: CallOptions) -> ModelResponse:
             raw = await self._post(request_body(messages, name, trying), trying)
             return parse_completion(raw, model=name, prices=self._prices)
 

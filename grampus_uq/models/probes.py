@@ -103,17 +103,6 @@ class Meter:
                 if refusal.parameter == about or options.pop(name, None) is None:
                     raise
 
-    async def samples(self, messages: Sequence[Message], n: int, **options: Any) -> Sequence[ModelResponse] | None:
-        """Several answers from one request; None when the client has no way to ask for them."""
-        draw = getattr(self.client, "samples", None)
-        if draw is None:
-            return None
-        self.calls += 1
-        responses: Sequence[ModelResponse] = await draw(messages=messages, n=n, model=self.model, **options)
-        self.input_tokens += sum(response.token_usage.input_tokens for response in responses)
-        self.output_tokens += sum(response.token_usage.output_tokens for response in responses)
-        return responses
-
     def refused(self, parameter: str) -> str | None:
         """The words with which the model refused a parameter that the client then left out, None when it did not."""
         capabilities = getattr(self.client, "capabilities", None)
@@ -210,15 +199,6 @@ async def _temperature(meter: Meter) -> Verdict:
     return "works", f"{distinct} different texts in four samples at temperature 1"
 
 
-async def _several(meter: Meter) -> Verdict:
-    replies = await meter.samples(_user("Name one animal."), 2, temperature=1.0, max_tokens=8)
-    if replies is None:
-        return "untested", "this client has no way to ask for several answers at once"
-    if len(replies) < 2:
-        return "ignored", "asked for two answers, one came"
-    return "works", f"{len(replies)} answers from one request"
-
-
 async def _response_format(meter: Meter) -> Verdict:
     question = _user('What is the capital of France? Reply with JSON: {"capital": name}.')
 
@@ -256,7 +236,6 @@ PROBES: dict[str, Callable[[Meter], Awaitable[Verdict]]] = {
     "answer": _answer,
     "logprobs": _logprobs,
     "temperature": _temperature,
-    "n": _several,
     "response_format": _response_format,
     "tools": _tools,
 }

@@ -36,7 +36,6 @@ _NAMES = {
     "max_tokens": re.compile(r"\bmax_(?:completion_)?tokens\b", re.IGNORECASE),
     "response_format": re.compile(r"\bresponse_format\b|\bjson_schema\b|\bjson_object\b", re.IGNORECASE),
     "tools": re.compile(r"\btools?\b|\btool_choice\b|\bfunction calling\b", re.IGNORECASE),
-    "n": re.compile(r"['\"`]n['\"`]|\bparameter n\b|\bmultiple (?:choices|completions)\b", re.IGNORECASE),
 }
 
 
@@ -196,7 +195,7 @@ def _refused(text: str, parameter: str, sent: frozenset[str]) -> str | None:
     if parameter:
         named = parameter.replace("[", ".").split(".")
         for name in sorted(sent):
-            if any(part == name or (name != "n" and _pattern(name).fullmatch(part)) for part in named):
+            if any(part == name or _pattern(name).fullmatch(part) for part in named):
                 return name
     # The words may quote the prompt: the earliest name counts, and only what then helps is remembered.
     places = {name: match.start() for name in sent if (match := _pattern(name).search(text[:2_000]))}

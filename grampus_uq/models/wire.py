@@ -15,8 +15,10 @@ from typing import Any, NoReturn
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.values import Message, ModelResponse, Role, TokenUsage, ToolCall
+from grampus_uq.wire.fields import text_field
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
-from grampus_uq.wire.responses import ReadResponse, read_choices
+from grampus_uq.wire.model_call import to_response
+from grampus_uq.wire.responses import read_choices
 from grampus_uq.wire.usage import read_counts, read_usage
 
 __all__ = [
@@ -48,7 +50,6 @@ class CallOptions:
     top_logprobs: int | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
     response_format: Mapping[str, Any] | None = None
-    n: int | None = None
     max_tokens_name: str = "max_tokens"
     extra: Mapping[str, Any] = field(default_factory=dict)
 
@@ -57,7 +58,6 @@ class CallOptions:
             ("temperature", self.temperature, 0.0, math.inf, "a finite number, at least 0"),
             ("max_tokens", self.max_tokens, 1, math.inf, "a whole number, at least 1"),
             ("top_logprobs", self.top_logprobs, 0, 100, "a whole number in [0, 100]"),
-            ("n", self.n, 1, 1_000, "a whole number in [1, 1000]"),
         )
         for name, value, least, most, rule in rules:
             if value is None:
@@ -82,7 +82,6 @@ class CallOptions:
             "logprobs": self.top_logprobs,
             "tools": self.tools,
             "response_format": self.response_format,
-            "n": self.n,
         }
         return frozenset(name for name, value in {**given, **self.extra}.items() if value is not None)
 
@@ -99,8 +98,6 @@ class CallOptions:
             body["tools"] = [_wire_tool(tool) for tool in self.tools]
         if self.response_format is not None:
             body["response_format"] = dict(self.response_format)
-        if self.n is not None:
-            body["n"] = self.n
         return body
 
 
@@ -154,8 +151,8 @@ def _wire_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return dict(tool) if "type" in tool or "name" not in tool else {"type": "function", "function": dict(tool)}
 
 
-def parse_completion(raw: bytes, *, model: str = "", prices: Prices | None = None) -> tuple[ModelResponse, ...]:
-    """Read the body of an answer: one response a choice, at least one.
+def parse_completion(raw: bytes, *, model: str = "", prices: Prices | None = None) -> ModelResponse:
+    """Read the body of an answer; of several choices the first counts.
 
     Parameters
     ----------
@@ -166,26 +163,23 @@ def parse_completion(raw: bytes, *, model: str = "", prices: Prices | None = Non
     prices
         What a token costs; without prices, or without a usage in the answer, `cost_usd` is None.
 
-    Returns the choices in the server's order. The usage of the request is on the first one, so that a sum over all is
-    right. Log-probabilities that break their rule (not finite, positive) are left out as a whole: `logprobs` is None.
-
-    Raises `ModelError` when the body is no chat completion.
+    Log-probabilities that break their rule (not finite, positive) are left out as a whole: `logprobs` is None. Raises
+    `ModelError` when the body is no chat completion.
     """
     return read_completion(_load(raw), model=model, prices=prices)
 
 
-def read_completion(
-    body: dict[str, Any], *, model: str = "", prices: Prices | None = None
-) -> tuple[ModelResponse, ...]:
+def read_completion(body: dict[str, Any], *, model: str = "", prices: Prices | None = None) -> ModelResponse:
     """Read a body that was parsed already; as `parse_completion`."""
     choices = read_choices(body)
     if not choices:
         _refuse("has no choices", body)
-    stated = body.get("model")
-    name = stated if isinstance(stated, str) and stated else model
+    read = choices[0]
+    if read.problem is not None:
+        _refuse(read.problem, read.text or [call.call.name for call in read.calls])
+    name = text_field(body, "model") or model
     usage = _usage(body.get("usage"), name, prices)
-    nothing = TokenUsage(model=name)
-    return tuple(_response(choice, name, usage if i == 0 else nothing) for i, choice in enumerate(choices))
+    return to_response(read).model_copy(update={"token_usage": usage, "model": name})
 
 
 def _load(raw: bytes) -> dict[str, Any]:
@@ -198,19 +192,6 @@ def _load(raw: bytes) -> dict[str, Any]:
         _refuse("is not a JSON object", body)
     # Only an escape can bring half a surrogate pair, so most answers need no second look.
     return replace_lone_surrogates(body) if b"\\ud" in raw or b"\\uD" in raw else body
-
-
-def _response(read: ReadResponse, model: str, usage: TokenUsage) -> ModelResponse:
-    if read.problem is not None:
-        _refuse(read.problem, read.text or [call.call.name for call in read.calls])
-    return ModelResponse(
-        content=read.text,
-        tool_calls=tuple(call.call for call in read.calls),
-        token_usage=usage,
-        model=model,
-        stop_reason=read.stop_reason,
-        logprobs=read.logprobs.tokens,
-    )
 
 
 def _usage(usage: Any, model: str, prices: Prices | None) -> TokenUsage:

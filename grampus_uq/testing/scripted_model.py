@@ -50,7 +50,6 @@ HANG: Final = _Hang()
 _OPTIONS = {
     "logprobs": ("top_logprobs", "logprobs"),
     "max_tokens": ("max_tokens",),
-    "n": ("n",),
     "response_format": ("response_format",),
     "temperature": ("temperature",),
     "tools": ("tools",),
@@ -143,7 +142,7 @@ class ScriptedModel:
     delay_s
         Seconds that each call takes before it answers or raises, at least 0.
     refuse
-        Parameters that the model does not take: any of "logprobs", "max_tokens", "n", "response_format",
+        Parameters that the model does not take: any of "logprobs", "max_tokens", "response_format",
         "temperature", "tools". A call that passes one (not None) raises `UnsupportedByModelError` and uses up no reply.
 
     Attributes

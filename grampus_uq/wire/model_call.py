@@ -9,12 +9,11 @@ from typing import Any
 
 from grampus_uq.errors import ModelError, UnsupportedByModelError
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.records.values import Message, ModelResponse, TokenUsage, ToolCall
-from grampus_uq.wire.calls import read_call
+from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.responses import ReadResponse, read_response
 
-__all__ = ["ask_model", "parse_response", "parse_tool_call"]
+__all__ = ["ask_model", "parse_response", "to_response"]
 
 
 async def ask_model(
@@ -77,6 +76,11 @@ def parse_response(reply: Any) -> ModelResponse:
     read = read_response(reply) if not isinstance(reply, str | None) else ReadResponse(problem="is no answer")
     if read.problem is not None:
         raise ModelError(f"The model client returned {kind_of(reply)}, which {read.problem}.")
+    return to_response(read)
+
+
+def to_response(read: ReadResponse) -> ModelResponse:
+    """The record of an answer that was read without a problem."""
     return ModelResponse(
         content=read.text,
         tool_calls=tuple(call.call for call in read.calls),
@@ -85,11 +89,3 @@ def parse_response(reply: Any) -> ModelResponse:
         stop_reason=read.stop_reason,
         logprobs=read.logprobs.tokens,
     )
-
-
-def parse_tool_call(call: Any) -> ToolCall:
-    """Turn a tool call of any form that `wire.calls` reads into a ToolCall; raises ModelError saying what is wrong."""
-    read = read_call(call)
-    if read.problem is not None:
-        raise ModelError(f"The proposed tool call {read.call.name!r:.80} {read.problem}.")
-    return read.call

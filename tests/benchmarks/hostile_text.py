@@ -22,11 +22,10 @@ from typing import Any
 from rich.progress import track
 
 from grampus_uq import Step, ToolCall
-from grampus_uq.errors import ModelError
 from grampus_uq.signals.equivalence import lexical_similarity, same_wording
 from grampus_uq.signals.p_true import parse_p_true
 from grampus_uq.signals.verbalized import VerbalizedConfidence, hedged_confidence, parse_confidence, parse_number
-from grampus_uq.wire.model_call import parse_tool_call
+from grampus_uq.wire.calls import read_call
 from tests.benchmarks._report import emit
 
 SIZES = (25_000, 50_000, 100_000, 200_000)
@@ -135,11 +134,8 @@ def judge(text: str) -> None:
 
 
 def arguments(text: str) -> None:
-    """A call's arguments as a model wrote them, and their canonical form when they are any."""
-    try:
-        parse_tool_call({"name": "f", "arguments": text}).canonical()
-    except ModelError:
-        return
+    """A call's arguments as a model wrote them, and their canonical form."""
+    read_call({"name": "f", "arguments": text}).call.canonical()
 
 
 PARSERS: dict[str, Callable[[str], object]] = {

@@ -452,33 +452,3 @@ def test_threads_with_their_own_loops_may_share_one_client(run: Runner) -> None:
         with ThreadPoolExecutor(6) as pool:
             assert set(pool.map(worker, range(12))) == {"Paris"}
         assert server.wait_for(lambda: server.open_connections == 0)
-
-
-def test_several_answers_come_from_one_request(run: Runner) -> None:
-    def many(request: Request, server: Loopback) -> Reply:
-        body = chat("0")
-        body["choices"] = [{"message": {"content": str(i)}} for i in range(request.body["n"])]
-        return as_json(body)
-
-    with serving(many) as server:
-
-        async def main() -> tuple[ModelResponse, ...]:
-            async with OpenAICompatibleModel(server.api_base) as model:
-                return await model.samples(messages=ASK, n=3, temperature=0.7)
-
-        answers = run(main)
-        assert [answer.content for answer in answers] == ["0", "1", "2"]
-        assert sum(answer.token_usage.total_tokens for answer in answers) == 15
-        assert server.hits == 1
-
-
-def test_a_server_without_several_answers_says_so(run: Runner) -> None:
-    with serving(refusing("n")) as server:
-
-        async def main() -> None:
-            async with OpenAICompatibleModel(server.api_base) as model:
-                await model.samples(messages=ASK, n=3)
-
-        with pytest.raises(UnsupportedByModelError) as caught:
-            run(main)
-        assert caught.value.parameter == "n"

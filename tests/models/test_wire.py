@@ -29,7 +29,7 @@ LLAMA_CPP = (
 
 
 def parse(body: Any, **options: Any) -> ModelResponse:
-    return parse_completion(json.dumps(body).encode(), **options)[0]
+    return parse_completion(json.dumps(body).encode(), **options)
 
 
 def calling(arguments: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def calling(arguments: Any) -> dict[str, Any]:
 
 
 def test_a_real_servers_answer_is_read_number_by_number() -> None:
-    response = parse_completion(LLAMA_CPP, prices=(1e-6, 2e-6))[0]
+    response = parse_completion(LLAMA_CPP, prices=(1e-6, 2e-6))
     assert (response.content, response.model, response.stop_reason) == ("I'm", "smollm2", "length")
     assert (response.token_usage.input_tokens, response.token_usage.output_tokens) == (34, 2)
     assert response.token_usage.cost_usd == pytest.approx(38e-6)
@@ -98,7 +98,6 @@ def test_only_what_was_asked_for_is_sent() -> None:
         top_logprobs=0,
         response_format={"type": "json_object"},
         tools=[{"name": "f"}],
-        n=2,
     )
     body = json.loads(request_body([], "m", full))
     assert body == {
@@ -110,9 +109,8 @@ def test_only_what_was_asked_for_is_sent() -> None:
         "top_logprobs": 0,
         "tools": [{"type": "function", "function": {"name": "f"}}],
         "response_format": {"type": "json_object"},
-        "n": 2,
     }
-    assert full.sent() == {"temperature", "max_tokens", "logprobs", "response_format", "tools", "n"}
+    assert full.sent() == {"temperature", "max_tokens", "logprobs", "response_format", "tools"}
 
 
 @pytest.mark.parametrize(
@@ -126,7 +124,6 @@ def test_only_what_was_asked_for_is_sent() -> None:
         ("max_tokens", 2.5),
         ("top_logprobs", -1),
         ("top_logprobs", "5"),
-        ("n", 0),
     ],
 )
 def test_impossible_options_are_named(name: str, value: Any) -> None:
@@ -146,7 +143,7 @@ def test_half_a_surrogate_pair_never_travels_in_either_direction() -> None:
         rb'{"choices": [{"message": {"content": "x\ud800", "tool_calls": [{"function": '
         rb'{"name": "f", "arguments": "{\"k\\udc00\": [\"\\ud83d\"]}"}}]}}]}'
     )
-    response = parse_completion(raw)[0]
+    response = parse_completion(raw)
     assert response.content == "x\ufffd"
     assert response.tool_calls[0].arguments == {"k\ufffd": ["\ufffd"]}
     response.model_dump_json().encode()
@@ -295,12 +292,11 @@ def test_a_missing_usage_has_no_cost_even_when_prices_are_known() -> None:
     assert parse(body, prices=(1e-6, 1e-6)).token_usage.cost_usd is None
 
 
-def test_several_choices_share_one_usage() -> None:
+def test_of_several_choices_the_first_counts() -> None:
     body = chat("one")
     body["choices"].append({"message": {"content": "two"}})
-    first, second = parse_completion(json.dumps(body).encode())
-    assert (first.content, second.content) == ("one", "two")
-    assert (first.token_usage + second.token_usage).total_tokens == 15
+    response = parse_completion(json.dumps(body).encode())
+    assert (response.content, response.token_usage.total_tokens) == ("one", 15)
 
 
 def test_parts_of_a_content_are_joined_and_a_refusal_is_text() -> None:
@@ -345,14 +341,13 @@ ODD_BODIES = st.fixed_dictionaries(
 @given(body=ODD_BODIES | JSON)
 def test_any_json_is_either_refused_or_read_into_values_that_hold_their_rules(body: Any) -> None:
     try:
-        responses = parse_completion(json.dumps(body).encode())
+        response = parse_completion(json.dumps(body).encode())
     except ModelError:
         return
-    for response in responses:
-        response.model_dump_json().encode()
-        for token in response.logprobs or ():
-            values = [token.logprob, *(value for _, value in token.top)]
-            assert all(math.isfinite(value) and value <= 0.0 for value in values)
+    response.model_dump_json().encode()
+    for token in response.logprobs or ():
+        values = [token.logprob, *(value for _, value in token.top)]
+        assert all(math.isfinite(value) and value <= 0.0 for value in values)
 
 
 @settings(max_examples=200, deadline=None)
