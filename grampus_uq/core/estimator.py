@@ -12,11 +12,12 @@ from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, Reading, Step, worst_values
 from grampus_uq.records.vocabulary import MissingReason, Role
+from grampus_uq.signals.admissions import hedged_confidence
 from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
 from grampus_uq.signals.equivalence import Equivalence, LexicalEquivalence
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
-from grampus_uq.signals.verbalized import hedged_confidence, parse_confidence
+from grampus_uq.signals.stated_confidence import parse_confidence
 
 __all__ = ["UncertaintyEstimator"]
 

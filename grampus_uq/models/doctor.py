@@ -17,7 +17,8 @@ from grampus_uq.signals.driver import Budget, MeteredContext, read_tokens, sense
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.registry import BUILT_IN
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
-from grampus_uq.signals.verbalized import elicit_confidence, parse_confidence
+from grampus_uq.signals.stated_confidence import parse_confidence
+from grampus_uq.signals.verbalized import elicit_confidence
 
 __all__ = ["Examination", "SignalCheck", "examine"]
 

@@ -1,4 +1,4 @@
-"""What a model says in words against a number beside them: that it does not know, that it is wrong, "confidence: low".
+"""Admissions in words: that the model does not know, that it is wrong, "confidence: low"; and hedges without a number.
 
 Words only ever lower a reading, so they are sought more widely than statements are.
 """
@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from grampus_uq.signals.stated import MAY_STATE
+from grampus_uq.signals.confidence_forms import MAY_STATE
+from grampus_uq.signals.own_words import own_words
 from grampus_uq.signals.word_search import WordSearch
 
-__all__ = ["ADMITTING", "UNDECIDED", "admissions"]
+__all__ = ["ADMITTING", "UNDECIDED", "admissions", "admitted_confidence", "hedged_confidence"]
 
 UNDECIDED: Final = 0.5
 """Up to here a statement that may be somebody else's counts: it can only make the reading more careful."""
@@ -94,6 +95,17 @@ _IN_WORDS = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 
+_PHRASES = (
+    "not sure", "not entirely sure", "not completely sure", "not really sure", "not certain", "not confident", "unsure",
+    "uncertain", "no idea", "do not know", "don't know", "don’t know", "do not really know", "don't really know",
+    "i am guessing", "i'm guessing", "i’m guessing", "just guessing", "only guessing", "wild guess",
+)  # fmt: skip
+_STEMS = ("sure", "certain", "confident", "idea", "know", "guess")  # one of them is in every phrase
+_HEDGES = (
+    "roughly", "approximately", "maybe", "perhaps", "possibly", "probably", "presumably", "might be", "could be",
+    "i think", "i guess", "i believe", "seems", "unclear",
+)  # fmt: skip
+
 
 def admissions(text: str, highest: float) -> Iterator[float]:
     """What words make of numbers beside them, the highest of which is given: 0.3 or 0.5, once for each that is found.
@@ -116,3 +128,33 @@ def _denies(found: re.Match[str], highest: float) -> bool:
     return found["far"] is not None or (
         highest >= _CERTAIN and re.search(r"\bnot\b|never|can(?:no|['’])t", words) is not None
     )
+
+
+def admitted_confidence(text: str) -> float | None:
+    """The low confidence of an outright admission without a number, such as "I don't know"; None without one."""
+    lowered = text.lower()
+    for stem in _STEMS:
+        if stem in lowered:
+            value, admitted = hedged_confidence(text)
+            return value if admitted else None
+    return None
+
+
+def hedged_confidence(text: str) -> tuple[float, bool]:
+    """What hedging words make of an unstated confidence: at most 0.5, and whether one of them is an outright admission.
+
+    Each distinct weak hedge ("roughly", "maybe") takes a tenth, each distinct admission ("not sure") two fifths.
+    Words only ever lower the value, and only whole words count ("thoroughly" is not "roughly").
+
+    >>> hedged_confidence("We checked thoroughly.")
+    (0.5, False)
+    """
+    lowered = own_words(text).text.lower()
+    admitted = sum(_has_words(lowered, phrase) for phrase in _PHRASES)
+    hedges = sum(_has_words(lowered, phrase) for phrase in _HEDGES)
+    return 0.5 * 0.9 ** min(hedges, 4) * 0.6 ** min(admitted, 2), admitted > 0
+
+
+def _has_words(lowered: str, phrase: str) -> bool:
+    """True when the phrase is in the text as whole words; a plain substring search first, it is far quicker."""
+    return phrase in lowered and re.search(rf"\b{phrase}\b", lowered) is not None

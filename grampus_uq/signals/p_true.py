@@ -14,8 +14,8 @@ import re
 from grampus_uq.records.protocols import SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
+from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.judged_view import judged_view
-from grampus_uq.signals.verbalized import parse_number
 
 __all__ = ["PTrue", "parse_p_true", "true_false_mass"]
 

@@ -18,7 +18,7 @@ from grampus_uq.records.protocols import SenseContext
 from grampus_uq.records.values import ModelResponse, Reading, Step, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, cluster
-from grampus_uq.signals.verbalized import without_confidence
+from grampus_uq.signals.stated_confidence import without_confidence
 from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
 
 __all__ = ["SemanticEntropy"]

@@ -21,8 +21,9 @@ from grampus_uq.learn.attribution.failed_trajectory import Trajectory
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.records.vocabulary import MissingReason
+from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.driver import Budget, BudgetExceededError, MeteredContext
-from grampus_uq.signals.verbalized import parse_confidence, parse_number
+from grampus_uq.signals.stated_confidence import parse_confidence
 from tests.benchmarks.attribution_prompts import ROLES, naive_messages, role_messages, summary_messages
 
 __all__ = ["JudgeScorer", "JudgeSpending"]

@@ -22,9 +22,12 @@ from typing import Any
 from rich.progress import track
 
 from grampus_uq import Step, ToolCall
+from grampus_uq.signals.admissions import hedged_confidence
+from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.equivalence import lexical_similarity, same_wording
 from grampus_uq.signals.p_true import parse_p_true
-from grampus_uq.signals.verbalized import VerbalizedConfidence, hedged_confidence, parse_confidence, parse_number
+from grampus_uq.signals.stated_confidence import parse_confidence
+from grampus_uq.signals.verbalized import VerbalizedConfidence
 from grampus_uq.wire.calls import read_call
 from tests.benchmarks._report import emit
 

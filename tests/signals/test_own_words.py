@@ -11,8 +11,10 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from grampus_uq import MissingReason, Step, ToolCall, UncertaintyEstimator
+from grampus_uq.signals.admissions import hedged_confidence
 from grampus_uq.signals.own_words import own_words
-from grampus_uq.signals.verbalized import VerbalizedConfidence, hedged_confidence, parse_confidence
+from grampus_uq.signals.stated_confidence import parse_confidence
+from grampus_uq.signals.verbalized import VerbalizedConfidence
 from tests.signals.contexts import said
 
 

@@ -11,15 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import grampus_uq.signals.statement_context as standing
-from grampus_uq.signals.plain_answer import plain_answer
-from grampus_uq.signals.verbalized import _parsed
+from grampus_uq.signals.stated_confidence import _parsed, plain_answer
 
 ROOM = Path(standing.__file__).parent
 SOURCES = [
     (ROOM / f"{name}.py").read_text(encoding="utf-8")
-    for name in ("statement_context", "own_words", "stated", "admissions")
+    for name in ("statement_context", "own_words", "confidence_forms", "admissions", "stated_confidence")
 ]
-SOURCES += [(ROOM / f"{name}.py").read_text(encoding="utf-8") for name in ("verbalized", "closing_object")]
 STEMS = sorted({word.lower() for source in SOURCES for word in re.findall(r"[A-Za-z]{2,}", source)})
 WORDS = [stem + end for stem, end in product(STEMS, ["", "s", "ed", "ing"])]
 PHRASES = sorted({p.lower() for source in SOURCES for p in re.findall(r"[a-z]+(?: [a-z]+)+", source)})

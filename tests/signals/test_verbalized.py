@@ -10,14 +10,10 @@ from hypothesis import strategies as st
 
 from grampus_uq import Message, MissingReason, Role, ToolCall, elicit_confidence
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.signals.verbalized import (
-    ELICITATION,
-    ElicitedConfidence,
-    VerbalizedConfidence,
-    hedged_confidence,
-    parse_confidence,
-    parse_number,
-)
+from grampus_uq.signals.admissions import hedged_confidence
+from grampus_uq.signals.confidence_forms import parse_number
+from grampus_uq.signals.stated_confidence import parse_confidence
+from grampus_uq.signals.verbalized import ELICITATION, ElicitedConfidence, VerbalizedConfidence
 from grampus_uq.testing import ScriptedModel
 from tests.signals.contexts import QUESTION, context, said
 
