@@ -204,6 +204,6 @@ def test_every_figure_of_a_backtest_lies_in_its_interval_and_more_runs_narrow_it
             ("cost_used", "cost"),
         ):
             assert row[f"{prefix}_low"] <= row[name] <= row[f"{prefix}_high"], name
-    wide, narrow = (next(row for row in rows if row.deployed) for rows in (part, whole))
-    assert narrow.cost_high - narrow.cost_low < wide.cost_high - wide.cost_low  # type: ignore[operator]  # known above
-    assert narrow.power_high - narrow.power_low < wide.power_high - wide.power_low  # type: ignore[operator]
+    wide, narrow = (next(row.to_json() for row in rows if row.deployed) for rows in (part, whole))
+    for prefix in ("cost", "power"):
+        assert narrow[f"{prefix}_high"] - narrow[f"{prefix}_low"] < wide[f"{prefix}_high"] - wide[f"{prefix}_low"]

@@ -17,13 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
+from grampus_uq.learn.alarm_figures import alarm_figures
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
 from grampus_uq.learn.fit.detector_bank import TRAINED, bank, fit_members
 from grampus_uq.learn.fit.detector_choice import Costs, choose, estimates, out_of_fold, power_at
 from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.learn.fit.detector_split import least_to_learn, realised_rate, successes_to_label, threshold_size
-from grampus_uq.stats.alarm_figures import alarm_figures
 from grampus_uq.stats.eprocess import (
     Detector,
     alarm_steps,
@@ -548,7 +548,7 @@ def test_an_interruption_budget_needs_no_label_and_is_kept_on_average() -> None:
         unlabelled = detector_runs(**{**_rows(_rng(100 + seed), 80, failure_rate=0.4), "outcomes": None})
         detector = fit_budget(unlabelled, rng=_rng(seed), share=share).detector
         assert detector == fit_budget(known, rng=_rng(seed), share=share).detector
-        paused += round(_figures(detector, fresh, share, None).paused_share * 60)
+        paused += round(_figures(detector, fresh, share, None).paused.estimate * 60)
         asked += 60
     low, high = binomial_interval(paused, asked, 0.9999)
     assert low <= 8 / 81 + 0.01
@@ -627,7 +627,9 @@ def test_reusing_the_fitting_runs_for_the_threshold_would_break_the_promise() ->
         detector = replace(template, scorer=scorer)
         peaks = log_peaks(detector, threshold_set.take(np.asarray(threshold_set.success)).blocks)
         threshold = pac_threshold(peaks, np.full(len(peaks), 0.5), 0.1, 0.1)
-        return float(_figures(replace(detector, thresholds=(threshold,), deployed=0), fresh, 0.1, 0.1).false_alarm_rate)
+        return float(
+            _figures(replace(detector, thresholds=(threshold,), deployed=0), fresh, 0.1, 0.1).false_alarms.estimate
+        )
 
     half = known.take(np.arange(100)), known.take(np.arange(100, 200))
     assert rate(half[0], half[1]) <= 0.1
@@ -641,9 +643,9 @@ def test_fitted_detectors_keep_their_promise_and_see_failures() -> None:
     for seed in range(repeats):
         fitted = fit_detector(_runs(1000 + seed, 200, failure_rate=0.4), rng=_rng(seed), alpha=alpha, delta=delta)
         pac, conformal = (_figures(fitted.detector, fresh, alpha, d) for d in (delta, None))
-        unlucky += pac.false_alarm_rate > alpha
-        alarmed += conformal.false_alarm_rate / repeats
-        power += pac.power / repeats
+        unlucky += pac.false_alarms.estimate > alpha
+        alarmed += conformal.false_alarms.estimate / repeats
+        power += pac.power.estimate / repeats
     assert unlucky <= binomial_ceiling(repeats, delta)
     assert alarmed <= alpha + 0.015  # standard error of the mean over 60 calibrations: .005
     assert power > 0.5

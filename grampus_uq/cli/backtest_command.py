@@ -11,10 +11,12 @@ from grampus_uq.cli.spreading import is_table, n_files_of_fits, spread_over, spr
 from grampus_uq.cli.watch_command import read_statuses, status_json
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.fit.backtest import BacktestRow, backtest
+from grampus_uq.learn.alarm_figures import Figure
+from grampus_uq.learn.fit.backtest import backtest
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording.artifacts import load
 from grampus_uq.stats.calibration_watch import detector_id
+from grampus_uq.stats.eprocess_thresholds import Threshold
 
 __all__ = ["command"]
 
@@ -70,23 +72,23 @@ def command(
         if overlap:
             click.echo(f"CAUTION: {overlap} of these files served the fit; these figures are too good.", err=True)
         mode = detector.threshold.mode.value
-        rows = [row for row in rows if everything or row.mode == mode]
+        rows = [row for row in rows if everything or row.threshold.mode.value == mode]
         table = Table("mode", "level", "false alarms", "power", "precision", "position", "pauses/100", "cost used")
         for row in rows:
             mark = " *" if row.deployed else ""
             table.add_row(
-                row.mode,
-                f"{row.alpha:.3g}{mark}",
-                _interval(row.false_alarm_rate, row.false_alarm_low, row.false_alarm_high),
-                _interval(row.power, row.power_low, row.power_high),
-                _interval(row.precision, row.precision_low, row.precision_high),
-                _interval(row.alarm_position, row.alarm_position_low, row.alarm_position_high),
-                _interval(row.pauses_per_100, row.pauses_low, row.pauses_high, digits=1),
-                _interval(row.cost_used, row.cost_low, row.cost_high),
+                row.threshold.mode.value,
+                f"{row.threshold.alpha:.3g}{mark}",
+                _interval(row.figures.false_alarms),
+                _interval(row.figures.power),
+                _interval(row.figures.precision),
+                _interval(row.figures.position),
+                _interval(row.figures.paused, unit=100.0, digits=1),
+                _interval(row.figures.cost_used),
             )
         Console().print(table)
         deployed = next(row for row in rows if row.deployed)
-        click.echo(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_standing(deployed)}")
+        click.echo(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_promise(deployed.threshold)}")
         for status in watched:
             click.echo(f"watch, {status.variant.value}: {status.sentence}")
         if store is not None and not watched:
@@ -100,12 +102,14 @@ def _judge_of(profile: Profile) -> Profile | None:
     return profile.model_copy(update={"detector": None, "release": None})
 
 
-def _standing(row: BacktestRow) -> str:
-    return f"It never rings: {row.shortage}" if row.shortage else row.guarantee
+def _promise(threshold: Threshold) -> str:
+    return f"It never rings: {threshold.shortage}" if threshold.shortage else threshold.guarantee
 
 
-def _interval(value: float | None, low: float | None, high: float | None, digits: int = 3) -> str:
-    if value is None:
+def _interval(figure: Figure, *, unit: float = 1.0, digits: int = 3) -> str:
+    if figure.estimate is None:
         return "-"
-    ends = "" if low is None or high is None else f" [{low:.{digits}f}, {high:.{digits}f}]"
-    return f"{value:.{digits}f}{ends}"
+    ends = ""
+    if figure.low is not None and figure.high is not None:
+        ends = f" [{unit * figure.low:.{digits}f}, {unit * figure.high:.{digits}f}]"
+    return f"{unit * figure.estimate:.{digits}f}{ends}"

@@ -31,10 +31,10 @@ from sklearn.isotonic import IsotonicRegression
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.alarm_figures import alarm_figures
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
 from grampus_uq.learn.fit.detector_bank import untrained
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.stats.alarm_figures import alarm_figures
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
@@ -222,17 +222,33 @@ def _rule_rows(rule: Rule, split: Split, methods: Sequence[str]) -> Iterator[Row
         alarms = _never(split) if unfitted else rule.alarms[name](fitted, split)
         score_us = (time.perf_counter() - begin) * 1e6 / len(split.test.values)
         for alpha in split.alphas:
-            figures = alarm_figures(alarms(alpha), split.test.lengths, np.asarray(split.test.success))
-            rate = figures.paused_share if name == "ours_budget" else figures.false_alarm_rate
+            figures = _figures(alarms(alpha), split.test.lengths, np.asarray(split.test.success))
+            rate = figures["paused_share"] if name == "ours_budget" else figures["false_alarm_rate"]
             yield {
                 "method": name,
                 "alpha": alpha,
-                **{figure: getattr(figures, figure) for figure in FIGURES},
+                **{figure: figures[figure] for figure in FIGURES},
                 "violation": float(rate is not None and rate > alpha),
                 "unfitted_share": float(unfitted),
                 "fit_s": fit_s,
                 "score_us_a_row": score_us,
             }
+
+
+def _figures(alarm: IntArray, lengths: IntArray, success: npt.NDArray[np.bool_]) -> dict[str, float | None]:
+    """The product's figures; the position as the mean over caught failures, the cost as a share of all steps."""
+    found = alarm_figures(alarm, lengths, success)
+    caught = (alarm > 0) & ~success
+    rate = found.false_alarms.estimate
+    return {
+        "false_alarm_rate": rate,
+        "power": found.power.estimate,
+        "precision": found.precision.estimate,
+        "alarm_position": float((alarm[caught] / lengths[caught]).mean()) if caught.any() else None,
+        "cost_used": float(np.where(alarm > 0, alarm, lengths).sum() / lengths.sum()) if len(alarm) else None,
+        "accuracy_kept": None if rate is None else 1.0 - rate,
+        "paused_share": found.paused.estimate,
+    }
 
 
 def summary(dataset: str, fraction: float, splits: int, rows: Sequence[Row]) -> Iterator[Row]:

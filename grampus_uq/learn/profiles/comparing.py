@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.alarm_figures import alarm_shares
 from grampus_uq.learn.eligibility import eligibility
 from grampus_uq.learn.profiles.expected import Judged, judge_run
 from grampus_uq.recording.parallel import Backend
@@ -136,45 +137,24 @@ class _Measure:
     among: int | None = None
 
 
+_SHARES = {
+    "paused": ("share paused", "lower"),
+    "false_alarms": ("false alarms (paused, of successes)", "lower"),
+    "failures_caught": ("failures caught (paused, of failures)", "higher"),
+    "precision": ("precision of pauses", "higher"),
+    "right_among_released": ("right among the rest", "higher"),
+}
+
+
 def _shares() -> list[_Measure]:
     """What would have been paused, and what of it rightly."""
-    return [
-        _Measure(name="share paused", better="lower", of=partial(_share, _held, _every)),
-        _Measure(name="false alarms (paused, of successes)", better="lower", of=partial(_share, _held, _good)),
-        _Measure(name="failures caught (paused, of failures)", better="higher", of=partial(_share, _held, _bad)),
-        _Measure(name="precision of pauses", better="higher", of=partial(_share, _bad, _held)),
-        _Measure(name="right among the rest", better="higher", of=partial(_share, _good, _rest)),
-    ]
+    return [_Measure(name=name, better=better, of=partial(_share, key)) for key, (name, better) in _SHARES.items()]
 
 
-Which = Callable[[BoolArray, BoolArray], BoolArray]
-"""Of the held ones and the good ones: which runs are meant."""
-
-
-def _held(held: BoolArray, good: BoolArray) -> BoolArray:
-    return held
-
-
-def _rest(held: BoolArray, good: BoolArray) -> BoolArray:
-    return ~held
-
-
-def _good(held: BoolArray, good: BoolArray) -> BoolArray:
-    return good
-
-
-def _bad(held: BoolArray, good: BoolArray) -> BoolArray:
-    return ~good
-
-
-def _every(held: BoolArray, good: BoolArray) -> BoolArray:
-    return np.ones_like(held)
-
-
-def _share(what: Which, among: Which, side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+def _share(key: str, side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
     held = np.array([one.held for one in side], dtype=np.bool_)
-    inside = among(held, good)
-    return _ratio((what(held, good) & inside) * w, inside * w)
+    what, among = alarm_shares(held, good)[key]
+    return _ratio((what & among) * w, among * w)
 
 
 def _scores(sides: tuple[Side, Side], good: BoolArray, w: FloatArray) -> list[_Measure]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import JsonValue
 
 from grampus_uq.core.state import Profile
+from grampus_uq.learn.alarm_figures import alarm_shares, share
 from grampus_uq.recording.replay import replay_run, would_stop
 from grampus_uq.recording.runs import Run
-from grampus_uq.stats.ranks import binomial_interval
 
 __all__ = ["Judged", "judge_run", "rates"]
 
@@ -78,39 +76,18 @@ def rates(judged: Iterable[Judged], *, runs_per_day: float | None = None) -> dic
     good = np.array([one.success for one in every], dtype=np.bool_)
     known = np.array([one.known for one in every], dtype=np.bool_)
     weights = np.array([one.weight for one in every], dtype=np.float64)
-    rules: dict[str, JsonValue] = {}
-    for one in every:
-        if one.held:
-            rules[one.held_by] = int(str(rules.get(one.held_by, 0))) + 1
-    share = partial(_share, weights=weights)
-    paused = share(held, np.ones(len(every), dtype=np.bool_))
-    rate = paused["estimate"]
-    per_day = None if runs_per_day is None or not isinstance(rate, float) else runs_per_day * rate
+    rules = Counter(one.held_by for one in every if one.held)
+    shares = {
+        name: share(what, among if name == "paused" else known & among, weights)
+        for name, (what, among) in alarm_shares(held, good).items()
+    }
+    rate = shares["paused"].estimate
     return {
         "runs": len(every),
         "with_outcome": int(known.sum()),
-        "failure_rate": share(~good, known)["estimate"],
-        "paused": paused,
-        "pauses_by_rule": rules,
-        "pauses_per_day": per_day,
-        "precision": share(~good, known & held),
-        "false_alarms": share(held, known & good),
-        "failures_caught": share(held, known & ~good),
-        "right_before": share(good, known),
-        "right_among_released": share(good, known & ~held),
+        "failure_rate": share(~good, known, weights).estimate,
+        "pauses_by_rule": dict(rules),
+        "pauses_per_day": None if runs_per_day is None or rate is None else runs_per_day * rate,
+        "right_before": share(good, known, weights).to_json(),
+        **{name: figure.to_json() for name, figure in shares.items()},
     }
-
-
-def _share(
-    what: npt.NDArray[np.bool_], among: npt.NDArray[np.bool_], weights: npt.NDArray[np.float64]
-) -> dict[str, JsonValue]:
-    """The share of `what` in `among`, with its interval; None where there is nothing to share. `of`: how many runs."""
-    w = weights[among]
-    total = float(w.sum())
-    if total == 0.0:
-        return {"estimate": None, "low": None, "high": None, "of": 0}
-    estimate = float(w[what[among]].sum()) / total
-    n = max(1, round(total**2 / float(w @ w)))
-    low, _ = binomial_interval(math.floor(estimate * n + 1e-9), n)
-    _, high = binomial_interval(math.ceil(estimate * n - 1e-9), n)
-    return {"estimate": estimate, "low": low, "high": high, "of": int(among.sum())}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.alarm_figures import alarm_figures
+from grampus_uq.learn.alarm_figures import Figure, alarm_figures
 from grampus_uq.stats.ranks import binomial_interval
 
 RUNS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.booleans()), max_size=30)
@@ -25,21 +25,22 @@ def test_figures_follow_their_definitions(drawn: list[tuple[int, int, bool]]) ->
     def share(hits: list[bool]) -> float | None:
         return sum(hits) / len(hits) if hits else None
 
-    assert (found.runs, found.failures) == (len(runs), len(bad))
-    assert found.false_alarm_rate == share(good)
-    assert found.power == share(bad)
-    assert found.precision == share(alarmed)
-    assert found.paused_share == share([alarm > 0 for _, alarm, _ in runs])
-    caught = [alarm / length for length, alarm, success in runs if alarm and not success]
-    assert found.alarm_position == (pytest.approx(np.mean(caught)) if caught else None)
-    used = sum(alarm or length for length, alarm, _ in runs)
-    assert found.cost_used == (pytest.approx(used / sum(n for n, _, _ in runs)) if runs else None)
-    if good:
-        assert found.accuracy_kept == pytest.approx(1 - sum(good) / len(good))
-        assert found.false_alarm_interval == binomial_interval(sum(good), len(good))
-    else:
-        assert found.accuracy_kept is None
-        assert found.false_alarm_interval is None
+    assert found.false_alarms.estimate == share(good)
+    assert found.power.estimate == share(bad)
+    assert found.precision.estimate == share(alarmed)
+    assert found.paused.estimate == share([alarm > 0 for _, alarm, _ in runs])
+    positions = [alarm / length for length, alarm, _ in runs if alarm]
+    assert found.position.estimate == (pytest.approx(np.median(positions)) if positions else None)
+    used = [(alarm or length) / length for length, alarm, _ in runs]
+    assert found.cost_used.estimate == (pytest.approx(np.mean(used)) if used else None)
+    interval = (found.false_alarms.low, found.false_alarms.high)
+    assert interval == (binomial_interval(sum(good), len(good)) if good else (None, None))
+
+
+def test_without_outcomes_only_figures_that_need_none_are_there() -> None:
+    found = alarm_figures([0, 1], [2, 2], None)
+    assert (found.false_alarms, found.power, found.precision) == (Figure(), Figure(), Figure())
+    assert (found.paused.estimate, found.cost_used.estimate) == (0.5, 0.75)
 
 
 def test_an_alarm_after_the_end_or_arrays_that_do_not_fit_are_refused() -> None:
