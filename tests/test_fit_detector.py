@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.alarm_figures import alarm_figures
-from grampus_uq.learn.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
+from grampus_uq.learn.fit.detector import fit_budget, fit_detector, threshold_for
 from grampus_uq.learn.fit.detector_bank import TRAINED, bank, fit_members
 from grampus_uq.learn.fit.detector_choice import Costs, choose, estimates, out_of_fold, power_at
-from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.learn.fit.detector_split import least_to_learn, realised_rate, successes_to_label, threshold_size
 from grampus_uq.stats.eprocess import (
@@ -40,6 +39,7 @@ from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.ranks import binomial_ceiling, binomial_interval
 from grampus_uq.stats.step_blocks import in_caller_order, run_maximum, run_of_row, step_of_row
 from grampus_uq.stats.tree_ensemble import evaluate_many
+from tests.benchmarks.published_evaluator import fit_paper, fit_paper_scorer
 
 sklearn = pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
 

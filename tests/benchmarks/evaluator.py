@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.alarm_figures import alarm_figures
-from grampus_uq.learn.fit.detector import fit_budget, fit_detector, fit_paper, threshold_for
+from grampus_uq.learn.fit.detector import fit_budget, fit_detector, threshold_for
 from grampus_uq.learn.fit.detector_bank import untrained
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
@@ -45,6 +45,7 @@ from grampus_uq.stats.eprocess_thresholds import (
 )
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
 from tests.benchmarks._report import emit
+from tests.benchmarks.published_evaluator import fit_paper
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]

@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from grampus_uq import Outcome, Reading, Step, StopReason, UncertaintyMonitor
 from grampus_uq.cli import _group
 from grampus_uq.core.state import Profile
-from grampus_uq.learn.fit.detector import fit_paper
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording.artifacts import ProfileArtifact
@@ -30,6 +29,7 @@ from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.prefix_features import STREAM_FEATURES
+from tests.benchmarks.published_evaluator import fit_paper
 from tests.guarantees.worlds import BASE, FITTING, POLICY, Kept, Runs, World, record
 
 Once = Callable[[np.random.Generator, Path, int], tuple[bool, float, float]]

@@ -18,14 +18,12 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.detector_bank import Member, bank, fit_members, untrained
 from grampus_uq.learn.fit.detector_choice import Costs, Estimate, choose, estimates, out_of_fold
-from grampus_uq.learn.fit.detector_paper import fit_paper_scorer
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.detector_split import Split, realised_rate, split, split_at, successes_to_label
 from grampus_uq.stats.eprocess import Detector, log_peaks
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
-    bonferroni_threshold,
     budget_threshold,
     conformal_threshold,
     pac_threshold,
@@ -138,7 +136,7 @@ def fit_detector(
     scorer, reason, judged = _statistic(runs, parts, rng, candidates, costs, delta, levels, sees_last)
     chosen = judged[scorer.name].alpha if scorer.name in judged else None
     deployed = alpha if chosen is None else chosen
-    detector = _calibrated(
+    detector = set_thresholds(
         runs, parts.threshold, scorer, salt=rng.bytes(12).hex(), delta=delta, alpha=deployed, levels=levels
     )
     successes = int(runs.success.sum())
@@ -208,62 +206,6 @@ def fit_budget(
     )
 
 
-def fit_paper(
-    runs: DetectorRuns,
-    *,
-    rng: np.random.Generator,
-    alpha: float = 0.1,
-    delta: float = 0.1,
-    levels: Sequence[float] = LEVELS,
-    fit_share: float = 0.5,
-) -> DetectorFit:
-    """Fit the e-valuator as published: a random half for the logistic regressions, the other's successes for Alg. 3.
-
-    Thresholds: PAC, and beside it 1/alpha and Bonferroni, which promise nothing for this learned ratio. With
-    `fit_share` 1 all runs fit the ratio, as the paper's 1/alpha variant does, and PAC has no runs left (+inf).
-
-    Args and errors as `fit_detector`; fit_share in (0, 1]. The share of successes is not held fixed, as published.
-
-    Source: e-valuator, Algorithms 2 and 3, with scikit-learn's defaults (8.3.1) on standardised scores.
-    """
-    if runs.success is None or not len(runs):
-        raise ConfigurationError.of("runs", "fit_paper", "labelled, at least one", len(runs))
-    _check_levels(alpha, delta, levels)
-    if not 0.0 < fit_share <= 1.0:
-        raise ConfigurationError.of("fit_share", "fit_paper", "in (0, 1]", fit_share)
-    order = rng.permutation(len(runs))
-    size = max(1, math.floor(len(runs) * fit_share))
-    fit, rest = np.sort(order[:size]), np.sort(order[size:])
-    threshold = rest[runs.success[rest]]
-    scorer = fit_paper_scorer(runs.take(fit))
-    detector = _calibrated(
-        runs, tuple(threshold.tolist()), scorer, salt=rng.bytes(12).hex(), delta=delta, alpha=alpha, levels=levels
-    )
-    longest = int(runs.lengths.max())
-    extra = [ville_threshold(a) for a in _wanted(alpha, levels)]
-    extra += [bonferroni_threshold(a, longest) for a in _wanted(alpha, levels)]
-    successes = int(runs.success.sum())
-    return DetectorFit(
-        detector=Detector(
-            streams=detector.streams,
-            scorer=scorer,
-            thresholds=(*detector.thresholds, *extra),
-            deployed=detector.deployed,
-            salt=detector.salt,
-            null_peaks=detector.null_peaks,
-            without_gaps=detector.without_gaps,
-        ),
-        report=FitReport(
-            counts={"success": successes, "failure": len(runs) - successes, **runs.excluded},
-            fit_ids=tuple(runs.ids[i] for i in fit),
-            threshold_ids=tuple(runs.ids[i] for i in threshold),
-            member="paper",
-            reason="The published method was asked for.",
-            needs=_needs(detector.thresholds, successes, len(runs)),
-        ),
-    )
-
-
 def threshold_for(detector: Detector, alpha: float, delta: float | None = None) -> Threshold:
     """Return the listed threshold of a level: PAC with delta, conformal (or budget) without.
 
@@ -317,7 +259,7 @@ def _statistic(
     return scorer, f"It had the {what} out of fold, among the fitting runs alone.", judged
 
 
-def _calibrated(
+def set_thresholds(
     runs: DetectorRuns,
     threshold: Sequence[int],
     scorer: FeatureScorer | PaperScorer,

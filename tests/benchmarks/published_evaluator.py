@@ -1,17 +1,68 @@
-"""The published method as it is: a logistic regression on all scores so far, one for each step."""
+"""The e-valuator as published, to compare with: a logistic regression on all scores so far, one for each step."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
+from grampus_uq.learn.fit.detector import LEVELS, DetectorFit, FitReport, set_thresholds
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess_scorers import PaperScorer
+from grampus_uq.stats.eprocess_thresholds import bonferroni_threshold, ville_threshold
 
 LEAST_OF_A_CLASS = 5
 """A step with fewer successes or failures than this keeps the ratio of the step before; step 1 has to have them."""
+
+
+def fit_paper(
+    runs: DetectorRuns,
+    *,
+    rng: np.random.Generator,
+    alpha: float = 0.1,
+    delta: float = 0.1,
+    levels: Sequence[float] = LEVELS,
+    fit_share: float = 0.5,
+) -> DetectorFit:
+    """Fit the e-valuator as published: a random half for the logistic regressions, the other's successes for Alg. 3.
+
+    Thresholds: PAC, and beside it 1/alpha and Bonferroni, which promise nothing for this learned ratio. With
+    `fit_share` 1 all runs fit the ratio, as the paper's 1/alpha variant does, and PAC has no runs left (+inf).
+
+    Args and errors as `fit_detector`; fit_share in (0, 1]. The share of successes is not held fixed, as published.
+
+    Source: e-valuator, Algorithms 2 and 3, with scikit-learn's defaults (8.3.1) on standardised scores.
+    """
+    if runs.success is None or not len(runs):
+        raise ConfigurationError.of("runs", "fit_paper", "labelled, at least one", len(runs))
+    if not 0.0 < fit_share <= 1.0:
+        raise ConfigurationError.of("fit_share", "fit_paper", "in (0, 1]", fit_share)
+    order = rng.permutation(len(runs))
+    size = max(1, math.floor(len(runs) * fit_share))
+    fit, rest = np.sort(order[:size]), np.sort(order[size:])
+    threshold = rest[runs.success[rest]]
+    scorer = fit_paper_scorer(runs.take(fit))
+    detector = set_thresholds(
+        runs, tuple(threshold.tolist()), scorer, salt=rng.bytes(12).hex(), delta=delta, alpha=alpha, levels=levels
+    )
+    wanted = sorted({alpha, *levels})
+    longest = int(runs.lengths.max())
+    extra = [ville_threshold(a) for a in wanted]
+    extra += [bonferroni_threshold(a, longest) for a in wanted]
+    successes = int(runs.success.sum())
+    return DetectorFit(
+        detector=replace(detector, thresholds=(*detector.thresholds, *extra)),
+        report=FitReport(
+            counts={"success": successes, "failure": len(runs) - successes, **runs.excluded},
+            fit_ids=tuple(runs.ids[i] for i in fit),
+            threshold_ids=tuple(runs.ids[i] for i in threshold),
+            member="paper",
+            reason="The published method was asked for.",
+        ),
+    )
 
 
 def fit_paper_scorer(runs: DetectorRuns) -> PaperScorer:
