@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from grampus_uq.runtime.runner import AgentRunner as AgentRunner
     from grampus_uq.runtime.runner import Unwatched as Unwatched
     from grampus_uq.runtime.store import SessionStore as SessionStore
-    from grampus_uq.runtime.store import open_store as open_store
+    from grampus_uq.runtime.stores import open_store as open_store
     from grampus_uq.runtime.sub_agents import SubAgent as SubAgent
     from grampus_uq.runtime.tools import FunctionTools as FunctionTools
     from grampus_uq.runtime.tools import Tool as Tool
@@ -169,7 +169,7 @@ _HOME = {
     "elicit_confidence": "signals.verbalized",
     "human_node": "runtime.graph",
     "inject": "runtime.inject",
-    "open_store": "runtime.store",
+    "open_store": "runtime.stores",
     "recover": "runtime.rollback",
     "rollback": "runtime.rollback",
     "tool": "runtime.tools",

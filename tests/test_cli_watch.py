@@ -21,7 +21,7 @@ from grampus_uq.recording.labels import Label
 from grampus_uq.recording.labels import label as label_recording
 from grampus_uq.recording.runs import find_run
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun
-from grampus_uq.runtime.store import open_store
+from grampus_uq.runtime.stores import open_store
 from grampus_uq.stats.eprocess import log_peaks
 from tests.test_cli_fit import cli, record
 

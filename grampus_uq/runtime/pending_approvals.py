@@ -10,7 +10,7 @@ import anyio
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.store import open_store
+from grampus_uq.runtime.stores import open_store
 
 __all__ = ["pending_approvals"]
 

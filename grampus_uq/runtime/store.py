@@ -8,17 +8,14 @@ fork) rests on these two. Times are the store's own: the clocks of two machines 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Final, Protocol, TypeVar, runtime_checkable
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
-from grampus_uq.errors import ConfigurationError, StoreError
+from grampus_uq.errors import StoreError
 
 __all__ = [
     "GENESIS",
@@ -34,7 +31,6 @@ __all__ = [
     "chained",
     "check_schema",
     "link",
-    "open_store",
     "parsed",
 ]
 
@@ -42,17 +38,6 @@ SCHEMA_VERSION = 2
 Stored = TypeVar("Stored", bound=BaseModel)
 GENESIS: Final = "0" * 64
 """What the first entry of a chained log follows."""
-
-_BUILT_IN = {
-    "memory": "memory:MemoryStore",
-    "sqlite": "sqlite:SQLiteStore",
-    "postgresql": "postgres:PostgresStore",
-    "postgres": "postgres:PostgresStore",
-    "redis": "redis:RedisStore",
-    "rediss": "redis:RedisStore",
-    "unix": "redis:RedisStore",
-}
-_PLUGINS = "grampus_uq.stores"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,27 +204,3 @@ def check_schema(version: int) -> None:
     """Raise StoreError for a store that a newer release has migrated."""
     if version > SCHEMA_VERSION:
         raise StoreError(f"The store has schema version {version}; this version reads up to {SCHEMA_VERSION}.")
-
-
-def open_store(url: str, *, create: bool = True) -> SessionStore:
-    """A store by URL: "memory:", "sqlite:///path/to/file.db" (or a bare path), "postgresql://…", "redis://…".
-
-    Other schemes come from packages with an entry point of the group `grampus_uq.stores`: its name is the scheme, its
-    object is called as `open(url, create=…)`. With `create=False` a store that is not there is never made: whatever is
-    asked of it raises StoreError.
-    """
-    scheme = urlsplit(url).scheme
-    if scheme in ("", "file") or len(scheme) == 1:  # a bare path; one letter: a Windows drive
-        scheme = "sqlite"
-    if scheme in _BUILT_IN:
-        module, name = _BUILT_IN[scheme].split(":")
-        found = getattr(importlib.import_module(f"grampus_uq.runtime.stores.{module}"), name).opened
-    else:
-        for entry in entry_points(group=_PLUGINS, name=scheme):
-            found = entry.load()
-            break
-        else:
-            rule = "memory:, sqlite:///FILE, postgresql://…, redis://… or a scheme of an installed store"
-            raise ConfigurationError.of("url", "open_store", rule, f"{scheme}://…")
-    store: SessionStore = found(url, create=create)
-    return store

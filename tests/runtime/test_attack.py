@@ -19,7 +19,8 @@ from grampus_uq.errors import GrampusError, StoreError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.values import ToolCall
-from grampus_uq.runtime.store import Document, open_store
+from grampus_uq.runtime.store import Document
+from grampus_uq.runtime.stores import open_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
 from tests.runtime.agents import AGENT, scripted

@@ -16,7 +16,7 @@ import pytest
 from grampus_uq import UNWATCHED, AgentRunner, AgentStatus, FunctionTools, open_store, tool
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.records.vocabulary import Effect
-from grampus_uq.runtime import store as store_module
+from grampus_uq.runtime import stores
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.store import SCHEMA_VERSION, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -46,7 +46,7 @@ def test_a_package_can_bring_a_store_for_a_scheme_of_its_own(monkeypatch: pytest
         assert group == "grampus_uq.stores"
         return [EntryPoint(name, "tests.runtime.test_opening_stores:opened_elsewhere", group)] if name == "else" else []
 
-    monkeypatch.setattr(store_module, "entry_points", found)
+    monkeypatch.setattr(stores, "entry_points", found)
     assert isinstance(open_store("else://where"), MemoryStore)
     with pytest.raises(ConfigurationError):
         open_store("nowhere://x")
