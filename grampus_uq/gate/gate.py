@@ -141,33 +141,23 @@ class Gate:
         now_s = time.time() if now_s is None else now_s
         if rejected and record.proposed.digest() in rejected:
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
-        policy = unwatched if session is None else session.profile.policy
         effect = self.effects.resolve(record.proposed, declared)
-        why = FRAMEWORK_ASKS if framework_asks else None
-        by = "monitor"
-        if session is None:
-            by = "unmonitored"
-            if unwatched is not None and unwatched.asks_always(record.proposed.name):
-                why = ALWAYS_ASK
-        else:
-            # One that came without arguments would run without any: they count as given, and are held against the turn.
-            proposed = record.proposed.model_copy(update={"arguments": record.proposed.arguments})
-            step, action = await session.observe_tool_call(proposed, record.step_id, effect=effect)
-            if action is UncertaintyAction.ABORT:
-                return record, action
-            if action is UncertaintyAction.PAUSE_FOR_HUMAN:
-                why = doubt_of(step)
+        why, action = await _asked_by_monitor(record, session, unwatched, effect)
+        if action is UncertaintyAction.ABORT:
+            return record, action
+        policy = unwatched if session is None else session.profile.policy
         if policy is not None and policy.is_irreversible(record.proposed.name):
             effect = Effect.IRREVERSIBLE
         record = record if record.effect is effect else record.change(effect=effect)
         acts = session is None or not session.profile.advisory
-        if why is None or why is FRAMEWORK_ASKS:
-            why = doubt or why
+        if why is None:
+            why = doubt or (FRAMEWORK_ASKS if framework_asks else None)
             if acts and not terms.vouched and not delegates and effect not in HARMLESS:
                 why = UNVOUCHED
         if repeated and acts:
             why = REPEATED
         if why is None:
+            by = "unmonitored" if session is None else "monitor"
             return cleared(record, by), UncertaintyAction.PROCEED
         return asked(record, terms, self.approvals, why, now_s), UncertaintyAction.PAUSE_FOR_HUMAN
 
@@ -313,3 +303,16 @@ class Gate:
             record = self.void(record, terms, why, now_s)
             keep(record)
         return record
+
+
+async def _asked_by_monitor(
+    record: CallRecord, session: Session | None, unwatched: UncertaintyPolicy | None, effect: Effect
+) -> tuple[Doubt | None, UncertaintyAction]:
+    """Why the monitor, or without one the policy, wants a human to decide on a new call, and the monitor's action."""
+    if session is None:
+        always = unwatched is not None and unwatched.asks_always(record.proposed.name)
+        return ALWAYS_ASK if always else None, UncertaintyAction.PROCEED
+    # One that came without arguments would run without any: they count as given, and are held against the turn.
+    proposed = record.proposed.model_copy(update={"arguments": record.proposed.arguments})
+    step, action = await session.observe_tool_call(proposed, record.step_id, effect=effect)
+    return doubt_of(step) if action is UncertaintyAction.PAUSE_FOR_HUMAN else None, action

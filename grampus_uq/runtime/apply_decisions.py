@@ -8,7 +8,6 @@ counts for nothing, and stands in nobody's way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from grampus_uq.errors import ApprovalError
 from grampus_uq.gate.call import (
@@ -38,21 +37,14 @@ ROLLBACK = "rollback"
 """Rule of the request that a rollback over executed calls makes: only a decision answers it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Open:
-    """One thing of this session's own that waits: a call's record, or None for the run itself, and its request."""
-
-    record: CallRecord | None
-    request: ApprovalRequest
+_Open = tuple[ApprovalRequest, CallRecord | None]
+"""A pending request of this session's own, and the record of its call; None for a request on the run itself."""
 
 
-def _waiting(turn: Turn) -> list[_Open]:
+def _open_requests(turn: Turn) -> list[_Open]:
     state = turn.lease.state
     calls = [r for r in state.turn if r.waiting and len(r.requests) == 1 and r.requests[0].child_session is None]
-    return [
-        *(_Open(record=None, request=request) for request in state.review),
-        *(_Open(record=record, request=record.requests[0]) for record in calls),
-    ]
+    return [*((request, None) for request in state.review), *((record.requests[0], record) for record in calls)]
 
 
 async def apply_response(turn: Turn, ledger: Ledger, response: HumanResponse) -> None:
@@ -75,100 +67,99 @@ async def apply_response(turn: Turn, ledger: Ledger, response: HumanResponse) ->
 
 
 async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDecision]) -> None:
-    """Store the decisions given now, and carry out those that hold, with those that other processes stored.
+    """Store the given decisions, and carry out those that hold, with those that other processes stored.
 
-    Raises ApprovalError when one of those given does not hold, or comes too late; nothing is carried out then. Stored
-    ones that do not hold are written to the audit.
+    Raises ApprovalError when a given one does not hold or comes too late; then nothing is carried out. Stored ones that
+    do not hold are written to the audit.
     """
     lease, approvals = turn.lease, turn.gate.approvals
     await _renew(turn)
-    waiting = {one.request.id: one for one in _waiting(turn)}
+    waiting = {request.id: (request, record) for request, record in _open_requests(turn)}
     for decision in given:
         if decision.request_id not in waiting:
             raise ApprovalError(f"Nothing waits under request {decision.request_id!r:.40}: stale or already decided.")
-        request = waiting[decision.request_id].request
+        request, record = waiting[decision.request_id]
         _, refused = approvals.holding(request, [(decision, lease.now_s())], turn.gate.problem)
         if refused:
             await lease.note("decision_refused", {"request": request.id, "why": refused[0][1]})
             if request.expired(lease.now_s()):
-                _ask_again(turn, waiting[decision.request_id])
+                _ask_again(turn, request, record)
                 await lease.save()
             raise ApprovalError(refused[0][1])
     for decision in given:
         await ledger.decide(decision)
     outcomes: list[tuple[_Open, tuple[ApprovalDecision, ...]]] = []
     arrived = await ledger.decisions(list(waiting))
-    for one in waiting.values():
-        deciding, refused = approvals.holding(one.request, arrived[one.request.id], turn.gate.problem)
+    for request, record in waiting.values():
+        deciding, refused = approvals.holding(request, arrived[request.id], turn.gate.problem)
         for decision, why in refused:
-            await lease.note("decision_refused", {"request": one.request.id, "of": decision.principal, "why": why})
+            await lease.note("decision_refused", {"request": request.id, "of": decision.principal, "why": why})
         if deciding:
-            late = [decision for decision in given if decision.request_id == one.request.id]
-            if any((d.kind, d.arguments) != (deciding[0].kind, deciding[0].arguments) for d in late):
+            now = [decision for decision in given if decision.request_id == request.id]
+            if any((d.kind, d.arguments) != (deciding[0].kind, deciding[0].arguments) for d in now):
                 raise ApprovalError("This request was already decided: the decision is refused.")
-            outcomes.append((one, deciding))
-    for one, deciding in outcomes:
-        await _carry_out(turn, one, deciding)
+            outcomes.append(((request, record), deciding))
+    for (request, record), deciding in outcomes:
+        await _carry_out(turn, request, record, deciding)
     await lease.save()
 
 
 async def _renew(turn: Turn) -> None:
-    """Ask again what was asked under rules that hold no more: nothing said to it could let a call run."""
+    """Ask again what was asked under other rules, or by a release that bound a decision to less."""
     terms = turn.terms()
-    for one in _waiting(turn):
-        if one.request.rules not in ("", terms.rules) or one.request.run_id not in ("", terms.run_id):
-            await turn.lease.note("asked_again", {"request": one.request.id, "why": "it was asked under other rules"})
-            _ask_again(turn, one)
-        elif one.request.rules == "":  # stored by a release that bound a decision to less
-            _ask_again(turn, one)
+    for request, record in _open_requests(turn):
+        if request.rules != terms.rules or request.run_id not in ("", terms.run_id):
+            await turn.lease.note("asked_again", {"request": request.id, "why": "it was asked under other rules"})
+            _ask_again(turn, request, record)
 
 
-def _ask_again(turn: Turn, one: _Open) -> None:
-    """Replace a request by a new one on the same thing: what was said to the old one holds for nothing."""
-    lease, terms, approvals = turn.lease, turn.terms(), turn.gate.approvals
-    if one.record is not None:
-        lease.state.keep(asked_again(one.record, terms, approvals, lease.now_s()))
+def _ask_again(turn: Turn, request: ApprovalRequest, record: CallRecord | None) -> None:
+    """Replace a request by a new one on the same thing: decisions on the old one lapse."""
+    state, terms, approvals, now_s = turn.lease.state, turn.terms(), turn.gate.approvals, turn.lease.now_s()
+    if record is not None:
+        state.keep(asked_again(record, terms, approvals, now_s))
         return
-    now_s = lease.now_s()
     fresh = ApprovalRequest(
-        **one.request.model_dump(exclude={"id", "created_s", "expires_s", "call", "rules", "run_id"}),
+        **request.model_dump(exclude={"id", "created_s", "expires_s", "call", "rules", "run_id"}),
         rules=terms.rules,
         run_id=terms.run_id,
         created_s=now_s,
-        expires_s=None if one.request.rule == ROLLBACK else approvals.expiry(now_s),
+        expires_s=None if request.rule == ROLLBACK else approvals.expiry(now_s),
     )
-    lease.state.review = [fresh if request.id == one.request.id else request for request in lease.state.review]
+    state.review = [fresh if one.id == request.id else one for one in state.review]
 
 
-async def _carry_out(turn: Turn, one: _Open, deciding: tuple[ApprovalDecision, ...]) -> None:
-    """Take decisions that settle a request into the belief, the audit and the state."""
-    lease, first = turn.lease, deciding[0]
-    call = None if one.record is None else one.record.proposed
+async def _carry_out(
+    turn: Turn, request: ApprovalRequest, record: CallRecord | None, deciding: tuple[ApprovalDecision, ...]
+) -> None:
+    """Take the decisions that settle a request into the belief, the audit and the state."""
+    lease = turn.lease
+    call = None if record is None else record.proposed
     lease.state.touched = True
     for decision in deciding:
         if lease.session is not None:
             lease.session.record_decision(
                 decision.kind.value,
                 principal=decision.principal,
-                step_id=one.request.step_id,
+                step_id=request.step_id,
                 call=call,
                 message=decision.message,
-                acknowledges=one.request.rule != ROLLBACK,
+                acknowledges=request.rule != ROLLBACK,
             )
         await lease.note(
             "decision",
             {
-                "request": one.request.id,
+                "request": request.id,
                 "kind": decision.kind.value,
                 "principal": decision.principal,
                 "call_digest": None if call is None else call.digest(),
                 "signed": turn.gate.approvals.signer is not None,
             },
         )
-    if one.record is not None:
-        await _decide_call(turn, one.record, deciding)
-    elif one.request.rule == ROLLBACK:
-        _after_rollback(turn, first)
+    if record is not None:
+        await _decide_call(turn, record, deciding)
+    elif request.rule == ROLLBACK:
+        _after_rollback(turn, deciding[0])
     else:
         _review(turn, deciding)
 

@@ -20,7 +20,7 @@ from grampus_uq.records.values import canonical_json
 from grampus_uq.runtime.ledger import audit_of
 from grampus_uq.runtime.store import GENESIS, SessionStore, link
 
-__all__ = ["AuditLog", "unknown_calls", "verify_audit"]
+__all__ = ["AuditLog", "verify_audit"]
 
 _OF_THE_STORE = ("v", "seq", "time_s", "previous", "hash")
 
@@ -65,15 +65,3 @@ def verify_audit(entries: Sequence[Mapping[str, Any]]) -> None:
         if entry.get("hash") != _hash(entry, index):
             raise DataError(f"entry {index} was changed after it was written", line=index + 1, field="hash")
         previous = str(entry["hash"])
-
-
-def unknown_calls(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The calls that were started and never reported back: nobody knows whether they took effect."""
-    open_calls: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        key = str(entry["data"].get("idempotency_key", ""))
-        if entry["what"] in ("execution_started", "outcome_unknown"):
-            open_calls[key] = dict(entry["data"])
-        elif entry["what"] in ("execution_finished", "execution_settled", "execution_withdrawn"):
-            open_calls.pop(key, None)
-    return list(open_calls.values())

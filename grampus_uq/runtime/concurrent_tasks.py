@@ -9,7 +9,7 @@ import anyio
 
 from grampus_uq.errors import SessionError
 
-__all__ = ["run_together", "watched"]
+__all__ = ["run_together", "run_with_watch"]
 
 Result = TypeVar("Result")
 
@@ -33,7 +33,7 @@ async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish
         raise failures[0]
 
 
-async def watched(work: Callable[[], Awaitable[Result]], watch: Callable[[], Awaitable[None]]) -> Result:
+async def run_with_watch(work: Callable[[], Awaitable[Result]], watch: Callable[[], Awaitable[None]]) -> Result:
     """Await the work while the watch, which ends only by raising, runs beside it; whichever raises ends the other.
 
     Whatever is raised is raised as it is, never inside a group of errors.

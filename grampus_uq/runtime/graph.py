@@ -20,7 +20,7 @@ import anyio
 from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import AgentStatus, Role
-from grampus_uq.runtime.concurrent_tasks import run_together, watched
+from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
 from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler, human_node, uncertainty_guard_node
 from grampus_uq.runtime.graph_state import GraphCheckpoint, added, merged
 from grampus_uq.runtime.run_state import AgentState
@@ -153,12 +153,12 @@ class Graph:
         while another process executes it.
         """
         self._check()
-        checkpoint = await self._taken(self._store, graph_id or self.graph_id)
+        checkpoint = await self._stored(self._store, graph_id or self.graph_id)
         if checkpoint is None:
             raise SessionError(f"There is no checkpoint of graph {graph_id or self.graph_id!r:.80}.")
-        return await self._go_on(checkpoint, human_response, uuid.uuid4().hex)
+        return await self._continue(checkpoint, human_response, uuid.uuid4().hex)
 
-    async def _taken(self, store: SessionStore, key: str) -> GraphCheckpoint | None:
+    async def _stored(self, store: SessionStore, key: str) -> GraphCheckpoint | None:
         """The stored checkpoint, unless somebody is executing it."""
         stored = await store.get("graph", key)
         if stored is None:
@@ -172,9 +172,9 @@ class Graph:
         checkpoint._store, checkpoint._key, checkpoint._version = store, stored.key, stored.version
         return checkpoint
 
-    async def _go_on(self, checkpoint: GraphCheckpoint, response: str | None, answer_id: str | None) -> AgentState:
+    async def _continue(self, checkpoint: GraphCheckpoint, response: str | None, answer_id: str | None) -> AgentState:
         if checkpoint.waiting and response is not None and answer_id != checkpoint.answered:
-            self._tell(checkpoint, response, answer_id)
+            self._take_answer(checkpoint, response, answer_id)
             waiting, checkpoint.waiting = checkpoint.waiting, []
             for name in waiting:
                 if getattr(self._nodes[name].handler, PASSED, False):
@@ -184,7 +184,7 @@ class Graph:
             self._release_joins(checkpoint)
         return await self._advance(checkpoint)
 
-    def _tell(self, checkpoint: GraphCheckpoint, response: str, answer_id: str | None) -> None:
+    def _take_answer(self, checkpoint: GraphCheckpoint, response: str, answer_id: str | None) -> None:
         checkpoint.answer, checkpoint.answer_id, checkpoint.answered = response, answer_id, answer_id
         if response:
             checkpoint.state.messages.append(Message(role=Role.USER, content=response))
@@ -208,7 +208,7 @@ class Graph:
                     continue  # the next node's own checkpoint says so
 
         try:
-            await watched(lambda: self._run_ready(checkpoint), renew)
+            await run_with_watch(lambda: self._run_ready(checkpoint), renew)
             if checkpoint.waiting:
                 checkpoint.state.status = AgentStatus.WAITING_FOR_HUMAN
             elif checkpoint.state.status is AgentStatus.RUNNING:
@@ -278,10 +278,10 @@ class Graph:
             return await self._nodes[name].handler(state)
         visit = checkpoint.visits.get(name, 0)
         key = f"{checkpoint._key}/{checkpoint.run}/{quote(name, safe='')}/{visit}"
-        inner = await nested._taken(checkpoint._store, key)
+        inner = await nested._stored(checkpoint._store, key)
         if inner is None:
             return await nested._begin(state, checkpoint._store, key)
-        after = await nested._go_on(inner, checkpoint.answer, checkpoint.answer_id)
+        after = await nested._continue(inner, checkpoint.answer, checkpoint.answer_id)
         known = inner.base if inner.base is not None else state
         return added(state, known, after).model_copy(update={"status": after.status})
 

@@ -155,7 +155,7 @@ async def inject(
         )
         made = sandbox(injection)
         one = made if isinstance(made, AgentRunner) else await made
-        found = await _rerun(runner, one, source, restored, injection, failed, on_dropped or _untold)
+        found = await _rerun(runner, one, source, restored, injection, failed, on_dropped or _ignored)
         if found is not None:
             yield found
 
@@ -177,7 +177,7 @@ async def _rerun(
     restored: AgentState,
     injection: Injection,
     failed: Callable[[ExecutionResult], bool],
-    tell: Callable[[Injection, str], None],
+    report: Callable[[Injection, str], None],
 ) -> InjectedFailure | None:
     copy = restored.model_copy(
         update={
@@ -200,17 +200,17 @@ async def _rerun(
     try:
         result = await one.resume(copy.agent_id, copy.session_id)
     except UncertaintyError:
-        tell(injection, "aborted")
+        report(injection, "aborted")
         return None
     if result.status is AgentStatus.WAITING_FOR_HUMAN:
-        tell(injection, "paused")
+        report(injection, "paused")
         return None
     if not failed(result):
-        tell(injection, "did not fail")
+        report(injection, "did not fail")
         return None
     state, _ = await one.ledger.known(copy.agent_id, copy.session_id)
     return InjectedFailure(injection=injection, run=run_of(state), error_message=len(restored.messages), result=result)
 
 
-def _untold(injection: Injection, why: str) -> None:
+def _ignored(injection: Injection, why: str) -> None:
     """Nobody asked to be told."""

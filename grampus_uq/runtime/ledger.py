@@ -16,7 +16,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalR
 from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import AgentStatus
-from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, Standing
+from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, SessionHead
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
@@ -64,7 +64,7 @@ class Ledger:
         """
         return time.time() if self._offset_s is None else self._offset_s + time.monotonic()
 
-    def _heard(self, now_s: float) -> None:
+    def _set_clock(self, now_s: float) -> None:
         self._offset_s = now_s - time.monotonic()
 
     # -- seals ----------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Ledger:
         key = session_key(agent_id, session_id)
         found = await self.store.get("session", key)
         while found is not None:
-            state = self._head(found)
+            state = self._load_head(found)
             if state.transcript is None:  # written by a release that kept the messages in the document
                 return state, found.version
             try:
@@ -110,9 +110,9 @@ class Ledger:
             raise SessionError(f"There is no session {session_id!r:.80} of agent {agent_id!r:.80}.")
         return loaded
 
-    def _head(self, found: Document) -> AgentState:
+    def _load_head(self, found: Document) -> AgentState:
         """A stored state without its messages, and until when it is held."""
-        self._heard(found.read_s)
+        self._set_clock(found.read_s)
         body, holds = self.opened(found.key, found.body)
         state = parsed(AgentState, body, f"The stored session {found.key!r:.80}")
         if session_key(state.agent_id, state.session_id) != found.key:
@@ -121,10 +121,10 @@ class Ledger:
         state._leased_until = time.monotonic() + _left(state, found)
         return state
 
-    def standing(self, found: Document) -> tuple[Standing, float]:
+    def head(self, found: Document) -> tuple[SessionHead, float]:
         """Where a stored session stands, and for how long its worker may still hold it (0: nobody does)."""
-        self._heard(found.read_s)
-        state = parsed(Standing, self.opened(found.key, found.body)[0], f"The stored session {found.key!r:.80}")
+        self._set_clock(found.read_s)
+        state = parsed(SessionHead, self.opened(found.key, found.body)[0], f"The stored session {found.key!r:.80}")
         return state, max(0.0, _left(state, found)) if state.status is AgentStatus.RUNNING else 0.0
 
     async def save(self, state: AgentState, version: int, notes: Sequence[Note] = ()) -> int:
@@ -147,7 +147,7 @@ class Ledger:
         if state._replaces not in (None, log):
             writes.append(Drop(log=state._replaces))
         written = state.transcript
-        self._heard(await self.store.write(*writes))
+        self._set_clock(await self.store.write(*writes))
         state._kept, state._replaces = (written, messages), None
         return version + 1
 
@@ -178,7 +178,7 @@ class Ledger:
                 if containing not in document.body:
                     continue
                 try:
-                    state, left = self.standing(document)
+                    state, left = self.head(document)
                 except StoreError as error:
                     _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
                     continue
@@ -200,7 +200,7 @@ class Ledger:
         found = {}
         for document in await self.store.scan("session", label=AgentStatus.RUNNING.value):
             try:
-                state, left = self.standing(document)
+                state, left = self.head(document)
             except StoreError:
                 continue  # nobody runs what nobody can read
             if left and state.worker is not None:
@@ -291,7 +291,7 @@ class Ledger:
         return False
 
 
-def _left(state: AgentState | Standing, found: Document) -> float:
+def _left(state: AgentState | SessionHead, found: Document) -> float:
     """Seconds that are left of the lease of whoever wrote this document, by the store's clock."""
     return state.lease_s - found.age_s if state.v >= STATE_VERSION else state.lease_until_s - found.read_s
 

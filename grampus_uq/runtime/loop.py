@@ -124,7 +124,7 @@ class Loop:
 
     async def _model_step(self) -> RunEvent:
         state, session = self._state, self.lease.session
-        response = await self.lease.watched(self._ask)
+        response = await self.lease.run(self._ask)
         step_id = f"llm_{state.current_step}"
         taken = {call.id for message in state.messages for call in message.tool_calls}
         calls, refused = _bounded(response.tool_calls, step_id, taken)
@@ -133,7 +133,7 @@ class Loop:
         prompt = list(state.messages)
         assessment, action = None, UncertaintyAction.PROCEED
         if session is not None:
-            assessment, action = await self.lease.watched(
+            assessment, action = await self.lease.run(
                 lambda: session.observe_llm_response(
                     content,
                     step_id,

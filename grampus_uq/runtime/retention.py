@@ -86,7 +86,7 @@ async def _asked(store: SessionStore) -> set[str]:
     for status in AgentStatus:
         if status not in _ENDED:
             async for document in _pages(store, "session", status.value):
-                state, _ = ledger.standing(document)  # one that cannot be read ends it: what it asks is not known
+                state, _ = ledger.head(document)  # one that cannot be read ends it: what it asks is not known
                 asked |= {request.id for request in state.pending()}
     return asked
 

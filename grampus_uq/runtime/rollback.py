@@ -91,7 +91,7 @@ async def rollback(
         ConfigurationError: a step that the run never made. SessionError: no such session, or no checkpoint.
         SessionConflictError: somebody runs the session. StoreError, DataError: the store or the audit is broken.
     """
-    old, version = await _at_rest(runner, agent_id, session_id)
+    old, version = await _not_running(runner, agent_id, session_id)
     if not 0 <= to_step < old.current_step:
         rule = f"a step that the run made, from 0 to {old.current_step - 1}"
         raise ConfigurationError.of("to_step", "rollback", rule, to_step)
@@ -101,7 +101,7 @@ async def rollback(
     done = executed_calls(
         await audit.entries(), old, to_step, named_irreversible=None if policy is None else policy.is_irreversible
     )
-    told = (note or "")[:MAX_NOTE]
+    text = (note or "")[:MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
     new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
@@ -109,16 +109,16 @@ async def rollback(
     open_calls = _unsettled(new)
     hooked = [] if compensate is None else [c for c in new.discarded if not c.settled and not c.compensation_started]
     if open_calls or hooked:
-        new.review = [_question(terms, open_calls or hooked, runner.ledger.now_s(), step_id=f"llm_{to_step}")]
+        new.review = [_request_about(terms, open_calls or hooked, runner.ledger.now_s(), step_id=f"llm_{to_step}")]
         new.status = AgentStatus.WAITING_FOR_HUMAN
     else:
         for call in new.discarded:
             call.settled = True
-    _tell(new, told)
-    await _keep(runner, old, to_step, told)
+    _append_note(new, text)
+    await _archive(runner, old, to_step, text)
     await audit.append("rollback", _facts(new, to_step, old.branch, done))
     if compensate is not None and hooked:
-        await _make_up(runner, new, version, hooked, compensate, told, terms)
+        await _run_compensation(runner, new, version, hooked, compensate, text, terms)
     else:
         await runner.ledger.save(new, version)
     return await runner.resume(agent_id, session_id, agent_def=agent_def)
@@ -158,7 +158,7 @@ async def recover(
         ConfigurationError: an empty set, a prefix, a set of another run, or steps that the run does not have;
             otherwise as `rollback`.
     """
-    old, _ = await _at_rest(runner, agent_id, session_id)
+    old, _ = await _not_running(runner, agent_id, session_id)
     to_step = await restart_step(runner.ledger.store, old, prediction_set, from_start=from_start)
     note = what_failed(prediction_set, failure, limit=MAX_NOTE)
     return await rollback(runner, agent_id, session_id, to_step, note=note, compensate=compensate, agent_def=agent_def)
@@ -172,7 +172,7 @@ async def branches(runner: AgentRunner, agent_id: str, session_id: str) -> list[
     return [branch for branch in found if branch.number != current.branch]  # else a rollback died before it took place
 
 
-async def _at_rest(runner: AgentRunner, agent_id: str, session_id: str) -> tuple[AgentState, int]:
+async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> tuple[AgentState, int]:
     """The stored session, unless somebody runs it."""
     state, version = await runner.ledger.known(agent_id, session_id)
     left = state.leased_for_s()
@@ -227,7 +227,7 @@ def _unsettled(state: AgentState) -> list[ExecutedCall]:
     return [call for call in state.discarded if call.irreversible and not call.settled and call.compensation is None]
 
 
-def _tell(state: AgentState, note: str) -> None:
+def _append_note(state: AgentState, note: str) -> None:
     """Say to the model, at the end of what stands, that a first attempt failed and what of it is real."""
     lines = [
         "An earlier attempt from this point on failed and was discarded; nothing that it said stands.",
@@ -259,7 +259,7 @@ def _listed(calls: Sequence[ExecutedCall]) -> list[str]:
     return lines
 
 
-def _question(
+def _request_about(
     terms: Terms, calls: Sequence[ExecutedCall], now_s: float, *, step_id: str, why: str = ""
 ) -> ApprovalRequest:
     """What a human is asked: it names the calls, and it does not expire into an answer."""
@@ -272,7 +272,7 @@ def _question(
     return request_for(None, terms, doubt, now_s, step_id=step_id)
 
 
-async def _keep(runner: AgentRunner, old: AgentState, to_step: int, note: str) -> None:
+async def _archive(runner: AgentRunner, old: AgentState, to_step: int, note: str) -> None:
     """Store the branch that is about to be discarded; a second attempt at the same rollback writes it again."""
     body = Branch(to_step=to_step, note=note, kept_s=time.time(), state=old).model_dump_json()
     key = f"{run_prefix(old)}{old.branch:04d}"
@@ -295,7 +295,7 @@ def _facts(new: AgentState, to_step: int, from_branch: int, done: list[ExecutedC
     }
 
 
-async def _make_up(
+async def _run_compensation(
     runner: AgentRunner,
     new: AgentState,
     version: int,
@@ -310,15 +310,17 @@ async def _make_up(
     lease = await runner.take(new, version)
     try:
         await lease.note("compensation_started", {"calls": [call.idempotency_key for call in calls]})
-        why = await _compensated(lambda: lease.watched(lambda: compensate(calls)), calls)
+        why = await _compensated(lambda: lease.run(lambda: compensate(calls)), calls)
         made_up = [call.idempotency_key for call in calls if call.compensation is not None]
         await lease.note("compensation_finished", {"made_up_for": list(made_up), "error": why})
         new.messages.pop()
         left = _unsettled(new)
-        _tell(new, note)
+        _append_note(new, note)
         new.metadata["rollback"]["executed"] = [call.model_dump(mode="json") for call in calls]
         if left or why is not None:
-            new.review = [_question(terms, left or calls, lease.now_s(), step_id=new.review[0].step_id, why=why or "")]
+            new.review = [
+                _request_about(terms, left or calls, lease.now_s(), step_id=new.review[0].step_id, why=why or "")
+            ]
         else:
             new.review = []
             for call in calls:

@@ -22,7 +22,7 @@ __all__ = [
     "ExecutionResult",
     "PendingSession",
     "Segment",
-    "Standing",
+    "SessionHead",
 ]
 
 STATE_VERSION = 2
@@ -205,14 +205,14 @@ class AgentState(BaseModel):
             )
 
 
-class _Asking(BaseModel):
+class _PendingCall(BaseModel):
     """Of a call's record what it asks."""
 
     phase: CallPhase = CallPhase.NEW
     requests: tuple[ApprovalRequest, ...] = ()
 
 
-class Standing(BaseModel):
+class SessionHead(BaseModel):
     """Where a stored session stands: the part of its state that lists of sessions need, read without the rest."""
 
     model_config = ConfigDict(extra="ignore")
@@ -221,7 +221,7 @@ class Standing(BaseModel):
     agent_id: str
     session_id: str
     status: AgentStatus
-    turn: list[_Asking] = Field(default_factory=list)
+    turn: list[_PendingCall] = Field(default_factory=list)
     review: list[ApprovalRequest] = Field(default_factory=list)
     worker: str | None = None
     lease_s: float = 0.0
@@ -233,7 +233,7 @@ class Standing(BaseModel):
         return pending(self.review, self.turn)
 
 
-def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _Asking]) -> list[ApprovalRequest]:
+def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _PendingCall]) -> list[ApprovalRequest]:
     """Everything that waits for a decision: the run's own requests, then those of its calls."""
     return [*review, *(request for call in turn if call.phase is CallPhase.WAITING for request in call.requests)]
 

@@ -38,7 +38,7 @@ from grampus_uq.wire.lone_surrogates import bounded_text
 
 __all__ = ["UNWATCHED", "AgentRunner", "Unwatched"]
 
-_LETTING_GO = 10
+_RELEASE_POLLS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class AgentRunner:
         agent_def: AgentDefinition | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
         """Like `resume`, step by step."""
-        state, version = await self._let_go(agent_id, session_id)
+        state, version = await self._released(agent_id, session_id)
         if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         agent = agent_def or AgentDefinition.model_validate(state.definition)
@@ -203,10 +203,10 @@ class AgentRunner:
             async for event in events:
                 yield event
 
-    async def _let_go(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
+    async def _released(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
         """The stored session; one that this very process holds gets a moment to be let go of by a stream just left."""
         state, version = await self.ledger.known(agent_id, session_id)
-        for _ in range(_LETTING_GO):
+        for _ in range(_RELEASE_POLLS):
             if state.status is not AgentStatus.RUNNING or not (state.worker or "").startswith(self._worker):
                 break
             await anyio.sleep(0.01)

@@ -19,7 +19,7 @@ from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.concurrent_tasks import watched
+from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
@@ -141,7 +141,7 @@ class SessionLease:
             except (StoreError, SessionConflictError):
                 return  # the lease runs out by itself, or another worker holds the session already
 
-    async def watched(self, work: Callable[[], Awaitable[Result]]) -> Result:
+    async def run(self, work: Callable[[], Awaitable[Result]]) -> Result:
         """Await the work while renewing the lease; raises StoppedError on a stop order.
 
         Raises SessionConflictError when the session was taken over meanwhile. Either cancels the work. Whatever is
@@ -158,7 +158,7 @@ class SessionLease:
                     with contextlib.suppress(StoreError):  # tried again at the next renewal; what may not run without
                         await self.save()  # the store asks it first
 
-        return await watched(work, watch)
+        return await run_with_watch(work, watch)
 
     async def check_stop(self, *, since: float | None = None) -> None:
         """Raise StoppedError when a stop order was given; what `since` asks for is in `StopOrders.reached`."""

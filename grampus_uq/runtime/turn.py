@@ -213,7 +213,7 @@ class Turn:
 
         works = [partial(run, index, record) for index, record in enumerate(runnable)]
         if works:  # a failure must not cut off siblings that are running
-            await self.lease.watched(lambda: run_together(works, finish=True))
+            await self.lease.run(lambda: run_together(works, finish=True))
         for index in sorted(results):
             yield runnable[index], results[index]
 

@@ -85,3 +85,15 @@ def results_by_call(messages: Sequence[Message]) -> dict[str, int]:
 
 
 Factory = Callable[[], AgentRunner]
+
+
+def unknown_calls(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The calls that were started and never reported back: nobody knows whether they took effect."""
+    open_calls: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        key = str(entry["data"].get("idempotency_key", ""))
+        if entry["what"] in ("execution_started", "outcome_unknown"):
+            open_calls[key] = dict(entry["data"])
+        elif entry["what"] in ("execution_finished", "execution_settled", "execution_withdrawn"):
+            open_calls.pop(key, None)
+    return list(open_calls.values())

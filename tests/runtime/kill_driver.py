@@ -30,13 +30,13 @@ from grampus_uq import AgentRunner, FunctionTools, SessionError, ToolCall, Uncer
 from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase, CallRecord, cleared
 from grampus_uq.records.vocabulary import AgentStatus, Effect
-from grampus_uq.runtime.audit import AuditLog, unknown_calls
+from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.store import Change, Document, SessionStore
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, results_by_call, scripted
+from tests.runtime.agents import AGENT, results_by_call, scripted, unknown_calls
 
 LEASE_S = 0.05
 STEPS = 14  # store operations of a run or a resume, about

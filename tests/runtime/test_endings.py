@@ -26,10 +26,10 @@ from grampus_uq import (
 from grampus_uq.records.events import Event, OutcomeEvent
 from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Effect, UncertaintyAction
-from grampus_uq.runtime.audit import AuditLog, unknown_calls
+from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner, scripted
+from tests.runtime.agents import AGENT, World, look, mail, results_by_call, runner, scripted, unknown_calls
 
 ROOT = Path(__file__).parents[2]
 

@@ -35,12 +35,12 @@ from grampus_uq.errors import ModelError, StoreError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
-from grampus_uq.runtime.audit import AuditLog, unknown_calls, verify_audit
+from grampus_uq.runtime.audit import AuditLog, verify_audit
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.store import Change
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from tests.runtime.agents import AGENT, SEND_ONE, World, look, mail, results_by_call, runner, scripted
+from tests.runtime.agents import AGENT, SEND_ONE, World, look, mail, results_by_call, runner, scripted, unknown_calls
 
 pytestmark = pytest.mark.anyio
 

@@ -539,7 +539,7 @@ async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_a
         lease = await SessionLease.take(ledger, state, 0, worker="w", lease_s=60.0, stops=orders)
         try:
             with scope:
-                await lease.watched(hang)
+                await lease.run(hang)
         except StoppedError:
             stopped.append(number)
 

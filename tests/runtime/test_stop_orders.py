@@ -24,13 +24,13 @@ from grampus_uq import (
 from grampus_uq.errors import GrampusError, SessionError, StoreError
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.records.vocabulary import Effect
-from grampus_uq.runtime.audit import AuditLog, unknown_calls
+from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.runtime.store import Change, Document, Put
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import answer
-from tests.runtime.agents import AGENT, scripted
+from tests.runtime.agents import AGENT, scripted, unknown_calls
 
 
 class Ordering(MemoryStore):
