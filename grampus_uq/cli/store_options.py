@@ -8,7 +8,8 @@ from typing import TypeVar
 import anyio
 import click
 
-from grampus_uq.runtime.store import SessionStore, open_store
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stores import open_store
 
 __all__ = ["store_option", "with_store"]
 
