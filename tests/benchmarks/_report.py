@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -20,6 +22,14 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load_1min": load,
     }
+
+
+def existing(text: str) -> Path:
+    """A type of argparse: a file or folder that is there; any other is one line of usage instead of a traceback."""
+    path = Path(text)
+    if not path.exists():
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file or folder")
+    return path
 
 
 def emit(benchmark: str, rows: Iterable[Mapping[str, Any]], as_json: bool) -> None:

@@ -43,7 +43,7 @@ from grampus_uq.stats.entry_thresholds import (
     with_fallback,
 )
 from grampus_uq.stats.ranking import auprc, auroc
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, existing
 from tests.benchmarks.attribution_judge import JudgeScorer
 from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, random_splits
 
@@ -338,7 +338,7 @@ RECORDED: dict[str, Thresholds] = {"record_rf": RF, "record_envelope": METHODS["
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="JSON lines of failed runs, or a folder that holds them")
+    parser.add_argument("file", type=existing, help="JSON lines of failed runs, or a folder that holds them")
     parser.add_argument("--splits", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--judge", metavar="MODEL", help="also let this model judge every step")

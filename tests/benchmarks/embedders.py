@@ -33,7 +33,7 @@ from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.trajectory import run_components
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, existing
 from tests.benchmarks.tracer import turn_events
 
 
@@ -48,7 +48,7 @@ class Collector:
         return np.zeros((len(texts), 1))
 
 
-def embedded_texts(path: str) -> list[str]:
+def embedded_texts(path: str | Path) -> list[str]:
     """Give the different texts that TRACER embeds of a file's runs."""
     collector = Collector()
     for run in read_tau_bench(path):
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     folder = os.environ.get("GRAMPUS_UQ_DATA")
     default = None if folder is None else str(Path(folder) / "tau_bench" / "gpt-4o-airline.json.gz")
-    parser.add_argument("file", nargs="?" if default else None, default=default, metavar="FILE")
+    parser.add_argument("file", nargs="?" if default else None, default=default, type=existing, metavar="FILE")
     parser.add_argument("--model-dir", help="model directory of MiniLM (default: the installed package's)")
     parser.add_argument("--sample", type=int, default=300, help="texts that MiniLM is timed on")
     parser.add_argument("--seed", type=int, default=0)

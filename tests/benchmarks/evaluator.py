@@ -44,7 +44,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     ville_threshold,
 )
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, existing
 from tests.benchmarks.published_evaluator import fit_paper
 
 FloatArray = npt.NDArray[np.float64]
@@ -280,7 +280,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def main() -> None:
     """Read the arguments, run the splits, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("files", nargs="+", type=existing)
     parser.add_argument("--splits", type=int, default=50)
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.05, 0.1, 0.2, 0.3])
     parser.add_argument("--delta", type=float, default=0.1)

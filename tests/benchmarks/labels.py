@@ -36,7 +36,7 @@ import numpy.typing as npt
 from grampus_uq.recording.codec import decode
 from grampus_uq.records.events import StepEvent
 from grampus_uq.stats.selective import Released, budget_of_wrong_releases, certified_by_count
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, existing
 from tests.benchmarks.evaluator import load
 
 SPENT = (20, 50, 100, 200, 400)
@@ -192,7 +192,7 @@ def measure(files: list[Path], splits: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("files", nargs="*", type=existing)
     parser.add_argument("--splits", type=int, default=20)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()

@@ -47,7 +47,7 @@ from grampus_uq.stats.trajectory_scores import (
     weighted_forecast,
 )
 from grampus_uq.stats.weight_schedules import SCHEDULES
-from tests.benchmarks._report import emit
+from tests.benchmarks._report import emit, existing
 from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 
 Row = dict[str, Any]
@@ -84,7 +84,7 @@ def load(path: Path) -> tuple[ForecastTraces, np.ndarray, list[str]]:
 def main() -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=existing, metavar="FILE")
     parser.add_argument("--draws", type=int, default=2000, help="paired bootstrap draws (default 2000)")
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--json", action="store_true", help="print one JSON object")

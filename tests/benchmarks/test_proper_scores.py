@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import DataError
-from tests.benchmarks.proper_scores import length_stratified, load
+from tests.benchmarks.proper_scores import length_stratified, load, main
 
 HEADER = "uq_problem_idx,num_steps,judge_probability,solved\n"
 ISSUE_ROW = {
@@ -88,3 +88,9 @@ def test_the_censoring_plan_hides_the_same_share_of_short_and_long_runs():
     assert (stops <= lengths).all()
     assert hidden.mean() == pytest.approx(0.3)
     assert hidden[lengths < np.median(lengths)].mean() == pytest.approx(0.3, abs=0.02)
+
+
+def test_a_path_that_is_not_there_is_a_line_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["/nowhere/scores.csv"])
+    assert "/nowhere/scores.csv: there is no such file or folder" in capsys.readouterr().err
