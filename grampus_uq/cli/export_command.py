@@ -6,7 +6,8 @@ import click
 
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
-from grampus_uq.telemetry.export import ExportReport, otlp_exporter, send_recordings
+from grampus_uq.telemetry.export import ExportReport, send_recordings
+from grampus_uq.telemetry.otlp_exporter import otlp_exporter
 
 __all__ = ["command"]
 

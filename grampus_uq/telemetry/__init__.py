@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from grampus_uq.telemetry.flushing import flush_on_sigterm as flush_on_sigterm
     from grampus_uq.telemetry.log_lines import LogProcessor as LogProcessor
     from grampus_uq.telemetry.log_lines import StructlogProcessor as StructlogProcessor
     from grampus_uq.telemetry.meters import GrampusMeters as GrampusMeters
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from grampus_uq.telemetry.sampling import AlarmSampler as AlarmSampler
     from grampus_uq.telemetry.scores import LangfuseScores as LangfuseScores
     from grampus_uq.telemetry.scores import PhoenixAnnotations as PhoenixAnnotations
-    from grampus_uq.telemetry.sigterm import flush_on_sigterm as flush_on_sigterm
     from grampus_uq.telemetry.spans import SpanEmitter as SpanEmitter
     from grampus_uq.telemetry.trace_context import context_of as context_of
     from grampus_uq.telemetry.tracer import GrampusTracer as GrampusTracer
@@ -29,7 +29,7 @@ _PLACES = {
     "SpanEmitter": "spans",
     "StructlogProcessor": "log_lines",
     "context_of": "trace_context",
-    "flush_on_sigterm": "sigterm",
+    "flush_on_sigterm": "flushing",
 }
 
 __all__ = [

@@ -1,5 +1,8 @@
 """Every attribute that a span or a span event of this package may carry: key, type, where, when, and what it may tell.
 
+`ATTRIBUTES` are those of the monitor's own spans and of what it sets on its parent, which in an exported recording is
+the span of the run; `EXPORTED` are those that only an exported recording carries.
+
 The keys of OpenTelemetry's GenAI conventions are written out here: those conventions are still in development, and the
 packages that hold them rename and move them. A test holds the table of docs/telemetry.md, and every span that is
 emitted, against this table.
@@ -13,12 +16,17 @@ from typing import Final
 __all__ = [
     "APPROVAL",
     "ATTRIBUTES",
+    "DECISION",
     "ESCALATE",
     "ESCALATED",
     "ESTIMATE",
     "EVALUATION",
+    "EXPORTED",
     "PARENT",
+    "RESUMED",
+    "RUN",
     "SEMANTIC",
+    "TOOL",
     "Attribute",
 ]
 
@@ -34,6 +42,18 @@ ESCALATED: Final = "uncertainty.escalated"
 """True on every span of a step that escalates: what samplers and queues must not lose."""
 
 _CONTENT: Final = "content"
+
+RUN: Final = "invoke_agent"
+"""The span of the run; its name ends with the agent's."""
+
+TOOL: Final = "execute_tool"
+"""The span of a tool call, from its clearance or approval to its result; its name ends with the tool's."""
+
+DECISION: Final = "uncertainty.decision"
+"""An event on the span of the run: somebody answered a pause."""
+
+RESUMED: Final = "uncertainty.resumed"
+"""An event on the span of the run, without attributes: the session was taken up again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,3 +147,29 @@ _ALL: Final = (
 
 ATTRIBUTES: Final = {attribute.key: attribute for attribute in _ALL}
 """The table by key."""
+
+_OF_EXPORTS: Final = (
+    _a("session_id", "string", RUN, "always", "id"),
+    _a("agent_id", "string", RUN, "always", "id"),
+    _a("uncertainty.recorded", "boolean", RUN, "always; true", "number"),
+    _a("uncertainty.advisory", "boolean", RUN, "the beginning was recorded", "number"),
+    _a("uncertainty.profile", "string", RUN, "a fitted profile: its fingerprint", "id"),
+    _a("uncertainty.outcome", "string", RUN, "recorded: success, failure or unknown", "word"),
+    _a("uncertainty.stop_reason", "string", RUN, "the outcome is recorded", "word"),
+    _a("uncertainty.labelled_by", "string", RUN, "somebody labelled it", "id"),
+    _a("gen_ai.operation.name", "string", (RUN, TOOL), "always", "word"),
+    _a("gen_ai.conversation.id", "string", (RUN, TOOL), "always: the session", "id"),
+    _a("gen_ai.agent.name", "string", RUN, "the agent has an id", "id"),
+    _a("gen_ai.request.model", "string", RUN, "the model is known", "id"),
+    _a("gen_ai.tool.name", "string", TOOL, "always", "name"),
+    _a("gen_ai.tool.call.id", "string", (TOOL, DECISION), "the call has an id", "name"),
+    _a("error.type", "string", TOOL, "the tool failed", "word"),
+    _a("decision", "string", DECISION, "always", "word"),
+    _a("principal", "string", DECISION, "always: who decided", "id"),
+    _a("step_id", "string", DECISION, "it is on a step", "id"),
+    _a("call_digest", "string", DECISION, "it is on a call", "id"),
+    _a("acknowledged", "string", DECISION, "a level asks no more", "word"),
+)
+
+EXPORTED: Final = {attribute.key: attribute for attribute in _OF_EXPORTS}
+"""What only an exported recording carries, by key: on the span of the run, on those of tools, on decisions."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from grampus_uq.records.values import StepUncertainty
-from grampus_uq.records.vocabulary import STOPPING, STOPPING_LEVELS, UncertaintyLevel
+from grampus_uq.records.vocabulary import STOPPING, STOPPING_LEVELS, UncertaintyAction, UncertaintyLevel
 
-__all__ = ["FUSED", "SCORES", "Evaluation", "escalates", "evaluations", "fused_of"]
+__all__ = ["FUSED", "SCORES", "WORDS", "Evaluation", "escalates", "evaluations", "fused_of"]
 
 FUSED: Final = "uncertainty.confidence.fused"
 SCORES: Final = (FUSED, "uncertainty.p_success", "uncertainty.trajectory_risk")
 """Names of the scores of a step, which are those of the span's attributes that hold them."""
 _NOTHING_READ: Final = "no reading on this step"
-_WORDS: Final = {level: level.value for level in UncertaintyLevel}
+WORDS: Final[dict[str, str]] = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}
+"""Levels and actions as plain text, which attributes take."""
 
 
 class Evaluation(NamedTuple):
@@ -40,7 +41,7 @@ def evaluations(step: StepUncertainty) -> list[Evaluation]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
     values = zip(SCORES, (fused_of(step), step.p_success, step.trajectory_risk), strict=True)
     return [
-        Evaluation(name, value, _WORDS[step.level] if name == FUSED else None)
+        Evaluation(name, value, WORDS[step.level] if name == FUSED else None)
         for name, value in values
         if value is not None
     ]

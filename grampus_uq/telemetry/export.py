@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
@@ -19,13 +18,11 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.reader import TornLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.records.events import Event, SessionStarted, StepEvent
-from grampus_uq.telemetry.export_batches import Batches
-from grampus_uq.telemetry.export_ids import RecordedIds
 from grampus_uq.telemetry.export_run import RunAsSpans, time_ns_of, wrong_number
-from grampus_uq.telemetry.otlp_exporter import span_exporter
+from grampus_uq.telemetry.export_sending import Batches, RecordedIds
 from grampus_uq.telemetry.span_content import Redact
 
-__all__ = ["ExportReport", "otlp_exporter", "send_recordings"]
+__all__ = ["ExportReport", "send_recordings"]
 
 _MOST_LISTED: Final = 1000
 _LONGEST_VALUE: Final = 8192  # of an attribute, in characters: ids and names may be as long as a line of a recording
@@ -174,30 +171,3 @@ def _sound_events(path: Path, report: ExportReport, refuse: Callable[[DataError]
                 yield line, found
     except DataError as error:  # the file cannot be opened; the others may be
         refuse(error)
-
-
-def otlp_exporter(endpoint: str, *, protocol: str | None = None, timeout_s: float = 10.0) -> SpanExporter:
-    """An OTLP exporter of spans; headers, certificates and compression are those of OpenTelemetry's environment.
-
-    `endpoint` is such as "http://localhost:4317" (gRPC) or "http://localhost:4318" (HTTP; "/v1/traces" is added where
-    it is missing). `protocol` is "grpc" or "http"; None: HTTP for port 4318 and for a path that ends in "/v1/traces",
-    else gRPC. `timeout_s` bounds one batch with all its repetitions. Raises ConfigurationError.
-    """
-    if protocol not in (None, "grpc", "http"):
-        raise ConfigurationError.of("protocol", "otlp_exporter", "'grpc' or 'http'", protocol)
-    address = endpoint if "://" in endpoint else f"http://{endpoint}"
-    try:
-        parts = urlsplit(address)
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError as error:  # a port that is no number
-        raise _not_an_address(endpoint) from error
-    if not whole:
-        raise _not_an_address(endpoint)
-    spoken = "http/protobuf" if protocol == "http" else protocol
-    return span_exporter(address, spoken, owner="otlp_exporter", timeout_s=timeout_s)
-
-
-def _not_an_address(endpoint: str) -> ConfigurationError:
-    shown = endpoint.rpartition("@")[2]  # what stands before it is a password
-    rule = "an address such as http://localhost:4317"
-    return ConfigurationError.of("endpoint", "otlp_exporter", rule, shown)

@@ -18,8 +18,8 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.errors import DataError
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
-from grampus_uq.telemetry.export_attributes import DECISION, RESUMED, RUN, TOOL
-from grampus_uq.telemetry.export_ids import RecordedIds
+from grampus_uq.telemetry.conventions import DECISION, RESUMED, RUN, TOOL
+from grampus_uq.telemetry.export_sending import RecordedIds
 from grampus_uq.telemetry.span_content import Redact, plain_name
 from grampus_uq.telemetry.spans import SpanEmitter
 

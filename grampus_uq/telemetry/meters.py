@@ -12,7 +12,7 @@ from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetr
 from opentelemetry.sdk.resources import Resource
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
-from grampus_uq.telemetry.deadline import within
+from grampus_uq.telemetry.flushing import within
 from grampus_uq.telemetry.otlp_exporter import metric_exporter
 
 __all__ = ["GrampusMeters", "PrometheusPage"]

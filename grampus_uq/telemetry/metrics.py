@@ -17,14 +17,9 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.values import StepUncertainty
-from grampus_uq.records.vocabulary import (
-    MissingReason,
-    UncertaintyAction,
-    UncertaintyLevel,
-    UncertaintySource,
-)
+from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.stats.eprocess_thresholds import Mode
-from grampus_uq.telemetry.evaluations import escalates, fused_of
+from grampus_uq.telemetry.evaluations import WORDS, escalates, fused_of
 from grampus_uq.telemetry.instruments import INSTRUMENTS, METER_NAME
 from grampus_uq.telemetry.metric_labels import OTHER, BoundedLabel
 
@@ -159,10 +154,10 @@ class MetricsProcessor:
         if step.log_e_value is not None:  # a histogram takes no negative number: evidence of success is none of failure
             made["uncertainty.detector.log_m"].record(max(0.0, step.log_e_value), common)
         kind = self._kind(step.step_type)
-        made["uncertainty.actions"].add(1, {**common, "action": _WORDS[step.action], "step_type": kind})
+        made["uncertainty.actions"].add(1, {**common, "action": WORDS[step.action], "step_type": kind})
         if escalates(step):
             made["uncertainty.escalations"].add(
-                1, {**common, "level": _WORDS[step.level], "rule": self._rule(step.rule)}
+                1, {**common, "level": WORDS[step.level], "rule": self._rule(step.rule)}
             )
         if step.rule == "detector":
             self._alarm(event.session_id, step, common)
@@ -214,6 +209,3 @@ class MetricsProcessor:
             name = type(processor).__name__
             sums[name] = sums.get(name, 0) + processor.dropped
         return [Observation(count, {"processor": name}) for name, count in sums.items()]
-
-
-_WORDS: Final = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
+from opentelemetry import context
+
 from grampus_uq.errors import ConfigurationError
 
 __all__ = ["Outbox"]
@@ -20,6 +22,7 @@ __all__ = ["Outbox"]
 _log = logging.getLogger("grampus_uq.telemetry")
 _IDLE_S: Final = 30.0  # then the thread ends, until something is put again
 _EXIT_S: Final = 5.0
+_SUPPRESSED: Final = getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 
 T = TypeVar("T")
 
@@ -149,6 +152,7 @@ class Outbox(Generic[T]):
         return self._state.wait_for(lambda: self._done >= target, timeout_s)
 
     def _run(self) -> None:
+        context.attach(context.set_value(_SUPPRESSED, True))  # of this thread: an instrumented client makes no spans
         while True:
             with self._state:
                 if not self._wait_for_batch():

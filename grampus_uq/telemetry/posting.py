@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from opentelemetry import context
-
 from grampus_uq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["Poster", "RefusedError", "timestamp"]
 
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
-_SUPPRESSED: Final = getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 
 
 class RefusedError(ConnectionError):
@@ -93,11 +90,7 @@ class Poster:
         if self._client is None or self._process != os.getpid():  # a connection of the parent process is not ours
             self._client = httpx.Client(timeout=self._timeout_s, headers=self._headers, follow_redirects=False)
             self._process = os.getpid()
-        token = context.attach(context.set_value(_SUPPRESSED, True))  # an instrumented httpx would make spans of this
-        try:
-            return self._client.post(self.url, json=body)
-        finally:
-            context.detach(token)
+        return self._client.post(self.url, json=body)
 
     def stop(self) -> None:
         """End any wait between two attempts: the attempt under way is the last one."""

@@ -12,9 +12,8 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.records.events import DecisionEvent, StepEvent
 from grampus_uq.records.values import Reading, StepUncertainty
-from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
 from grampus_uq.telemetry.conventions import ESCALATED
-from grampus_uq.telemetry.evaluations import fused_of
+from grampus_uq.telemetry.evaluations import WORDS, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
 ]
 
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far")
-_PLAIN: dict[str, str] = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}
 _WHERE_READ: Final = ("missing_reason", "token_probability", "token_entropy", "semantic_confidence")
 Attributes = dict[str, AttributeValue]
 
@@ -67,7 +65,7 @@ def estimate_attributes(
     """The guide's keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
     step, session_id, agent_id = event.assessment, event.session_id, event.agent_id
     said = step.__dict__  # an attribute of a pydantic model takes several times as long, and some twenty are read
-    level, action, p_true = _PLAIN[said["level"]], _PLAIN[said["action"]], said["p_true_confidence"]
+    level, action, p_true = WORDS[said["level"]], WORDS[said["action"]], said["p_true_confidence"]
     propagated, fused, p_success = said["propagated_confidence"], fused_of(step), said["p_success"]
     # One literal: every step of every agent passes here.
     attributes: Attributes = {
@@ -122,8 +120,8 @@ def parent_attributes(step: StepUncertainty, *, escalates: bool) -> Attributes:
     """What a recording parent span is told of its latest step."""
     attributes: Attributes = {
         "uncertainty.step_id": step.step_id,
-        "uncertainty.level": _PLAIN[step.level],
-        "uncertainty.action": _PLAIN[step.action],
+        "uncertainty.level": WORDS[step.level],
+        "uncertainty.action": WORDS[step.action],
         "uncertainty.confidence.propagated": step.propagated_confidence,
     }
     fused = fused_of(step)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from grampus_uq.telemetry.conventions import ESCALATED
 from grampus_uq.telemetry.otlp_exporter import span_exporter
+from grampus_uq.telemetry.outbox import Outbox
 from grampus_uq.telemetry.sampling import keep_share
-from grampus_uq.telemetry.span_queue import QueuedSpans
 
 __all__ = ["GrampusTracer"]
 
@@ -42,11 +44,11 @@ class GrampusTracer:
     ) -> None:
         resource = Resource.create({"service.name": service_name, **dict(resource_attributes or {})})
         self.provider = TracerProvider(resource=resource, sampler=None if sample is None else keep_share(sample))
-        self._queue: QueuedSpans | None = None
+        self._queue: _QueuedSpans | None = None
         if otlp_endpoint is not None:
             exporter = span_exporter(otlp_endpoint, protocol, headers, owner=type(self).__name__)
         if exporter is not None:
-            self._queue = QueuedSpans(exporter, capacity=queue_size)
+            self._queue = _QueuedSpans(exporter, capacity=queue_size)
             self.provider.add_span_processor(self._queue)
         if span_processor is not None:
             self.provider.add_span_processor(span_processor)
@@ -72,3 +74,57 @@ class GrampusTracer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.shutdown()
+
+
+class _QueuedSpans(SpanProcessor):
+    """An OpenTelemetry span processor before one exporter, in place of the SDK's `BatchSpanProcessor`.
+
+    It differs in three things. Drops are counted (`dropped`), those of a failed export included. When the queue is
+    full, a span of an escalation or an alarm goes last. `force_flush` and `shutdown` keep their deadlines, whatever
+    the exporter does.
+
+    `batch` is small on purpose: encoding a batch holds the interpreter, and with it the agent's event loop.
+    """
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        *,
+        capacity: int = 2048,
+        batch: int = 128,
+        delay_s: float = 1.0,
+        shutdown_s: float = 5.0,
+    ) -> None:
+        self._exporter, self._shutdown_s = exporter, shutdown_s
+        self._outbox: Outbox[ReadableSpan] = Outbox(
+            self._export, name="spans", capacity=capacity, batch=min(batch, capacity), delay_s=delay_s
+        )
+        self._closing = threading.Lock()
+        self._closed = False
+
+    @property
+    def dropped(self) -> int:
+        """How many spans were not exported: the queue was full or closed, or the exporter failed."""
+        return self._outbox.dropped
+
+    def on_end(self, span: ReadableSpan) -> None:
+        """Queue a span; takes microseconds."""
+        if span.context is not None and span.context.trace_flags.sampled:
+            self._outbox.put(span, urgent=bool(span.attributes and span.attributes.get(ESCALATED)))
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Export what is queued; False when the deadline passed first. Blocks."""
+        return self._outbox.flush(timeout_millis / 1000.0)
+
+    def shutdown(self) -> None:
+        """Export what is queued, for at most `shutdown_s` seconds, and stop. Blocks."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._outbox.close(self._shutdown_s)
+            self._exporter.shutdown()  # wakes an exporter that waits between two attempts
+
+    def _export(self, spans: Sequence[ReadableSpan]) -> None:
+        if self._exporter.export(spans) is SpanExportResult.FAILURE:
+            raise ConnectionError("the exporter gave up")

@@ -90,7 +90,10 @@ def test_the_censoring_plan_hides_the_same_share_of_short_and_long_runs():
     assert hidden[lengths < np.median(lengths)].mean() == pytest.approx(0.3, abs=0.02)
 
 
-def test_a_path_that_is_not_there_is_a_line_of_usage(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_path_that_is_not_there_is_a_line_of_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["proper_scores", "/nowhere/scores.csv"])
     with pytest.raises(SystemExit):
-        main(["/nowhere/scores.csv"])
+        main()
     assert "/nowhere/scores.csv: there is no such file or folder" in capsys.readouterr().err

@@ -15,8 +15,8 @@ import structlog
 
 from grampus_uq import Effect, Outcome, ToolCall, UncertaintyMonitor
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.telemetry.flushing import flush_on_sigterm
 from grampus_uq.telemetry.log_lines import LogProcessor, StructlogProcessor
-from grampus_uq.telemetry.sigterm import flush_on_sigterm
 
 
 def run(processor, session_id="s1", **given):
@@ -78,7 +78,7 @@ def test_structlog_gets_the_same_fields_as_key_values():
 PROGRAM = """
     import os, signal, sys, time
     from grampus_uq.telemetry.outbox import Outbox
-    from grampus_uq.telemetry.sigterm import flush_on_sigterm
+    from grampus_uq.telemetry.flushing import flush_on_sigterm
 
     before = sys.argv[1]
     if before == "handler":

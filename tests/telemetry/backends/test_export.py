@@ -23,9 +23,9 @@ from grampus_uq.recording import Label, RecordingProcessor, encode, label, read
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyLevel
-from grampus_uq.telemetry.conventions import ATTRIBUTES, PARENT
-from grampus_uq.telemetry.export import ExportReport, otlp_exporter, send_recordings
-from grampus_uq.telemetry.export_attributes import EXPORTED, RUN, TOOL
+from grampus_uq.telemetry.conventions import ATTRIBUTES, EXPORTED, PARENT, RUN, TOOL
+from grampus_uq.telemetry.export import ExportReport, send_recordings
+from grampus_uq.telemetry.otlp_exporter import otlp_exporter
 from tests.recording.events import START_S, events, session, started, step_event
 from tests.telemetry.backends.receiver import Receiver, by_grpc, by_http, values
 from tests.telemetry.backends.recorded import SECRET, Spans, watch_first_half, watch_second_half

@@ -15,7 +15,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from grampus_uq import GrampusTracer, UncertaintyMonitor
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
-from grampus_uq.telemetry.export import otlp_exporter, send_recordings
+from grampus_uq.telemetry.export import send_recordings
+from grampus_uq.telemetry.otlp_exporter import otlp_exporter
 from tests.telemetry.backends.recorded import SECRET, watch_first_half, watch_second_half
 from tests.telemetry.backends.servers import Rotel, rotel, wait_until
 

@@ -1,19 +1,48 @@
-"""Flushes on SIGTERM, which orchestrators send before they kill, without taking the signal from the application."""
+"""Flushes within a deadline, whatever an exporter does, and on SIGTERM, which orchestrators send before they kill."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.telemetry.deadline import within
 
-__all__ = ["flush_on_sigterm"]
+__all__ = ["flush_on_sigterm", "within"]
+
+_log = logging.getLogger("grampus_uq.telemetry")
+
+
+def within(timeout_s: float, flush: Callable[[], object]) -> bool:
+    """Call `flush`; True when it returned in time, False when the deadline passed first, it raised, or returned False.
+
+    After the deadline it goes on by itself, on a daemon thread. What it raises is logged: flushing happens at the end
+    of a process, where a telemetry backend that fails must not change how the process ends.
+    """
+    thread, returned = _started(flush)
+    thread.join(timeout_s)
+    return bool(returned) and returned[0] is not False
+
+
+def _started(flush: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    """A daemon thread that calls `flush`, and the list that gets what it returns."""
+    returned: list[object] = []
+
+    def call() -> None:
+        try:
+            returned.append(flush())
+        except Exception as error:  # noqa: BLE001 (an exporter may raise anything)
+            _log.warning("telemetry could not be flushed: %s", type(error).__name__)
+
+    thread = threading.Thread(target=call, name="grampus-uq-flush", daemon=True)
+    thread.start()
+    return thread, returned
 
 
 @contextmanager
@@ -38,7 +67,10 @@ def flush_on_sigterm(*flush: Callable[[], object], timeout_s: float = 5.0) -> It
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        _flush_all(flush, timeout_s)
+        started = [_started(what) for what in flush]
+        deadline_s = time.monotonic() + timeout_s
+        for thread, _ in started:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
         _as_before(before, number, frame)
 
     signal.signal(signal.SIGTERM, handle)
@@ -47,14 +79,6 @@ def flush_on_sigterm(*flush: Callable[[], object], timeout_s: float = 5.0) -> It
     finally:
         if signal.getsignal(signal.SIGTERM) is handle and before is not None:
             signal.signal(signal.SIGTERM, before)
-
-
-def _flush_all(flush: tuple[Callable[[], object], ...], timeout_s: float) -> None:
-    threads = [threading.Thread(target=within, args=(timeout_s, what), daemon=True) for what in flush]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout_s)
 
 
 def _as_before(before: Any, number: int, frame: FrameType | None) -> None:
