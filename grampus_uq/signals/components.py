@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
-import anyio.to_thread
 import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.records.protocols import Embedder
-from grampus_uq.signals.coherence import agent_coherence_gap, user_coordination_gap
-from grampus_uq.signals.repetition import hybrid_repetition
+from grampus_uq.signals.embedding import cosine_similarity, semantic_distance
 from grampus_uq.stats.content_words import content_words
 from grampus_uq.stats.trajectory_risk import StepComponents
 
 __all__ = [
     "AgentText",
     "ObservedStep",
+    "hybrid_repetition",
+    "lexical_overlap",
     "needs_embedding",
-    "sense_step",
-    "sense_step_in_thread",
     "sense_steps",
     "unsensed",
 ]
@@ -69,24 +66,14 @@ class ObservedStep:
     duplicate_observation: bool | None = None
 
 
-def sense_step(step: ObservedStep, embedder: Embedder) -> StepComponents:
-    """Compute the components of a step, embedding its texts. What the embedder raises goes through.
-
-    Called from a worker thread, or by `sense_step_in_thread`: a model may need tens of milliseconds.
-    """
-    return sense_steps([step], embedder)[0]
-
-
 def sense_steps(steps: Sequence[ObservedStep], embedder: Embedder) -> list[StepComponents]:
-    """Compute the components of several steps, embedding each different text once, all in one call."""
+    """Compute the components of several steps, embedding each different text once, all in one call.
+
+    Slow where the embedder is, so it is called from a worker thread. What the embedder raises goes through.
+    """
     texts = list(dict.fromkeys(text for step in steps for text in _texts(step)))
     vectors = dict(zip(texts, embedder.embed(texts), strict=True)) if texts else {}
     return [_with_vectors(step, vectors) for step in steps]
-
-
-async def sense_step_in_thread(step: ObservedStep, embedder: Embedder) -> StepComponents:
-    """Compute the components of a step off the event loop; when cancelled, the thread's answer is dropped."""
-    return await anyio.to_thread.run_sync(partial(sense_step, step, embedder), abandon_on_cancel=True)
 
 
 def needs_embedding(steps: Sequence[ObservedStep]) -> bool:
@@ -112,15 +99,21 @@ def _texts(step: ObservedStep) -> list[str]:
 
 
 def _with_vectors(step: ObservedStep, vectors: _Vectors) -> StepComponents:
+    """The components with repetition and the coherence gaps, 1 - cos of two texts, in [0, 2], higher is worse.
+
+    D_o^A compares an agent's turn with the observations of its calls (eq. 14), D_o^U a user's turn with the agent's
+    turn right before it (eq. 15). What a gap measures depends on the embedder: between a call and a fitting answer it is
+    rarely small, so only differences say anything.
+    """
     counterpart = None if step.counterpart is None else vectors[step.counterpart]
     if not step.is_agent:
-        gap = None if counterpart is None else user_coordination_gap(counterpart, vectors[step.text])
+        gap = None if counterpart is None else semantic_distance(counterpart, vectors[step.text])
         return replace(unsensed(step), user_gap=gap)
     return replace(
         unsensed(step),
         repetition=_repetition(step, vectors, AgentText.units),
         wording_repetition=_repetition(step, vectors, AgentText.words),
-        agent_gap=None if counterpart is None else agent_coherence_gap(vectors[step.text], counterpart),
+        agent_gap=None if counterpart is None else semantic_distance(vectors[step.text], counterpart),
     )
 
 
@@ -129,3 +122,29 @@ def _repetition(step: ObservedStep, vectors: _Vectors, content: Callable[[AgentT
         return 0.0
     earlier = [(vectors[turn.text], content(turn)) for turn in step.earlier]
     return hybrid_repetition(vectors[step.text], content(step.said), earlier)
+
+
+def lexical_overlap(first: frozenset[str], second: frozenset[str]) -> float:
+    """Give sim_lex, the Jaccard overlap of two sets of content words, in [0, 1]; 0 when both are empty (eq. 9)."""
+    union = len(first | second)
+    return len(first & second) / union if union else 0.0
+
+
+def hybrid_repetition(
+    vector: npt.NDArray[np.float64],
+    words: frozenset[str],
+    earlier: Iterable[tuple[npt.NDArray[np.float64], frozenset[str]]],
+) -> float:
+    """Give D_rep, the largest product of semantic similarity and lexical overlap with an earlier turn (eq. 11).
+
+    `vector` and `words` are the embedding and the content words of the turn, `earlier` those of the turns in its
+    window: the latest 3 agent turns, where the paper counts m steps of either actor and prints no m. The caller
+    decides what the words are: D_rep takes the words that the agent spoke and each tool call as one unit, so that two
+    calls are the same or not; with the words of the calls it also sees a call repeated with one argument changed.
+
+    Returns a number in [0, 1], higher is worse; 0 with no earlier turn. A negative similarity counts as 0.
+    """
+    products = (
+        cosine_similarity(vector, other) * lexical_overlap(words, other_words) for other, other_words in earlier
+    )
+    return max(0.0, max(products, default=0.0))

@@ -1,7 +1,7 @@
 """From the turns of a run to TRACER's components a step: the same small state machine for live sessions and for replay.
 
 `advance` is pure and cheap: it takes a state and what happened, and gives the next state, the steps that are complete
-now, and the step that is still open. `sense_step` then computes the components of a step; it embeds texts, so it may
+now, and the step that is still open. `sense_steps` then computes the components of a step; it embeds texts, so it may
 be slow and may fail, and a failure loses one step's components and never the state.
 
 An agent's turn stays open until something follows it, because its coherence gap exists only once its observations are
@@ -11,14 +11,13 @@ completed once, however often its calls are reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records.protocols import Embedder
 from grampus_uq.records.values import TokenLogprob, ToolCall
-from grampus_uq.signals.components import AgentText, ObservedStep, sense_steps
+from grampus_uq.signals.components import AgentText, ObservedStep
 from grampus_uq.signals.text import (
     READ_CHARACTERS,
     SENTINELS,
@@ -34,14 +33,12 @@ from grampus_uq.signals.text import (
 )
 from grampus_uq.signals.tool_outcome import digest_of, failed, remembered
 from grampus_uq.stats.surprisal import content_surprisal
-from grampus_uq.stats.trajectory_risk import StepComponents
 
 __all__ = [
     "Advance",
     "ComponentSettings",
     "ComponentState",
     "advance",
-    "run_components",
 ]
 
 MAX_CALLS: Final = 256
@@ -162,23 +159,6 @@ def advance(state: ComponentState, event: TurnEvent, settings: ComponentSettings
             return _advanced(replace(closed, after_agent=False), (*steps, step))
         case RunEnd():
             return _advanced(*_close(state, settings))
-
-
-def run_components(
-    events: Iterable[TurnEvent], embedder: Embedder, settings: ComponentSettings | None = None
-) -> list[StepComponents]:
-    """Compute the components of every step of a finished run, embedding each text once, all in one call.
-
-    The run is taken as ended after the last event. Equal to advancing live through the same events.
-    """
-    settings = ComponentSettings() if settings is None else settings
-    state = ComponentState()
-    steps: list[ObservedStep] = []
-    for event in (*events, RunEnd()):
-        moved = advance(state, event, settings)
-        state = moved.state
-        steps.extend(moved.completed)
-    return sense_steps(steps, embedder)
 
 
 def _advanced(state: ComponentState, completed: Sequence[ObservedStep]) -> Advance:

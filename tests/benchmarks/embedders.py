@@ -32,9 +32,9 @@ from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
-from grampus_uq.signals.trajectory import run_components
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.tracer import turn_events
+from tests.trajectory_runs import run_components
 
 
 class Collector:

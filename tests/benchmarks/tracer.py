@@ -59,9 +59,9 @@ from grampus_uq.signals.text import (
     turn_of_observation,
     turn_of_step,
 )
-from grampus_uq.signals.trajectory import run_components
 from grampus_uq.stats.ranking import auroc
 from tests.benchmarks._report import emit
+from tests.trajectory_runs import run_components
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,8 +18,7 @@ from pydantic import TypeAdapter
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.records.values import Step, TokenLogprob, ToolCall
-from grampus_uq.signals.coherence import agent_coherence_gap, user_coordination_gap
-from grampus_uq.signals.components import ObservedStep, sense_step, sense_step_in_thread, unsensed
+from grampus_uq.signals.components import ObservedStep, sense_steps, unsensed
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.text import (
     READ_CHARACTERS,
@@ -32,10 +30,11 @@ from grampus_uq.signals.text import (
     UserTurn,
     turn_of_step,
 )
-from grampus_uq.signals.trajectory import ComponentSettings, ComponentState, advance, run_components
+from grampus_uq.signals.trajectory import ComponentSettings, ComponentState, advance
 from grampus_uq.stats.content_words import STOP_WORDS
 from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_scores
 from tests.signals import _transcription as paper
+from tests.trajectory_runs import run_components
 
 DEFAULTS = ComponentSettings()
 HASHING = CachedEmbedder(HashingEmbedder(128), capacity=1 << 14)
@@ -146,7 +145,7 @@ def live(events: Sequence[TurnEvent], *, store: bool) -> tuple[list[StepComponen
     steps, pending = [], []
     for event in (*events, RunEnd()):
         moved = advance(state, event, DEFAULTS)
-        steps += [sense_step(step, HASHING) for step in moved.completed]
+        steps += [sense_steps([step], HASHING)[0] for step in moved.completed]
         pending += [] if moved.pending is None else [moved.pending]
         state = adapter.validate_json(adapter.dump_json(moved.state)) if store else moved.state
     return steps, pending
@@ -181,14 +180,14 @@ def test_a_step_is_open_until_its_observation_is_there_and_complete_once() -> No
     first = advance(ComponentState(), turn, DEFAULTS)
     assert first.completed == ()
     assert first.pending is not None
-    assert sense_step(first.pending, HASHING).agent_gap is None
+    assert sense_steps([first.pending], HASHING)[0].agent_gap is None
     second = advance(first.state, Observation(text="HAT069 to SEA", call_id="c1"), DEFAULTS)
     assert second.completed == ()
     assert second.pending is not None
-    peeked = sense_step(second.pending, HASHING)
+    peeked = sense_steps([second.pending], HASHING)[0]
     assert peeked.agent_gap is not None
     third = advance(second.state, UserTurn(text="Thanks"), DEFAULTS)
-    assert sense_step(third.completed[0], HASHING) == peeked
+    assert sense_steps([third.completed[0]], HASHING)[0] == peeked
     assert [step.is_agent for step in third.completed] == [True, False]
     assert third.pending is None
     assert advance(third.state, RunEnd(), DEFAULTS).completed == ()
@@ -306,32 +305,10 @@ def test_a_failing_embedder_loses_one_steps_components_and_never_the_state() -> 
     moved = advance(state, AgentTurn(text="again", calls=(call("find", "c2"),)), DEFAULTS)
     assert moved.pending is not None
     with pytest.raises(RuntimeError, match="model gone"):
-        sense_step(moved.pending, Broken())
+        sense_steps([moved.pending], Broken())[0]
     kept = unsensed(moved.pending)
     assert (kept.repetition, kept.agent_gap, kept.duplicate_call) == (None, None, True)
-    assert sense_step(moved.pending, HASHING).repetition == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_sensing_leaves_the_event_loop_free_and_cancellation_through(backend: str) -> None:
-    class Slow:
-        def embed(self, texts: Sequence[str]) -> np.ndarray[Any, np.dtype[np.float64]]:
-            released.wait(20.0)
-            return np.full((len(texts), 2), 0.5**0.5)
-
-    import threading
-
-    released = threading.Event()
-    step = ObservedStep(is_agent=False, text="a", counterpart="b")
-
-    async def main() -> None:
-        with anyio.move_on_after(0.05) as scope:
-            await sense_step_in_thread(step, Slow())
-        assert scope.cancelled_caught
-        released.set()
-        assert (await sense_step_in_thread(step, Slow())).user_gap == pytest.approx(0.0)
-
-    anyio.run(main, backend=backend)
+    assert sense_steps([moved.pending], HASHING)[0].repetition == pytest.approx(1.0)
 
 
 def test_the_state_stays_small_however_long_and_hostile_the_run_is() -> None:
@@ -406,14 +383,3 @@ def test_settings_outside_of_their_domain_are_refused() -> None:
     for wrong in wrongs:
         with pytest.raises(ConfigurationError):
             ComponentSettings(**wrong)
-
-
-def test_gaps_are_distances_and_exist_only_where_the_other_side_does() -> None:
-    e1, e2, zero = np.array([1.0, 0.0]), np.array([0.0, 2.0]), np.zeros(2)
-    assert agent_coherence_gap(e1, e1) == 0.0
-    assert agent_coherence_gap(e1, e2) == 1.0
-    assert agent_coherence_gap(e1, -e1) == 2.0
-    assert agent_coherence_gap(e1, zero) == 1.0
-    assert agent_coherence_gap(e1, None) is None
-    assert user_coordination_gap(e2, e2) == 0.0
-    assert user_coordination_gap(None, e2) is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from grampus_uq.signals.components import hybrid_repetition, lexical_overlap
 from grampus_uq.signals.embedding import HashingEmbedder
-from grampus_uq.signals.repetition import hybrid_repetition, lexical_overlap
 from grampus_uq.stats.content_words import content_words
 
 
