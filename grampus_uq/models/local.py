@@ -30,6 +30,9 @@ __all__ = ["LocalModel"]
 
 _NAME = "smollm2-135m-instruct"
 _READY = "GRAMPUS_READY"
+_PARALLEL = 4  # calls that are answered at once; further ones wait for their turn
+_MAX_TOKENS = 512  # of an answer when the call names no limit
+_START_TIMEOUT_S = 120.0
 _SERVER = Path(__file__).with_name("local_server.py")
 
 
@@ -52,19 +55,9 @@ class LocalModel:
         A GGUF file to run in place of the default model.
     context_tokens
         Tokens that one call may have, prompt and answer together.
-    parallel
-        Calls that are answered at once; further ones wait for their turn.
-    threads
-        Threads to compute with; by default one less than the cores that this process may use, from 1 to 8. The threads
-        wait for each other by spinning: with none to spare on a busy machine, more of them are far slower than one
-        (measured on two busy cores: 46 tokens a second with one, 2 with two).
-    max_tokens
-        Limit of an answer when the call names none.
     timeout_s
         Deadline of a call when the call names none. It counts from when the server runs; a deadline that the call
         names itself counts from the call.
-    start_timeout_s
-        Deadline for loading the model.
     progress
         Told how far fetching, checking and starting are: `progress(stage, done, total)`, on any thread. Nothing is
         printed.
@@ -77,23 +70,18 @@ class LocalModel:
         *,
         model_file: str | Path | None = None,
         context_tokens: int = 2_048,
-        parallel: int = 4,
-        threads: int | None = None,
-        max_tokens: int = 512,
         timeout_s: float = 60.0,
-        start_timeout_s: float = 120.0,
         progress: Progress | None = None,
     ) -> None:
-        threads = max(1, min(8, _cores() - 1)) if threads is None else threads
-        sizes = {"context_tokens": context_tokens, "parallel": parallel, "threads": threads, "max_tokens": max_tokens}
-        for name, value in sizes.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError.of(name, "LocalModel", "a whole number, at least 1", value)
+        if isinstance(context_tokens, bool) or not isinstance(context_tokens, int) or context_tokens < 1:
+            rule = "a whole number, at least 1"
+            raise ConfigurationError.of("context_tokens", "LocalModel", rule, context_tokens)
         self._model_file = None if model_file is None else Path(model_file).expanduser()
-        self._settings = {"context_tokens": context_tokens, "parallel": parallel, "threads": threads, "name": _NAME}
-        self._max_tokens = max_tokens
+        # The threads wait for each other by spinning: with none to spare on a busy machine, more of them are far slower
+        # than one (measured on two busy cores: 46 tokens a second with one, 2 with two).
+        threads = max(1, min(8, _cores() - 1))
+        self._settings = {"context_tokens": context_tokens, "parallel": _PARALLEL, "threads": threads, "name": _NAME}
         self._timeout_s = checked_timeout(timeout_s, "LocalModel")
-        self._start_timeout_s = checked_timeout(start_timeout_s, "LocalModel")
         self._progress: Progress = progress or _silent
         self._lock = threading.Lock()
         self._starting: Future[_Running] | None = None
@@ -127,7 +115,7 @@ class LocalModel:
 
         A cancelled caller leaves at once, and the start goes on for the next one. Raises `MissingDependencyError`
         without the package xllamacpp, `ModelError` when the file or the server cannot be had, `ModelTimeoutError` when
-        loading takes longer than `start_timeout_s`.
+        loading takes longer than two minutes.
         """
         await self._started()
 
@@ -154,7 +142,7 @@ class LocalModel:
             return await running.client.complete(
                 messages=messages,
                 temperature=temperature,
-                max_tokens=self._max_tokens if max_tokens is None else max_tokens,
+                max_tokens=_MAX_TOKENS if max_tokens is None else max_tokens,
                 top_logprobs=top_logprobs,
                 tools=tools,
                 response_format=response_format,
@@ -254,8 +242,8 @@ class LocalModel:
                 raise ModelError(f"The embedded model could not be loaded. Its last words: {_last_lines(child)}")
             if stop.is_set():
                 raise ModelError("The model was closed while it was starting.")
-            if passed > self._start_timeout_s:
-                raise ModelTimeoutError(f"The embedded model was not loaded within {self._start_timeout_s:g} s.")
+            if passed > _START_TIMEOUT_S:
+                raise ModelTimeoutError(f"The embedded model was not loaded within {_START_TIMEOUT_S:g} s.")
 
     def _client(self, address: str, api_key: str) -> OpenAICompatibleModel:
         return OpenAICompatibleModel(

@@ -102,8 +102,8 @@ def _with_vectors(step: ObservedStep, vectors: _Vectors) -> StepComponents:
     """The components with repetition and the coherence gaps, 1 - cos of two texts, in [0, 2], higher is worse.
 
     D_o^A compares an agent's turn with the observations of its calls (eq. 14), D_o^U a user's turn with the agent's
-    turn right before it (eq. 15). What a gap measures depends on the embedder: between a call and a fitting answer it is
-    rarely small, so only differences say anything.
+    turn right before it (eq. 15). What a gap measures depends on the embedder: between a call and a fitting answer it
+    is rarely small, so only differences say anything.
     """
     counterpart = None if step.counterpart is None else vectors[step.counterpart]
     if not step.is_agent:

@@ -40,7 +40,7 @@ class HashingEmbedder:
     It measures shared wording. Two sentences that say the same in other words are far apart, and so are a tool call and
     an observation that answers it well but repeats none of its words.
 
-    `dimension`: a power of two from 64 to 65536. `max_characters`: what follows is not read.
+    `dimension`: a power of two from 64 to 65536. Of a text the first 10,000 characters are read.
 
     >>> vectors = HashingEmbedder().embed(["cancel my flight", "Cancel my flights, please", "", "rebook the hotel"])
     >>> near, far = float(vectors[0] @ vectors[1]), float(vectors[0] @ vectors[3])
@@ -48,15 +48,12 @@ class HashingEmbedder:
     (True, False)
     """
 
-    __slots__ = ("_dimension", "_max_characters")
+    __slots__ = ("_dimension",)
 
-    def __init__(self, dimension: int = 1024, *, max_characters: int = READ_CHARACTERS) -> None:
+    def __init__(self, dimension: int = 1024) -> None:
         if dimension not in {2**power for power in range(6, 17)}:
             raise ConfigurationError.of("dimension", "HashingEmbedder", "a power of two from 64 to 65536", dimension)
-        if not 1 <= max_characters <= 10_000_000:
-            raise ConfigurationError.of("max_characters", "HashingEmbedder", "in [1, 10000000]", max_characters)
         self._dimension = dimension
-        self._max_characters = max_characters
 
     @property
     def dimension(self) -> int:
@@ -67,7 +64,7 @@ class HashingEmbedder:
         """Return one row a text, of unit length, or zeros for a text without letters and digits."""
         rows = np.zeros((len(texts), self._dimension))
         for row, text in zip(rows, texts, strict=True):
-            self._embed_into(row, text[: self._max_characters])
+            self._embed_into(row, text[:READ_CHARACTERS])
         return rows
 
     def _embed_into(self, row: Vectors, text: str) -> None:
@@ -141,7 +138,7 @@ class CachedEmbedder:
     miss the same text at once both compute it. A failure is not remembered.
     """
 
-    __slots__ = ("_batch", "_capacity", "_embedder", "_hits", "_lock", "_misses", "_vectors")
+    __slots__ = ("_batch", "_capacity", "_embedder", "_lock", "_vectors")
 
     def __init__(self, embedder: Embedder, *, capacity: int = 1024, batch: int = 64) -> None:
         if capacity < 1:
@@ -153,18 +150,6 @@ class CachedEmbedder:
         self._batch = batch
         self._vectors: OrderedDict[bytes, Vectors] = OrderedDict()
         self._lock = threading.Lock()
-        self._hits = 0
-        self._misses = 0
-
-    @property
-    def hits(self) -> int:
-        """How many texts were answered from memory."""
-        return self._hits
-
-    @property
-    def misses(self) -> int:
-        """How many texts the embedder was asked for."""
-        return self._misses
 
     def __len__(self) -> int:
         return len(self._vectors)
@@ -183,7 +168,10 @@ class CachedEmbedder:
         for start in range(0, len(waiting), self._batch):
             batch = waiting[start : start + self._batch]
             found.update(zip(batch, self._computed([missing[key] for key in batch]), strict=True))
-        self._remember({key: found[key] for key in waiting}, hits=len(keys) - len(waiting))
+        with self._lock:
+            self._vectors.update((key, found[key]) for key in waiting)
+            while len(self._vectors) > self._capacity:
+                self._vectors.popitem(last=False)
         if len({vector.shape for vector in found.values()}) > 1:
             rule = "an embedder whose vectors all have one length"
             raise ConfigurationError.of("embedder", "CachedEmbedder", rule, {len(vector) for vector in found.values()})
@@ -195,14 +183,6 @@ class CachedEmbedder:
             rule = f"an embedder that returns one row a text, {len(texts)} rows"
             raise ConfigurationError.of("embedder", "CachedEmbedder", rule, rows.shape)
         return [row.copy() for row in rows]  # a view would keep the whole batch alive
-
-    def _remember(self, vectors: dict[bytes, Vectors], *, hits: int) -> None:
-        with self._lock:
-            self._hits += hits
-            self._misses += len(vectors)
-            self._vectors.update(vectors)
-            while len(self._vectors) > self._capacity:
-                self._vectors.popitem(last=False)
 
 
 def cosine_similarity(u: Vectors, v: Vectors) -> float:

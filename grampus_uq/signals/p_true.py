@@ -36,6 +36,7 @@ _FENCE = r"\s{0,64}(?:```[a-z]{0,10}\s{0,64})?"
 _OPENS = re.compile(_FENCE + r"\{")
 _CLOSES = re.compile(r"[.!?:\n]" + _FENCE + r"\{[^{}]{0,160}\}\s{0,16}(?:```)?\s{0,16}\Z")
 _LONGEST_OBJECT = 400
+_TOP_LOGPROBS = 10
 MIN_TRUE_FALSE_MASS = 0.25
 """Below this share of the first token's probability on the two words the model was answering something else."""
 
@@ -92,11 +93,10 @@ class PTrue:
     marks around what is quoted: the system's own randomness unless a test gives one.
     """
 
-    __slots__ = ("_rng", "top_logprobs")
+    __slots__ = ("_rng",)
     source: str = UncertaintySource.P_TRUE
 
-    def __init__(self, *, top_logprobs: int = 10, rng: random.Random | None = None) -> None:
-        self.top_logprobs = top_logprobs
+    def __init__(self, *, rng: random.Random | None = None) -> None:
         self._rng = rng or random.SystemRandom()  # what is judged must not guess the marks that enclose it
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
@@ -110,7 +110,7 @@ class PTrue:
             [*view.messages, _asking(_QUESTION, view.what)],
             temperature=0.0,
             max_tokens=8,
-            top_logprobs=self.top_logprobs,
+            top_logprobs=_TOP_LOGPROBS,
         )
         value = true_false_mass(reply)
         if value is None and not reply.logprobs:

@@ -28,7 +28,9 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 __all__ = ["PrefixVerifier", "parse_percentage", "verifier_messages", "weighted_percentage"]
 
 MAX_REPAIRS: Final = 2
-MIN_CHARACTERS: Final = 2_000
+MAX_CHARACTERS: Final = 24_000
+"""Bound on the quoted run. Of a longer one the beginning and the latest steps are shown, the same for the same run."""
+TOP_LOGPROBS: Final = 10
 _READ_CHARACTERS: Final = 40
 _SHOWN_REPLY: Final = 200
 _MIN_MASS: Final = 0.5
@@ -127,7 +129,7 @@ def _percent(mean: float | None) -> float | None:
 
 
 class PrefixVerifier:
-    """Asks a model for the probability that the run so far will succeed: one call a step, at most `repairs` more.
+    """Asks a model for the probability that the run so far will succeed: one call a step, at most two more.
 
     It reads the step's prompt messages and the step itself, so it sees as much of the run as the agent's model did.
     Tool output is quoted and bounded, never a message of its own, and the reply alone is parsed. It has no weight in
@@ -136,17 +138,13 @@ class PrefixVerifier:
 
     Args:
         client, model: the model to ask; without them the step's own client and model.
-        repairs: how often to ask again for the number alone, in 0..2.
-        max_characters: bound on the quoted run, at least 2,000. Of a longer run the beginning and the latest steps are
-            shown, the same ones for the same run.
         max_tokens: bound on the reply; None for models that think before they answer.
-        top_logprobs: alternatives to ask for; 0 asks for none.
 
     Raises:
         ConfigurationError: an argument outside its domain, a client without a model.
     """
 
-    __slots__ = ("client", "max_characters", "max_tokens", "model", "repairs", "top_logprobs")
+    __slots__ = ("client", "max_tokens", "model")
     source: str = UncertaintySource.PREFIX_VERIFIER
 
     def __init__(
@@ -154,38 +152,23 @@ class PrefixVerifier:
         *,
         client: ModelClient | None = None,
         model: str = "",
-        repairs: int = MAX_REPAIRS,
-        max_characters: int = 24_000,
         max_tokens: int | None = 16,
-        top_logprobs: int = 10,
     ) -> None:
-        if not 0 <= repairs <= MAX_REPAIRS:
-            raise ConfigurationError.of("repairs", "PrefixVerifier", f"in 0..{MAX_REPAIRS}", repairs)
-        if max_characters < MIN_CHARACTERS:
-            rule = f"at least {MIN_CHARACTERS}"
-            raise ConfigurationError.of("max_characters", "PrefixVerifier", rule, max_characters)
         if max_tokens is not None and max_tokens < 1:
             raise ConfigurationError.of("max_tokens", "PrefixVerifier", "at least 1 or None", max_tokens)
-        if top_logprobs < 0:
-            raise ConfigurationError.of("top_logprobs", "PrefixVerifier", "at least 0", top_logprobs)
         if client is None and model:
             raise ConfigurationError.of("model", "PrefixVerifier", "given together with a client", model)
         self.client = client
         self.model = model
-        self.repairs = repairs
-        self.max_characters = max_characters
         self.max_tokens = max_tokens
-        self.top_logprobs = top_logprobs
 
     async def sense(self, step: Step, context: SenseContext) -> Reading:
         """Ask about the run so far, this step included."""
         if not step.judged_text().strip():
             return Reading(source=self.source, value=None, reason=MissingReason.NOTHING_TO_JUDGE)
-        messages = verifier_messages(step, context.messages, context.tools, self.max_characters)
-        for _ in range(1 + self.repairs):
-            reply = await context.ask(
-                messages, temperature=0.0, max_tokens=self.max_tokens, top_logprobs=self.top_logprobs or None
-            )
+        messages = verifier_messages(step, context.messages, context.tools, MAX_CHARACTERS)
+        for _ in range(1 + MAX_REPAIRS):
+            reply = await context.ask(messages, temperature=0.0, max_tokens=self.max_tokens, top_logprobs=TOP_LOGPROBS)
             stated = parse_percentage(reply.content)
             if stated is not None:
                 weighted = weighted_percentage(reply)

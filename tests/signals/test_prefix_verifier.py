@@ -157,7 +157,6 @@ async def test_a_reply_that_is_no_number_is_asked_for_again_twice_and_then_missi
     assert model.calls[2].messages[:2] == model.calls[0].messages
     silent = await read(ScriptedModel(["no", "no", "no", "50"]))
     assert (silent.value, silent.reason, silent.calls) == (None, MissingReason.PARSE_ERROR, 3)
-    assert (await read(ScriptedModel(["no", "50"]), signal=PrefixVerifier(repairs=0))).calls == 1
 
 
 @pytest.mark.anyio
@@ -340,11 +339,7 @@ async def test_its_own_budget_bounds_it():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"repairs": 3}, "repairs"),
-        ({"repairs": -1}, "repairs"),
-        ({"max_characters": 10}, "max_characters"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"top_logprobs": -1}, "top_logprobs"),
         ({"model": "m"}, "model"),
     ],
 )
