@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import JsonValue
-
 from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import Propagator, UncertaintyPropagator
@@ -24,7 +22,8 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.monitor.exploration import Exploration
 from grampus_uq.monitor.processing import Processing
 from grampus_uq.monitor.sensing import Sensing, SensingPlan
-from grampus_uq.monitor.session import Session, processor_entries, read_snapshot
+from grampus_uq.monitor.session import Session
+from grampus_uq.monitor.snapshot import processor_entries, read_snapshot
 from grampus_uq.monitor.wiring import ProfileSource, Wiring
 from grampus_uq.recording.artifacts import ProfileArtifact
 from grampus_uq.records.events import Event, SessionStarted
@@ -201,11 +200,10 @@ class UncertaintyMonitor:
         """
         session_id = self._named(session_id, "session_id", advisory)
         agent_id = self._named(agent_id, "agent_id", advisory)
-        recent: Sequence[StepUncertainty] = ()
-        escalations: Sequence[Mapping[str, JsonValue]] = ()
+        history = None
         state = SessionState(session_id=session_id, agent_id=agent_id, let_through=self.exploration.draws(session_id))
         if snapshot is not None:
-            state, recent, escalations = read_snapshot(snapshot)
+            state, history = read_snapshot(snapshot)
             if state.session_id != session_id:
                 raise ConfigurationError.of(
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
@@ -220,8 +218,7 @@ class UncertaintyMonitor:
             plan=wiring.plan,
             emit=self._processing.emit if self.processors else None,
             state=state,
-            recent=recent,
-            escalations=escalations,
+            history=history,
             watch=wiring.watch(snapshot),
             structure=wiring.structure(state, snapshot),
             entries=self._processing.begin(session_id, processor_entries(snapshot)),

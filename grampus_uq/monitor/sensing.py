@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
 
-from grampus_uq.core.state import Profile
+from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.configuration import nearest
 from grampus_uq.records.protocols import Embedder, InstantSignal, ModelClient, Signal
@@ -24,10 +24,12 @@ from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.driver import (
     Budget,
     MeteredContext,
+    cancel_requests,
     read_instant,
     read_tokens,
     sense_all,
     sense_one,
+    stop_if_cancelled,
 )
 from grampus_uq.signals.equivalence import Equivalence, SameWording
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
@@ -184,6 +186,35 @@ class SensingPlan:
         """True when some signal needs a model."""
         return bool(self.fast) or self.slow is not None
 
+    def answers_alone(self, step: Step, client: ModelClient | None) -> bool:
+        """True when no model is asked about the step, and no worker thread is needed to read it."""
+        if step.logprobs is not None and len(step.logprobs) > LONG_COMPLETION:
+            return False
+        return (client is None and not self.brings_model) or not self.asks
+
+    def read_alone(self, step: Step, messages: Sequence[Message], problem: str | None) -> list[Reading]:
+        """All readings of a step that `answers_alone`; `problem` says why its log-probabilities are missing."""
+        readings = self.read(step, messages)
+        if problem is not None:
+            readings = [_explained(reading, problem) for reading in readings]
+        return readings + self.read_unasked(step) if self.unasked else readings
+
+    async def sense(self, profile: Profile, step: Step, given: StepInput, problem: str | None) -> list[Reading]:
+        """All readings of any other step. Raises nothing but cancellation."""
+        if step.logprobs is not None and len(step.logprobs) > LONG_COMPLETION:
+            tokens = await anyio.to_thread.run_sync(read_tokens, step, given.messages)
+            readings = [*(read_instant(signal, step) for signal in self.instant), *tokens]
+        else:
+            readings = self.read(step, given.messages)
+        if problem is not None:
+            readings = [_explained(reading, problem) for reading in readings]
+        if (given.client is None and not self.brings_model) or not self.asks:
+            return readings + self.read_unasked(step)
+        requests = cancel_requests()
+        readings += await self.ask(profile, step, readings, given)
+        await stop_if_cancelled(requests)  # a client may have made another exception of it
+        return readings
+
     def read(self, step: Step, messages: Sequence[Message] = ()) -> list[Reading]:
         """The readings that need no model and no waiting."""
         readings = []
@@ -192,10 +223,16 @@ class SensingPlan:
         readings += NO_TOKEN_READINGS if step.logprobs is None else read_tokens(step, messages)
         return readings
 
-    async def read_long(self, step: Step, messages: Sequence[Message] = ()) -> list[Reading]:
-        """The same for a completion of more than `LONG_COMPLETION` tokens, which are read off the event loop."""
-        tokens = await anyio.to_thread.run_sync(read_tokens, step, messages)
-        return [*(read_instant(signal, step) for signal in self.instant), *tokens]
+    def over_cap(self, state: SessionState, step: Step) -> bool:
+        """True when the monitor's own tokens have reached their share of the agent's, this step included.
+
+        Asked before a step is sensed: the step that reaches the cap may overshoot it by its own cost.
+        """
+        if self.max_overhead is None:
+            return False
+        spent = state.monitor_tokens
+        agent_tokens = state.agent_tokens + step.input_tokens + step.output_tokens
+        return spent >= self.max_overhead * agent_tokens if spent else self.max_overhead == 0.0
 
     def read_unasked(self, step: Step) -> list[Reading]:
         """What the asking signals read when there is no model to ask: those that can read by themselves."""
@@ -298,3 +335,9 @@ def _slow_budget(slow: SemanticEntropy | None, sensing: Sensing) -> dict[str, Bu
     n = slow.max_samples
     calls = n if sensing.equivalence is None else (n + 1) ** 2
     return {slow.source: Budget(max_calls=max(Budget().max_calls, calls))}
+
+
+def _explained(reading: Reading, why: str) -> Reading:
+    """A reading that is missing because the log-probabilities are broken: it was due, and says why."""
+    broken = reading.reason == MissingReason.NO_LOGPROBS
+    return replace(reading, reason=MissingReason.BROKEN_LOGPROBS, detail=why) if broken else reading

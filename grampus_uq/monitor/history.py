@@ -1,0 +1,80 @@
+"""The latest steps of a session, and its latest escalations: bounded, for people and for the summary of a run."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from grampus_uq.core.state import SessionState
+from grampus_uq.records.values import AgentBeliefState, StepUncertainty
+from grampus_uq.records.vocabulary import STOPPING
+
+__all__ = ["History"]
+
+_STEPS: Final = 64
+
+
+class History:
+    """No decision depends on it. Its owner guards it by a lock."""
+
+    __slots__ = ("escalations", "steps")
+
+    def __init__(self, steps: Iterable[StepUncertainty] = (), escalations: Iterable[dict[str, JsonValue]] = ()) -> None:
+        self.steps: deque[StepUncertainty] = deque(steps, maxlen=_STEPS)
+        self.escalations: deque[dict[str, JsonValue]] = deque(map(dict, escalations), maxlen=_STEPS)
+
+    def add(self, assessment: StepUncertainty) -> None:
+        """Add a committed step."""
+        self.steps.append(assessment)
+        if (assessment.advisory_action or assessment.action) in STOPPING:
+            self.escalations.append(_escalation(assessment))
+
+    def copy(self, latest: int | None = None) -> History:
+        """A copy; of the `latest` steps and escalations, or all."""
+        if latest is None:
+            return History(self.steps, self.escalations)
+        return History(
+            islice(self.steps, max(0, len(self.steps) - latest), None),
+            islice(self.escalations, max(0, len(self.escalations) - latest), None),
+        )
+
+    def belief(self, state: SessionState) -> AgentBeliefState:
+        """The belief of a session with this state."""
+        return AgentBeliefState(
+            session_id=state.session_id,
+            agent_id=state.agent_id,
+            step_uncertainties=list(self.steps),
+            cumulative_confidence=state.cumulative,
+            overall_level=state.level,
+            total_steps=state.n_steps,
+            high_uncertainty_steps=state.n_high,
+            escalation_history=list(self.escalations),
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """Its entries of a snapshot."""
+        return {
+            "recent": [assessment.model_dump(mode="json") for assessment in self.steps],
+            "escalations": [dict(escalation) for escalation in self.escalations],
+        }
+
+
+def _escalation(assessment: StepUncertainty) -> dict[str, Any]:
+    """The numbers that a pause or an abort was decided on."""
+    return {
+        "step_id": assessment.step_id,
+        "level": assessment.level.value,
+        "action": assessment.action.value,
+        "advisory_action": assessment.advisory_action.value if assessment.advisory_action else None,
+        "rule": assessment.rule,
+        "guarantee": assessment.guarantee,
+        "reasoning": assessment.reasoning,
+        "fused_confidence": assessment.fused_confidence,
+        "propagated_confidence": assessment.propagated_confidence,
+        "missing_reason": assessment.missing_reason,
+        "tool_name": assessment.tool_name,
+    }

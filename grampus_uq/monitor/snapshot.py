@@ -1,0 +1,44 @@
+"""A session's snapshot as it is stored: what another process needs to go on, checked when it is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+from pydantic import JsonValue, TypeAdapter
+
+from grampus_uq.core.state import SessionState, state_from_json
+from grampus_uq.errors import DataError
+from grampus_uq.monitor.history import History
+from grampus_uq.records.values import StepUncertainty
+
+__all__ = ["SNAPSHOT_VERSION", "processor_entries", "read_snapshot"]
+
+SNAPSHOT_VERSION: Final = 1
+_OWN_ENTRIES: Final = frozenset({"v", "profile", "state", "recent", "escalations", "structure", "turns"})
+_STEPS = TypeAdapter(list[StepUncertainty])
+_ESCALATIONS = TypeAdapter(list[dict[str, JsonValue]])
+T = TypeVar("T")
+
+
+def processor_entries(snapshot: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """The entries of a snapshot that belong to processors."""
+    others = {} if snapshot is None else {name: snapshot[name] for name in snapshot if name not in _OWN_ENTRIES}
+    return {name: entry for name, entry in others.items() if isinstance(entry, Mapping)}
+
+
+def read_snapshot(snapshot: Mapping[str, Any]) -> tuple[SessionState, History]:
+    """Parse what `Session.snapshot` wrote; raises DataError on another version or a broken field."""
+    if snapshot.get("v") != SNAPSHOT_VERSION:
+        raise DataError(f"snapshot version {snapshot.get('v')!r:.40} is not {SNAPSHOT_VERSION}", field="v")
+    state = state_from_json(json.dumps(snapshot.get("state")))
+    steps = _list(_STEPS, snapshot, "recent", "step assessments")
+    return state, History(steps, _list(_ESCALATIONS, snapshot, "escalations", "objects"))
+
+
+def _list(adapter: TypeAdapter[list[T]], snapshot: Mapping[str, Any], field: str, items: str) -> list[T]:
+    try:
+        return adapter.validate_json(json.dumps(snapshot.get(field)))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"not a list of {items}: {error}", field=field) from error
