@@ -15,12 +15,12 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-from grampus_uq.errors import DataError
 from grampus_uq.importers.foreign_messages import message_of, messages_of
-from grampus_uq.importers.imported_records import Refused, each_run, parsed, records
+from grampus_uq.importers.imported_records import Refused, each_run, records
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
 from grampus_uq.importers.json_stream import Element
 from grampus_uq.importers.record_fields import logprobs, object_or_none, text_or_none, token_count, unix_time_s
+from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Message, Outcome, ToolCall
 from grampus_uq.records.vocabulary import Role
 
@@ -147,8 +147,8 @@ def _chatgpt_text(content: Any, field: str, element: Element) -> str:
 def _spoken_arguments(text: str) -> dict[str, Any]:
     """What was said to a tool: the object that it is the JSON of, else the text itself."""
     try:
-        found = parsed(text, "", None) if text.lstrip().startswith("{") else None
-    except DataError:
+        found = parse_json(text) if text.lstrip().startswith("{") else None
+    except ValueError:
         found = None
     return found if isinstance(found, dict) else {"input": text}
 

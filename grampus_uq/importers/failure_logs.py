@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grampus_uq.importers.imported_records import Refused, each_run
+from grampus_uq.importers.imported_records import Refused, each_run, records
 from grampus_uq.importers.imported_run import ImportedRun
-from grampus_uq.importers.json_stream import Element, elements
+from grampus_uq.importers.json_stream import Element
 from grampus_uq.importers.record_fields import object_of, text_or_none
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role
@@ -60,7 +60,7 @@ def read_failure_logs(path: str | os.PathLike[str], *, on_refused: Refused | Non
     wrong field, one that says it was right, or one whose id came before, is given to `on_refused` and left out; without
     `on_refused` it raises.
     """
-    return each_run(elements(path), _log, on_refused, id_field="question_ID")
+    return each_run(records(path, on_refused), _log, on_refused, id_field="question_ID")
 
 
 def _log(element: Element) -> FailureLog:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
-from itertools import chain
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from typing import Final, Protocol, TypeVar
 
 from grampus_uq.errors import DataError
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
 from grampus_uq.importers.opening import blocks
-from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.strict_json import json_object
 
-__all__ = ["Refused", "byte_lines", "each_run", "parsed", "records", "refuse_to"]
+__all__ = ["Refused", "each_run", "line_records", "records", "refuse_to"]
 
 Refused = Callable[[DataError], None]
 """Takes what is left out of an import."""
@@ -59,51 +59,42 @@ def each_run(
 def records(path: str | os.PathLike[str], on_refused: Refused | None = None) -> Iterator[Element]:
     """Yield the objects of a file: JSON lines, one array, or objects one after the other; plain or gzip.
 
-    In JSON lines, which is what a file is whose first line is an object by itself, a line that is no object in UTF-8 is
-    given to `on_refused` (without it, it raises) and the next one is read. In the other forms a fault in the JSON
-    itself ends the file: DataError with path and line.
+    In JSON lines a line that is no object in UTF-8 is given to `on_refused` (without it, it raises) and the next one is
+    read. In the other forms a fault in the JSON itself ends the file: DataError with path and line.
     """
-    lines = byte_lines(path)
-    head: list[tuple[int, bytes | DataError]] = []
-    for number, line in lines:
-        head.append((number, line))
-        if isinstance(line, DataError) or line.strip(_SPACES):
-            break
-    first = head[-1][1] if head else b""
-    if isinstance(first, DataError) or not _is_object(first):
-        lines.close()
-        yield from elements(path)
-        return
-    index = 0
-    for number, line in chain(head, lines):
-        if isinstance(line, bytes) and not line.strip(_SPACES):
-            continue
+    lines = line_records(path, on_refused)
+    return elements(path) if lines is None else lines
+
+
+def line_records(path: str | os.PathLike[str], on_refused: Refused | None) -> Iterator[Element] | None:
+    """The objects of JSON lines; None for a file whose first line is no object by itself.
+
+    A broken first line, as a rotated log has, may be followed by an object.
+    """
+    lines = ((number, line) for number, line in _byte_lines(path) if isinstance(line, DataError) or line.strip(_SPACES))
+    head = list(islice(lines, 2))
+    begins_array = bool(head) and isinstance(head[0][1], bytes) and head[0][1].lstrip(_SPACES).startswith(b"[")
+    if begins_array or not any(_is_object(line) for _, line in head):
+        return None
+    return _of_lines(chain(head, lines), os.fspath(path), on_refused)
+
+
+def _of_lines(
+    lines: Iterable[tuple[int, bytes | DataError]], path: str, on_refused: Refused | None
+) -> Iterator[Element]:
+    for index, (number, line) in enumerate(lines):
         try:
             if isinstance(line, DataError):
                 raise line
-            value = parsed(line, os.fspath(path), number)
-            if not isinstance(value, dict):
-                reason = f"must be a JSON object. Got {type(value).__name__}."
-                raise DataError(reason, path=os.fspath(path), line=number)
+            value = json_object(line, path=path, line=number)
         except DataError as error:
             refuse_to(on_refused, error)
         else:
-            yield Element(value=value, path=os.fspath(path), line=number, index=index, in_array=False, chars=len(line))
-        index += 1
+            yield Element(value=value, path=path, line=number, index=index, in_array=False, chars=len(line))
 
 
-def parsed(data: str | bytes, path: str, line: int | None, field: str = "") -> Any:
-    """Parse JSON; NaN, infinities, numbers of thousands of digits and deep nesting are errors with this place."""
-    try:
-        return parse_json(data)
-    except ValueError as error:
-        raise DataError(str(error), path=path, line=line, field=field) from error
-
-
-def byte_lines(
-    path: str | os.PathLike[str], limit: int = MAX_ELEMENT_CHARS
-) -> Generator[tuple[int, bytes | DataError], None, None]:
-    """Yield `(number from 1, line)`; in place of one longer than `limit` bytes a DataError, the rest of it skipped."""
+def _byte_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes | DataError]]:
+    """Yield `(number from 1, line)`; in place of one that is too long a DataError, the rest of it skipped."""
     number, size, too_long = 1, 0, False
     pieces: list[bytes] = []
     for place, block in enumerate(blocks(path)):
@@ -129,8 +120,8 @@ def _too_long(path: str | os.PathLike[str], number: int) -> DataError:
     return DataError(f"is longer than {MAX_ELEMENT_CHARS} bytes.", path=os.fspath(path), line=number)
 
 
-def _is_object(line: bytes) -> bool:
-    if not line.lstrip(_SPACES).startswith(b"{"):
+def _is_object(line: bytes | DataError) -> bool:
+    if isinstance(line, DataError) or not line.lstrip(_SPACES).startswith(b"{"):
         return False
     try:
         json.loads(line)

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any, Final, NoReturn
 
 from grampus_uq.errors import DataError
@@ -21,7 +22,7 @@ MAX_ELEMENT_CHARS: Final = 32 * 2**20
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
 _LONGEST_TOKEN: Final = 12  # "false", an escape \uXXXX\uXXXX: a cut within it shows this near to the end
 _CUT: Final = "Unterminated string"
-_TRUNCATED: Final = "the file is truncated: an object or array does not end"
+_NO_END: Final = "the file is truncated: the {} does not end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,29 +53,15 @@ def elements(
     """
     window = _Window(path, max_element_chars, block_bytes)
     in_array = window.peek() == "["
-    if in_array:
-        window.skip(1)
-    index = 0
-    while (head := window.peek()) != "":
-        if in_array and head == "]":
-            window.skip(1)
-            if window.peek():
-                window.fail("something follows the array")
-            return
-        if in_array and index:
-            if head != ",":
-                window.fail("expected ',' or ']' behind an element")
-            window.skip(1)
-            window.peek()
+    for index in window.items() if in_array else takewhile(lambda _: window.peek() != "", count()):
         line, before = window.line, window.position
         value = window.take()
         if not isinstance(value, dict):
             raise DataError(f"must be a JSON object. Got {type(value).__name__}.", path=window.path, line=line)
         chars = window.position - before
         yield Element(value=value, path=window.path, line=line, index=index, in_array=in_array, chars=chars)
-        index += 1
-    if in_array:
-        window.fail("the file is truncated: the array does not end")
+    if in_array and window.peek():
+        window.fail("something follows the array")
 
 
 def nested(
@@ -191,7 +178,7 @@ class _Window:
         while (head := self.peek()) != "}":
             if not first:
                 if head != ",":
-                    self.fail("expected ',' or '}' behind a value" if head else _TRUNCATED)
+                    self.fail("expected ',' or '}' behind a value" if head else _NO_END.format("object"))
                 self.skip(1)
                 self.peek()
             key = self.take()
@@ -212,7 +199,7 @@ class _Window:
         while (head := self.peek()) != "]":
             if index:
                 if head != ",":
-                    self.fail("expected ',' or ']' behind an element" if head else _TRUNCATED)
+                    self.fail("expected ',' or ']' behind an element" if head else _NO_END.format("array"))
                 self.skip(1)
                 self.peek()
             yield index

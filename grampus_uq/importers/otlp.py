@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.imported_records import Refused, byte_lines, parsed, refuse_to
+from grampus_uq.importers.imported_records import Refused, line_records, refuse_to
 from grampus_uq.importers.json_stream import Element, nested
-from grampus_uq.importers.opening import blocks
 from grampus_uq.importers.otlp_wire import is_protobuf, span_messages
 from grampus_uq.importers.record_fields import listed, object_of, object_or_none
 
@@ -74,52 +73,30 @@ def read_otlp_spans(path: str | os.PathLike[str], on_refused: Refused | None = N
 
 def _json_spans(path: str | os.PathLike[str], on_refused: Refused | None) -> Iterator[Element | DataError]:
     """By lines where each is a request, so that a broken one costs only itself; else through the whole text."""
-    if not _is_lines(path):
+    lines = line_records(path, on_refused)
+    if lines is None:
         yield from nested(path, _TRAIL)
         return
-    name = os.fspath(path)
-    for number, line in byte_lines(path):
-        try:
-            if isinstance(line, DataError):
-                raise line
-            if line.strip():
-                yield from _of_request(parsed(line, name, number), _TRAIL, "", name, number)
-        except DataError as error:
-            refuse_to(on_refused, error)
+    for line in lines:
+        yield from _of_request(line.value, _TRAIL, "", line)
 
 
-def _of_request(value: Any, trail: tuple[str, ...], prefix: str, path: str, line: int) -> Iterator[Element | DataError]:
-    if not isinstance(value, dict):
-        raise DataError(f"must be an object. Got {type(value).__name__}.", path=path, line=line, field=prefix[:-1])
-    found = value.get(trail[0], [])
+def _of_request(
+    value: dict[str, Any], trail: tuple[str, ...], prefix: str, line: Element
+) -> Iterator[Element | DataError]:
     place = prefix + trail[0]
-    if not isinstance(found, list):
-        reason = f"must be a list. Got {type(found).__name__}."
-        yield DataError(reason, path=path, line=line, field=place)
+    try:
+        items = listed(value.get(trail[0]), place, line.error)
+    except DataError as error:
+        yield error
         return
-    for index, item in enumerate(found):
+    for index, item in enumerate(items):
         if not isinstance(item, dict):
-            reason = f"must be an object. Got {type(item).__name__}."
-            yield DataError(reason, path=path, line=line, field=f"{place}[{index}]")
+            yield line.error(f"{place}[{index}]", f"must be an object. Got {type(item).__name__}.")
         elif len(trail) > 1:
-            yield from _of_request(item, trail[1:], f"{place}[{index}].", path, line)
+            yield from _of_request(item, trail[1:], f"{place}[{index}].", line)
         else:
-            yield Element(
-                value=item, path=path, line=line, index=index, in_array=True, chars=len(str(item)), prefix=place
-            )
-
-
-def _is_lines(path: str | os.PathLike[str]) -> bool:
-    """True when the first block holds a line that is a whole object: then the others are taken for such lines too."""
-    for block in blocks(path):
-        head, newline, rest = block.lstrip(b"\xef\xbb\xbf \t\r\n").partition(b"\n")
-        if not newline or not rest.strip():
-            return False  # one line, of any length, or more than a block
-        try:
-            return isinstance(parsed(head, "", None), dict)
-        except DataError:
-            return rest.lstrip().startswith(b'{"resourceSpans"')
-    return False
+            yield replace(line, value=item, index=index, in_array=True, chars=len(str(item)), prefix=place)
 
 
 def _of_json(element: Element) -> OtlpSpan:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers.imported_records import parsed
+from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.wire import read_call, read_logprobs
@@ -115,9 +115,9 @@ def decoded(value: Any, field: str, refuse: Refuse) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return parsed(value, "", None)
-    except DataError as error:
-        raise refuse(field, error.reason) from error
+        return parse_json(value)
+    except ValueError as error:
+        raise refuse(field, str(error)) from error
 
 
 def tool_call(value: Any, field: str, refuse: Refuse) -> ToolCall:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 from grampus_uq.importers.foreign_messages import messages_of
-from grampus_uq.importers.imported_records import Refused, each_run
+from grampus_uq.importers.imported_records import Refused, each_run, records
 from grampus_uq.importers.imported_run import ImportedRun
-from grampus_uq.importers.json_stream import Element, elements
+from grampus_uq.importers.json_stream import Element
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
@@ -40,7 +40,9 @@ def read_tau_bench(
     Raises DataError with path, line and field for a file that is no JSON array of runs. A run with a wrong field, or
     one whose task and trial came before, is given to `on_refused` and left out; without `on_refused` it raises.
     """
-    return each_run(elements(path), lambda element: _run(element, at_max_turns), on_refused, id_field="trial")
+    return each_run(
+        records(path, on_refused), lambda element: _run(element, at_max_turns), on_refused, id_field="trial"
+    )
 
 
 def _run(element: Element, at_max_turns: Literal["unknown", "reward"]) -> ImportedRun:

@@ -196,3 +196,15 @@ def test_a_conversation_whose_nodes_run_in_a_circle_is_refused(tmp_path: Path) -
     path = written(tmp_path, json.dumps([{"id": "x", "mapping": mapping, "current_node": "a"}]).encode())
     with pytest.raises(DataError, match="is its own ancestor"):
         list(read_chatgpt(path))
+
+
+def test_a_broken_first_line_of_a_rotated_log_costs_itself_only(tmp_path: Path) -> None:
+    refused: list[DataError] = []
+    content = b'Value": "cut"}]}\n' + samples.FILES["otlp"]
+    assert list(read_otlp(written(tmp_path, content), on_refused=refused.append))
+    assert [error.line for error in refused] == [1]
+    broken = [samples.OTLP_SPANS[0], 5, *samples.OTLP_SPANS[1:]]
+    refused.clear()
+    (run,) = read_otlp(written(tmp_path, samples.json_lines([samples.request(broken)] * 2)), on_refused=refused.append)
+    assert transcript(run)[-1] == WEATHER[-1]
+    assert refused[0].field == "resourceSpans[0].scopeSpans[0].spans[1]"
