@@ -1,4 +1,4 @@
-"""`grampus-uq approvals`: see what waits for a human, and decide it, from any machine that reaches the store."""
+"""`grampus-uq approvals`: see pending approvals and decide them, from any machine that reaches the store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group()
 def command() -> None:
-    """List, show and decide what waits for a human.
+    """List, show and decide pending approvals.
 
     Decisions are signed with the private key of --key or GRAMPUS_UQ_APPROVAL_KEY_FILE (`keygen` makes one), or with
     the shared key in GRAMPUS_UQ_APPROVAL_KEY; a runner that knows keys takes no unsigned ones.
@@ -72,7 +72,7 @@ def keygen(file: str, principal: str | None) -> None:
 @as_json_option
 @click.option("--agent", default=None, help="Only this agent's sessions.")
 def list_(url: str, as_json: bool, agent: str | None) -> None:
-    """List what waits, and what was decided and not yet taken up."""
+    """List pending requests, and decisions that no runner has taken up."""
 
     async def work(ledger: Ledger) -> tuple[float, list[tuple[ApprovalRequest, list[ApprovalDecision]]]]:
         sessions = await ledger.pending(agent)
@@ -100,9 +100,9 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
 
 
 def _stands(decisions: Sequence[ApprovalDecision]) -> str:
-    """Whether anybody decided: the runner has the keys, and says whether it holds."""
-    said = ", ".join(f"{decision.kind.value} by {plain(short(decision.principal, 40))}" for decision in decisions[:5])
-    return f"decided, unchecked: {said}" if said else "waits"
+    """The decisions so far, unchecked: only the runner has the keys."""
+    given = ", ".join(f"{decision.kind.value} by {plain(short(decision.principal, 40))}" for decision in decisions[:5])
+    return f"decided, unchecked: {given}" if given else "waits"
 
 
 @command.command()
@@ -162,8 +162,8 @@ def _signed_lines(request: ApprovalRequest) -> list[str]:
 
 
 def _shown(request: ApprovalRequest, decisions: Sequence[ApprovalDecision]) -> dict[str, Any]:
-    said = [{"principal": d.principal, "kind": d.kind.value, "signed": d.signature is not None} for d in decisions]
-    return request.model_dump(mode="json") | {"digest": request.digest(), "decisions": said}
+    given = [{"principal": d.principal, "kind": d.kind.value, "signed": d.signature is not None} for d in decisions]
+    return request.model_dump(mode="json") | {"digest": request.digest(), "decisions": given}
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def approve(**given: Any) -> None:
 
 @command.command()
 @_deciding
-@click.option("--message", "-m", default=None, help="What the model is told.")
+@click.option("--message", "-m", default=None, help="Reason for the model.")
 def reject(**given: Any) -> None:
     """Refuse the waiting call."""
     _decide("reject", **given)
@@ -228,8 +228,8 @@ def _decide(
         _, request = await ledger.find_request(request_id)
         if digest is not None and digest != request.digest():
             raise ApprovalError(
-                f"What waits is no longer what was shown: its digest is {request.digest()}. Nothing was decided; look "
-                "at it again."
+                f"The pending call is no longer the one that was shown: its digest is {request.digest()}. Nothing was "
+                "decided; look at it again."
             )
         decision = request.decide(kind, principal=principal or getpass.getuser(), message=message, arguments=arguments)
         if signer is not None:
@@ -244,8 +244,8 @@ def _decide(
     except ApprovalError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        said = {"request": request.id, "kind": kind, "signed": signer is not None, "digest": request.digest()}
-        print_json(said | {"principal": decision.principal, "decided_before": len(before)})
+        stored = {"request": request.id, "kind": kind, "signed": signer is not None, "digest": request.digest()}
+        print_json(stored | {"principal": decision.principal, "decided_before": len(before)})
         return
     for line in _signed_lines(request):
         click.echo(line)

@@ -84,8 +84,8 @@ def _show(found: Examination) -> None:
     _heading("One step of each signal, on top of the agent's own call")
     for check in found.signals:
         verdict = "missing" if not check.works else "weak" if check.weak else "works"
-        seen = ", ".join(f"{name} {value:.2f}" for name, value in check.values.items())
-        why = "; ".join(part for part in (seen, check.weak, (check.reason or "").replace("_", " ")) if part)
+        values = ", ".join(f"{name} {value:.2f}" for name, value in check.values.items())
+        why = "; ".join(part for part in (values, check.weak, (check.reason or "").replace("_", " ")) if part)
         _item(_NAMES[check.source], verdict, check, f"{why}. Lost without it: {check.lost_without}.")
     spent = f"{found.calls} calls, {found.input_tokens} + {found.output_tokens} tokens, {found.seconds:.0f} s"
     click.echo(f"\nThe examination took {spent}.")

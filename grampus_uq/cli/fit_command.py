@@ -240,10 +240,10 @@ def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool
     click.echo(counts_line(report.counts))
     click.echo(f"statistic  {report.member} ({report.reason})")
     if tracer is not None and tracer.runs:
-        said = "not validated: too few tasks"
+        validation = "not validated: too few tasks"
         if tracer.auroc is not None and tracer.default_auroc is not None:
-            said = f"AUROC on other tasks {tracer.auroc:.3f}, unfitted {tracer.default_auroc:.3f}"
-        click.echo(f"TRACER     {tracer.runs} runs, {said}")
+            validation = f"AUROC on other tasks {tracer.auroc:.3f}, unfitted {tracer.default_auroc:.3f}"
+        click.echo(f"TRACER     {tracer.runs} runs, {validation}")
     click.echo(f"promise    {threshold.guarantee}")
     if threshold.shortage:
         click.echo(f"SHORTAGE   {threshold.shortage}")

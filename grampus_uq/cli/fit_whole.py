@@ -108,14 +108,14 @@ def _account(fit: ProfileFit) -> Iterator[str]:
     tasks = f"of {fit.tasks} independent tasks{untold}"
     yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
     for part in fit.parts:
-        yield from _told(part)
+        yield from _part_lines(part)
     yield from _expected(fit)
     if fit.label_next:
         best = ", ".join(fit.label_next[:_SHOWN])
         yield from _wrapped("label next", f"{best}: the likeliest right of those without a label. {_CHOSEN}")
 
 
-def _told(part: Part) -> Iterator[str]:
+def _part_lines(part: Part) -> Iterator[str]:
     if part.name == "detector" and part.status == "fitted":
         yield f"statistic  {part.figures['statistic']} on {_listed(part.figures['streams'])} ({part.why})"
     else:
@@ -129,18 +129,18 @@ def _told(part: Part) -> Iterator[str]:
 
 def _worth(part: Part) -> str:
     figures = part.figures
-    told = []
+    sentences = []
     if isinstance(figures.get("auroc"), float):
-        told.append(f"AUROC {figures['auroc']:.2f} on {figures['held_out_runs']} held-out runs")
+        sentences.append(f"AUROC {figures['auroc']:.2f} on {figures['held_out_runs']} held-out runs")
     score, base = figures.get("score"), figures.get("base_score")
     if isinstance(score, float) and isinstance(base, float):
-        told.append(f"log score {score:.3f} (success rate alone {base:.3f})")
+        sentences.append(f"log score {score:.3f} (success rate alone {base:.3f})")
     if isinstance(figures.get("at_least"), float):
-        told.append(f"releases from {figures['at_least']:.3f} on")
+        sentences.append(f"releases from {figures['at_least']:.3f} on")
     right, share = figures.get("right_among_released"), figures.get("share_released")
     if isinstance(right, float) and isinstance(share, float):
-        told.append(f"{100 * right:.0f} % right among the {100 * share:.0f} % released here")
-    return f" {'; '.join(told)}." if told else ""
+        sentences.append(f"{100 * right:.0f} % right among the {100 * share:.0f} % released here")
+    return f" {'; '.join(sentences)}." if sentences else ""
 
 
 def _expected(fit: ProfileFit) -> Iterator[str]:

@@ -39,7 +39,7 @@ _MOST_SHOWN: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """How the files are imported: plain values, so that other processes can be told."""
+    """How the files are imported: plain values, which other processes can be given."""
 
     folder: Path
     form: RunFormat | Literal["auto"]
@@ -161,10 +161,10 @@ def _import_file(plan: _Plan, path: Path) -> _Imported:
 
 def _write(plan: _Plan, run: ImportedRun) -> None:
     """One run, whole, in a file of its own. Raises DataError when it cannot be recorded, or is there already."""
-    told: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
+    recorded: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
     if plan.embedder is not None:
-        told = filled_in(told, _sensor(plan.embedder))
-    lines = [_line(event, plan.content, plan.key) for event in told]
+        recorded = filled_in(recorded, _sensor(plan.embedder))
+    lines = [_line(event, plan.content, plan.key) for event in recorded]
     target = plan.folder / file_name(run.run_id)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -126,18 +126,18 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
 
 def _event_row(event: Event) -> list[Any]:
     if isinstance(event, StepEvent):
-        seen = event.assessment
+        assessment = event.assessment
         calls = ", ".join(call.name for call in event.step.tool_calls)
-        action = seen.action.value
-        if seen.advisory_action is not None and seen.advisory_action is not seen.action:
-            action += f" (advised: {seen.advisory_action.value})"
+        action = assessment.action.value
+        if assessment.advisory_action is not None and assessment.advisory_action is not assessment.action:
+            action += f" (advised: {assessment.advisory_action.value})"
         kind = event.step.kind + (f" {calls}" if calls else "")
-        why = "; ".join(part for part in (seen.reasoning, seen.missing_reason) if part)
+        why = "; ".join(part for part in (assessment.reasoning, assessment.missing_reason) if part)
         return [
-            seen.index,
+            assessment.index,
             kind,
-            "-" if seen.believed is None else seen.believed,
-            seen.level.value,
+            "-" if assessment.believed is None else assessment.believed,
+            assessment.level.value,
             action,
             why,
             event.step.judged_text(),

@@ -13,7 +13,7 @@ __all__ = ["MAX_OPEN_CHARS", "Grouped", "grouped"]
 
 Item = TypeVar("Item")
 MAX_OPEN_CHARS: Final = 64 * 2**20
-"""How much text of unfinished groups is held at once."""
+"""The most text of unfinished groups in memory, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ def grouped(
 ) -> Iterator[tuple[str, list[Item]]]:
     """Yield `(key, items)` for each group, as soon as its last record was read.
 
-    `read` is called twice: at first only to count, with nobody to hear of what is refused, then with `on_refused`.
+    `read` is called twice: at first only to count, what is refused being dropped, then with `on_refused`.
 
     Keeps a count a group, and the records of those groups that are not yet whole: in a file that was written while the
     groups were made, these are the ones that overlap. Raises DataError when they hold more than `max_open_chars`: such
@@ -47,18 +47,18 @@ def grouped(
         counts[name] = counts.get(name, 0) + 1
     waiting: dict[str, list[Item]] = {}
     sizes: dict[str, int] = {}
-    held = 0
+    open_chars = 0
     for record in read(on_refused):
         name = hash(record.key)
         items = waiting.setdefault(record.key, [])
         items.append(record.item)
         sizes[record.key] = sizes.get(record.key, 0) + record.chars
-        held += record.chars
+        open_chars += record.chars
         counts[name] = counts.get(name, 1) - 1
         if counts[name] <= 0:
-            held -= sizes.pop(record.key)
+            open_chars -= sizes.pop(record.key)
             yield record.key, waiting.pop(record.key)
-        elif held > max_open_chars:
+        elif open_chars > max_open_chars:
             reason = f"{len(waiting)} traces are unfinished here, with more than {max_open_chars} characters"
             raise DataError(f"{reason}: sort the file by trace.", path=path, line=record.line)
     yield from waiting.items()  # two keys of one hash, or a file that grew in between

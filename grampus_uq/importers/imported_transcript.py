@@ -1,4 +1,4 @@
-"""Puts one conversation together from calls that each repeat what was said before."""
+"""Puts one conversation together from model calls that each repeat the conversation before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Transcript:
     """The messages so far and what is known beside each.
 
     A call of a model is given the whole conversation: only what follows the last answer in it is new. A tool's answer
-    that was observed by itself (it has a call id) is not heard again.
+    that was observed by itself (it has a call id) is not added again.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Transcript:
         self._answered: set[str] = set()
         self._observed: list[str] = []
 
-    def hear(self, given: Sequence[Message], time_s: float | None) -> None:
+    def add_given(self, given: Sequence[Message], time_s: float | None) -> None:
         """Take in what a model was given: what is new of it, and at the very beginning the system's instructions."""
         last = max((i for i, message in enumerate(given) if message.role is Role.ASSISTANT), default=-1)
         begins = not self.messages
@@ -36,12 +36,12 @@ class Transcript:
                 self._add(message, MessageFacts(time_s=time_s))
         self._observed = []
 
-    def say(self, message: Message, facts: MessageFacts) -> None:
+    def add_answer(self, message: Message, facts: MessageFacts) -> None:
         """Add an answer of the model: a step."""
         self._add(message, facts)
 
-    def observe(self, message: Message, facts: MessageFacts) -> None:
-        """Add what a tool answered, when it ran and not when the model was told."""
+    def add_observation(self, message: Message, facts: MessageFacts) -> None:
+        """Add the answer of a tool, at the time it ran and not when the model was given it."""
         if message.tool_call_id:
             if message.tool_call_id in self._answered:
                 return
@@ -55,7 +55,7 @@ class Transcript:
             return False
         if message.tool_call_id and message.tool_call_id in self._answered:
             return True
-        if (message.content or "") in self._observed:  # observed without an id, told again with one
+        if (message.content or "") in self._observed:  # observed without an id, repeated with one
             self._observed.remove(message.content or "")
             return True
         if message.tool_call_id:

@@ -103,31 +103,31 @@ def _run(trace: str, spans: list[_Span], outcome: str | None) -> ImportedRun:
     first = spans[0].element
     if not any(span.kind == "llm" for span in spans):
         raise first.error("run_type", f"the trace {trace!r:.80} has no run of type llm: no step.")
-    said = Transcript()
+    transcript = Transcript()
     model = ""
     for span in spans:
         if span.kind == "llm":
-            _ask(said, span)
+            _ask(transcript, span)
             model = model or _model(span.element.value)
         elif span.kind == "tool":
-            _tool(said, span)
+            _tool(transcript, span)
     root = next((span for span in spans if span.root), spans[0])
     failed = text_or_none(root.element.value.get("error"), "error", root.element.error)
     return ImportedRun(
         run_id=trace,
         path=first.path,
         line=first.line,
-        messages=tuple(said.messages),
+        messages=tuple(transcript.messages),
         outcome=Outcome(
             success=_success(spans, outcome), stop_reason=StopReason.TOOL_ERROR if failed else StopReason.CLEAN
         ),
-        facts=said.facts,
+        facts=transcript.facts,
         model=model,
         agent_id=text_or_none(root.element.value.get("name"), "name", root.element.error) or "",
     )
 
 
-def _ask(said: Transcript, span: _Span) -> None:
+def _ask(transcript: Transcript, span: _Span) -> None:
     element, value = span.element, span.element.value
     refuse = element.error
     inputs = object_or_none(value.get("inputs"), "inputs", refuse) or {}
@@ -136,7 +136,7 @@ def _ask(said: Transcript, span: _Span) -> None:
         given = given[0]  # LangChain asks for several answers at once, by lists of lists
     if isinstance(given, list):
         place = partial("inputs.messages[{}]".format)
-        said.hear([message_of(item, place(i), refuse) for i, item in enumerate(given)], span.time_s)
+        transcript.add_given([message_of(item, place(i), refuse) for i, item in enumerate(given)], span.time_s)
     outputs = object_or_none(value.get("outputs"), "outputs", refuse) or {}
     answer, field = _answer(outputs)
     message = Message(role=Role.ASSISTANT)
@@ -151,7 +151,7 @@ def _ask(said: Transcript, span: _Span) -> None:
         input_tokens=token_count(value.get("prompt_tokens"), "prompt_tokens", refuse) or tokens[0],
         output_tokens=token_count(value.get("completion_tokens"), "completion_tokens", refuse) or tokens[1],
     )
-    said.say(message.model_copy(update={"role": Role.ASSISTANT}), facts)
+    transcript.add_answer(message.model_copy(update={"role": Role.ASSISTANT}), facts)
 
 
 def _usage(value: Any, field: str, refuse: Refuse) -> tuple[int, int]:
@@ -179,7 +179,7 @@ def _answer(outputs: Any) -> tuple[Any, str]:
     return (outputs, "") if "role" in outputs else (None, "")
 
 
-def _tool(said: Transcript, span: _Span) -> None:
+def _tool(transcript: Transcript, span: _Span) -> None:
     element = span.element
     outputs = object_or_none(element.value.get("outputs"), "outputs", element.error) or {}
     error = text_or_none(element.value.get("error"), "error", element.error)
@@ -189,7 +189,7 @@ def _tool(said: Transcript, span: _Span) -> None:
         message = message_of(found, "outputs.output", element.error)
     elif found is not None and not error:
         message = Message(role=Role.TOOL, content=shown(found))
-    said.observe(message, MessageFacts(time_s=span.time_s, is_error=error is not None))
+    transcript.add_observation(message, MessageFacts(time_s=span.time_s, is_error=error is not None))
 
 
 def _model(value: dict[str, Any]) -> str:

@@ -48,14 +48,14 @@ def text_blocks(path: str | os.PathLike[str], *, size: int = BLOCK_BYTES) -> Ite
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="strict")
     lines = 1
-    held = b""  # the bytes of a character that a block cut in two
+    cut = b""  # the bytes of a character that a block cut in two
     for block in blocks(path, size=size):
         try:
             yield decoder.decode(block)
         except UnicodeDecodeError as error:
-            line = lines + (held + block)[: error.start].count(b"\n")
+            line = lines + (cut + block)[: error.start].count(b"\n")
             raise DataError(f"is not UTF-8: {error.reason}.", path=os.fspath(path), line=line) from error
-        held = decoder.getstate()[0]
+        cut = decoder.getstate()[0]
         lines += block.count(b"\n")
     try:
         decoder.decode(b"", final=True)

@@ -77,16 +77,16 @@ def read_otlp(
 
 def _run(trace: str, spans: list[OtlpSpan], outcome: str | None, seen: set[str]) -> ImportedRun | None:
     spans.sort(key=lambda span: (span.start_ns, -span.end_ns, span.span_id))
-    said = _Said()
+    conversation = _Conversation()
     for span in spans:
         operation = span.attributes.get("gen_ai.operation.name")
         if span.name == _ESTIMATE:
-            said.judge(span)
+            conversation.judge(span)
         elif operation in _ASKS:
-            said.ask(span)
+            conversation.ask(span)
         elif operation == "execute_tool":
-            said.run_tool(span)
-    if not any(message.role is Role.ASSISTANT for message in said.transcript.messages):
+            conversation.run_tool(span)
+    if not any(message.role is Role.ASSISTANT for message in conversation.transcript.messages):
         return None
     roots = [span for span in spans if not span.parent_id] or spans[:1]
     name = _common(spans, ("session_id", "gen_ai.conversation.id"))
@@ -94,18 +94,18 @@ def _run(trace: str, spans: list[OtlpSpan], outcome: str | None, seen: set[str])
         run_id=name if name and name not in seen else trace,
         path=spans[0].place.path,
         line=spans[0].place.line,
-        messages=tuple(said.transcript.messages),
+        messages=tuple(conversation.transcript.messages),
         outcome=Outcome(
             success=_success(spans, outcome),
             stop_reason=StopReason.TOOL_ERROR if any(root.failed for root in roots) else StopReason.CLEAN,
         ),
-        facts=said.transcript.facts,
+        facts=conversation.transcript.facts,
         model=_common(spans, ("gen_ai.response.model", "gen_ai.request.model")),
         agent_id=_common(spans, ("agent_id", "gen_ai.agent.name")),
     )
 
 
-class _Said:
+class _Conversation:
     """The conversation of a trace, and the readings of its steps."""
 
     def __init__(self) -> None:
@@ -118,10 +118,10 @@ class _Said:
         given, answer = given_and_answer(span)
         time_s = span.start_ns / 1e9
         refuse, attributes = span.place.error, span.attributes
-        self.transcript.hear(given, time_s)
+        self.transcript.add_given(given, time_s)
         new, old = "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"
         new_out, old_out = "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"
-        self._say(
+        self._add_answer(
             answer or Message(role=Role.ASSISTANT),
             MessageFacts(
                 time_s=time_s,
@@ -143,7 +143,7 @@ class _Said:
             name=text_or_none(attributes.get("gen_ai.tool.name"), "gen_ai.tool.name", refuse),
             tool_call_id=text_or_none(attributes.get("gen_ai.tool.call.id"), "gen_ai.tool.call.id", refuse),
         )
-        self.transcript.observe(message, MessageFacts(time_s=span.start_ns / 1e9, is_error=span.failed))
+        self.transcript.add_observation(message, MessageFacts(time_s=span.start_ns / 1e9, is_error=span.failed))
 
     def judge(self, span: OtlpSpan) -> None:
         """The readings of the latest step; a step of their own where the trace has no span for it."""
@@ -154,15 +154,15 @@ class _Said:
         step_id = text_or_none(span.attributes.get("step_id"), "step_id", refuse) or span.span_id
         if self._step is None or self._judged is not None:
             _, answer = given_and_answer(span)
-            self._say(answer or Message(role=Role.ASSISTANT), MessageFacts(time_s=span.start_ns / 1e9))
-        assert self._step is not None  # noqa: S101 (for the type checker; `_say` sets it)
+            self._add_answer(answer or Message(role=Role.ASSISTANT), MessageFacts(time_s=span.start_ns / 1e9))
+        assert self._step is not None  # noqa: S101 (for the type checker; `_add_answer` sets it)
         facts = self.transcript.facts
         facts[self._step] = replace(facts[self._step], readings=found)
         self._judged = step_id
 
-    def _say(self, message: Message, facts: MessageFacts) -> None:
+    def _add_answer(self, message: Message, facts: MessageFacts) -> None:
         self._step = len(self.transcript.messages)
-        self.transcript.say(message.model_copy(update={"role": Role.ASSISTANT}), facts)
+        self.transcript.add_answer(message.model_copy(update={"role": Role.ASSISTANT}), facts)
 
 
 def _readings(span: OtlpSpan) -> Iterator[Reading]:

@@ -27,14 +27,14 @@ class Evaluation(NamedTuple):
 
 def escalates(step: StepUncertainty) -> bool:
     """True for a step that stops the run, or would if the monitor did not only advise, and for one at a grave level."""
-    said = step.__dict__  # an attribute of a pydantic model takes several times as long
-    return (said["advisory_action"] or said["action"]) in STOPPING or said["level"] in STOPPING_LEVELS
+    fields = step.__dict__  # an attribute of a pydantic model takes several times as long
+    return (fields["advisory_action"] or fields["action"]) in STOPPING or fields["level"] in STOPPING_LEVELS
 
 
 def fused_of(step: StepUncertainty) -> float | None:
     """The fused confidence, or None on a step where nothing was read (the guide's float then says 0.5)."""
-    said = step.__dict__
-    return None if (said["missing_reason"] or "").endswith(_NOTHING_READ) else said["fused_confidence"]
+    fields = step.__dict__
+    return None if (fields["missing_reason"] or "").endswith(_NOTHING_READ) else fields["fused_confidence"]
 
 
 def evaluations(step: StepUncertainty) -> list[Evaluation]:

@@ -62,20 +62,20 @@ def send_recordings(
 
     Ids are computed from the recording, so sending twice sends the same spans twice, and a run that was paused and
     taken up again, in whatever process, is one trace. A line at a time is held, and at most one batch of spans; each
-    batch is waited for and none is dropped. A line that cannot be read, and a run without times, is left out, told to
+    batch is waited for and none is dropped. A line that cannot be read, and a run without times, is left out, given to
     `on_refused` and listed in the report; everything else is sent. Texts, arguments, outputs and messages are not,
     unless `content` asks for what the model said and tools were called with, each text after `redact`, as in
     `SpanEmitter`, and as far as it was recorded.
 
     `service_name` is "grampus-uq" unless it, `resource_attributes` or OTEL_SERVICE_NAME say otherwise. `on_sent` is
-    told the number of spans of each batch. The exporter is not shut down. Raises ExportError when the exporter gives
+    given the number of spans of each batch. The exporter is not shut down. Raises ExportError when the exporter gives
     up on a batch, DataError for a path that does not exist. Blocks: call it off the event loop.
     """
     if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         raise ConfigurationError("OTEL_SDK_DISABLED is true, so no span can be made: unset it to send recordings.")
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     for one in given:
-        if not Path(one).exists():  # said before anything is sent
+        if not Path(one).exists():  # before anything is sent
             raise DataError("does not exist.", path=os.fspath(one))
     ids, batches = RecordedIds(), Batches(exporter, on_sent=on_sent)
     provider = TracerProvider(

@@ -1,7 +1,7 @@
 """One recorded run as one trace: the agent's span, the spans that the monitor made or would have made, and its tools.
 
 The monitor's spans come from the emitter that makes them live, so that both look alike. Their parent is a span of the
-whole run, `invoke_agent <agent>`; between a call that was let through and its result lies `execute_tool <tool>`.
+whole run, `invoke_agent <agent>`; between the release of a call and its result lies `execute_tool <tool>`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_OPEN_CALLS: Final = 1024
 
 @dataclass(slots=True)
 class _OpenCall:
-    """A call without a result: let through at `since_ns`, or held when that is None."""
+    """A call without a result: released at `since_ns`, or not run when that is None."""
 
     name: str
     since_ns: int | None
@@ -115,7 +115,7 @@ class RunAsSpans:
 
     def _observation(self, event: ObservationEvent, time_ns: int) -> None:
         call = self._open.pop(event.call_id, None) if event.call_id is not None else None
-        if call is None or call.since_ns is None:  # a held call was never run, whatever was said to the model
+        if call is None or call.since_ns is None:  # it was not run, whatever the model was given as its result
             return
         self._ids.begin_event(f"tool {call.key} {event.call_id}")
         name = plain_name(call.name, None)
@@ -147,9 +147,9 @@ class RunAsSpans:
             attributes["acknowledged"] = event.acknowledged.value
         self._root.add_event(DECISION, attributes, time_ns)
         self._emit(event, "decision")
-        held = self._open.get(event.call_id) if event.call_id is not None else None
-        if held is not None:
-            held.since_ns = time_ns if event.decision in ("approve", "edit") else None
+        call = self._open.get(event.call_id) if event.call_id is not None else None
+        if call is not None:
+            call.since_ns = time_ns if event.decision in ("approve", "edit") else None
 
     def _outcome(self, event: OutcomeEvent) -> None:
         outcome = event.outcome

@@ -44,13 +44,13 @@ class Batches(SpanProcessor):
         if not self._waiting:
             return
         batch, self._waiting, self._characters = self._waiting, [], 0
-        with _LastWarning() as said:
+        with _LastWarning() as warning:
             try:
                 taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
             except Exception as error:
                 raise ExportError.of(f"{type(error).__name__}: {error}", self.sent) from error
         if not taken:
-            raise ExportError.of(said.text or "the exporter gave no reason", self.sent)
+            raise ExportError.of(warning.text or "the exporter gave no reason", self.sent)
         self.sent += len(batch)
         if self._on_sent is not None:
             self._on_sent(len(batch))

@@ -1,4 +1,4 @@
-"""What each span of a step says: the guide's keys, the evidence, the alarm, what the monitor spent.
+"""The attributes of each span of a step: the guide's keys, the evidence, the alarm, the monitor's own calls and cost.
 
 Every key is in `grampus_uq.telemetry.conventions`.
 """
@@ -51,7 +51,7 @@ def _ids(event: StepEvent | DecisionEvent, step_id: str | None, what: Attributes
 
 
 def approval_attributes(event: DecisionEvent) -> Attributes:
-    """What a human decided on what waited; not who."""
+    """The human decision on what was pending, without the name of the human."""
     attributes = _ids(event, event.step_id, _GUARDS)
     attributes |= {"gen_ai.operation.name": "await_approval", "decision": event.decision}
     if event.call_id:
@@ -64,27 +64,27 @@ def estimate_attributes(
 ) -> Attributes:
     """The guide's keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
     step, session_id, agent_id = event.assessment, event.session_id, event.agent_id
-    said = step.__dict__  # an attribute of a pydantic model takes several times as long, and some twenty are read
-    level, action, p_true = WORDS[said["level"]], WORDS[said["action"]], said["p_true_confidence"]
-    propagated, fused, p_success = said["propagated_confidence"], fused_of(step), said["p_success"]
+    fields = step.__dict__  # an attribute of a pydantic model takes several times as long, and some twenty are read
+    level, action, p_true = WORDS[fields["level"]], WORDS[fields["action"]], fields["p_true_confidence"]
+    propagated, fused, p_success = fields["propagated_confidence"], fused_of(step), fields["p_success"]
     # One literal: every step of every agent passes here.
     attributes: Attributes = {
         "session_id": session_id,
         "agent_id": agent_id,
-        "step_id": said["step_id"],
+        "step_id": fields["step_id"],
         "gen_ai.conversation.id": session_id,
         "gen_ai.operation.name": "evaluate",
         "openinference.span.kind": "EVALUATOR",
-        "step_type": said["step_type"],
-        "verbalized_confidence": said["verbalized_confidence"],
+        "step_type": fields["step_type"],
+        "verbalized_confidence": fields["verbalized_confidence"],
         "p_true_confidence": p_true,
-        "fused_confidence": said["fused_confidence"],
+        "fused_confidence": fields["fused_confidence"],
         "propagated_confidence": propagated,
         "level": level,
         "action": action,
         "p_true_ran": p_true != -1.0,
-        "samples_used": said["samples_used"],
-        "rule": said["rule"],
+        "samples_used": fields["samples_used"],
+        "rule": fields["rule"],
         "uncertainty.level": level,
         "uncertainty.action": action,
         "uncertainty.confidence.propagated": propagated,
@@ -96,20 +96,20 @@ def estimate_attributes(
     if escalates:
         attributes[ESCALATED] = True
     for name in _WHERE_READ:
-        value = said[name]
+        value = fields[name]
         if value is not None:
             attributes[name] = value
     if p_success is not None:
         attributes["p_success"] = attributes["uncertainty.p_success"] = p_success
-    if said["trajectory_risk"] is not None:
-        attributes["uncertainty.trajectory_risk"] = said["trajectory_risk"]
+    if fields["trajectory_risk"] is not None:
+        attributes["uncertainty.trajectory_risk"] = fields["trajectory_risk"]
     opened = None if event.trajectory is None else event.trajectory.pending
-    if opened is not None and opened.surprisal is not None and said["step_type"] != "tool_call":
+    if opened is not None and opened.surprisal is not None and fields["step_type"] != "tool_call":
         attributes["uncertainty.surprisal"] = opened.surprisal
-    if said["alarm_mode"] is not None:
+    if fields["alarm_mode"] is not None:
         _add_alarm(attributes, step)
-    if said["tool_name"] is not None:
-        attributes["gen_ai.tool.name"] = plain_name(said["tool_name"], tool_names)
+    if fields["tool_name"] is not None:
+        attributes["gen_ai.tool.name"] = plain_name(fields["tool_name"], tool_names)
         call_id = event.step.tool_calls[0].id if event.step.tool_calls else ""
         if call_id:
             attributes["gen_ai.tool.call.id"] = plain_name(call_id, None)
@@ -117,7 +117,7 @@ def estimate_attributes(
 
 
 def parent_attributes(step: StepUncertainty, *, escalates: bool) -> Attributes:
-    """What a recording parent span is told of its latest step."""
+    """The attributes of a recording parent span: those of its latest step."""
     attributes: Attributes = {
         "uncertainty.step_id": step.step_id,
         "uncertainty.level": WORDS[step.level],
@@ -147,14 +147,14 @@ def _add_alarm(attributes: Attributes, step: StepUncertainty) -> None:
             attributes[key] = value
 
 
-def spending_attributes(asked: Sequence[Reading]) -> Attributes:
+def spending_attributes(readings: Sequence[Reading]) -> Attributes:
     """What the monitor itself spent. Not `gen_ai.usage`: a backend would add it to the agent's own tokens."""
     attributes: Attributes = {
-        "uncertainty.monitor.calls": sum(reading.calls for reading in asked),
-        "uncertainty.monitor.input_tokens": sum(reading.input_tokens for reading in asked),
-        "uncertainty.monitor.output_tokens": sum(reading.output_tokens for reading in asked),
+        "uncertainty.monitor.calls": sum(reading.calls for reading in readings),
+        "uncertainty.monitor.input_tokens": sum(reading.input_tokens for reading in readings),
+        "uncertainty.monitor.output_tokens": sum(reading.output_tokens for reading in readings),
     }
-    costs = [reading.cost_usd for reading in asked if reading.cost_usd is not None]
+    costs = [reading.cost_usd for reading in readings if reading.cost_usd is not None]
     if costs:
         attributes["uncertainty.monitor.cost_usd"] = sum(costs)
     return attributes

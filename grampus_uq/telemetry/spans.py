@@ -141,10 +141,10 @@ class SpanEmitter:
         context, links, place = self._traces.parent(event.session_id, current, around.get_span_context())
         step = event.assessment
         grave = escalates(step)
-        asked = list(filter(_calls_of, event.readings))
+        model_readings = list(filter(_calls_of, event.readings))
         attributes = estimate_attributes(event, escalates=grave, tool_names=self._tool_names)
-        if asked:
-            attributes |= spending_attributes(asked)
+        if model_readings:
+            attributes |= spending_attributes(model_readings)
         if self._content:
             attributes.update(content_attributes(event, self._redact))
         span = self._tracer.start_span(
@@ -157,50 +157,56 @@ class SpanEmitter:
         if step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
             self._traces.pause(place, own, ended_ns)
         self._evaluate(attributes, span, context, ended_ns)
-        if asked or grave:
-            self._beneath(event, asked, span, context, ended_ns, grave)
+        if model_readings or grave:
+            self._beneath(event, model_readings, span, context, ended_ns, grave)
         span.end(ended_ns)
         if self._copy and around.is_recording():
             around.set_attributes(parent_attributes(step, escalates=grave))
 
     def _approval(self, event: DecisionEvent) -> None:
-        """Emit how long something waited, beneath the step that paused, with a link to where it was decided."""
+        """Emit the span of the waiting time, below the step that paused, with a link to the span of the decision."""
         paused = self._traces.paused(event.session_id)
         if paused is None or event.alarm_rearmed:
             return
-        asked, since_ns = paused
+        paused_span, since_ns = paused
         current, around = surroundings()
-        decided = around.get_span_context()
+        decision = around.get_span_context()
         self._tracer.start_span(
             APPROVAL,
-            context=trace.set_span_in_context(NonRecordingSpan(asked), current),
+            context=trace.set_span_in_context(NonRecordingSpan(paused_span), current),
             start_time=since_ns,
             attributes=approval_attributes(event),
-            links=(Link(decided),) if decided.is_valid else (),
+            links=(Link(decision),) if decision.is_valid else (),
         ).end(max(since_ns, int(event.time_s * 1e9)))
 
-    def _evaluate(self, said: Attributes, span: Span, context: Context, ended_ns: int) -> None:
-        """Add the evaluation events, where anything was evaluated: the scores among what the span says."""
+    def _evaluate(self, attributes: Attributes, span: Span, context: Context, ended_ns: int) -> None:
+        """Add an evaluation event for each score among the span's attributes."""
         if not (self._on_span and span.is_recording()) and self._log is None:
             return
         for name in SCORES:
-            value = said.get(name)
+            value = attributes.get(name)
             if value is None:
                 continue
             scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value}
             if name == FUSED:  # which decides the level
-                scores["gen_ai.evaluation.score.label"] = said["level"]
+                scores["gen_ai.evaluation.score.label"] = attributes["level"]
             if self._log is None:
                 span.add_event(EVALUATION, scores, timestamp=ended_ns)
             else:
                 self._log.emit(EVALUATION, scores, trace.set_span_in_context(span, context), ended_ns)
 
     def _beneath(
-        self, event: StepEvent, asked: Sequence[Reading], estimate: Span, context: Context, ended_ns: int, grave: bool
+        self,
+        event: StepEvent,
+        model_readings: Sequence[Reading],
+        estimate: Span,
+        context: Context,
+        ended_ns: int,
+        grave: bool,
     ) -> None:
         """Emit the spans under the estimate: sampling where it ran, escalation where the step escalates."""
         below = trace.set_span_in_context(estimate, context)
-        for semantic in [reading for reading in asked if reading.source == "semantic_entropy"][-1:]:
+        for semantic in [reading for reading in model_readings if reading.source == "semantic_entropy"][-1:]:
             self._tracer.start_span(
                 SEMANTIC,
                 context=below,
@@ -211,7 +217,7 @@ class SpanEmitter:
             self._tracer.start_span(
                 ESCALATE,
                 context=below,
-                start_time=_decision_start_ns(event, asked, ended_ns),
+                start_time=_decision_start_ns(event, model_readings, ended_ns),
                 attributes=escalate_attributes(event),
             ).end(ended_ns)
 
@@ -221,7 +227,7 @@ def _end_ns(reading: Reading, latest_ns: int) -> int:
     return max(reading.started_ns, min(latest_ns, reading.started_ns + int(reading.duration_s * 1e9)))
 
 
-def _decision_start_ns(event: StepEvent, asked: Sequence[Reading], ended_ns: int) -> int:
-    """When the deciding began: as soon as the last reading was there, or with the step when nothing was asked."""
-    ends = [_end_ns(reading, ended_ns) for reading in asked]
+def _decision_start_ns(event: StepEvent, model_readings: Sequence[Reading], ended_ns: int) -> int:
+    """When the deciding began: as soon as the last reading was there, or with the step without model calls."""
+    ends = [_end_ns(reading, ended_ns) for reading in model_readings]
     return max(event.started_ns, min(ended_ns, max(ends, default=event.started_ns)))
