@@ -228,7 +228,7 @@ def _decide(
         _, request = await ledger.find_request(request_id)
         if digest is not None and digest != request.digest():
             raise ApprovalError(
-                f"The pending call is no longer the one that was shown: its digest is {request.digest()}. Nothing was "
+                f"The pending call is no longer what was shown: its digest is {request.digest()}. Nothing was "
                 "decided; look at it again."
             )
         decision = request.decide(kind, principal=principal or getpass.getuser(), message=message, arguments=arguments)
