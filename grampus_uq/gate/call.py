@@ -25,7 +25,6 @@ from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict, canoni
 from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
 
 __all__ = [
-    "FRAMEWORK",
     "REPEATED",
     "UNKNOWN_OUTCOME",
     "UNREAD",

@@ -15,7 +15,7 @@ from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect
 
-__all__ = ["HARMLESS", "Precondition", "check_clearance", "refusal_of"]
+__all__ = ["HARMLESS", "Precondition", "refusal_of"]
 
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
 """What may run on a belief that nobody vouches for. What nobody classified may well be irreversible."""

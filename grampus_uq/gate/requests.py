@@ -23,15 +23,7 @@ from grampus_uq.gate.signatures import HmacSigner, PublicKeys, Verifier
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.records.vocabulary import UncertaintyLevel
 
-__all__ = [
-    "ApprovalDecision",
-    "ApprovalKind",
-    "ApprovalPolicy",
-    "ApprovalRequest",
-    "Arrived",
-    "Grant",
-    "rules_digest",
-]
+__all__ = ["ApprovalDecision", "ApprovalKind", "ApprovalPolicy", "ApprovalRequest", "Arrived", "Grant"]
 
 _strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["problem_of"]
-
 _DEEPEST = 64
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (dict,),

@@ -28,8 +28,6 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["ROLLBACK", "HumanResponse", "apply_response"]
-
 HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
 """Guidance, decisions, or None: take the decisions that were stored elsewhere."""
 

@@ -19,16 +19,6 @@ from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import AgentState, Segment
 from grampus_uq.runtime.store import Document, SessionStore, parsed
 
-__all__ = [
-    "Checkpoint",
-    "checkpoints_of",
-    "copy_checkpoints",
-    "lineage_of",
-    "read_checkpoint",
-    "run_prefix",
-    "write_checkpoint",
-]
-
 KIND = "checkpoint"
 
 

@@ -9,8 +9,6 @@ import anyio
 
 from grampus_uq.errors import SessionError
 
-__all__ = ["run_together", "run_with_watch"]
-
 Result = TypeVar("Result")
 
 

@@ -17,8 +17,6 @@ from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.stats.calibration_watch import detector_id
 
-__all__ = ["Endings"]
-
 
 class Endings:
     """Ends the runs of one runner, and makes their results."""

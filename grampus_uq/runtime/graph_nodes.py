@@ -9,7 +9,7 @@ from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyAction
 from grampus_uq.runtime.run_state import AgentState
 
-__all__ = ["PASSED", "NodeHandler", "human_node", "uncertainty_guard_node"]
+__all__ = ["human_node", "uncertainty_guard_node"]
 
 NodeHandler = Callable[[AgentState], Awaitable[AgentState]]
 PASSED = "__grampus_passed_by_an_answer__"

@@ -11,7 +11,7 @@ from grampus_uq.records.values import TokenUsage
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 
-__all__ = ["GraphCheckpoint", "added", "merged"]
+__all__ = ["added", "merged"]
 
 
 class GraphCheckpoint(BaseModel):

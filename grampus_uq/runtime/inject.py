@@ -34,7 +34,7 @@ from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.wire.model_call import ask_model
 
-__all__ = ["FAULTS", "Fault", "FaultyModel", "InjectedFailure", "Injection", "inject"]
+__all__ = ["InjectedFailure", "inject"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, Sessio
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["Ledger", "Note", "audit_of", "session_key"]
+__all__ = ["Ledger", "Note"]
 
 _SHORTEST_ID = 8
 _SEALED = '{"seal":"'
@@ -163,16 +163,12 @@ class Ledger:
             state._kept = transcript, [own if own == other else other for own, other in zip(mine, theirs, strict=False)]
         return found
 
-    async def pending(self, agent_id: str | None = None) -> list[PendingSession]:
-        """The sessions that wait for a human, those too whose worker died while something waited."""
-        return await self._pending("" if agent_id is None else session_key(agent_id, ""), "")
+    async def pending(self, agent_id: str | None = None, *, containing: str = "") -> list[PendingSession]:
+        """The sessions that wait for a human, those too whose worker died while something waited.
 
-    async def _pending(self, prefix: str, containing: str) -> list[PendingSession]:
-        """Those whose key begins so and whose text contains this, too.
-
-        A session that cannot be read is logged and left out: it must not hide the others.
+        Only those with this text in their document. A session that cannot be read is logged and left out.
         """
-        waiting = []
+        prefix, waiting = "" if agent_id is None else session_key(agent_id, ""), []
         for status in (AgentStatus.WAITING_FOR_HUMAN, AgentStatus.RUNNING):
             for document in await self.store.scan("session", label=status.value, prefix=prefix):
                 if containing not in document.body:
@@ -216,7 +212,7 @@ class Ledger:
             raise SessionError(f"{request_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
         matches = [
             (pending, request)
-            for pending in await self._pending("", request_id if request_id.isalnum() else "")
+            for pending in await self.pending(containing=request_id if request_id.isalnum() else "")
             for request in pending.requests
             if request.id.startswith(request_id) and request.child_session is None
         ]

@@ -33,8 +33,6 @@ from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.lone_surrogates import bounded_text, replace_lone_surrogates
 from grampus_uq.wire.model_call import ask_model
 
-__all__ = ["Loop", "RunEvent"]
-
 MAX_REJECTED_TURNS = 2
 _MAX_CALLS = 256
 _MAX_NAME = 1_000

@@ -18,7 +18,7 @@ from grampus_uq.runtime.rolled_back_calls import step_number
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 
-__all__ = ["SuspectSet", "SuspectStep", "restart_step", "run_of", "what_failed"]
+__all__ = ["run_of"]
 
 _QUOTED = 3
 _QUOTE = 500

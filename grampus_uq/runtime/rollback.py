@@ -35,7 +35,7 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
 
-__all__ = ["Branch", "Compensate", "branches", "recover", "rollback"]
+__all__ = ["Branch", "branches", "recover", "rollback"]
 
 Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; gives for each what was done about it, or None where nothing was. Called once for each call."""

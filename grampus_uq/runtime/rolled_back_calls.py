@@ -14,8 +14,6 @@ from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.checkpoints import lineage_of
 from grampus_uq.runtime.run_state import AgentState, ExecutedCall
 
-__all__ = ["executed_calls", "step_number"]
-
 _REPORTED = ("execution_finished", "execution_settled")
 
 

@@ -24,8 +24,6 @@ from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
 
-__all__ = ["SessionLease"]
-
 Result = TypeVar("Result")
 
 _WRITES = 3

@@ -23,7 +23,7 @@ from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change, Document, Put
 
-__all__ = ["POLL_S", "StopOrders", "StopReport", "StoppedError", "order_stop", "stops_now"]
+__all__ = ["StopReport", "order_stop"]
 
 POLL_S = 0.25
 _ALL = "*"

@@ -17,22 +17,7 @@ from pydantic import BaseModel
 
 from grampus_uq.errors import StoreError
 
-__all__ = [
-    "GENESIS",
-    "SCHEMA_VERSION",
-    "Append",
-    "Change",
-    "Delete",
-    "Document",
-    "Drop",
-    "Put",
-    "SessionStore",
-    "after_prefix",
-    "chained",
-    "check_schema",
-    "link",
-    "parsed",
-]
+__all__ = ["Append", "Change", "Delete", "Document", "Drop", "Put", "SessionStore", "chained", "link", "parsed"]
 
 SCHEMA_VERSION = 2
 Stored = TypeVar("Stored", bound=BaseModel)

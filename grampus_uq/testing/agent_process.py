@@ -23,8 +23,6 @@ from grampus_uq.testing.agent_orders import ORDER, Act, Answer, Order
 from grampus_uq.testing.agent_script import AgentFactory
 from grampus_uq.testing.agent_under_test import NOT_OFFERED, AgentUnderTest, Ended, Failed, Paused
 
-__all__ = ["load_factory"]
-
 
 def load_factory(reference: str) -> AgentFactory:
     """The factory that "package.module:name" refers to."""

@@ -16,28 +16,7 @@ from grampus_uq.testing.agent_orders import Act, Answer
 from grampus_uq.testing.agent_script import APPROVALS, ScriptedTurn, read_ledger
 from grampus_uq.testing.agent_under_test import Decision, Ended, Failed, Paused, Pending, Said
 
-__all__ = [
-    "DONE",
-    "LOST",
-    "PAID",
-    "PAY",
-    "PROMPT",
-    "SURE",
-    "UNSURE",
-    "Scene",
-    "Script",
-    "Sentence",
-    "ended",
-    "look_up",
-    "one",
-    "paused",
-    "pay",
-    "play",
-    "require",
-    "say",
-    "sentence",
-    "waiting",
-]
+__all__ = ["Sentence", "ended", "look_up", "one", "paused", "pay", "play", "require", "say", "sentence", "waiting"]
 
 Script = dict[str, list[ScriptedTurn]]
 Check = Callable[["Scene"], str | None]

@@ -12,8 +12,8 @@ __all__ = ["open_store"]
 
 _PLUGINS = "grampus_uq.stores"
 _BUILT_IN = {
-    "memory": "memory:MemoryStore",
-    "sqlite": "sqlite:SQLiteStore",
+    "memory": "memory:MemoryStore.opened",
+    "sqlite": "sqlite:SQLiteStore.opened",
     "postgresql": "postgres:PostgresStore",
     "postgres": "postgres:PostgresStore",
     "redis": "redis:RedisStore",
@@ -33,7 +33,7 @@ def open_store(url: str, *, create: bool = True) -> SessionStore:
     if scheme in ("", "file") or len(scheme) == 1:  # a bare path; one letter: a Windows drive
         scheme = "sqlite"
     if scheme in _BUILT_IN:
-        entry = EntryPoint(name=scheme, value=f"{__name__}.{_BUILT_IN[scheme]}.opened", group=_PLUGINS)
+        entry = EntryPoint(name=scheme, value=f"{__name__}.{_BUILT_IN[scheme]}", group=_PLUGINS)
     else:
         installed = entry_points(group=_PLUGINS, name=scheme)
         if not installed:

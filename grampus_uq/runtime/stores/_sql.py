@@ -9,8 +9,6 @@ from typing import Any
 from grampus_uq.runtime.store import Document, after_prefix
 from grampus_uq.runtime.stores._thread import ThreadedStore
 
-__all__ = ["SQLStore"]
-
 _NAMES = ("kind", "key", "version", "label", "body", "written_s", "read_s")
 
 
@@ -40,11 +38,9 @@ class SQLStore(ThreadedStore):
         return [Document(**dict(zip(_NAMES, row, strict=True))) for row in rows]
 
     async def now(self) -> float:
-        """The store's clock."""
         return await self._run(lambda db: float(self._rows(db, f"SELECT {self._clock}", ())[0][0]))
 
     async def get(self, kind: str, key: str) -> Document | None:
-        """The newest version of a document, or None."""
         found = await self._select(f"kind = ? AND {self._key} = ?", (kind, key))
         return found[0] if found else None
 
@@ -77,6 +73,5 @@ class SQLStore(ThreadedStore):
         return await self._select(f"TRUE ORDER BY {self._key}", (json.dumps(parents), kind), source)
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
-        """The entries from `start` on."""
         sql = f"SELECT body FROM {self._logs} WHERE log = ? AND position >= ? ORDER BY position"  # noqa: S608 (made of our own texts)
         return await self._run(lambda db: [row[0] for row in self._rows(db, sql, (log, start))])

@@ -8,15 +8,13 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from grampus_uq.runtime.store import SessionStore
-
-__all__ = ["ThreadedStore"]
 
 Result = TypeVar("Result")
 
@@ -29,13 +27,6 @@ class ThreadedStore(SessionStore):
         self._connection: Any = None
         self._lock = threading.Lock()
         self._limiter: RunVar[anyio.CapacityLimiter | None] = RunVar(f"grampus_store_{uuid.uuid4().hex}", None)
-
-    @classmethod
-    def opened(cls, url: str, *, create: bool = True) -> Self:
-        """The store at this URL."""
-        own: Any = cls  # each store's first argument says where it is
-        store: Self = own(url, create=create)
-        return store
 
     async def aclose(self) -> None:
         """Let go of the connection; it is opened again when needed."""

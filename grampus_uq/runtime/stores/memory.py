@@ -8,8 +8,6 @@ from typing import Any
 from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.runtime.store import Append, Change, Delete, Document, Put, SessionStore, chained
 
-__all__ = ["MemoryStore"]
-
 
 class MemoryStore(SessionStore):
     """Dictionaries; gone with the process."""
@@ -36,7 +34,6 @@ class MemoryStore(SessionStore):
         return self._now()
 
     async def get(self, kind: str, key: str) -> Document | None:
-        """The newest version of a document, or None."""
         found = self._documents.get((kind, key))
         return None if found is None else self._read(found)
 
@@ -55,7 +52,6 @@ class MemoryStore(SessionStore):
         after: str | None = None,
         limit: int | None = None,
     ) -> list[Document]:
-        """Documents of a kind, by key."""
         keys = sorted(
             key
             for key in self._by_label.get((kind, label), ())
@@ -64,7 +60,6 @@ class MemoryStore(SessionStore):
         return [self._read(self._documents[kind, key]) for key in keys[:limit]]
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
-        """The entries from `start` on."""
         return self._logs.get(log, [])[start:]
 
     async def write(self, *changes: Change) -> float:

@@ -17,8 +17,6 @@ from grampus_uq.runtime.store import (
 )
 from grampus_uq.runtime.stores._sql import SQLStore
 
-__all__ = ["PostgresStore"]
-
 Result = TypeVar("Result")
 
 # A server that vanished without a word (a partition, a power cut) is noticed within seconds, not hours.

@@ -26,8 +26,6 @@ from grampus_uq.runtime.store import (
 )
 from grampus_uq.runtime.stores._thread import ThreadedStore
 
-__all__ = ["RedisStore"]
-
 Result = TypeVar("Result")
 
 # SHA-256 (FIPS 180-4): its constants are the first bits of the square and cube roots of the primes.
@@ -155,7 +153,6 @@ class RedisStore(ThreadedStore):
         return await self._run(lambda client: _seconds(client.time()))
 
     async def get(self, kind: str, key: str) -> Document | None:
-        """The newest version of a document, or None."""
         found = await self._run(lambda client: self._read(client, kind, [key]))
         return found[0] if found else None
 
@@ -204,7 +201,6 @@ class RedisStore(ThreadedStore):
         return await self._run(read)
 
     async def read(self, log: str, *, start: int = 0) -> list[str]:
-        """The entries from `start` on."""
         return await self._run(
             lambda client: [entry.decode() for entry in client.lrange(self._log_key(log), start, -1)]
         )

@@ -22,8 +22,6 @@ from grampus_uq.runtime.store import (
 )
 from grampus_uq.runtime.stores._sql import SQLStore
 
-__all__ = ["SQLiteStore"]
-
 Result = TypeVar("Result")
 
 # One entry a schema version, applied in order; a published entry is never changed.
