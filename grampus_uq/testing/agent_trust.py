@@ -109,22 +109,21 @@ def swapped_call(scene: Scene) -> None:
 
 @sentence("Stored state that says a call was cleared clears none.", "forge", "signing")
 def forged_phase(scene: Scene) -> None:
-    script = play(UNSURE)
-    scene.approvers("ann")
-    waiting(scene.run(script, kill=True))
-    scene.forge(script, "phase")
-    scene.tried(script)
-    scene.ran(problem="the stored state says that the call was let through")
+    _forged(scene, "phase")
 
 
 @sentence("Stored state that says all is certain releases nothing.", "forge", "signing")
 def forged_belief(scene: Scene) -> None:
+    _forged(scene, "belief")
+
+
+def _forged(scene: Scene, what: str) -> None:
     script = play(UNSURE)
     scene.approvers("ann")
     waiting(scene.run(script, kill=True))
-    scene.forge(script, "belief")
+    scene.forge(script, what)
     scene.tried(script)
-    scene.ran(problem="the stored belief says that all is certain")
+    scene.ran(problem=f"the stored {what} was believed")
 
 
 @sentence("Of two parallel calls with the same arguments one approval runs one.", "parallel")
