@@ -19,10 +19,8 @@ from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
 from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
-from grampus_uq.recording.codec import Content, encode
-from grampus_uq.recording.kept_content import redact, unicode_only
-from grampus_uq.recording.key import folder_key
-from grampus_uq.recording.lines import MAX_LINE_BYTES
+from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
+from grampus_uq.recording.kept_content import folder_key, redact, unicode_only
 from grampus_uq.recording.packing import pack
 from grampus_uq.recording.parallel import cores, in_order
 from grampus_uq.recording.replay import ReplayCounts, replay_all

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from grampus_uq.recording.codec import VERSION, Content, decode, encode
+from grampus_uq.recording.codec import MAX_LINE_BYTES, VERSION, Content, decode, encode
 from grampus_uq.recording.kept_content import redact
 from grampus_uq.recording.labels import Label, label, label_all, read_labels
-from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.packing import PackedFile, pack
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
 from grampus_uq.recording.reader import TornLine, read

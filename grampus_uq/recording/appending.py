@@ -1,24 +1,39 @@
-"""Opens a recording for appending, so that a write is a line whoever else writes."""
+"""Opens a recording for appending, so that a write is a line whoever else writes.
+
+A piece of a line that a killed writer left at the end of the file is moved aside, when nobody else writes to the file.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from grampus_uq.recording.partial_line import hold, set_aside
+from grampus_uq.errors import DataError
+from grampus_uq.recording.codec import MAX_LINE_BYTES, decode
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows: pieces stay where they are, and the reader leaves them out
+    fcntl = None
 
 __all__ = ["append_line", "open_to_append", "write_line"]
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+_TORN_SUFFIX: Final = ".torn"
+_log = logging.getLogger("grampus_uq.recording")
+_BLOCK: Final = 65536
+_ASIDE: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
 
 
 def open_to_append(path: Path, *, create: bool = True) -> int:
     """Open a recording and mark it as being written; a piece that a killed writer left is set aside first."""
     descriptor = os.open(path, _APPEND | (os.O_CREAT if create else 0), 0o600)
     try:
-        set_aside(path, descriptor)
-        hold(descriptor)
+        _set_aside(path, descriptor)
+        _hold(descriptor)
     except BaseException:
         os.close(descriptor)
         raise
@@ -43,3 +58,60 @@ def append_line(path: Path, line: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _hold(descriptor: int) -> None:
+    """Mark the file as being written, for as long as the descriptor is open in some process.
+
+    Waits only while another process is inside `_set_aside`: a few system calls.
+    """
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def _set_aside(path: Path, descriptor: int) -> None:
+    """Move a piece without its newline from the end of the file into `<file>.torn`; end a whole line with its newline.
+
+    Only when no other process holds the file: otherwise the "piece" may be a line that is being written, and stays.
+    """
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    size = os.fstat(descriptor).st_size
+    with path.open("rb") as stream:
+        start = _end_of_last_line(stream.fileno(), size)
+        if start is None or start == size:
+            return
+        piece = os.pread(stream.fileno(), size - start, start)
+    try:
+        decode(piece)
+    except DataError:
+        _append(Path(f"{path}{_TORN_SUFFIX}"), piece + b"\n")
+        os.ftruncate(descriptor, start)
+        _log.warning("%s: an unfinished line of %d bytes was moved to %s%s.", path, len(piece), path.name, _TORN_SUFFIX)
+    else:
+        os.write(descriptor, b"\n")
+
+
+def _append(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, _ASIDE, 0o600)
+    try:
+        os.write(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _end_of_last_line(descriptor: int, size: int) -> int | None:
+    """Offset behind the last newline; None when there is none within the length of a line."""
+    end = size
+    while end > 0 and size - end <= MAX_LINE_BYTES:
+        start = max(0, end - _BLOCK)
+        found = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0 if end == 0 else None

@@ -29,9 +29,11 @@ from grampus_uq.records.events import (
 from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import TokenLogprob
 
-__all__ = ["MAX_DEPTH", "VERSION", "Content", "decode", "encode"]
+__all__ = ["MAX_DEPTH", "MAX_LINE_BYTES", "VERSION", "Content", "decode", "encode"]
 
 VERSION: Final = 1
+MAX_LINE_BYTES: Final = 16 * 2**20
+"""The longest line that is read, in bytes; the writer never writes a longer one."""
 MAX_DEPTH: Final = 64
 """How deep the arguments of a tool call may nest; deeper ones could be written but not be read back everywhere."""
 

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grampus_uq.errors import DataError
-from grampus_uq.recording.codec import encode
+from grampus_uq.recording.codec import MAX_LINE_BYTES, encode
 from grampus_uq.recording.kept_content import redact
-from grampus_uq.recording.lines import MAX_LINE_BYTES
 from grampus_uq.recording.packed import is_parquet, packed_lines
-from grampus_uq.recording.rotation import with_later_parts
+from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs, runs_of_file
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent
 

@@ -1,5 +1,7 @@
 """What a recording keeps of the text: everything, keyed hashes, or nothing; never less than a replay reads.
 
+The key of a folder's hashes is made once, by whichever process comes first.
+
 Numbers, names, effects, digests and readings always stay, because the engine computes from them and a replay must give
 the same assessments. Free text (what the model, a tool or a human wrote, and the arguments of calls) goes.
 """
@@ -8,20 +10,33 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
+import secrets
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from grampus_uq.errors import DataError
 from grampus_uq.recording.codec import Content
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall, canonical_json
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["hashed", "redact", "unicode_only"]
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows, where a rename onto an existing file fails by itself
+    fcntl = None
 
-HASHED_ARGUMENTS: Final = "_hashed"
+__all__ = ["folder_key", "hashed", "redact", "unicode_only"]
+
+_HASHED_ARGUMENTS: Final = "_hashed"
 """The one argument that stands for all arguments of a call whose content was hashed."""
+
+_KEY_FILE: Final = ".hash-key"
+_KEY_BYTES: Final = 32
 
 
 def redact(event: Event, content: Content, key: bytes) -> Event:
@@ -85,7 +100,7 @@ def _call(call: ToolCall, content: Content, key: bytes) -> ToolCall:
         written = canonical_json(call.arguments)
     except (ValueError, RecursionError):
         written = "<arguments that are not JSON>"
-    return call.model_copy(update={"arguments": {HASHED_ARGUMENTS: hashed(written, key)}})
+    return call.model_copy(update={"arguments": {_HASHED_ARGUMENTS: hashed(written, key)}})
 
 
 def _reading(reading: Reading, content: Content, key: bytes) -> Reading:
@@ -100,3 +115,40 @@ def _valid(value: Any) -> Any:
     if isinstance(value, dict):
         return {_valid(name): _valid(item) for name, item in value.items()}
     return value
+
+
+def folder_key(folder: Path) -> bytes:
+    """Return the key of the folder, 32 random bytes, readable by the owner only; make it when there is none.
+
+    The key is written under another name and renamed, so that no process reads half a key, and one that is killed
+    leaves at most a key that nothing was hashed with. Raises DataError when the file does not hold 32 bytes.
+    """
+    path = folder / _KEY_FILE
+    if not path.exists():
+        descriptor = os.open(folder, os.O_RDONLY) if fcntl is not None else None
+        try:
+            if descriptor is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if not path.exists():
+                _make_key(path)
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise DataError(f"must hold {_KEY_BYTES} bytes. Got {len(key)}.", path=os.fspath(path))
+    return key
+
+
+def _make_key(path: Path) -> None:
+    draft = path.with_name(f"{_KEY_FILE}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, secrets.token_bytes(_KEY_BYTES))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    try:
+        draft.rename(path)
+    except FileExistsError:  # Windows: another process was first; its key counts
+        draft.unlink()

@@ -14,7 +14,7 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.appending import append_line
 from grampus_uq.recording.codec import encode
 from grampus_uq.recording.packed import is_packed
-from grampus_uq.recording.rotation import latest_part
+from grampus_uq.recording.run_names import latest_part
 from grampus_uq.recording.runs import Paths, Refused, Run, find_run, runs
 from grampus_uq.records.events import OutcomeEvent
 from grampus_uq.records.values import Outcome

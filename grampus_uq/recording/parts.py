@@ -17,8 +17,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.copies import Copies, copies, without_copies
 from grampus_uq.recording.packed import is_packed, row_groups
 from grampus_uq.recording.parallel import Backend, in_order
-from grampus_uq.recording.reader import TornLine, report
-from grampus_uq.recording.rotation import with_later_parts
+from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs_of_file
 
 __all__ = ["PART_BYTES", "RecordingPart", "over_parts", "recording_parts", "runs_of_part", "total_bytes"]
@@ -102,13 +101,11 @@ def recording_parts(
         yield RecordingPart(files=tuple(files))
 
 
-def runs_of_part(
-    part: RecordingPart, *, on_torn: Callable[[TornLine], None] = report, on_refused: Refused | None = None
-) -> Iterator[Run]:
+def runs_of_part(part: RecordingPart, *, on_refused: Refused | None = None) -> Iterator[Run]:
     """Yield the runs of one part, one at a time. Raises DataError, or gives it to `on_refused`, as `runs` does."""
     groups = None if part.group is None else (part.group,)
     for path in part.files:
-        yield from refusing(runs_of_file(path, on_torn=on_torn, groups=groups), on_refused)
+        yield from refusing(runs_of_file(path, groups=groups), on_refused)
 
 
 def total_bytes(paths: Paths) -> int:

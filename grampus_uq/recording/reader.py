@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from grampus_uq.errors import DataError
-from grampus_uq.recording.codec import decode
-from grampus_uq.recording.lines import MAX_LINE_BYTES, numbered_lines
+from grampus_uq.recording.codec import MAX_LINE_BYTES, decode
 from grampus_uq.recording.packed import is_parquet, packed_lines
-from grampus_uq.recording.rotation import with_later_parts
+from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.records.events import Event
 
 __all__ = ["TornLine", "raw_lines", "read", "read_numbered", "report", "scan"]
 
 _log = logging.getLogger("grampus_uq.recording")
 _START: Final = b'{"v":1,"type":"'
+_BLOCK: Final = 2**16
 _MOST_PIECES: Final = 8  # a line can be behind several pieces; more than this many tries is somebody's attack
 
 
@@ -42,18 +42,13 @@ def report(torn: TornLine) -> None:
     _log.warning("%s:%d: an unfinished line of %d bytes was left out.", torn.path, torn.line, len(torn.data))
 
 
-def read(
-    path: str | os.PathLike[str],
-    *,
-    on_torn: Callable[[TornLine], None] = report,
-    max_line_bytes: int = MAX_LINE_BYTES,
-) -> Iterator[Event]:
+def read(path: str | os.PathLike[str], *, on_torn: Callable[[TornLine], None] = report) -> Iterator[Event]:
     """Yield the events of one recording, in commit order, holding one line at a time.
 
     An unfinished line is given to `on_torn` (default: a logged warning) and left out; it is never fatal. Raises
-    DataError with path, line and field for a damaged line, a newer version, or a line longer than `max_line_bytes`.
+    DataError with path, line and field for a damaged line, a newer version, or a line longer than `MAX_LINE_BYTES`.
     """
-    for _, event in read_numbered(path, on_torn=on_torn, max_line_bytes=max_line_bytes):
+    for _, event in read_numbered(path, on_torn=on_torn):
         yield event
 
 
@@ -61,14 +56,13 @@ def read_numbered(
     path: str | os.PathLike[str],
     *,
     on_torn: Callable[[TornLine], None] = report,
-    max_line_bytes: int = MAX_LINE_BYTES,
     groups: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, Event]]:
     """Like `read`, with the number of the line (from 1) beside each event; in a packed file, that of the row.
 
     `groups` are the row groups of a packed file that are wanted, by default all.
     """
-    for number, found, _ in scan(path, max_line_bytes=max_line_bytes, groups=groups):
+    for number, found, _ in scan(path, groups=groups):
         if isinstance(found, DataError):
             raise found
         if isinstance(found, TornLine):
@@ -78,14 +72,14 @@ def read_numbered(
 
 
 def scan(
-    path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES, groups: Sequence[int] | None = None
+    path: str | os.PathLike[str], *, groups: Sequence[int] | None = None
 ) -> Iterator[tuple[int, Event | TornLine | DataError, bytes]]:
     """Like `read_numbered`, but what is wrong is yielded in its place, and the lines behind it are read too.
 
     Beside each event come the bytes that it was read from.
     """
     name = os.fspath(path)
-    for number, line in raw_lines(path, max_line_bytes=max_line_bytes, groups=groups):
+    for number, line in raw_lines(path, groups=groups):
         if isinstance(line, DataError):
             yield number, line, b""
         elif not line.isspace():
@@ -99,19 +93,17 @@ def scan(
 
 
 def raw_lines(
-    path: str | os.PathLike[str], *, max_line_bytes: int = MAX_LINE_BYTES, groups: Sequence[int] | None = None
+    path: str | os.PathLike[str], *, groups: Sequence[int] | None = None
 ) -> Iterator[tuple[int, bytes | DataError]]:
-    """Yield the lines of a recording, packed or not, with their numbers; an error in place of one that is too long.
+    """Yield the lines of a recording, packed or not, with their numbers; only the last one may lack its newline.
 
-    The later parts of a rotated recording are read behind the file, and their lines numbered on.
+    In place of a line longer than `MAX_LINE_BYTES` comes a DataError that names path and line; its rest is skipped, a
+    block at a time. The later parts of a rotated recording follow the file, and their lines are numbered on.
     """
     path, name = Path(path), os.fspath(path)
     if is_parquet(path):
         for number, line in packed_lines(path, groups):
-            if len(line) > max_line_bytes:
-                yield number, DataError(f"is longer than {max_line_bytes} bytes.", path=name, line=number)
-            else:
-                yield number, line
+            yield number, line if len(line) <= MAX_LINE_BYTES else _too_long(name, number)
         return
     number = 0
     for part in with_later_parts(path):
@@ -120,9 +112,18 @@ def raw_lines(
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}.", path=os.fspath(part)) from error
         with stream:
-            for found in numbered_lines(stream, path=name, max_line_bytes=max_line_bytes, after=number):
-                number = found[0]
-                yield found
+            while line := stream.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                if len(line) <= MAX_LINE_BYTES:
+                    yield number, line
+                    continue
+                yield number, _too_long(name, number)
+                while line and not line.endswith(b"\n"):
+                    line = stream.readline(_BLOCK)
+
+
+def _too_long(path: str, number: int) -> DataError:
+    return DataError(f"is longer than {MAX_LINE_BYTES} bytes.", path=path, line=number)
 
 
 def _salvage(

@@ -11,11 +11,10 @@ from functools import partial
 from grampus_uq.core.engine import advance
 from grampus_uq.core.state import Profile, SessionState, acknowledge, answer_alarm, change_profile, rearm_alarm
 from grampus_uq.errors import DataError
-from grampus_uq.recording.codec import decode
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.parts import over_parts
-from grampus_uq.recording.reader import raw_lines, read_numbered
-from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
+from grampus_uq.recording.reader import read_numbered
+from grampus_uq.recording.runs import Paths, Refused, Run, beginnings, refuse_to
 from grampus_uq.records.events import DecisionEvent, Event, ProfileChanged, SessionStarted, StepEvent
 from grampus_uq.records.values import StepUncertainty
 
@@ -78,7 +77,12 @@ def replay_file(
 
     Keeps one state of each session, and all states only of sessions that the file takes up again: it looks first.
     """
-    runs = _Runs(profile, states or {}, histories=_taken_up_again(path), profiles=profiles)
+    runs = _Runs(
+        profile,
+        states or {},
+        histories={start.session_id for start in beginnings(path) if start.resumed},
+        profiles=profiles,
+    )
     for number, event in read_numbered(path):
         try:
             step = runs.take(event)
@@ -190,21 +194,6 @@ def replay_run(run: Run, profile: Profile) -> Iterator[ReplayedStep]:
 def would_stop(assessment: StepUncertainty) -> bool:
     """Whether a step stops its run or, where the monitor only advised or let the run through, would have."""
     return (assessment.advisory_action or assessment.action).stops
-
-
-def _taken_up_again(path: str | os.PathLike[str]) -> set[str]:
-    """The sessions that a recording takes up again, perhaps from an older state than the last one before."""
-    found = set()
-    for _, line in raw_lines(path):
-        # Every line that begins a session has the field; in a text its quotes would be escaped.
-        if isinstance(line, bytes) and b'"resumed"' in line and b'"resumed":false,' not in line:
-            try:
-                event = decode(line)
-            except DataError:
-                continue  # the replay says so, with the place
-            if isinstance(event, SessionStarted) and event.resumed:
-                found.add(event.session_id)
-    return found
 
 
 class _Runs:

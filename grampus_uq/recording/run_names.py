@@ -1,17 +1,24 @@
-"""Which file holds which session: names that no session id can turn into a path or into another session's file."""
+"""The files of a session: names that no session id can turn into a path, and the parts of a rotated recording.
+
+A session's first part is its plain file, `run-1.jsonl`; the next are `run-1+0001.jsonl`, `run-1+0002.jsonl`, … No
+session's own file has a `+` in its name. Nothing is ever renamed, so open files stay valid for writers and readers.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Container, Iterator
+from pathlib import Path
 from typing import Final
 
-__all__ = ["SUFFIX", "file_name"]
+__all__ = ["SUFFIX", "file_name", "follows", "latest_part", "next_part", "with_later_parts"]
 
 SUFFIX: Final = ".jsonl"
 _PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
 _OTHER: Final = re.compile(r"[^a-z0-9._-]+", re.ASCII)
 _RESERVED: Final = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.ASCII)  # device names on Windows
+_PART: Final = re.compile(r"(.+)\+([0-9]{4,9})" + re.escape(SUFFIX))
 
 
 def file_name(session_id: str) -> str:
@@ -28,3 +35,55 @@ def file_name(session_id: str) -> str:
     digest = hashlib.sha256(session_id.encode("utf-8", "surrogatepass")).hexdigest()[:32]
     readable = _OTHER.sub("-", session_id[:200].lower()).strip("-._")[:60]
     return f"{readable}~{digest}{SUFFIX}"
+
+
+def _part_name(name: str, number: int) -> str:
+    """The name of the n-th part after a session's plain file; the plain file's own name for 0.
+
+    >>> _part_name("run-1.jsonl", 2)
+    'run-1+0002.jsonl'
+    """
+    return name if number == 0 else f"{name.removesuffix(SUFFIX)}+{number:04d}{SUFFIX}"
+
+
+def next_part(name: str) -> str:
+    """The name of the part behind this one.
+
+    >>> next_part("run-1.jsonl"), next_part("run-1+0001.jsonl")
+    ('run-1+0001.jsonl', 'run-1+0002.jsonl')
+    """
+    base, number = _split_name(name)
+    return _part_name(base, number + 1)
+
+
+def follows(name: str, names: Container[str]) -> bool:
+    """True when the file is a later part of one that is among the names: it is read with that one.
+
+    >>> follows("run-1+0001.jsonl", {"run-1.jsonl"}), follows("run-1+0002.jsonl", {"run-1.jsonl"})
+    (True, False)
+    """
+    base, number = _split_name(name)
+    return number > 0 and _part_name(base, number - 1) in names
+
+
+def with_later_parts(path: Path) -> Iterator[Path]:
+    """Yield the file, and the parts that follow it without a gap."""
+    yield path
+    if not path.name.endswith(SUFFIX):
+        return
+    base, number = _split_name(path.name)
+    while (path := path.with_name(_part_name(base, number := number + 1))).exists():
+        yield path
+
+
+def latest_part(path: Path) -> Path:
+    """The last part of the recording that the file begins: what is appended goes there."""
+    latest = path
+    for part in with_later_parts(path):
+        latest = part
+    return latest
+
+
+def _split_name(name: str) -> tuple[str, int]:
+    found = _PART.fullmatch(name)
+    return (name, 0) if found is None else (found[1] + SUFFIX, int(found[2]))

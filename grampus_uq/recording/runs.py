@@ -13,8 +13,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
 from grampus_uq.recording.reader import TornLine, raw_lines, read_numbered, report
-from grampus_uq.recording.rotation import follows
-from grampus_uq.recording.run_names import SUFFIX, file_name
+from grampus_uq.recording.run_names import SUFFIX, file_name, follows
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.values import Outcome
 

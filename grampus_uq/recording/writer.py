@@ -12,12 +12,9 @@ from typing import Literal, NamedTuple
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.appending import open_to_append, write_line
-from grampus_uq.recording.codec import Content, encode
-from grampus_uq.recording.kept_content import redact, unicode_only
-from grampus_uq.recording.key import folder_key
-from grampus_uq.recording.lines import MAX_LINE_BYTES
-from grampus_uq.recording.rotation import latest_part, next_part
-from grampus_uq.recording.run_names import file_name
+from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
+from grampus_uq.recording.kept_content import folder_key, redact, unicode_only
+from grampus_uq.recording.run_names import file_name, latest_part, next_part
 from grampus_uq.recording.syncing import Syncer
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, StepEvent
 
