@@ -15,13 +15,13 @@ from grampus_uq import Profile, Reading, SessionState, Step, UncertaintyAction, 
 from grampus_uq.core.engine import advance
 from grampus_uq.core.state import answer_alarm, change_profile, rearm_alarm, state_from_json, state_to_json
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector
-from grampus_uq.learn.fit.detector_runs import detector_runs
 from grampus_uq.recording import decode, encode
 from grampus_uq.recording.replay import replay
 from grampus_uq.records.events import Event
 from grampus_uq.records.vocabulary import Effect, StopReason, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.ranks import binomial_ceiling
+from tests.detector_rows import detector_runs
 
 ALPHA = 0.1
 

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.alarm_figures import alarm_figures
+from grampus_uq.learn.fit import detector_runs as gathered
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector, threshold_for
 from grampus_uq.learn.fit.detector_bank import TRAINED, bank, fit_members
 from grampus_uq.learn.fit.detector_choice import Costs, choose, estimates, out_of_fold, power_at
-from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.detector_split import least_to_learn, realised_rate, successes_to_label, threshold_size
 from grampus_uq.stats.eprocess import (
     Detector,
@@ -40,6 +41,7 @@ from grampus_uq.stats.ranks import binomial_ceiling, binomial_interval
 from grampus_uq.stats.step_blocks import in_caller_order, run_maximum, run_of_row, step_of_row
 from grampus_uq.stats.tree_ensemble import evaluate_many
 from tests.benchmarks.published_evaluator import fit_paper, fit_paper_scorer
+from tests.detector_rows import detector_runs
 
 sklearn = pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")
 
@@ -104,12 +106,8 @@ def test_no_result_depends_on_the_order_of_rows() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": [0, 1, 0]}, "count from 1: add 1"),
-        ({"steps": [1, 3, 1]}, "needs its row too"),
-        ({"steps": [1, 1, 1]}, "appears twice"),
-        ({"steps": [1.0, 2.0, 1.0]}, "integer type"),
-        ({"steps": [1.0, math.nan, 1.0]}, "integer type"),
-        ({"steps": [1, 2]}, "of shape"),
+        ({"lengths": [2]}, "at least one row"),
+        ({"lengths": [3, 0]}, "at least one row"),
         ({"scores": [0.5, math.inf, 0.5]}, "NaN or finite"),
         ({"scores": [0.5, -1e200, 0.5], "bounded": False}, "NaN or finite"),
         ({"scores": [0.5, 85, 0.5]}, "in \\[0, 1\\].*percentage"),
@@ -118,41 +116,15 @@ def test_no_result_depends_on_the_order_of_rows() -> None:
         ({"streams": ("a", "b")}, "of shape"),
         ({"streams": ()}, "streams"),
         ({"bounded": [True, False]}, "bounded"),
-        ({"run_ids": ["a", "a", ""]}, "none empty"),
-        ({"run_ids": ["a", "a", None]}, "none empty"),
-        ({"run_ids": ["a", "a", 1.5]}, "none empty"),
-        ({"outcomes": {"a": True}}, "every run.*None where"),
-        ({"outcomes": {"a": True, "b": 0.5}}, "True, False or None"),
-        ({"outcomes": {"a": "yes", "b": False}}, "True, False or None"),
-        ({"stop_reasons": {"a": "bored"}}, "one of clean"),
+        ({"ids": ["a", "a"]}, "different"),
+        ({"ids": ["a", ""]}, "different"),
     ],
 )
-def test_rows_that_break_a_rule_are_refused_with_the_way_out(change: dict[str, Any], message: str) -> None:
-    good: dict[str, Any] = {
-        "run_ids": ["a", "a", "b"],
-        "steps": [1, 2, 1],
-        "scores": [0.5, 0.6, math.nan],
-        "outcomes": {"a": True, "b": False},
-    }
-    assert detector_runs(**good).ids == ("a", "b")
+def test_runs_that_break_a_rule_are_refused_with_the_way_out(change: dict[str, Any], message: str) -> None:
+    good: dict[str, Any] = {"ids": ["a", "b"], "lengths": [2, 1], "scores": [0.5, 0.6, math.nan]}
+    assert gathered.detector_runs(**good).ids == ("a", "b")
     with pytest.raises(ConfigurationError, match=message):
-        detector_runs(**{**good, **change})
-
-
-def test_runs_without_an_outcome_of_their_own_are_left_out_and_counted() -> None:
-    reasons = ["clean", "max_steps", "monitor_stop", "human_rejected", "intervened", "clean"]
-    names = [f"r{i}" for i in range(6)]
-    rows: dict[str, Any] = {"run_ids": names, "steps": [1] * 6, "scores": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]}
-    outcomes: dict[str, bool | None] = {**dict.fromkeys(names, False), "r0": True, "r5": None}
-    stops = dict(zip(names, reasons, strict=True))
-    runs = detector_runs(**rows, outcomes=outcomes, stop_reasons=stops)
-    assert runs.ids == ("r0",)
-    assert runs.excluded == {"human_rejected": 1, "intervened": 1, "max_steps": 1, "monitor_stop": 1, "no_outcome": 1}
-    paper = detector_runs(**rows, outcomes=outcomes, stop_reasons=stops, max_steps_is_failure=True)
-    assert paper.ids == ("r0", "r1")
-    assert paper.success is not None
-    assert paper.success.tolist() == [True, False]
-    assert fit_detector(runs, rng=_rng()).report.counts["monitor_stop"] == 1
+        gathered.detector_runs(**{**good, **change})
 
 
 def test_scores_that_are_no_probabilities_are_welcome_when_said_so() -> None:

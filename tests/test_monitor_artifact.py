@@ -15,11 +15,11 @@ from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.detector import fit_budget
-from grampus_uq.learn.fit.detector_runs import detector_runs
 from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, prompt_hash, tools_hash
 from grampus_uq.recording.replay import replay
 from grampus_uq.records.events import Event, SessionStarted
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
+from tests.detector_rows import detector_runs
 
 ARTIFACT = ProfileArtifact(
     profile=Profile(policy=UncertaintyPolicy(irreversible_tool_names=["send"])),

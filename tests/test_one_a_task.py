@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.learn.fit.detector import fit_budget
-from grampus_uq.learn.fit.detector_runs import detector_runs
 from grampus_uq.learn.fit.detector_split import split, split_at
 from grampus_uq.learn.fit.one_a_task import one_a_task
+from tests.detector_rows import detector_runs
 
 names = st.lists(st.sampled_from("abcdefg"), max_size=40)
 

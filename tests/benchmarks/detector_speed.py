@@ -23,11 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.detector_bank import bank, fit_members
-from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector, detector_to_json, score_rows, start, update
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, PaperScorer
 from tests.benchmarks._report import emit
 from tests.benchmarks.published_evaluator import fit_paper_scorer
+from tests.detector_rows import detector_runs
 
 STEPS = (1, 10, 100, 10_000)
 UPDATES, ROUNDS, PASSES = 500, 40, 5  # short rounds: the best of many finds a moment without other work

@@ -34,7 +34,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.alarm_figures import alarm_figures
 from grampus_uq.learn.fit.detector import fit_budget, fit_detector, threshold_for
 from grampus_uq.learn.fit.detector_bank import untrained
-from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
@@ -46,6 +46,7 @@ from grampus_uq.stats.eprocess_thresholds import (
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.published_evaluator import fit_paper
+from tests.detector_rows import detector_runs
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]

@@ -29,10 +29,11 @@ import numpy.typing as npt
 from rich.progress import track
 
 from grampus_uq.learn.fit.detector import fit_detector
-from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
+from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 from tests.benchmarks._report import emit
+from tests.detector_rows import detector_runs
 
 METHODS = ("advisory", "naive", "unweighted", "repaired")
 REFITS = 5

@@ -17,7 +17,6 @@ import pytest
 from grampus_uq import Outcome, Profile, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.learn.fit.detector import fit_budget, threshold_for
-from grampus_uq.learn.fit.detector_runs import detector_runs
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun, finished_run, label_run, stored_statuses
 from grampus_uq.runtime.store import Change, SessionStore
@@ -28,6 +27,7 @@ from grampus_uq.runtime.stores.sqlite import SQLiteStore
 from grampus_uq.stats.calibration_watch import REFERENCE_RUNS, Variant, WatchStatus
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_thresholds import Mode, conformal_threshold
+from tests.detector_rows import detector_runs
 from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 
 pytestmark = pytest.mark.anyio

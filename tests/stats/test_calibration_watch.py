@@ -10,7 +10,6 @@ import pytest
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.detector import fit_budget
-from grampus_uq.learn.fit.detector_runs import detector_runs
 from grampus_uq.stats.calibration_watch import (
     REFERENCE_RUNS,
     CalibrationWatchState,
@@ -27,6 +26,7 @@ from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer
 from grampus_uq.stats.eprocess_thresholds import budget_threshold, conformal_threshold, exceeds, tie_uniform
 from grampus_uq.stats.ranks import binomial_ceiling
+from tests.detector_rows import detector_runs
 
 
 def scorer() -> FeatureScorer:

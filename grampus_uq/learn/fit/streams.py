@@ -17,7 +17,7 @@ from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers.verifier_scores import read_scores
 from grampus_uq.learn.columns import TASK, Columns, columns_of, other_trials, read_columns, recorded_rows
-from grampus_uq.learn.fit.detector_runs import DetectorRuns, whole_runs
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.runs import Refused, Run
@@ -73,11 +73,11 @@ def read_detector_runs(
     if len(paths) != 1:
         raise DataError("one table of scores at a time, and no recordings beside it", path=tables[0])
     table = read_scores(tables[0], allow_missing=True)
-    return whole_runs(
+    return detector_runs(
         ids=table.ids,
         lengths=table.lengths,
         scores=table.scores,
-        outcomes=table.solved.tolist() if labelled else None,
+        outcomes=table.solved if labelled else None,
         streams=streams,
     )
 
@@ -92,7 +92,7 @@ def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool) -> 
     named = {f"{run.session_id}#{number}": run for number, run in enumerate(columns.runs) if run.length}
     if not named:
         raise ConfigurationError.of("runs", "fit", "recordings with at least one step of the model", 0)
-    found = whole_runs(
+    found = detector_runs(
         ids=list(named),
         lengths=[run.length for run in named.values()],
         scores=np.column_stack([columns.stream(name) for name in streams]),
