@@ -22,7 +22,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 
 from grampus_uq import Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume_with, waiting_requests
+from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
 from grampus_uq.integrations.langchain_messages import as_ai_message, read_message
 from grampus_uq.models import open_model
 from grampus_uq.records.protocols import ModelClient
@@ -93,11 +93,11 @@ async def main(options: argparse.Namespace) -> None:
     config: Any = {"configurable": {"thread_id": "cleaning"}}
     start: Any = {"messages": [("user", "Delete last year's report.")]}
     await agent.ainvoke(start, config)
-    while waiting := waiting_requests(await agent.aget_state(config)):
-        for request in waiting:
+    while requests := waiting(await agent.aget_state(config)):
+        for request in requests:
             print(f"waits: {request.call.canonical() if request.call else 'the answer'} ({request.reason})")
-        said = [request.decide(options.decision, principal="you") for request in waiting]
-        command: Any = resume_with(await agent.aget_state(config), said)
+        said = [request.decide(options.decision, principal="you") for request in requests]
+        command: Any = resume(await agent.aget_state(config), said)
         await agent.ainvoke(command, config)
     print("answer:", (await agent.aget_state(config)).values["messages"][-1].text)
 

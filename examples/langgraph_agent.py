@@ -19,7 +19,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from grampus_uq import Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.langchain_messages import as_ai_message, read_message
-from grampus_uq.integrations.langgraph import resume_with, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
 from grampus_uq.models import open_model
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.testing import ScriptedModel, answer
@@ -88,16 +88,16 @@ async def main(options: argparse.Namespace) -> None:
         if options.resume is None:
             start: Any = {"messages": [("user", TASK)]}
             await app.ainvoke(start, config)
-        waiting = waiting_requests(await app.aget_state(config))
-        for request in waiting:
+        requests = waiting(await app.aget_state(config))
+        for request in requests:
             print(f"waits: {request.call.canonical() if request.call else 'the answer'} ({request.reason})")
         decision = options.resume or (None if options.database else options.decision)
-        while waiting and decision is not None:
-            said = [request.decide(decision, principal="you") for request in waiting]
-            command: Any = resume_with(await app.aget_state(config), said)
+        while requests and decision is not None:
+            said = [request.decide(decision, principal="you") for request in requests]
+            command: Any = resume(await app.aget_state(config), said)
             await app.ainvoke(command, config)
-            waiting = waiting_requests(await app.aget_state(config))
-        if not waiting:
+            requests = waiting(await app.aget_state(config))
+        if not requests:
             print("answer:", (await app.aget_state(config)).values["messages"][-1].text)
 
 

@@ -19,7 +19,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.tools import DeferredToolRequests
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resumption, waiting
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, waiting
 
 REFUNDS: list[float] = []
 
@@ -88,7 +88,7 @@ def main(model: str | None, decision: str, state: Path | None) -> None:
     if decision == "edit":
         said = {"arguments": {"order_id": "A-17", "amount_eur": 20.0}}
     decisions = [request.decide(decision, principal="you", **said) for request in waiting(history)]
-    result = asyncio.run(agent.run(**resumption(history, decisions)))
+    result = asyncio.run(agent.run(**resume(history, decisions)))
     print(f"completed: {result.output}")
     print(f"refunds made: {REFUNDS}")
     if state is not None:

@@ -16,7 +16,7 @@ nothing: its calls wait, and its belief releases nothing that may be irreversibl
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,7 +34,6 @@ from grampus_uq import (
     ToolCall,
     UncertaintyAction,
     UncertaintyError,
-    UncertaintyMonitor,
 )
 from grampus_uq.gate.call import (
     MAX_REJECTED,
@@ -49,13 +48,15 @@ from grampus_uq.gate.call import (
     settled,
 )
 from grampus_uq.gate.carried import read_record, write_record
-from grampus_uq.gate.clearance import HARMLESS, Precondition
+from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.seal import session_place
+from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
+from grampus_uq.integrations.settings import AdapterSettings
 
-__all__ = ["HeldCalls", "Precondition", "Release", "aborted", "calls_in", "note_schema", "take_up", "waiting_in"]
+__all__ = ["HeldCalls", "Release", "calls_in", "note_schema", "take_up", "waiting_in"]
 
 VERSION = 2
 _READABLE = (1, 2)
@@ -115,17 +116,38 @@ class HeldCalls:
         """True unless it only advises."""
         return not self.session.profile.advisory
 
-    def next_step_id(self) -> str:
-        """The step id of the model's next answer, and of the calls in it."""
-        self._turns += 1
-        return f"llm_{self._turns - 1}"
+    async def observe(self, settings: AdapterSettings, turn: ModelTurn, proposed: Iterable[ToolCall]) -> None:
+        """Observe an answer of the model; the framework brings each of the `proposed` calls once, also equal ones.
 
-    def propose(self, calls: Iterable[ToolCall], step_id: str) -> None:
-        """Take the calls of one answer of the model: each will be brought here once, also of equal ones."""
+        Commits the calls in it that nothing here can stop. Raises UncertaintyError when the run aborts.
+        """
+        step_id = self.propose(proposed)
+        _, action = await observe_turn(self.session, settings, turn, step_id)
+        self._stop_on(action, step_id)
+        for call, output in turn.ungated:
+            _, action = await self.session.observe_tool_call(call, step_id, effect=self.effect(call))
+            if output is not None:
+                self.session.observe_tool_result(call.id, _text(output))
+            self._stop_on(action, step_id)
+
+    def _stop_on(self, action: UncertaintyAction, step_id: str) -> None:
+        if action is UncertaintyAction.ABORT:
+            details = {
+                "session_id": self.session.session_id,
+                "step_id": step_id,
+                "decision": self.session.summary()["decision"],
+            }
+            raise UncertaintyError("The uncertainty policy aborted the run.", details=details)
+
+    def propose(self, calls: Iterable[ToolCall]) -> str:
+        """Take the calls of the model's next answer: the step id of the answer and of its calls."""
+        step_id = f"llm_{self._turns}"
+        self._turns += 1
         for call in calls:
             self._unseen.setdefault(self._key(call), []).append(step_id)
         while len(self._unseen) > _MAX_UNSEEN:
             del self._unseen[next(iter(self._unseen))]
+        return step_id
 
     def _key(self, call: ToolCall) -> Key:
         """What identifies a call; of one and the same object it is worked out once."""
@@ -178,8 +200,7 @@ class HeldCalls:
             doubt=UNREAD if unread and self.acts and self.effect(call) not in HARMLESS else None,
         )
         self._keep(slot, record)
-        if action is UncertaintyAction.ABORT:
-            raise aborted(self.session, record.step_id)
+        self._stop_on(action, record.step_id)
         return slot
 
     def effect(self, call: ToolCall) -> Effect:
@@ -372,31 +393,43 @@ class HeldCalls:
         over = record.phase in (CallPhase.STARTED, CallPhase.SETTLED)
         return Release(slot=slot, record=record, answer=RAN_BEFORE if over and answer is None else answer)
 
+    async def execute(
+        self,
+        release: Release,
+        work: Callable[[], Awaitable[Any]],
+        *,
+        suspends: Callable[[Any], bool] = lambda result: False,
+        plain: Callable[[Any], Any] = lambda result: result,
+    ) -> Any:
+        """Run a released call and tell the session what came of it; the result is as the tool gave it.
+
+        A result or an exception that `suspends` is a sub-agent's whose own calls wait: the call is brought here again.
+        """
+        try:
+            result = await work()
+        except Exception as error:
+            if suspends(error):
+                self._suspend(release)
+            else:
+                self.settle(release, f"{type(error).__name__}: {error}", is_error=True)
+            raise
+        if suspends(result):
+            self._suspend(release)
+        else:
+            self.settle(release, result if isinstance(result, str) else plain(result))
+        return result
+
     def settle(self, release: Release, output: Any, *, is_error: bool = False) -> None:
         """Tell the session what came of a call that ran: its result, as text."""
         record = self._records.get(release.slot)
         if record is not None and record.phase is CallPhase.STARTED:
             self._keep(release.slot, settled(record, None, is_error=is_error))
-        text = output if isinstance(output, str) else str(output)
-        self.session.observe_tool_result(release.record.proposed.id, text, is_error=is_error)
+        self.session.observe_tool_result(release.record.proposed.id, _text(output), is_error=is_error)
 
-    def suspend(self, release: Release) -> None:
-        """A sub-agent's call that ran until the sub-agent's own calls waited: it is brought here again."""
+    def _suspend(self, release: Release) -> None:
         record = self._records.get(release.slot)
         if record is not None and record.phase is CallPhase.STARTED:
             self._keep(release.slot, record.change(child_session=self.session.session_id))
-
-    async def observe_ungated(self, call: ToolCall, step_id: str, output: Any = None) -> None:
-        """Commit a call that nothing here can stop, because its provider or its framework runs it, with its result.
-
-        Raises UncertaintyError when the run aborts.
-        """
-        effect = self.effect(call)
-        _, action = await self.session.observe_tool_call(call, step_id, effect=effect)
-        if output is not None:
-            self.session.observe_tool_result(call.id, output if isinstance(output, str) else str(output))
-        if action is UncertaintyAction.ABORT:
-            raise aborted(self.session, step_id)
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -483,15 +516,18 @@ class HeldCalls:
                 self._ask(slot, "it was asked under other rules")
 
 
+def _text(output: Any) -> str:
+    return output if isinstance(output, str) else str(output)
+
+
 def take_up(
-    monitor: UncertaintyMonitor,
+    settings: AdapterSettings,
     gate: Gate,
     session_id: str,
     agent_id: str,
     snapshot: Mapping[str, Any] | None = None,
     *,
     model: str = "",
-    advisory: bool,
     vouched: bool = True,
 ) -> HeldCalls:
     """A session and its calls: new, or taken up from what `snapshot` gave, as far as that is believed.
@@ -500,7 +536,7 @@ def take_up(
     a state that came with something else that does not hold. Raises DataError on state that is none; in advisory mode
     it begins anew.
     """
-    place = session_place(agent_id, session_id)
+    place, monitor = session_place(agent_id, session_id), settings.monitor
     try:
         if snapshot is not None and snapshot.get("v") not in _READABLE:
             raise DataError(f"version {snapshot.get('v')!r:.40} is not {VERSION}", field="v")
@@ -511,7 +547,7 @@ def take_up(
             agent_id,
             model=model,
             snapshot=None if snapshot is None else snapshot.get("belief"),
-            advisory=advisory,
+            advisory=settings.advisory,
         )
         stays = snapshot is None or snapshot.get("vouched", True) is True
         held = HeldCalls(session, gate, place=place, vouched=believed and vouched and stays)
@@ -519,9 +555,9 @@ def take_up(
             held.restore(snapshot, believed=believed)
         return held
     except (AttributeError, ConfigurationError, DataError, KeyError, TypeError, ValueError) as error:
-        if not (advisory or monitor.profile.advisory):
+        if settings.acts:
             raise error if isinstance(error, DataError) else DataError(f"not a session's state: {error}") from error
-        session = monitor.session(session_id, agent_id, model=model, advisory=advisory)
+        session = monitor.session(session_id, agent_id, model=model, advisory=settings.advisory)
         return HeldCalls(session, gate, place=place, vouched=False)
 
 
@@ -546,9 +582,3 @@ def calls_in(snapshot: Mapping[str, Any]) -> list[CallRecord]:
 def waiting_in(snapshot: Mapping[str, Any]) -> tuple[ApprovalRequest, ...]:
     """What waits in a snapshot, for those who show it to a human; raises DataError."""
     return tuple(request for record in calls_in(snapshot) if record.waiting for request in record.requests)
-
-
-def aborted(session: Session, step_id: str) -> UncertaintyError:
-    """What an adapter raises when the policy aborts the run."""
-    details = {"session_id": session.session_id, "step_id": step_id, "decision": session.summary()["decision"]}
-    return UncertaintyError("The uncertainty policy aborted the run.", details=details)

@@ -22,18 +22,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
 
 from grampus_uq import MissingDependencyError, ToolCall, UncertaintyMonitor
 from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.gate.carried import write_record
 from grampus_uq.integrations.blocking import run_blocking
-from grampus_uq.integrations.judged_turns import NOT_CLEARED, Carried, Settings, TurnJudge, requests_of
-from grampus_uq.integrations.langchain_messages import (
-    answered_for,
-    last_answer,
-    observe_between,
-    read_turn,
-    schema_of,
-    with_arguments,
-    with_ids,
-)
+from grampus_uq.integrations.carried_states import Carried, requests_of
+from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
+from grampus_uq.integrations.settings import Settings
 
 try:
     from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, hook_config
@@ -46,14 +38,27 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("langchain", "langchain", "The middleware for LangChain") from error
 
-from grampus_uq.integrations.langgraph import KEY, found, not_run, place_of, said_of_answer, shown, taken, told_of
-from grampus_uq.integrations.langgraph_approvals import REVIEW, resume_with, waiting_requests
+from grampus_uq.integrations.langchain_messages import (
+    answer_of,
+    answers_of,
+    find_record,
+    last_answer,
+    messages_beside,
+    observe_between,
+    read_turn,
+    schema_of,
+    shown,
+    unrun,
+    with_arguments,
+    with_ids,
+)
+from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, place_of, read_state, resume, waiting
 
 if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest
     from langgraph.runtime import Runtime
 
-__all__ = ["UncertaintyMiddleware", "UncertaintyState", "resume_with", "waiting_requests"]
+__all__ = ["UncertaintyMiddleware", "UncertaintyState", "resume", "waiting"]
 
 
 def _merge(before: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
@@ -76,8 +81,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     Args:
         monitor: judges; its processors get spans and recordings. The session's id is the thread's.
-        settings: `model_client`, `agent_id`, `effects`, `approvals`, `precondition`, `advisory` (True unless it is
-            said): see `Settings`. Without a fitted profile a pause carries no guarantee.
+        settings: see `Settings`. Without a fitted profile a pause carries no guarantee.
     """
 
     state_schema = UncertaintyState
@@ -107,10 +111,13 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return run_blocking(lambda: self._judged(request, response, edits, decided))
 
     def _decided(self, request: ModelRequest[Any]) -> list[CallRecord]:
-        return self.judge.decided(place_of(self.judge, get_config()), _held(request.state))
+        state = _state(request.state)
+        if not state.get("decided"):
+            return []
+        return self.judge.states.read_decided(place_of(self.judge, get_config()), state)
 
     async def _judged(
-        self, request: ModelRequest[Any], response: Any, told: list[Any], decided: list[CallRecord]
+        self, request: ModelRequest[Any], response: Any, beside: list[Any], decided: list[CallRecord]
     ) -> Any:
         if isinstance(response, AIMessage):
             response = ModelResponse(result=[response])
@@ -118,29 +125,28 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         index = last_answer(result)
         if index is None:
             return response
-        message: Any = with_ids(result[index]) if self.judge.acts else result[index]
+        judge, before = self.judge, request.state["messages"]
+        message: Any = with_ids(result[index]) if judge.acts else result[index]
         result[index] = message
-        judge, config, held = self.judge, get_config(), _held(request.state)
-        before = request.state["messages"]
         begun = any(one.type == "ai" for one in before)
-        carried = taken(judge, config, held, to_judge=True, begun=begun)
-        carried = judge.record(carried, decided)
+        carried = read_state(judge, get_config(), _state(request.state), to_judge=True, begun=begun)
+        carried = judge.record_decisions(carried, decided) if decided else carried
         observe_between(carried.session, before, len(before))
-        system = [] if request.system_message is None else [request.system_message]
-        said = read_turn(message, [*system, *request.messages] if judge.model_client is not None else ())
+        answer = read_turn(message, _prompt(request) if judge.settings.model_client is not None else ())
         if len(result) > 1:  # a structured answer is no call: it stands in the result with what answers it
             answered = {one.tool_call_id for one in result if isinstance(one, ToolMessage)}
-            said = replace(said, calls=[call for call in said.calls if call.id not in answered])
+            answer = replace(answer, calls=[call for call in answer.calls if call.id not in answered])
         if not carried.session.tools_declared:
-            said = replace(said, tools=[tool if isinstance(tool, dict) else tool.name for tool in request.tools])
-        carried = await judge.judge(carried, said)
-        told += told_of(judge, carried)
+            names = [tool if isinstance(tool, dict) else tool.name for tool in request.tools]
+            answer = replace(answer, tools=names)
+        carried = await judge.judge(carried, answer)
+        beside += messages_beside(judge, carried)
         request.runtime.stream_writer({KEY: shown(carried)})
-        update: dict[str, Any] = {KEY: judge.held(carried), **({"messages": told} if told else {})}
-        answer = response.structured_response
+        update: dict[str, Any] = {KEY: judge.states.write(carried), **({"messages": beside} if beside else {})}
+        structured = response.structured_response
         if (carried.turn or {}).get("stopped") is not None:
-            update["jump_to"], answer = "end", None
-        response = ModelResponse(result=result, structured_response=answer)
+            update["jump_to"], structured = "end", None
+        response = ModelResponse(result=result, structured_response=structured)
         return ExtendedModelResponse(response, command=Command(update=update))
 
     # -- the answer -----------------------------------------------------------------------------------------------
@@ -157,18 +163,15 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         update: dict[str, Any] | None = _blocking(self._reviewed(state))
         return update
 
-    def _reviewed(self, state: Any) -> Steps:
-        held = _held(state)
-        turn = held.get("turn")
+    def _reviewed(self, agent_state: Any) -> Steps:
+        state = _state(agent_state)
+        turn = state.get("turn")
         if not self.judge.acts or not turn or (isinstance(turn, dict) and turn.get("review") is None):
             return None
-        carried = yield from self._ask(replace(taken(self.judge, get_config(), held), records=()))
-        said = carried.turn["reviewed"][0]
-        update: dict[str, Any] = {KEY: self.judge.held(self.judge.record(carried, ()))}
-        if said["kind"] == "approve":
-            return update
-        word = said_of_answer(said["kind"], said.get("message"))
-        return {**update, "messages": [HumanMessage(word)], "jump_to": "model"}
+        carried = yield from self._ask(replace(read_state(self.judge, get_config(), state), records=()))
+        word = answer_of(carried.turn["reviewed"][0])
+        update: dict[str, Any] = {KEY: self.judge.states.write(self.judge.record_decisions(carried, ()))}
+        return update if word is None else {**update, "messages": [HumanMessage(word)], "jump_to": "model"}
 
     # -- the calls ------------------------------------------------------------------------------------------------
 
@@ -185,16 +188,16 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         return self._with_decisions(run if isinstance(run, ToolMessage) else handler(run), record)
 
     def _cleared(self, request: ToolCallRequest) -> Steps:
-        """The request to go on with, or what answers in the tool's place; and the record when humans decided on it."""
+        """The request to go on with, or the answer in the tool's place; and the record when humans decided on it."""
         judge = self.judge
         if not judge.acts:
             return request, None
-        carried = taken(judge, get_config(), _held(request.state))
-        record, call = found(carried, request.tool_call)
+        carried = read_state(judge, get_config(), _state(request.state))
+        record, call = find_record(carried, request.tool_call)
         if record is None:  # another middleware changed the call, or the model never proposed it
-            late = judge.late(carried, call)
-            packed = yield functools.partial(self._judge_late, late)
-            (record,) = judge.unpacked(late, packed).records
+            unjudged = judge.unjudged(carried, call)
+            part = yield functools.partial(self._judge_late, unjudged)
+            (record,) = judge.states.read_part(unjudged, part).records
         waited = record.waiting
         if waited:
             if request.tool is not None:
@@ -202,15 +205,16 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
             turn = {**(carried.turn or {}), "review": None, "arrived": []}
             carried = yield from self._ask(replace(carried, records=(record,), turn=turn))
             (record,) = carried.records
+        decided = record if waited else None
         if record.phase is CallPhase.SETTLED:
-            return answered_for([record])[0], record if waited else None
+            return answers_of([record])[0], decided
         if record.edited:
             request = request.override(tool_call={**request.tool_call, "args": dict(record.call.arguments)})
-        refused = judge.refusal(carried, record, record.call)
-        if refused is not None:
-            return not_run(request.tool_call, refused), record if waited else None
+        refusal = judge.refusal(carried, record, record.call)
+        if refusal is not None:
+            return unrun(request.tool_call, refusal), decided
         bind = _binding(functools.partial(self._running, carried, record, request.tool))
-        return _Guarded.of(request, bind), record if waited else None
+        return _Guarded.of(request, bind), decided
 
     def _running(
         self, carried: Carried, record: CallRecord, own: Any, tool: Any, given: Any
@@ -232,22 +236,22 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
         refused: list[str] = []
         while requests_of(carried):
             answer = interrupt({"type": REVIEW, "requests": requests_of(carried), "refused": refused})
-            packed = yield functools.partial(self._decide, carried, answer)
-            carried, refused = self.judge.unpacked(carried, packed), packed.get("refused", [])
+            part = yield functools.partial(self._decide, carried, answer)
+            carried, refused = self.judge.states.read_part(carried, part), part.get("refused", [])
         return carried
 
     async def _decide(self, carried: Carried, answer: Any) -> dict[str, Any]:
         after, refused = await self.judge.decide(carried, answer)
-        return {**self.judge.packed(after), "refused": refused}
+        return {**self.judge.states.write_part(after), "refused": refused}
 
-    async def _judge_late(self, late: Carried) -> dict[str, Any]:
-        return self.judge.packed(self.judge.judge_late(late))
+    async def _judge_late(self, unjudged: Carried) -> dict[str, Any]:
+        return self.judge.states.write_part(self.judge.judge_late(unjudged))
 
     def _with_decisions(self, result: Any, record: CallRecord | None) -> Any:
         """The tool's result, and what humans decided, for the belief."""
         if record is None:
             return result
-        item = self.judge.sealed(place_of(self.judge, get_config()), {"record": write_record(record)})
+        item = self.judge.states.write_decided(place_of(self.judge, get_config()), record)
         update: dict[str, Any] = {KEY: {"decided": [item]}}
         if isinstance(result, ToolMessage):
             return Command(update={"messages": [result], **update})
@@ -296,8 +300,12 @@ _as_task: Any = task(name="uncertainty_step")
 _once, _once_blocking = _as_task(_work), _as_task(_work_blocking)
 
 
-def _held(state: Any) -> dict[str, Any]:
-    return state.get(KEY) or {}
+def _state(agent_state: Any) -> dict[str, Any]:
+    return agent_state.get(KEY) or {}
+
+
+def _prompt(request: ModelRequest[Any]) -> list[Any]:
+    return [*([] if request.system_message is None else [request.system_message]), *request.messages]
 
 
 def _with_edits(request: ModelRequest[Any], decided: list[CallRecord]) -> tuple[ModelRequest[Any], list[Any]]:
@@ -320,11 +328,11 @@ def _binding(running: Callable[[Any, Any], AbstractContextManager[str | None]]) 
 
         def invoke(given: Any, config: Any = None, **more: Any) -> Any:
             with running(tool, given) as refused:
-                return tool.invoke(given, config, **more) if refused is None else not_run(given, refused)
+                return tool.invoke(given, config, **more) if refused is None else unrun(given, refused)
 
         async def ainvoke(given: Any, config: Any = None, **more: Any) -> Any:
             with running(tool, given) as refused:
-                return await tool.ainvoke(given, config, **more) if refused is None else not_run(given, refused)
+                return await tool.ainvoke(given, config, **more) if refused is None else unrun(given, refused)
 
         bound = copy.copy(tool)
         object.__setattr__(bound, "invoke", invoke)  # of this one copy: the tool's model declares no such fields

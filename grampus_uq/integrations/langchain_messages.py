@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from grampus_uq import Message, ModelResponse, Session, ToolCall
+from grampus_uq import Message, MissingDependencyError, ModelResponse, Session, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
-from grampus_uq.integrations.judged_turns import ModelTurn
-from grampus_uq.wire import read_call as read
-from grampus_uq.wire import read_logprobs, read_messages, read_usage
+from grampus_uq.integrations.carried_states import Carried
+from grampus_uq.integrations.judged_turns import TurnJudge
+from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.wire import read_call, read_logprobs, read_messages, read_usage
 
-if TYPE_CHECKING:
-    from langchain_core.messages import AIMessage, AnyMessage, BaseMessage
+try:
+    from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage, ToolMessage
+except ImportError as error:
+    raise MissingDependencyError.of("langchain-core", "langgraph", "Reading LangChain's messages") from error
 
 __all__ = [
-    "answered_for",
+    "answer_of",
+    "answers_of",
     "as_ai_message",
+    "find_record",
     "last_answer",
+    "messages_beside",
     "observe_between",
-    "plain_call",
-    "read_call",
     "read_message",
     "read_turn",
     "schema_of",
+    "shown",
+    "unrun",
     "with_arguments",
     "with_ids",
 ]
@@ -38,27 +44,34 @@ def last_answer(messages: Sequence[Any]) -> int | None:
     return None
 
 
-def read_turn(message: Any, prompt: Sequence[AnyMessage] = ()) -> ModelTurn:
-    """The model's message, and what it had been asked."""
+def read_turn(
+    message: Any, prompt: Sequence[AnyMessage] = (), tools: Collection[Mapping[str, Any] | str] = ()
+) -> ModelTurn:
+    """The model's message, the prompt before it, and the agent's tools."""
     metadata = message.response_metadata or {}
     return ModelTurn(
-        text=message.content if isinstance(message.content, str) else str(message.text),
-        calls=[read_call(call, f"{message.id}-{n}") for n, call in enumerate(message.tool_calls)],
+        content=_text_of(message),
+        calls=[read_call(call, stand_in_id=f"{message.id}-{n}").call for n, call in enumerate(message.tool_calls)],
         prompt=read_messages(prompt).messages if prompt else (),
-        logprobs=read_logprobs(metadata.get("logprobs")),
+        logprobs=None if metadata.get("logprobs") is None else read_logprobs(metadata["logprobs"]),
         usage=read_usage(message.usage_metadata) if message.usage_metadata else None,
         model=str(metadata.get("model_name") or ""),
+        tools=tools,
     )
 
 
-def read_call(call: Any, stand_in_id: str = "") -> ToolCall:
-    """A proposed call. Arguments that are no JSON are shown as text, so that they can be judged and told apart."""
-    return read(call, stand_in_id=stand_in_id).call
+def _text_of(message: Any) -> str:
+    return message.content if isinstance(message.content, str) else str(message.text)
 
 
-def plain_call(call: Any) -> ToolCall:
-    """A call as it stands, unread: to be held against one that was read."""
-    return ToolCall.model_construct(id=call["id"] or "", name=call["name"], arguments=call["args"])
+def find_record(carried: Carried, call: Any) -> tuple[CallRecord | None, ToolCall]:
+    """The record of a call as it stands in a message, and the call as a `ToolCall`."""
+    plain = ToolCall.model_construct(id=call["id"] or "", name=call["name"], arguments=call["args"])
+    record = carried.record(plain)
+    if record is not None:
+        return record, plain
+    read = read_call(call).call
+    return carried.record(read), read
 
 
 def read_message(message: BaseMessage) -> Message:
@@ -74,9 +87,9 @@ def observe_between(session: Session, messages: Sequence[AnyMessage], index: int
     for message in messages[start:index]:
         spoken: Any = message
         if spoken.type == "tool":
-            session.observe_tool_result(spoken.tool_call_id, str(spoken.text), is_error=spoken.status == "error")
+            session.observe_tool_result(spoken.tool_call_id, _text_of(spoken), is_error=spoken.status == "error")
         elif spoken.type == "human":
-            session.observe_user(str(spoken.text))
+            session.observe_user(_text_of(spoken))
 
 
 def schema_of(tool: Any) -> Mapping[str, Any]:
@@ -104,10 +117,8 @@ def with_arguments(message: Any, records: Iterable[CallRecord]) -> Any:
     return message.model_copy(update={"tool_calls": calls})
 
 
-def answered_for(records: Iterable[CallRecord]) -> list[Any]:
+def answers_of(records: Iterable[CallRecord]) -> list[Any]:
     """Tool results for calls that were answered for without running."""
-    from langchain_core.messages import ToolMessage
-
     return [
         ToolMessage(
             record.text or "",
@@ -120,10 +131,36 @@ def answered_for(records: Iterable[CallRecord]) -> list[Any]:
     ]
 
 
+def unrun(call: Any, why: str) -> ToolMessage:
+    """The answer to a call that may not run."""
+    return ToolMessage(why, tool_call_id=call["id"], name=call["name"], status="error")
+
+
+def messages_beside(judge: TurnJudge, carried: Carried) -> list[Any]:
+    """The messages beside a judged turn: results of calls that were answered for, or a word to think again."""
+    if (carried.turn or {}).get("reflect") and not carried.records:
+        return [SystemMessage(judge.settings.monitor.get_reflection_message().content or "")]
+    return answers_of(carried.records) if carried.records else []
+
+
+def shown(carried: Carried) -> dict[str, Any]:
+    """What is streamed of a judged turn; no content, only names and numbers."""
+    turn = carried.turn or {}
+    calls = [{"id": r.proposed.id, "name": r.proposed.name, "phase": r.phase.value} for r in carried.records]
+    keys = ("step_id", "action", "level", "confidence", "rule", "reason", "guarantee", "stopped")
+    return {"session_id": carried.session.session_id, **{key: turn[key] for key in keys}, "calls": calls}
+
+
+def answer_of(review: Mapping[str, Any]) -> str | None:
+    """What the agent reads when a human did not accept its answer; None for an approval."""
+    kind, message = review["kind"], review.get("message")
+    if kind == "approve":
+        return None
+    return f"A human rejected this answer. {message or ''}".strip() if kind == "reject" else message or ""
+
+
 def as_ai_message(response: ModelResponse) -> AIMessage:
     """The answer of one of this package's model clients, for a graph or a chat model that is built on one."""
-    from langchain_core.messages import AIMessage
-
     usage = response.token_usage
     metadata: dict[str, Any] = {"model_name": response.model}
     if response.logprobs is not None:

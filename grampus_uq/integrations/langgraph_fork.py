@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from grampus_uq import ConfigurationError, Effect, MissingDependencyError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.carried import read_decided, read_record
-from grampus_uq.integrations.langgraph import KEY
+from grampus_uq.integrations.langgraph_threads import KEY
 
 try:
     from langchain_core.messages import HumanMessage

@@ -15,25 +15,21 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from grampus_uq import (
     ApprovalDecision,
-    ApprovalPolicy,
     ApprovalRequest,
     ConfigurationError,
     DataError,
     MissingDependencyError,
     SessionError,
-    ToolEffects,
-    UncertaintyAction,
-    UncertaintyError,
     UncertaintyMonitor,
 )
 from grampus_uq.gate.call import CallPhase
-from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import session_place
-from grampus_uq.integrations.held_calls import Precondition, aborted, take_up, waiting_in
+from grampus_uq.integrations.held_calls import take_up, waiting_in
+from grampus_uq.integrations.settings import AdapterSettings, Settings
 
 try:
     from agents import (
@@ -50,11 +46,11 @@ except ImportError as error:
     raise MissingDependencyError.of("openai-agents", "openai-agents", "watching the OpenAI Agents SDK") from error
 
 from grampus_uq.integrations.openai_agents_model import (
-    Answer,
     WatchedModel,
     WatchedProvider,
     answered_ids,
     read_messages,
+    read_output,
 )
 from grampus_uq.integrations.openai_agents_reach import AgentWatch
 from grampus_uq.integrations.openai_agents_run import (
@@ -66,7 +62,6 @@ from grampus_uq.integrations.openai_agents_run import (
     read_paused,
 )
 from grampus_uq.integrations.openai_agents_tools import mcp_policy, without_gate
-from grampus_uq.records.protocols import ModelClient
 
 __all__ = ["AbortedRunError", "PausedRun", "UncertaintyGuard", "WatchedRun"]
 
@@ -76,42 +71,25 @@ Result = TypeVar("Result", RunResult, RunResultStreaming)
 class UncertaintyGuard:
     """Watches any number of runs, each as a session of the monitor; only advises unless `advisory` is False.
 
-    Parameters
-    ----------
-    monitor
-        What judges; one that is not advisory itself pauses and aborts only when `advisory` is False as well.
-    model_client, model_id
-        The model that the signals ask (P(True), semantic entropy), and its name there. Without one, only what is in the
-        agent's own answers is read: stated confidences and token probabilities.
-    effects, approvals, precondition
-        What tools do; who may decide, and how decisions are signed; what must still hold when an approved call runs.
-    allow_ungated
-        Names of hosted tools that may run although nothing can stop them.
+    Args:
+        monitor: judges; one that is not advisory itself pauses and aborts only when `advisory` is False as well.
+        allow_ungated: names of hosted tools that may run although nothing can stop them.
+        settings: see `Settings`. Without a fitted profile a pause carries no guarantee.
     """
 
     def __init__(
-        self,
-        monitor: UncertaintyMonitor,
-        *,
-        advisory: bool = True,
-        model_client: ModelClient | None = None,
-        model_id: str = "",
-        effects: ToolEffects | None = None,
-        approvals: ApprovalPolicy | None = None,
-        precondition: Precondition | None = None,
-        allow_ungated: Collection[str] = (),
+        self, monitor: UncertaintyMonitor, *, allow_ungated: Collection[str] = (), **settings: Unpack[Settings]
     ) -> None:
-        self.monitor = monitor
-        self.advisory = advisory
+        self.settings = AdapterSettings(monitor=monitor, **settings)
         self.mcp_approval = mcp_policy(self._here)
         """Give this to an MCP server as its `require_approval`."""
-        self._client, self._model_id = model_client, model_id
         self._reach = AgentWatch(
-            model=self._watched, current=self._here, acts=self._acts, allow_ungated=frozenset(allow_ungated)
+            model=self._watched,
+            current=self._here,
+            acts=lambda: self.settings.acts,
+            allow_ungated=frozenset(allow_ungated),
         )
-        self._gate = Gate(
-            approvals=approvals, effects=effects, precondition=precondition, schema_of=self._reach.schemas.get
-        )
+        self._gate = self.settings.gate(self._reach.schemas.get)
         self._only_in_sessions = self._gate.approvals.signer is not None
         self._running: contextvars.ContextVar[WatchedRun | None] = contextvars.ContextVar("watched_run", default=None)
         self._of_result: dict[int, tuple[weakref.ref[Any], WatchedRun]] = {}
@@ -141,7 +119,7 @@ class UncertaintyGuard:
     def _watched(self, model: Model) -> WatchedModel:
         if not isinstance(model, WatchedModel):
             return WatchedModel(model, self._observe, self._before, self, self._reach.has)
-        if model.owner is not self and self._acts():
+        if model.owner is not self and self.settings.acts:
             raise ConfigurationError.of(
                 "agent", "UncertaintyGuard.watch", "watched by one guard", "another guard's agent"
             )
@@ -170,29 +148,14 @@ class UncertaintyGuard:
         *,
         vouched: bool = True,
     ) -> WatchedRun:
-        calls = take_up(
-            self.monitor,
-            self._gate,
-            session_id,
-            agent_id,
-            snapshot,
-            model=model,
-            advisory=self.advisory,
-            vouched=vouched,
-        )
+        agent_id = self.settings.agent_id or agent_id
+        calls = take_up(self.settings, self._gate, session_id, agent_id, snapshot, model=model, vouched=vouched)
         return WatchedRun(calls, model=model)
 
     def _here(self) -> WatchedRun | None:
-        """The run of the current context; None where agents may run outside of one."""
-        return self.current() if self._only_in_sessions and self._acts() else self._running.get()
-
-    def _acts(self) -> bool:
-        return not (self.advisory or self.monitor.profile.advisory)
-
-    def current(self) -> WatchedRun:
-        """The run of the current context; raises SessionError when a watched agent runs outside of one."""
+        """The run of the current context; None where agents may run outside of one, else raises SessionError."""
         run = self._running.get()
-        if run is None:
+        if run is None and self._only_in_sessions and self.settings.acts:
             raise SessionError(
                 "A watched agent ran outside of a session: run it with `guard.run(agent, ..., session_id=...)`, or "
                 "call Runner.run inside `with guard.session(session_id):`."
@@ -214,33 +177,20 @@ class UncertaintyGuard:
         told = "\n\n".join([*([system] if system else []), *notes]) if notes else system
         return told, run.vouched_items(items), tools
 
-    async def _observe(self, answer: Answer, system: str | None, items: Any, tools: Sequence[Any]) -> None:
+    async def _observe(
+        self, output: Sequence[Any], usage: Any, system: str | None, items: Any, tools: Sequence[Any]
+    ) -> None:
         run = self._here()
         if run is None:
             return
-        step_id = run.calls.next_step_id()
-        run.propose(answer, step_id)
-        if not run.calls.session.tools_declared:
-            run.calls.session.declare_tools([*self._reach.schemas, *(t.name for t in tools if hasattr(t, "name"))])
-        _, action = await run.calls.session.observe_llm_response(
-            answer.text,
-            step_id,
-            prompt_messages=() if self._client is None else read_messages(system, items),
-            model_client=self._client,
-            model_id=self._model_id,
-            tool_calls=answer.calls,
-            logprobs=answer.logprobs,
-            usage=answer.usage,
-            tools=None if self._client is None else [_schema(tool) for tool in tools if hasattr(tool, "name")] or None,
+        named, asks = [tool for tool in tools if hasattr(tool, "name")], self.settings.model_client is not None
+        turn = replace(
+            read_output(output, usage, tools),
+            prompt=read_messages(system, items) if asks else (),
+            tools=() if run.calls.session.tools_declared else [*self._reach.schemas, *(tool.name for tool in named)],
+            schemas=[_schema(tool) for tool in named] if asks else (),
         )
-        try:
-            if action is UncertaintyAction.ABORT:
-                raise aborted(run.calls.session, step_id)
-            for call, output in answer.ungated:
-                await run.calls.observe_ungated(call, step_id, output)
-        except UncertaintyError as error:
-            run.aborted = AbortedRunError(error)
-            raise run.aborted from error
+        await run.observe(self.settings, turn, output)
 
     # -- running --------------------------------------------------------------------------------------------------
 

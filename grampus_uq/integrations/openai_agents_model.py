@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from agents import Model, ModelProvider, ModelResponse
 
 from grampus_uq import Message, Role, TokenUsage, ToolCall, wire
-from grampus_uq.wire import TokenStream, field, read_call, read_response, text_field
+from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.wire import field, read_call, read_response, text_field
 
 __all__ = [
-    "Answer",
     "WatchedModel",
     "WatchedProvider",
     "answered_ids",
@@ -25,6 +25,7 @@ __all__ = [
     "read_output",
     "tool_call",
     "with_arguments",
+    "written_calls",
 ]
 
 _CALLS = frozenset(
@@ -46,23 +47,9 @@ _SPELLINGS = {"timeoutMs": "timeout_ms", "timeout": "timeout_ms", "maxOutputLeng
 _NOT_MEANT = frozenset({"ctx_wrapper"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """One answer of the model, in this package's words; `ungated` are the calls that run without asking anybody."""
-
-    text: str
-    calls: tuple[ToolCall, ...]
-    ungated: tuple[tuple[ToolCall, Any], ...] = ()
-    """Each with what came of it, None where the answer does not say."""
-    logprobs: TokenStream
-    usage: TokenUsage
-    written: tuple[tuple[ToolCall, str], ...] = ()
-    """The calls of function tools, each with its arguments as the model wrote them."""
-
-
 Before = Callable[["str | None", Any, "list[Any]"], "tuple[str | None, Any, list[Any]]"]
-Observe = Callable[[Answer, str | None, Any, Sequence[Any]], Awaitable[None]]
-"""Takes an answer, the system instructions, the input and the tools."""
+Observe = Callable[[Sequence[Any], Any, "str | None", Any, Sequence[Any]], Awaitable[None]]
+"""Takes the output and the usage of an answer, the system instructions, the input and the tools."""
 
 
 class WatchedModel(Model):
@@ -129,7 +116,7 @@ class WatchedModel(Model):
         response = await self.inner.get_response(
             system_instructions, input, model_settings, shown, output_schema, handoffs, tracing, **given
         )
-        await self._observe(read_output(response.output, response.usage, tools), system_instructions, input, tools)
+        await self._observe(response.output, response.usage, system_instructions, input, tools)
         return response
 
     async def stream_response(
@@ -149,8 +136,8 @@ class WatchedModel(Model):
             system_instructions, input, model_settings, shown, output_schema, handoffs, tracing, **given
         ):
             if getattr(event, "type", "") in ("response.completed", "response.incomplete"):
-                answer = read_output(event.response.output, event.response.usage, tools)  # type: ignore[union-attr]  # by type
-                await self._observe(answer, system_instructions, input, tools)
+                answer = event.response  # type: ignore[union-attr]  # by type
+                await self._observe(answer.output, answer.usage, system_instructions, input, tools)
             yield event
 
 
@@ -219,26 +206,27 @@ def answered_ids(items: Any) -> list[str]:
     return [text_field(item, "call_id") for item in results]
 
 
-def read_output(output: Iterable[Any], usage: Any, tools: Iterable[Any] = ()) -> Answer:
-    """Text, calls, token log-probabilities and usage of one answer of a model that was given these tools."""
-    items = list(output)
-    read = read_response({"output": items, "usage": usage})
-    kinds = [(text_field(item, "type"), item) for item in items]
-    made = [(kind, item) for kind, item in kinds if kind.endswith("_call") or kind in _CALLS]
-    calls = tuple(call.call for call in read.calls)
-    ungated = [] if all(kind == "function_call" for kind, _ in made) else _ungated(made, calls, tools)
-    return Answer(
-        text=read.text,
-        calls=calls,
-        ungated=tuple(ungated),
-        logprobs=read.logprobs,
-        usage=read.usage or TokenUsage(),
-        written=tuple(
-            (call, text_field(item, "arguments"))
-            for (kind, item), call in zip(made, calls, strict=False)
-            if kind == "function_call"
-        ),
+def read_output(output: Sequence[Any], usage: Any, tools: Iterable[Any] = ()) -> ModelTurn:
+    """One answer of a model that was given these tools."""
+    read = read_response({"output": list(output), "usage": usage})
+    calls, made = tuple(call.call for call in read.calls), _made(output)
+    ungated = () if all(kind == "function_call" for kind, _ in made) else tuple(_ungated(made, calls, tools))
+    return ModelTurn(
+        content=read.text, calls=calls, ungated=ungated, logprobs=read.logprobs, usage=read.usage or TokenUsage()
     )
+
+
+def written_calls(output: Iterable[Any], calls: Sequence[ToolCall]) -> dict[tuple[str, str, str], ToolCall]:
+    """The calls of function tools in an output, by id, name and arguments as the model wrote them."""
+    pairs = zip(_made(output), calls, strict=False)
+    functions = [(call, text_field(item, "arguments")) for (kind, item), call in pairs if kind == "function_call"]
+    return {(call.id, call.name, text): call for call, text in functions}
+
+
+def _made(output: Iterable[Any]) -> list[tuple[str, Any]]:
+    """The items of an output that are calls, each with its kind."""
+    kinds = [(text_field(item, "type"), item) for item in output]
+    return [(kind, item) for kind, item in kinds if kind.endswith("_call") or kind in _CALLS]
 
 
 def _ungated(made: Sequence[tuple[str, Any]], calls: Sequence[ToolCall], tools: Iterable[Any]) -> Iterator[Any]:

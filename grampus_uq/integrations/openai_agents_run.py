@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from agents import AgentsException
 
 from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, UncertaintyError
 from grampus_uq.integrations.held_calls import HeldCalls
-from grampus_uq.integrations.openai_agents_model import Answer, form_of, item_call, plain, tool_call
+from grampus_uq.integrations.model_turn import ModelTurn
+from grampus_uq.integrations.openai_agents_model import form_of, item_call, plain, tool_call, written_calls
+from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.wire import field, text_field
 
 __all__ = ["VERSION", "AbortedRunError", "PausedRun", "WatchedRun", "interrupted_call", "read_paused"]
@@ -36,14 +38,18 @@ class WatchedRun:
         self.aborted: AbortedRunError | None = None
         self._proposed: dict[tuple[str, str, str], ToolCall] = {}
 
-    def propose(self, answer: Answer, step_id: str) -> None:
-        """Take the calls of the model's latest answer, those of function tools with their arguments as written."""
+    async def observe(self, settings: AdapterSettings, turn: ModelTurn, output: Sequence[Any]) -> None:
+        """Observe the model's latest answer; raises AbortedRunError when the policy aborts the run."""
         if len(self._proposed) > _MAX_PROPOSED:
             self._proposed.clear()
-        self._proposed.update(((call.id, call.name, written), call) for call, written in answer.written)
-        ungated = [id(call) for call, _ in answer.ungated]
-        self._latest = [call for call in answer.calls if id(call) not in ungated]
-        self.calls.propose(self._latest, step_id)
+        self._proposed.update(written_calls(output, turn.calls))
+        ungated = [id(call) for call, _ in turn.ungated]
+        self._latest = [call for call in turn.calls if id(call) not in ungated]
+        try:
+            await self.calls.observe(settings, turn, self._latest)
+        except UncertaintyError as error:
+            self.aborted = AbortedRunError(error)
+            raise self.aborted from error
 
     def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
         """The call with this id, name and arguments: the model's own object where its answer held just these.

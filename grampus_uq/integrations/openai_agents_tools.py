@@ -28,7 +28,7 @@ from agents import (
 from agents.tool_context import ToolContext
 
 from grampus_uq import ConfigurationError, ToolCall
-from grampus_uq.integrations.held_calls import HeldCalls, Release
+from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.openai_agents_model import plain, with_arguments
 
 __all__ = ["GATE", "Gate", "WatchedRun", "gate_tools", "gated_by", "mcp_policy", "without_gate"]
@@ -182,7 +182,12 @@ def _gate_function(tool: FunctionTool, current: Gate, acts: bool) -> FunctionToo
         if release.record.edited:
             text = json.dumps(release.record.call.arguments)
             context.tool_arguments = text
-        return await _settling(run, release, lambda: invoke(given(context), text), delegates)
+        return await run.calls.execute(
+            release,
+            lambda: invoke(given(context), text),
+            suspends=lambda result: delegates and result is None,  # while an agent's own calls wait
+            plain=plain,
+        )
 
     setattr(on_invoke_tool, GATE, _Mark(current=current, tool=tool))
     gated.needs_approval = needs_approval if acts else own
@@ -236,22 +241,6 @@ def _declared_context(invoke: Any) -> str:
     return first.annotation if isinstance(first.annotation, str) else inspect.formatannotation(first.annotation)
 
 
-async def _settling(
-    run: WatchedRun, release: Release, invoke: Callable[[], Awaitable[Any]], delegates: bool = False
-) -> Any:
-    """Run the tool, and tell the session what came of it; the result is as the tool gave it."""
-    try:
-        result = await invoke()
-    except Exception as failure:
-        run.calls.settle(release, f"{type(failure).__name__}: {failure}", is_error=True)
-        raise
-    if result is None and delegates:  # an agent as a tool gives None while its own calls wait
-        run.calls.suspend(release)
-    else:
-        run.calls.settle(release, result if isinstance(result, str) else str(plain(result)))
-    return result
-
-
 # -- shell, apply-patch and custom tools ------------------------------------------------------------------------------
 
 
@@ -276,7 +265,7 @@ def _gate_other(tool: Any, current: Gate) -> Any:
             return False, release.answer or HELD.format(reason=release.request.reason if release.request else "")
         if release.record.edited:
             given = with_arguments(given, release.record.call.arguments)
-        return True, await _settling(run, release, lambda: _awaited(invoke(given)))
+        return True, await run.calls.execute(release, lambda: _awaited(invoke(given)), plain=plain)
 
     setattr(needs_approval, GATE, _Mark(current=current, tool=tool))
     gated.needs_approval = needs_approval

@@ -30,7 +30,7 @@ from grampus_uq import ApprovalRequest, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.errors import GrampusError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
-from grampus_uq.integrations.langgraph import KEY, resume_with, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
 from tests.runtime.forging import EVE, POLICIES, RESUMES, ann, raised_in_the_package
 
 Values = dict[str, Any]
@@ -176,16 +176,16 @@ async def scene(framework: str, policy: str) -> Scene:
     for thread in PAYEES:
         app = Victim(framework, policy, thread, 0.62, saver).app
         await app.ainvoke({"messages": [("user", "Pay.")]}, config(thread))
-        (request,) = waiting_requests(await app.aget_state(config(thread)))
+        (request,) = waiting(await app.aget_state(config(thread)))
         kind = "reject" if thread == "third" else "approve"
         decision = ann(policy).sign(request.decide(kind, principal="ann"))
         signed.append(decision.model_dump(mode="json"))
         requests[request.id] = request.model_dump(mode="json")
-        await app.ainvoke(resume_with(await app.aget_state(config(thread)), [decision]), config(thread))
+        await app.ainvoke(resume(await app.aget_state(config(thread)), [decision]), config(thread))
     state = await app.aget_state(config("v"))
-    (request,) = waiting_requests(state)
+    (request,) = waiting(state)
     await Victim(framework, policy, "v", 0.62, saver).app.ainvoke(
-        resume_with(state, [EVE.sign(request.decide("approve", principal="ann"))]), config("v")
+        resume(state, [EVE.sign(request.decide("approve", principal="ann"))]), config("v")
     )
     found = Thread.read(saver, "v")
     found.others = {name: Thread.read(saver, name).values[KEY] for name in PAYEES if name != "v"}

@@ -15,7 +15,7 @@ from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.types import Command
 
 from grampus_uq import ApprovalError
-from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume_with, waiting_requests
+from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
 from grampus_uq.integrations.langgraph import KEY
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, Watch
 from tests.integrations.langgraph_agent import (
@@ -101,7 +101,7 @@ class ChainAgent:
     async def resume(self, session: str, decisions: Sequence[Decision]) -> Ended | Paused:
         said = [decided(self.setup, decision) for decision in decisions]
         try:
-            command = resume_with(await self.state(session), said)
+            command = resume(await self.state(session), said)
         except ApprovalError:
             return await self.shown(session)
         await self.invoke(command, session)
@@ -109,8 +109,8 @@ class ChainAgent:
 
     async def shown(self, session: str) -> Ended | Paused:
         state = await self.state(session)
-        waiting = waiting_requests(state)
-        if waiting:
+        requests = waiting(state)
+        if requests:
             return Paused(
                 pending=tuple(
                     Pending(
@@ -120,7 +120,7 @@ class ChainAgent:
                         token={"request": request.model_dump(mode="json")},
                         reason=request.reason,
                     )
-                    for request in waiting
+                    for request in requests
                     if request.call is not None
                 )
             )

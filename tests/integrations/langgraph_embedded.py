@@ -18,7 +18,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.langchain_messages import as_ai_message, read_message
-from grampus_uq.integrations.langgraph import resume_with, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
 from grampus_uq.models import LocalModel
 from grampus_uq.recording import RecordingProcessor
 
@@ -64,15 +64,15 @@ async def life(folder: Path, *, decide: bool) -> list[Any]:
             given: Any = {"messages": [("user", QUESTION)]}
             if decide:
                 state = await app.aget_state(CONFIG)
-                (request,) = waiting_requests(state)
-                given = resume_with(state, [request.decide("approve", principal="ann")])
+                (request,) = waiting(state)
+                given = resume(state, [request.decide("approve", principal="ann")])
             await app.ainvoke(given, CONFIG)
-            return waiting_requests(await app.aget_state(CONFIG))
+            return waiting(await app.aget_state(CONFIG))
 
 
 if __name__ == "__main__":
     where, what = Path(sys.argv[1]), sys.argv[2]
-    waiting = asyncio.run(life(where, decide=what == "approve"))
-    print(len(waiting), flush=True)
+    requests = asyncio.run(life(where, decide=what == "approve"))
+    print(len(requests), flush=True)
     if what == "run":
         os.kill(os.getpid(), signal.SIGKILL)

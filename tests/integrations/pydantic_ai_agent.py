@@ -30,7 +30,7 @@ from pydantic_ai.toolsets import AbstractToolset, ToolsetTool
 from pydantic_core import SchemaValidator
 
 from grampus_uq import ApprovalError, ApprovalRequest, UncertaintyError
-from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, pending, resumption, run_sub_agent
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, run_sub_agent, waiting
 from grampus_uq.integrations.pydantic_ai_messages import KEY
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedTurn, Watch
 from tests.integrations.forging import EFFECTS, EVIL, forge_calls
@@ -157,9 +157,9 @@ class Guarded:
         history = self._file(session).read_bytes()
         said = [self._setup.decide(ApprovalRequest.model_validate(d.on.token), d) for d in decisions]
         try:
-            result = await self._agent.run(**resumption(history, said))
+            result = await self._agent.run(**resume(history, said))
         except ApprovalError:
-            result = await self._agent.run(**resumption(history))
+            result = await self._agent.run(**resume(history))
         return self._shown(session, result)
 
     async def forge(self, session: str, what: str) -> None:
@@ -179,7 +179,7 @@ class Guarded:
             self._file(session).unlink(missing_ok=True)
             return Ended(output=result.output)
         self._file(session).write_bytes(result.all_messages_json())
-        return Paused(pending=tuple(map(_pending, pending(result.output))))
+        return Paused(pending=tuple(map(_pending, waiting(result))))
 
 
 def _pending(request: ApprovalRequest) -> Pending:

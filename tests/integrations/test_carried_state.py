@@ -20,9 +20,11 @@ from pydantic import BaseModel
 from grampus_uq import ApprovalPolicy, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
-from grampus_uq.integrations.judged_turns import ModelTurn, TurnJudge
+from grampus_uq.integrations.judged_turns import TurnJudge
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
-from grampus_uq.integrations.langgraph import KEY, resume_with, shown, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langchain_messages import shown
+from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
+from grampus_uq.integrations.model_turn import ModelTurn
 from grampus_uq.testing import ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -91,10 +93,10 @@ class Bank:
         return self.waiting()
 
     def waiting(self) -> list[Any]:
-        return waiting_requests(self.app.get_state(CONFIG))
+        return waiting(self.app.get_state(CONFIG))
 
     def resume(self, *decisions: Any) -> list[Any]:
-        return self.run(resume_with(self.app.get_state(CONFIG), decisions))
+        return self.run(resume(self.app.get_state(CONFIG), decisions))
 
     def forge(self, change: Callable[[dict[str, Any]], None], as_node: str) -> None:
         held = copy.deepcopy(self.app.get_state(CONFIG).values[KEY])
@@ -391,9 +393,9 @@ def test_a_call_that_waits_in_a_checkpoint_of_the_first_version_is_asked_about_a
 @pytest.mark.anyio
 async def test_a_turn_of_which_nothing_was_read_carries_no_confidence() -> None:
     judge = TurnJudge(UncertaintyMonitor(), advisory=False)
-    carried = judge.take("s", "s", None)
+    carried = judge.states.read("s", "s", None)
     for said, read in (("I look.", None), ("It is Paris. I am 100% sure.", True), ("I go on.", True)):
-        carried = await judge.judge(carried, ModelTurn(text=said))
+        carried = await judge.judge(carried, ModelTurn(content=said))
         assert carried.turn is not None
         assert (carried.turn["confidence"] is None) is (read is None)
         assert carried.turn["confidence"] == shown(carried)["confidence"]

@@ -35,7 +35,7 @@ from grampus_uq import (
 )
 from grampus_uq.errors import GrampusError
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
-from grampus_uq.integrations.langgraph import KEY, resume_with, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
 from grampus_uq.testing import ScriptedModel
 
 ANN = Ed25519Signer.generate()
@@ -127,7 +127,7 @@ class Process:
         self.after_model = ["uncertainty_score"] if edges else ["tools"]
 
     def waiting(self, thread: str = "t") -> list[Any]:
-        return waiting_requests(self.app.get_state(config(thread)))
+        return waiting(self.app.get_state(config(thread)))
 
     def run(self, thread: str = "t", given: Any = None) -> list[Any]:
         self.app.invoke(given or {"messages": [("user", "Go on.")]}, config(thread))
@@ -138,7 +138,7 @@ class Process:
         return self.waiting(thread)
 
     def resume(self, *decisions: Any, thread: str = "t") -> list[Any]:
-        return self.run(thread, resume_with(self.app.get_state(config(thread)), decisions))
+        return self.run(thread, resume(self.app.get_state(config(thread)), decisions))
 
     def stop_after_the_model(self) -> None:
         self.app.invoke({"messages": [("user", "Go on.")]}, config("t"), interrupt_before=self.after_model)
@@ -271,7 +271,7 @@ def test_an_approval_that_is_delivered_twice_at_once_runs_once(framework: str) -
     saver, meet = InMemorySaver(), threading.Barrier(2, timeout=20)
     process = Process(framework, saver, PAYS)
     (request,) = process.run()
-    command = resume_with(process.app.get_state(config("t")), [ann(request)])
+    command = resume(process.app.get_state(config("t")), [ann(request)])
 
     def deliver() -> None:
         meet.wait()
@@ -327,8 +327,9 @@ def test_a_rejected_call_that_other_middleware_makes_of_another_does_not_run() -
 
 def test_a_late_call_that_an_earlier_branch_ran_is_asked_about() -> None:
     judge = UncertaintyMiddleware(UncertaintyMonitor(), advisory=False).judge
-    carried = judge.take("t", "/t", {"repeats": [ToolCall(id="1", name="pay", arguments=BOB).digest()]}, begun=False)
-    (record,) = judge.judge_late(judge.late(carried, ToolCall(id="2", name="pay", arguments=BOB))).records
+    state = {"repeats": [ToolCall(id="1", name="pay", arguments=BOB).digest()]}
+    carried = judge.states.read("t", "/t", state, begun=False)
+    (record,) = judge.judge_late(judge.unjudged(carried, ToolCall(id="2", name="pay", arguments=BOB))).records
     assert record.requests[0].rule == "repeat_after_rollback"
 
 

@@ -14,7 +14,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume_with, waiting_requests
+from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
 from grampus_uq.testing import ScriptedModel
 
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
@@ -53,10 +53,10 @@ class World:
 
     def run(self, given: Any = None) -> list[Any]:
         self.app.invoke({"messages": [("user", "Pay what is due.")]} if given is None else given, CONFIG)
-        return waiting_requests(self.state)
+        return waiting(self.state)
 
     def resume(self, *decisions: Any) -> list[Any]:
-        return self.run(resume_with(self.state, decisions))
+        return self.run(resume(self.state, decisions))
 
     @property
     def state(self) -> Any:
@@ -74,7 +74,7 @@ DONE = (0.95, AIMessage("Done."))
 
 
 def test_the_middleware_advises_unless_it_is_told_otherwise() -> None:
-    assert UncertaintyMiddleware(UncertaintyMonitor()).judge.advisory
+    assert UncertaintyMiddleware(UncertaintyMonitor()).judge.settings.advisory
     world = World((0.7, pays("bob")), DONE, advisory=True)
     assert world.run() == []
     assert world.done == ["pay bob"]

@@ -24,7 +24,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.integrations.langgraph import KEY, resume_with, uncertainty_guard, waiting_requests
+from grampus_uq.integrations.langgraph import KEY, resume, uncertainty_guard, waiting
 from grampus_uq.integrations.langgraph_fork import afork_before, fork_before
 from grampus_uq.testing import ScriptedModel
 
@@ -86,10 +86,10 @@ class World:
 
     def run(self, given: Any = START_OF_IT) -> list[Any]:
         self.app.invoke(given, CONFIG)
-        return waiting_requests(self.state)
+        return waiting(self.state)
 
     def resume(self, *decisions: Any) -> list[Any]:
-        return self.run(resume_with(self.state, decisions))
+        return self.run(resume(self.state, decisions))
 
     def texts(self) -> list[str]:
         return [str(m.text) for m in self.state.values["messages"]]
@@ -101,7 +101,7 @@ def proposes(text: str, *calls: Any) -> AIMessage:
 
 def test_a_guard_advises_unless_it_is_told_otherwise() -> None:
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-    assert uncertainty_guard(monitor).judge.advisory
+    assert uncertainty_guard(monitor).judge.settings.advisory
     world = World((0.7, proposes("I pay.", pay("1", "bob"))), (0.95, AIMessage("Done.")), advisory=True)
     assert world.run() == []
     assert world.done == ["pay bob"]
@@ -198,7 +198,7 @@ def test_nothing_waits_is_an_error_of_its_own() -> None:
     world = World((0.95, AIMessage("Done.")))
     world.run()
     with pytest.raises(ApprovalError, match="Nothing of the guard's waits"):
-        resume_with(world.state, [])
+        resume(world.state, [])
 
 
 DOUBT = ((0.3, AIMessage("It is Lyon.")), (0.99, AIMessage("It is Paris.")))
@@ -312,7 +312,7 @@ def test_a_fork_goes_back_to_before_the_suspected_step_with_the_belief_of_then()
     assert [ran.canonical() for ran in fork.executed] == ['pay({"to":"eve"})']
     before = len(world.events)
     world.app.invoke(fork.command, fork.config)
-    (request,) = waiting_requests(world.state)
+    (request,) = waiting(world.state)
     assert request.call is not None
     assert request.call.arguments == {"to": "mallory"}
     assert world.texts()[-2] == "It was the wrong person."
@@ -329,7 +329,7 @@ def test_a_fork_to_the_start_asks_before_it_repeats_what_was_done() -> None:
     async def again() -> list[Any]:
         fork = await afork_before(world.app, CONFIG, 0)
         await world.app.ainvoke(fork.command, fork.config)
-        return waiting_requests(await world.app.aget_state(CONFIG))
+        return waiting(await world.app.aget_state(CONFIG))
 
     (request,) = anyio.run(again)
     assert request.rule == "repeat_after_rollback"

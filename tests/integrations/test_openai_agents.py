@@ -321,7 +321,7 @@ def test_a_tool_that_nothing_can_stop_is_refused_by_name_unless_it_is_let_throug
 @pytest.mark.anyio
 async def test_a_guard_that_only_advises_refuses_nothing_and_says_what_it_could_not_stop(tmp_path: Path) -> None:
     desk = Desk(tmp_path, DONE)
-    advising = UncertaintyGuard(desk.guard.monitor)
+    advising = UncertaintyGuard(desk.guard.settings.monitor)
     tools: list[Any] = [
         LocalShellTool(executor=lambda request: ""),
         HostedMCPTool({"type": "mcp", "server_label": "hosted", "require_approval": "never"}),
@@ -406,9 +406,11 @@ def test_token_probabilities_and_usage_are_read_from_the_answer() -> None:
     top = [{"token": "yes", "logprob": math.log(0.5)}]
     part = {"type": "output_text", "text": "yes", "logprobs": [{"token": "yes", "logprob": -1.0, "top_logprobs": top}]}
     answer = read_output([{"type": "message", "content": [part]}], None)
-    (token,) = answer.logprobs.tokens or ()
-    assert (answer.text, token.logprob, token.top) == ("yes", -1.0, (("yes", math.log(0.5)),))
-    assert read_output([], None).logprobs.tokens is None
+    (token,) = (answer.logprobs and answer.logprobs.tokens) or ()
+    assert (answer.content, token.logprob, token.top) == ("yes", -1.0, (("yes", math.log(0.5)),))
+    empty = read_output([], None).logprobs
+    assert empty is not None
+    assert empty.tokens is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": NaN}', "null", "7"])

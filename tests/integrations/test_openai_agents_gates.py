@@ -16,6 +16,7 @@ from grampus_uq import ApprovalKind, ToolCall, UncertaintyMonitor, UncertaintyPo
 from grampus_uq.gate.gate import Gate
 from grampus_uq.integrations.held_calls import HeldCalls, take_up
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
+from grampus_uq.integrations.settings import AdapterSettings
 from tests.benchmarks.integrations_openai_agents import Canned
 
 CALL = ToolCall(id="c", name="pay", arguments={"to": "bob"})
@@ -70,7 +71,7 @@ async def test_a_gated_tool_is_given_the_context_that_it_declares(invoke: Any) -
 
 def held(snapshot: Any = None, **rules: Any) -> HeldCalls:
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-    return take_up(monitor, Gate(**rules), "s", "a", snapshot, advisory=False)
+    return take_up(AdapterSettings(monitor=monitor, advisory=False), Gate(**rules), "s", "a", snapshot)
 
 
 async def test_the_frameworks_own_approval_lets_a_waiting_call_through_once() -> None:
@@ -108,7 +109,7 @@ async def test_calls_with_empty_and_repeated_ids_are_told_apart() -> None:
     """Both frameworks refuse such answers themselves, today; two calls that are wholly equal are two as well."""
     calls = held()
     bob, eve = (ToolCall(id="", name="pay", arguments={"to": to}) for to in ("bob", "eve"))
-    calls.propose([bob, eve, bob.model_copy()], calls.next_step_id())
+    calls.propose([bob, eve, bob.model_copy()])
     for call in (bob, eve, bob.model_copy()):
         assert (await calls.judge(call)).waiting
     requests = calls.requests()
@@ -122,7 +123,7 @@ async def test_calls_with_empty_and_repeated_ids_are_told_apart() -> None:
 async def test_a_call_of_a_later_answer_is_another_one() -> None:
     calls = held()
     for _ in range(2):
-        calls.propose([CALL], calls.next_step_id())
+        calls.propose([CALL])
         assert (await calls.judge(CALL)).waiting
         calls.decide(calls.requests()[0].decide("approve", principal="ann"))
         assert (await calls.release(CALL)).run

@@ -21,7 +21,7 @@ from grampus_uq import (
     UncertaintyMonitor,
     UncertaintyPolicy,
 )
-from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, pending, resumption
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, waiting
 from grampus_uq.integrations.pydantic_ai_messages import KEY, proposed_call
 from grampus_uq.testing import SENTENCES, AgentLaboratory, AgentSetup, ScriptedTurn, Sentence, check_agent
 from grampus_uq.testing.agent_script import read_ledger
@@ -109,14 +109,12 @@ async def test_unless_told_otherwise_the_capability_only_advises(tmp_path: Path)
 async def test_what_is_undecided_waits_on(tmp_path: Path) -> None:
     desk = Desk(tmp_path, ScriptedTurn(text="I pay both.", calls=(PAY, OTHER), confidence=0.7), DONE)
     first = await desk.agent.run("Pay.")
-    requests = pending(first.output)
+    requests = waiting(first)
     assert [request.call for request in requests] == [PAY, OTHER]
-    second = await desk.agent.run(
-        **resumption(first.all_messages_json(), [requests[1].decide("approve", principal="ann")])
-    )
-    assert ([request.call for request in pending(second.output)], desk.paid) == ([PAY], ["ann"])
-    last = pending(second.output)[0].decide("approve", principal="ann")
-    third = await desk.agent.run(**resumption(second.all_messages_json(), [last]))
+    second = await desk.agent.run(**resume(first.all_messages_json(), [requests[1].decide("approve", principal="ann")]))
+    assert ([request.call for request in waiting(second)], desk.paid) == ([PAY], ["ann"])
+    last = waiting(second)[0].decide("approve", principal="ann")
+    third = await desk.agent.run(**resume(second.all_messages_json(), [last]))
     assert (third.output, desk.paid) == ("Done.", ["ann", "bob"])
 
 
@@ -125,8 +123,8 @@ async def test_a_rejected_call_that_is_proposed_again_is_neither_run_nor_asked(t
     again = PAY.model_copy(update={"id": "pay-9"})
     desk = Desk(tmp_path, UNSURE, ScriptedTurn(text="I try again.", calls=(again,), confidence=0.7), DONE)
     first = await desk.agent.run("Pay.")
-    no = pending(first.output)[0].decide("reject", principal="ann")
-    second = await desk.agent.run(**resumption(first.all_messages(), [no]))
+    no = waiting(first)[0].decide("reject", principal="ann")
+    second = await desk.agent.run(**resume(first.all_messages(), [no]))
     assert (second.output, desk.paid) == ("Done.", [])
     assert b"a human already rejected exactly this call" in second.all_messages_json()
 
@@ -143,7 +141,7 @@ async def test_the_frameworks_own_approval_counts_unless_decisions_must_be_signe
             message_history=first.all_messages(), deferred_tool_results=DeferredToolResults(approvals={PAY.id: own})
         )
         assert desk.paid == paid
-        assert bool(pending(second.output)) == (not paid)
+        assert bool(waiting(second)) == (not paid)
 
 
 @pytest.mark.anyio
@@ -151,11 +149,11 @@ async def test_a_decision_that_must_be_signed_is_refused_before_anything_runs(tm
     signer = HmacSigner(b"k" * 16)
     desk = Desk(tmp_path, UNSURE, DONE, approvals=ApprovalPolicy(signer=signer))
     first = await desk.agent.run("Pay.")
-    unsigned = pending(first.output)[0].decide("approve", principal="ann")
+    unsigned = waiting(first)[0].decide("approve", principal="ann")
     with pytest.raises(ApprovalError, match="not signed"):
-        await desk.agent.run(**resumption(first.all_messages(), [unsigned]))
+        await desk.agent.run(**resume(first.all_messages(), [unsigned]))
     assert desk.paid == []
-    second = await desk.agent.run(**resumption(first.all_messages(), [signer.sign(unsigned)]))
+    second = await desk.agent.run(**resume(first.all_messages(), [signer.sign(unsigned)]))
     assert (second.output, desk.paid) == ("Done.", ["bob"])
 
 
@@ -163,12 +161,12 @@ async def test_a_decision_that_must_be_signed_is_refused_before_anything_runs(tm
 async def test_a_tool_that_the_framework_itself_asks_for_is_never_approved_on_the_side(tmp_path: Path) -> None:
     desk = Desk(tmp_path, ScriptedTurn(text="I pay Bob.", calls=(PAY,)), DONE, stock=True)
     first = await desk.agent.run("Pay.")
-    assert pending(first.output) == ()  # the framework asked, before the capability saw the call
+    assert waiting(first) == ()  # the framework asked, before the capability saw the call
     with pytest.raises(UserError, match="need to be provided for all"):
-        await desk.agent.run(**resumption(first.all_messages()))
+        await desk.agent.run(**resume(first.all_messages()))
     assert desk.paid == []
     approved = DeferredToolResults(approvals={PAY.id: True})
-    second = await desk.agent.run(**resumption(first.all_messages(), also=approved))
+    second = await desk.agent.run(**resume(first.all_messages(), also=approved))
     assert (second.output, desk.paid) == ("Done.", ["bob"])
 
 
@@ -199,10 +197,10 @@ async def test_runs_beside_each_other_do_not_share_a_session(tmp_path: Path) -> 
 def test_a_history_without_a_watched_run_is_refused() -> None:
     history = [ModelRequest(parts=[]), ModelResponse(parts=[TextPart("Hi")])]
     with pytest.raises(DataError, match="no run of an UncertaintyCapability"):
-        resumption(history)
+        resume(history)
     broken = [ModelResponse(parts=[], metadata={KEY: 3})]
     with pytest.raises(DataError, match="not an object"):
-        resumption(ModelMessagesTypeAdapter.dump_json(broken))
+        resume(ModelMessagesTypeAdapter.dump_json(broken))
 
 
 def test_token_probabilities_are_read_from_the_providers_details() -> None:

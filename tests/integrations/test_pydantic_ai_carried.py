@@ -27,7 +27,7 @@ from grampus_uq import (
 )
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
-from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, pending, resume, run_sub_agent, waiting
+from grampus_uq.integrations.pydantic_ai import UncertaintyCapability, resume, run_sub_agent, waiting
 from grampus_uq.integrations.pydantic_ai_messages import KEY
 
 pytestmark = pytest.mark.anyio
@@ -96,13 +96,13 @@ async def test_an_edited_phase_in_the_history_runs_nothing() -> None:
     history = json.loads((await bank.go()).all_messages_json())
     carried(history)["calls"][0] |= {"phase": "cleared", "cleared_by": "monitor", "requests": []}
     result = await bank.agent.run(**resume(json.dumps(history)))
-    assert (bank.paid, len(pending(result.output))) == ([], 1)
+    assert (bank.paid, len(waiting(result))) == ([], 1)
 
 
 async def test_other_arguments_in_the_history_run_nothing_with_an_approval_of_the_first() -> None:
     bank = Bank()
     first = await bank.go()
-    yes = sign(pending(first.output)[0])
+    yes = sign(waiting(first)[0])
     for in_call, in_record in ((True, False), (False, True), (True, True)):
         history = json.loads(first.all_messages_json())
         if in_call:
@@ -125,7 +125,7 @@ async def test_a_call_that_no_model_proposed_waits_also_where_the_belief_is_conf
     history[-1]["parts"].append({**carried_call("eve"), "part_kind": "tool-call"})
     result = await bank.agent.run(message_history=resume(json.dumps(history))["message_history"])
     assert bank.paid == []
-    assert [request.rule for request in pending(result.output)] == ["unvouched_state"]
+    assert [request.rule for request in waiting(result)] == ["unvouched_state"]
 
 
 def carried_call(to: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ async def test_a_forged_belief_releases_nothing_for_the_rest_of_the_run(forged: 
     second = await bank.agent.run("And?", message_history=messages)
     third = await bank.agent.run("Pay.", message_history=second.all_messages())
     assert bank.paid == ([] if forged else [["bob", 5]])
-    assert [request.rule for request in pending(third.output)] == (["unvouched_state"] if forged else [])
+    assert [request.rule for request in waiting(third)] == (["unvouched_state"] if forged else [])
 
 
 async def test_a_history_without_its_state_is_not_believed() -> None:
@@ -151,7 +151,7 @@ async def test_a_history_without_its_state_is_not_believed() -> None:
     for message in history:
         message.pop("metadata", None)
     result = await bank.agent.run("Pay.", message_history=ModelMessagesTypeAdapter.validate_python(history))
-    assert (bank.paid, [request.rule for request in pending(result.output)]) == ([], ["unvouched_state"])
+    assert (bank.paid, [request.rule for request in waiting(result)]) == ([], ["unvouched_state"])
 
 
 async def test_the_state_and_the_decisions_of_another_session_do_not_count_in_this_one() -> None:
@@ -160,7 +160,7 @@ async def test_the_state_and_the_decisions_of_another_session_do_not_count_in_th
     one, two = await bank.go(), await bank.go()
     mixed = json.loads(two.all_messages_json())
     mixed[-1]["metadata"][KEY] = carried(json.loads(one.all_messages_json()))
-    yes = sign(pending(one.output)[0])
+    yes = sign(waiting(one)[0])
     with pytest.raises((ApprovalError, DataError)):
         await bank.agent.run(**resume(json.dumps(mixed), [yes]))
     with pytest.raises(ApprovalError, match="Nothing waits"):
@@ -218,10 +218,10 @@ async def test_no_change_of_the_carried_state_runs_an_undecided_call(data: st.Da
 async def test_two_people_approve_over_two_resumptions_and_one_alone_does_not() -> None:
     bank = Bank(approvals=ApprovalPolicy(signer=KEYS, required=2, seal=Seal(b"s" * 16)))
     first = await bank.go()
-    (request,) = pending(first.output)
+    (request,) = waiting(first)
     second = await bank.agent.run(**resume(first.all_messages_json(), [sign(request)]))
     again = await bank.agent.run(**resume(second.all_messages_json(), [sign(request)]))
-    assert (bank.paid, pending(again.output)) == ([], (request,))
+    assert (bank.paid, waiting(again)) == ([], (request,))
     third = await bank.agent.run(**resume(again.all_messages_json(), [sign(request, by="ben", key=BEN)]))
     assert (bank.paid, isinstance(third.output, str)) == ([["bob", 5]], True)
 
@@ -229,7 +229,7 @@ async def test_two_people_approve_over_two_resumptions_and_one_alone_does_not() 
 async def test_an_edit_that_does_not_fit_the_tools_schema_is_refused_and_the_request_stands() -> None:
     bank = Bank()
     first = await bank.go()
-    (request,) = pending(first.output)
+    (request,) = waiting(first)
     for arguments in ({"to": "bob", "amount": "much"}, {"to": "bob"}, {"to": "bob", "amount": 1, "note": ""}):
         with pytest.raises(ApprovalError, match="cannot run"):
             await Bank().agent.run(**resume(first.all_messages_json(), [sign(request, "edit", arguments=arguments)]))
@@ -241,7 +241,7 @@ async def test_an_edit_that_does_not_fit_the_tools_schema_is_refused_and_the_req
 async def test_an_edits_result_keeps_its_type_and_the_transcript_holds_the_call_that_ran() -> None:
     bank = Bank()
     first = await bank.go()
-    edit = sign(pending(first.output)[0], "edit", arguments={"to": "bob", "amount": 1})
+    edit = sign(waiting(first)[0], "edit", arguments={"to": "bob", "amount": 1})
     messages = (await bank.agent.run(**resume(first.all_messages_json(), [edit]))).all_messages()
     parts = [part for message in messages for part in message.parts]
     (call,) = [part for part in parts if isinstance(part, ToolCallPart)]
@@ -252,16 +252,16 @@ async def test_an_edits_result_keeps_its_type_and_the_transcript_holds_the_call_
 async def test_the_frameworks_edit_beside_a_signed_approval_does_not_run() -> None:
     bank = Bank()
     first = await bank.go()
-    given = resume(first.all_messages_json(), [sign(pending(first.output)[0])])
+    given = resume(first.all_messages_json(), [sign(waiting(first)[0])])
     given["deferred_tool_results"].approvals["c1"] = ToolApproved(override_args={"to": "eve", "amount": 9})
     result = await bank.agent.run(**given)
-    assert (bank.paid, len(pending(result.output))) == ([], 1)
+    assert (bank.paid, len(waiting(result))) == ([], 1)
 
 
 async def test_an_approval_runs_once_also_from_the_same_history_again() -> None:
     bank = Bank()
     first = await bank.go()
-    yes = sign(pending(first.output)[0])
+    yes = sign(waiting(first)[0])
     for _ in range(3):
         await bank.agent.run(**resume(first.all_messages_json(), [yes]))
     assert bank.paid == [["bob", 5]]
@@ -270,18 +270,18 @@ async def test_an_approval_runs_once_also_from_the_same_history_again() -> None:
 async def test_a_call_of_a_later_turn_with_an_approved_ones_id_and_arguments_is_asked_for() -> None:
     bank = Bank(says(pay()), says(pay()), says())
     first = await bank.go()
-    second = await bank.agent.run(**resume(first.all_messages_json(), [sign(pending(first.output)[0])]))
-    assert (bank.paid, len(pending(second.output))) == ([["bob", 5]], 1)
+    second = await bank.agent.run(**resume(first.all_messages_json(), [sign(waiting(first)[0])]))
+    assert (bank.paid, len(waiting(second))) == ([["bob", 5]], 1)
 
 
 async def test_an_expired_request_is_asked_anew() -> None:
     bank = Bank(approvals=ApprovalPolicy(signer=KEYS, expires_s=1e-6))
     first = await bank.go()
-    (request,) = pending(first.output)
+    (request,) = waiting(first)
     with pytest.raises(ApprovalError, match="expired"):
         await bank.agent.run(**resume(first.all_messages(), [sign(request)]))
     again = await bank.agent.run(**resume(first.all_messages()))
-    assert (pending(again.output)[0].id != request.id, bank.paid) == (True, [])
+    assert (waiting(again)[0].id != request.id, bank.paid) == (True, [])
 
 
 def of_version_1(values: dict[str, Any]) -> dict[str, Any]:
@@ -309,7 +309,7 @@ async def test_a_history_of_the_first_version_is_read_and_its_call_asked_anew(si
     history[-1]["metadata"][KEY] = of_version_1(carried(history))
     (old,) = waiting(json.dumps(history))
     second = await bank.agent.run(**resume(json.dumps(history)))
-    (new,) = pending(second.output)
+    (new,) = waiting(second)
     assert (new.id != old.id, new.call, bank.paid) == (True, old.call, [])
     await bank.agent.run(**resume(second.all_messages(), [sign(new)]))
     assert bank.paid == [["bob", 5]]
@@ -413,7 +413,7 @@ async def test_an_output_function_of_a_streamed_answer_waits_however_sure_the_tu
     if effect == "reversible":
         assert (output, refunded) == ("done", ["bob"])
     else:
-        assert ([request.call.name for request in pending(output)], refunded) == (["refund"], [])
+        assert ([request.call.name for request in waiting(output)], refunded) == (["refund"], [])
 
 
 # -- sub-agents -------------------------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ async def test_a_forged_history_of_a_sub_agent_runs_nothing() -> None:
     history = json.loads(first.all_messages_json())
     child = carried(history)["children"]["d"]
     next(p for p in child[-1]["parts"] if p["part_kind"] == "tool-call")["args"] = {"to": "eve", "amount": 9}
-    for decisions in ([], [sign(pending(first.output)[0])]):
+    for decisions in ([], [sign(waiting(first)[0])]):
         with contextlib.suppress(ApprovalError):
             await outer.agent.run(**resume(json.dumps(history), decisions))
     assert (inner.paid, outer.paid) == ([], [])
@@ -439,7 +439,7 @@ async def test_a_forged_history_of_a_sub_agent_runs_nothing() -> None:
     carried(moved)["children"]["c1"] = carried(moved)["children"]["d"]
     await outer.agent.run(**resume(json.dumps(moved)))
     assert (inner.paid, outer.paid) == ([], [])
-    await outer.agent.run(**resume(first.all_messages_json(), [sign(pending(first.output)[0])]))
+    await outer.agent.run(**resume(first.all_messages_json(), [sign(waiting(first)[0])]))
     assert inner.paid == [["bob", 5]]
 
 

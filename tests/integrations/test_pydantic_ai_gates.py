@@ -15,7 +15,7 @@ from pydantic_ai.tools import DeferredToolRequests
 from pydantic_ai.toolsets import AbstractToolset, WrapperToolset
 
 from grampus_uq import ConfigurationError, UncertaintyError, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.pydantic_ai import pending, resume, waiting
+from grampus_uq.integrations.pydantic_ai import resume, waiting
 from grampus_uq.records.values import Step
 from tests.integrations.test_pydantic_ai_carried import Bank, pay, says, sign
 
@@ -97,7 +97,7 @@ async def approved(bank: Bank, result: Any, times: int = 3) -> Any:
     """Approve what waits until nothing does; only what was shown may have run."""
     shown = []
     for _ in range(times):
-        requests = pending(result.output)
+        requests = waiting(result)
         if not requests:
             break
         shown += [[r.call.arguments["to"], r.call.arguments["amount"]] for r in requests if r.call is not None]
@@ -113,7 +113,7 @@ async def approved(bank: Bank, result: Any, times: int = 3) -> Any:
 async def test_a_call_that_another_capability_changes_is_asked_for_as_it_would_run(hook: str, last: bool) -> None:
     bank = beside(Bank(), Changes(hook), last=last)
     first = await bank.go()
-    assert [request.call.arguments["to"] for request in pending(first.output) if request.call] == ["eve"]
+    assert [request.call.arguments["to"] for request in waiting(first) if request.call] == ["eve"]
     result = await approved(bank, first)
     assert (bank.paid, isinstance(result.output, str)) == ([["eve", 5]], True)
 
@@ -125,10 +125,10 @@ async def test_a_change_after_the_approval_does_not_run_on_it(hook: str, last: b
     bank = beside(Bank(), other, last=last)
     first = await bank.go()
     other.to = "eve"
-    given = resume(first.all_messages_json(), [sign(pending(first.output)[0])])
+    given = resume(first.all_messages_json(), [sign(waiting(first)[0])])
     second = await bank.agent.run(**given)
     assert bank.paid == []
-    assert [request.call.arguments["to"] for request in pending(second.output) if request.call] == ["eve"]
+    assert [request.call.arguments["to"] for request in waiting(second) if request.call] == ["eve"]
     await approved(bank, second)
     assert bank.paid == [["eve", 5]]
 
@@ -137,7 +137,7 @@ async def test_a_change_after_the_approval_does_not_run_on_it(hook: str, last: b
 async def test_a_confident_agents_call_that_another_capability_changes_is_vouched_for_by_nobody(hook: str) -> None:
     bank = beside(Bank(says(pay(), sure=0.99), says(), policy=UncertaintyPolicy()), Changes(hook))
     result = await bank.go()
-    assert (bank.paid, [r.rule for r in pending(result.output)]) == ([], ["unvouched_state"])
+    assert (bank.paid, [r.rule for r in waiting(result)]) == ([], ["unvouched_state"])
 
 
 @pytest.mark.parametrize("hook", ["get_wrapper_toolset", "before_output_process", "wrap_output_process"])
@@ -147,7 +147,7 @@ async def test_a_capability_that_would_stand_inside_the_guard_is_refused_at_the_
         await bank.go()
     assert bank.paid == []
     beside(bank, Changes(hook, to=None, position="innermost"), last=False)
-    assert pending((await bank.go()).output)
+    assert waiting(await bank.go())
 
 
 async def test_arguments_that_validation_completes_or_converts_are_the_models_own() -> None:
@@ -175,7 +175,7 @@ async def test_an_edit_runs_with_the_same_conversions() -> None:
         return "refunded"
 
     first = await bank.go()
-    edit = sign(pending(first.output)[0], "edit", arguments={"day": "2026-03-04", "note": "late"})
+    edit = sign(waiting(first)[0], "edit", arguments={"day": "2026-03-04", "note": "late"})
     result = await bank.agent.run(**resume(first.all_messages_json(), [edit]))
     assert (ran, isinstance(result.output, str)) == ([(date(2026, 3, 4), "late")], True)
 
@@ -203,7 +203,7 @@ async def test_a_tool_of_a_capability_around_the_guard_is_gated_too() -> None:
     call = ToolCallPart("refund", {"to": "bob", "amount": 5}, tool_call_id="c1")
     bank = beside(Bank(says(call), says()), Around())
     first = await bank.go()
-    (request,) = pending(first.output)
+    (request,) = waiting(first)
     assert ran == []
     await bank.agent.run(**resume(first.all_messages_json(), [sign(request)]))
     assert ran == [{"to": "bob", "amount": 5}]
@@ -245,14 +245,14 @@ async def test_an_output_function_waits_and_is_decided_in_another_process(
     refunded: list[Any] = []
     bank = refunding(refunded)
     first = await bank.go()
-    (request,) = pending(first.output)
+    (request,) = waiting(first)
     history = first.all_messages_json()
     assert (waiting(history), refunded) == ((request,), [])
     other = refunding(refunded)
     result = await other.agent.run(**resume(history, [sign(request, **said)]))
     assert (refunded, result.output[: len(output)]) == (ran, output)
     again = await refunding(refunded).agent.run(**resume(first.all_messages_json()))
-    assert (refunded, len(pending(again.output))) == (ran, 1)
+    assert (refunded, len(waiting(again))) == (ran, 1)
 
 
 async def test_a_tool_and_an_output_function_of_one_answer_wait_together() -> None:
@@ -261,8 +261,8 @@ async def test_a_tool_and_an_output_function_of_one_answer_wait_together() -> No
     bank = refunding(refunded, parts, says())
     bank.agent.end_strategy = "exhaustive"
     first = await bank.go()
-    assert sorted(r.call.name for r in pending(first.output) if r.call) == ["pay", "refund"]
-    result = await bank.agent.run(**resume(first.all_messages_json(), [sign(r) for r in pending(first.output)]))
+    assert sorted(r.call.name for r in waiting(first) if r.call) == ["pay", "refund"]
+    result = await bank.agent.run(**resume(first.all_messages_json(), [sign(r) for r in waiting(first)]))
     assert (bank.paid, refunded, result.output) == ([["bob", 5]], [[7, "bob"]], "refunded 7")
 
 
@@ -273,9 +273,9 @@ async def test_an_output_that_another_capability_changes_does_not_run_unseen(hoo
     bank = refunding(refunded, other=other)
     first = await bank.go()
     other.hook = hook
-    given = resume(first.all_messages_json(), [sign(pending(first.output)[0])])
+    given = resume(first.all_messages_json(), [sign(waiting(first)[0])])
     if hook == "wrap_output_process":
-        assert pending((await bank.agent.run(**given)).output)
+        assert waiting(await bank.agent.run(**given))
     else:
         with pytest.raises(UncertaintyError, match="changed"):
             await bank.agent.run(**given)
@@ -300,7 +300,8 @@ async def test_a_native_tools_call_is_a_step_with_its_result() -> None:
     found = NativeToolReturnPart("web_search", {"hits": 3}, tool_call_id="w")
     recorder = Recorder()
     bank = Bank(says(search, found, sure=0.99), signed=False)
-    bank.guard.monitor = UncertaintyMonitor(policy=UncertaintyPolicy(), processors=[recorder])
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(), processors=[recorder])
+    bank.guard.settings = replace(bank.guard.settings, monitor=monitor)
     await bank.go()
     steps = [event.step for event in recorder.events if isinstance(getattr(event, "step", None), Step)]
     assert [(step.kind, [call.name for call in step.tool_calls]) for step in steps] == [

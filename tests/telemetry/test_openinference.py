@@ -86,7 +86,7 @@ async def _langchain(traced: Traced) -> None:
     from langchain_core.tools import tool
     from langgraph.checkpoint.memory import InMemorySaver
 
-    from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume_with, waiting_requests
+    from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
 
     class Model(GenericFakeChatModel):
         def bind_tools(self, tools: Any, **options: Any) -> Any:
@@ -103,8 +103,8 @@ async def _langchain(traced: Traced) -> None:
     config: Any = {"configurable": {"thread_id": "t"}}
     await app.ainvoke({"messages": [("user", "pay bob")]}, config)
     state = await app.aget_state(config)
-    [request] = waiting_requests(state)
-    await app.ainvoke(resume_with(state, [request.decide("approve", principal="ann")]), config)
+    [request] = waiting(state)
+    await app.ainvoke(resume(state, [request.decide("approve", principal="ann")]), config)
 
 
 def test_under_the_openai_agents_sdk(traced: Traced) -> None:

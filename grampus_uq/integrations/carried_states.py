@@ -1,0 +1,257 @@
+"""Sessions in the state of frameworks that checkpoint it and may run a step again: read, believed or not, and written.
+
+A checkpoint holds JSON: the *belief* (the session's snapshot, the number of judged turns, the calls that a human
+rejected) and the *turn* (the records of the latest turn's calls). Nothing here outlives them, so going on from any
+checkpoint, in any process and also on another branch, goes on from exactly that belief.
+
+With a signer both carry a seal. A state whose seal does not hold counts for nothing: its calls wait, and its belief
+releases nothing that may be irreversible for the rest of the run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from grampus_uq import ApprovalDecision, ApprovalRequest, ConfigurationError, DataError, Session, ToolCall
+from grampus_uq.gate.call import UNVOUCHED, CallRecord, Terms, asked, cleared
+from grampus_uq.gate.carried import read_decided, read_record, write_record
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.recovery import restored
+from grampus_uq.gate.seal import SEAL
+from grampus_uq.integrations.settings import AdapterSettings
+
+__all__ = ["Belief", "Carried", "CarriedStates", "Turn", "requests_of", "step_id_of"]
+
+Belief = dict[str, Any]
+Turn = dict[str, Any]
+
+_VERSION = 2
+_READABLE = (1, 2)
+_MAX_AT_HAND = 1_024
+_TAGS = itertools.count()
+_PROCESS = uuid.uuid4().hex
+_UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
+_FIRST: Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """A state that was read: its session, whose calls they are, and the records as far as they are believed."""
+
+    session: Session
+    belief: Belief
+    terms: Terms
+    turn: Turn | None
+    records: tuple[CallRecord, ...]
+    place: str
+
+    def record(self, call: ToolCall) -> CallRecord | None:
+        """The record of this call: proposed, or edited by a human, with just this id, name and arguments."""
+        for record in self.records:
+            proposed = record.proposed
+            if (proposed.id, proposed.name) == (call.id, call.name) and (
+                call.arguments == proposed.arguments or call.arguments == record.call.arguments
+            ):
+                return record
+        return None
+
+
+class CarriedStates:
+    """Reads and writes the states of any number of sessions: {"belief", "turn", ...}, and "seal" with a signer."""
+
+    def __init__(self, settings: AdapterSettings, gate: Gate) -> None:
+        self._settings = settings
+        self._gate = gate
+        self._at_hand: OrderedDict[str, tuple[str, Carried]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(
+        self,
+        session_id: str,
+        place: str,
+        state: Mapping[str, Any] | None,
+        *,
+        to_judge: bool = False,
+        begun: bool = True,
+    ) -> Carried:
+        """Read a state; a new session without any, and in advisory mode instead of one that cannot be read.
+
+        The state alone decides. A state that this process wrote is taken as this process knows it, which saves reading
+        it and leaves nothing of it to forge. `place` is what the framework, not the state, calls the run: the seal is
+        bound to it. With `to_judge` nothing is left at hand: a step that fails half-way begins from the state. Nobody
+        vouches for a run that has `begun` and has no state of ours.
+
+        Raises:
+            DataError: a state of another version, or none at all.
+        """
+        try:
+            known = self._known(session_id, place, state, to_judge) if state else None
+            return known or self._read(session_id, place, state or {}, begun)
+        except (ConfigurationError, DataError, *_UNREADABLE) as error:
+            if self._settings.acts:
+                raise (
+                    error if isinstance(error, DataError) else DataError(f"no carried state: {error!r:.200}")
+                ) from error
+            return self._read(session_id, place, {}, begun)
+
+    def _known(self, session_id: str, place: str, state: Mapping[str, Any], to_judge: bool) -> Carried | None:
+        belief = state.get("belief")
+        if not belief or belief.get("session") is None:
+            return None
+        with self._lock:
+            tag, known = self._at_hand.get(session_id, ("", None))
+            if known is None or known.place != place or tag != belief.get("tag"):
+                return None
+            if to_judge:
+                del self._at_hand[session_id]
+        repeats = _repeats(state)
+        if not repeats:
+            return known
+        return replace(known, belief={**known.belief, "repeats": known.belief["repeats"] + repeats})
+
+    def _read(self, session_id: str, place: str, state: Mapping[str, Any], begun: bool) -> Carried:
+        given: Belief = state.get("belief") or {}
+        snapshot = given.get("session")
+        if snapshot is not None and snapshot["state"]["session_id"] != session_id:  # the framework names the session
+            snapshot = {**snapshot, "state": {**snapshot["state"], "session_id": session_id}}
+        if given.get("v", _VERSION) not in _READABLE:
+            raise DataError(f"version {given.get('v')!r:.40} is not {_VERSION}", field="v")
+        turn = None if not state.get("turn") else _read_turn(state["turn"])
+        believed = (not given and turn is None and not begun) or self.believes(place, state)
+        belief = {**_FIRST, **given}
+        belief |= {"turns": int(belief["turns"]), "rejected": list(belief["rejected"])}
+        belief |= {
+            "repeats": [*belief["repeats"], *_repeats(state)],
+            "vouched": belief["vouched"] is True and believed,
+        }
+        settings = self._settings
+        session = settings.monitor.session(session_id, settings.agent_id, snapshot=snapshot, advisory=settings.advisory)
+        terms = self._gate.terms(
+            session.agent_id, session.session_id, session.profile.policy, vouched=belief["vouched"]
+        )
+        if turn is not None and not believed:  # when a decision arrived is not known: nothing expired is made good
+            turn["arrived"] = [[decision, time.time()] for decision, _ in turn["arrived"]]
+        if turn is not None and not settings.acts:
+            turn |= {"stopped": None, "review": None}
+        carried = Carried(session=session, belief=belief, terms=terms, turn=turn, records=(), place=place)
+        return replace(carried, records=self._records(carried, turn["calls"] if turn else (), believed=believed))
+
+    def _records(self, carried: Carried, entries: Iterable[Any], *, believed: bool) -> tuple[CallRecord, ...]:
+        """Records out of JSON values, each worth what the seal, or its own decisions, make it worth."""
+        now_s, step_id, policy = time.time(), step_id_of(carried), self._gate.approvals
+        found = []
+        for record in [read_record(entry, step_id) for entry in entries]:
+            if not self._settings.acts:  # nothing waits, and nothing is answered for
+                found.append(cleared(record.change(text=None, is_error=False)))
+            elif believed or record.step_id == step_id:
+                found.append(restored(record, carried.terms, policy, now_s, believed=believed))
+            else:  # a decision on another step decides nothing on this one
+                found.append(asked(record.change(step_id=step_id), carried.terms, policy, UNVOUCHED, now_s))
+        return tuple(found)
+
+    def write(self, carried: Carried) -> dict[str, Any]:
+        """The JSON values that the framework is to keep: belief, turn and seal."""
+        tag = f"{_PROCESS}-{next(_TAGS)}"
+        belief = {**carried.belief, "v": _VERSION, "tag": tag, "session": carried.session.snapshot(latest=0)}
+        turn = carried.turn
+        if turn is not None:
+            turn = {**turn, "calls": [write_record(record) for record in carried.records]}
+        with self._lock:
+            self._at_hand[carried.session.session_id] = tag, replace(carried, belief=belief)
+            while len(self._at_hand) > _MAX_AT_HAND:
+                self._at_hand.popitem(last=False)
+        return self.sealed(carried.place, {"belief": belief, "turn": turn})
+
+    def latest(self, session_id: str) -> Carried | None:
+        """The latest state of a session that this process wrote, for hooks that see nothing of the framework's."""
+        with self._lock:
+            return self._at_hand.get(session_id, ("", None))[1]
+
+    # -- beside the state -----------------------------------------------------------------------------------------
+
+    def write_part(self, carried: Carried) -> dict[str, Any]:
+        """Records and turn for a task's result, which is checkpointed: sealed, because others may write it."""
+        calls = [write_record(record) for record in carried.records]
+        return self.sealed(carried.place, {"turn": {**(carried.turn or {}), "calls": calls}})
+
+    def read_part(self, carried: Carried, part: Mapping[str, Any]) -> Carried:
+        """The state with what `write_part` wrote of just these calls, as far as it is believed; raises DataError."""
+        try:
+            believed = self.believes(carried.place, part, "turn")
+            turn = _read_turn({"step_id": "", "calls": part.get("records", ()), **part["turn"]})
+            records = self._records(carried, turn["calls"], believed=believed)
+            if [_identity(record) for record in records] != [_identity(record) for record in carried.records]:
+                raise ValueError("it is on other calls")
+            return replace(carried, records=records, turn=turn)
+        except _UNREADABLE as error:
+            raise DataError(f"not what a task wrote: {error!r:.200}") from error
+
+    def write_decided(self, place: str, record: CallRecord) -> dict[str, Any]:
+        """What humans decided on one call, beside the turn until the next one."""
+        return self.sealed(place, {"record": write_record(record)})
+
+    def read_decided(self, place: str, state: Mapping[str, Any]) -> list[CallRecord]:
+        """What humans decided beside the latest turn, as far as it is believed; raises DataError."""
+        try:
+            items = [item for item in state.get("decided", ()) if self.believes(place, item, *_item_keys(item))]
+            return [read_decided(item) for item in items]
+        except _UNREADABLE as error:
+            if self._settings.acts:
+                raise DataError(f"not what humans decided: {error!r:.200}", field="decided") from error
+            return []
+
+    def sealed(self, place: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """JSON values for the framework's state, with a seal where one is set."""
+        seal = self._gate.approvals.seal
+        return dict(values) if seal is None else seal.sealed(place, values)
+
+    def believes(self, place: str, values: Mapping[str, Any], *keys: str) -> bool:
+        """True for values out of the framework's state that count: sealed, or of a host where nobody signs."""
+        seal = self._gate.approvals.seal
+        names = (*(keys or ("belief", "turn")), SEAL)
+        holds = seal is not None and seal.authentic(place, {key: values[key] for key in names if key in values})
+        return self._gate.believes(holds)
+
+
+def requests_of(carried: Carried) -> list[dict[str, Any]]:
+    """The requests that wait, as JSON values, in the order of the calls."""
+    waiting = [r.model_dump(mode="json") for record in carried.records if record.waiting for r in record.requests]
+    review = None if carried.turn is None else carried.turn.get("review")
+    return waiting if review is None else [*waiting, review]
+
+
+def step_id_of(carried: Carried) -> str:
+    """The step of the latest turn."""
+    return f"llm_{max(0, carried.belief['turns'] - 1)}"
+
+
+def _repeats(state: Mapping[str, Any]) -> list[str]:
+    """Digests that a fork wrote beside the seal: they can only make more calls ask."""
+    return [str(digest) for digest in state.get("repeats", ())]
+
+
+def _read_turn(turn: Mapping[str, Any]) -> Turn:
+    """A turn as it is carried, what others rely on checked; raises KeyError, TypeError or ValueError."""
+    review, arrived = turn.get("review"), turn.get("arrived") or ()
+    return {
+        **turn,
+        "step_id": str(turn["step_id"]),
+        "calls": list(turn["calls"]),
+        "review": None if review is None else ApprovalRequest.model_validate(review).model_dump(mode="json"),
+        "arrived": [[ApprovalDecision.model_validate(one).model_dump(mode="json"), float(at)] for one, at in arrived],
+    }
+
+
+def _item_keys(item: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("record",) if "record" in item else ("call", "decision")  # the latter as version 1 wrote it
+
+
+def _identity(record: CallRecord) -> tuple[str, str, str]:
+    return record.step_id, record.proposed.id, record.proposed.digest()

@@ -1,0 +1,381 @@
+"""The nodes of a guarded graph: they judge the model's turn, ask humans, check the tools' calls, and lead on."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    ToolMessage,
+    convert_to_messages,
+)
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda
+from langgraph.config import get_stream_writer
+from langgraph.graph import StateGraph
+from langgraph.types import Command, Send, interrupt
+
+from grampus_uq import ConfigurationError
+from grampus_uq.gate.call import CallPhase, CallRecord
+from grampus_uq.integrations.blocking import run_blocking
+from grampus_uq.integrations.carried_states import Carried, requests_of
+from grampus_uq.integrations.judged_turns import NOT_CLEARED, TurnJudge
+from grampus_uq.integrations.langchain_messages import (
+    answer_of,
+    answers_of,
+    find_record,
+    last_answer,
+    messages_beside,
+    observe_between,
+    read_turn,
+    shown,
+    unrun,
+    with_arguments,
+    with_ids,
+)
+from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, read_state, session_id_of
+
+__all__ = ["GuardNodes", "GuardedNode", "conditional_edge", "wrap_node"]
+
+_MAX_NOTED = 1_024
+Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardNodes:
+    """What a guard does in and between the model's node and the tools'; only `gate` asks humans."""
+
+    judge: TurnJudge
+    messages_key: str
+    agent: str
+    tools: str
+    score_node: str
+    gate_node: str
+    end: str
+    commands: bool
+    """Route by `Command`, else by conditional edges."""
+    _noted: dict[tuple[str, str], None] = field(default_factory=dict)
+    """Messages of the model as its node returned them, until `score` judges them."""
+
+    # -- judging --------------------------------------------------------------------------------------------------
+
+    async def inside(self, state: dict[str, Any], result: Any, config: RunnableConfig) -> Any:
+        """Judge the turn that the model's node just returned, and write both at once."""
+        key = self.messages_key
+        update: Any = result.update if isinstance(result, Command) and result.graph is None else result
+        before: Sequence[AnyMessage] = state.get(key) or ()
+        added = _added(before, update.get(key)) if isinstance(update, dict) else None
+        if added is None:
+            return _leading(await self.note(state, result, config), self.score_node)
+        carried, message, beside = await self._judged([*before, *added], len(before) + len(added) - 1, state, config)
+        messages = [*added[:-1], message]
+        kept = self._state(carried)
+        update = {**update, key: [*messages, *beside], KEY: kept}
+        goto = self._next({**state, key: [*before, *messages], KEY: kept}, beside, carried)
+        if isinstance(result, Command):
+            return [replace(result, update=update), Command(goto=goto)]
+        return Command(update=update, goto=goto)
+
+    async def note(self, state: dict[str, Any], result: Any, config: RunnableConfig) -> Any:
+        """Remember the messages that the model's node returned, for `score`."""
+        for one in result if isinstance(result, list | tuple) else [result]:
+            update = one.update if isinstance(one, Command) else one
+            for message in _of_model(update.get(self.messages_key)) if isinstance(update, dict) else ():
+                self._noted[session_id_of(config), _content(message)] = None
+                while len(self._noted) > _MAX_NOTED:
+                    self._noted.pop(next(iter(self._noted)), None)
+        return result
+
+    def _is_noted(self, config: RunnableConfig, message: Any) -> bool:
+        """True, once, for a message that the model's node returned here; the checkpoint's may be anybody's."""
+        kept = config.get("configurable", {}).get("thread_id")
+        return not kept or self._noted.pop((session_id_of(config), _content(message)), self) is None
+
+    async def score(self, state: dict[str, Any], config: RunnableConfig) -> Any:
+        """Judge the turn that the model's node wrote: one superstep, checkpointed, without an interrupt."""
+        key = self.messages_key
+        messages: Sequence[AnyMessage] = state.get(key) or ()
+        index = last_answer(messages)
+        if index is None or any(message.type in ("tool", "human") for message in messages[index:]):
+            if not self.judge.acts:
+                return Command(goto=self.end) if self.commands else {}
+            rule = "with a message of the model, which the guard judges"
+            raise ConfigurationError.of(key, "uncertainty_guard", rule, f"{len(messages)} messages")
+        vouched = self._is_noted(config, messages[index])
+        carried, message, beside = await self._judged(messages, index, state, config, vouched=vouched)
+        if message is not messages[index]:
+            beside.insert(0, message)
+        return self._go_on(state, carried, beside)
+
+    async def _judged(
+        self,
+        messages: Sequence[AnyMessage],
+        index: int,
+        state: dict[str, Any],
+        config: RunnableConfig,
+        *,
+        vouched: bool = True,
+    ) -> tuple[Carried, Any, list[Any]]:
+        """The state after the turn, its message with ids for its calls, and the messages beside it.
+
+        `vouched` False is for a message of which nobody here knows that the model wrote it.
+        """
+        judge, message = self.judge, messages[index]
+        message = with_ids(message) if judge.acts else message
+        begun = any(message.type == "ai" for message in messages[:index])
+        carried = read_state(judge, config, state.get(KEY), to_judge=True, begun=begun)
+        carried = carried if vouched else judge.doubted(carried)
+        observe_between(carried.session, messages, index)
+        asks = judge.settings.model_client is not None
+        carried = await judge.judge(carried, read_turn(message, messages[:index] if asks else (), judge.schemas))
+        get_stream_writer()({KEY: shown(carried)})
+        return carried, message, messages_beside(judge, carried)
+
+    # -- asking ---------------------------------------------------------------------------------------------------
+
+    async def gate(self, state: dict[str, Any], config: RunnableConfig) -> Any:
+        """Ask the human about what waits, and take the answer; runs again from its top when it is resumed."""
+        judge, carried_state = self.judge, state.get(KEY) or {}
+        before = read_state(judge, config, carried_state, to_judge=True)
+        requests = requests_of(before)
+        if not requests:
+            return self._go_on(state, before, [])
+        answer = interrupt({"type": REVIEW, "requests": requests, "refused": carried_state.get("refused", [])})
+        after, refused = await judge.decide(before, answer)
+        fresh = [new for new, old in zip(after.records, before.records, strict=True) if new.phase is not old.phase]
+        beside: list[Any] = answers_of(fresh)
+        if any(record.edited for record in fresh):
+            messages = state[self.messages_key]
+            index = last_answer(messages)
+            beside[:0] = [] if index is None else [with_arguments(messages[index], after.records)]
+        reviewed = ((after.turn or {}).get("reviewed") or [None])[0]
+        kinds = [decision.kind.value for record in fresh for decision in record.decisions]
+        after = judge.record_decisions(after, fresh)
+        if reviewed is not None:
+            kinds.append(reviewed["kind"])
+            word = answer_of(reviewed)
+            if word is not None:
+                beside.append(HumanMessage(word))
+                after = replace(after, turn={**(after.turn or {}), "back": True})
+        get_stream_writer()({KEY: {"decided": kinds, "refused": refused}})
+        return self._go_on(state, after, beside, refused)
+
+    # -- routing --------------------------------------------------------------------------------------------------
+
+    def _state(self, carried: Carried, refused: Sequence[str] = ()) -> dict[str, Any]:
+        return {**self.judge.states.write(carried), "refused": list(refused)}
+
+    def _go_on(self, state: dict[str, Any], carried: Carried, beside: list[Any], refused: Sequence[str] = ()) -> Any:
+        update: dict[str, Any] = {KEY: self._state(carried, refused), **({self.messages_key: beside} if beside else {})}
+        if not self.commands:
+            return update
+        return Command(update=update, goto=self._next({**state, KEY: update[KEY]}, beside, carried))
+
+    def route(self, state: dict[str, Any], config: RunnableConfig) -> Any:
+        """The way from `score` and `gate`."""
+        found = state.get(KEY)
+        return self.end if found is None else self._next(state, (), read_state(self.judge, config, found))
+
+    def _next(self, state: dict[str, Any], beside: Sequence[Any], carried: Carried) -> Any:
+        """Where a turn leads: to the tools with what is cleared and has not run, else to the human, else on."""
+        turn, messages = carried.turn or {}, state[self.messages_key]
+        answered = {*_answered(messages), *(getattr(one, "tool_call_id", None) for one in beside)}
+        if not self.judge.acts:  # as the transcript says, whatever is carried
+            index = last_answer(messages)
+            calls = [] if index is None else messages[index].tool_calls
+            open_calls = [call for call in calls if call["id"] not in answered]
+            return self.tools if open_calls else self.agent if calls else self.end
+        if turn.get("stopped") is not None:
+            return self.end
+        ready = [r for r in carried.records if r.phase is CallPhase.CLEARED and r.proposed.id not in answered]
+        if ready and len(ready) == len(carried.records) and not any(record.edited for record in ready):
+            return self.tools
+        if ready:
+            return [self._send(state, record) for record in ready]
+        if requests_of(carried):
+            return self.gate_node
+        return self.agent if carried.records or turn.get("back") else self.end
+
+    def _send(self, state: dict[str, Any], record: CallRecord) -> Send:
+        """One cleared call as a task of its own: the tools' node sees the state with a turn of this call alone."""
+        messages = state[self.messages_key]
+        index = last_answer(messages)
+        call = {"name": record.call.name, "args": dict(record.call.arguments), "id": record.proposed.id}
+        message = AIMessage("") if index is None else messages[index]
+        alone = message.model_copy(update={"tool_calls": [{**call, "type": "tool_call"}]})
+        return Send(self.tools, {**state, self.messages_key: [*messages[:index], alone]})
+
+    # -- the tools' node ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def fence(self, given: Any, config: RunnableConfig) -> Iterator[Any]:
+        """What answers calls when one of them may not run: for a tools' node that may have no fence of its own."""
+        key, judge = self.messages_key, self.judge
+        calls = _calls(given, key) if judge.acts else []
+        if not calls:
+            yield None
+            return
+        carried = read_state(judge, config, given.get(KEY) if isinstance(given, dict) else None)
+        pairs = [find_record(carried, call) for call in calls]
+        refused = [judge.refusal(carried, *pair) for pair in pairs]
+        if len({call["id"] for call in calls}) < len(calls):  # ours have an id each
+            refused = [NOT_CLEARED for _ in calls]
+        with ExitStack() as running:
+            if not any(refused):
+                refused = [running.enter_context(judge.running(carried, *pair)) for pair in pairs]
+            answers = [unrun(call, why or NOT_CLEARED) for call, why in zip(calls, refused, strict=True)]
+            yield {key: answers} if any(refused) else None
+
+    async def behind_tools(self, state: Any, result: Any, config: RunnableConfig) -> Any:
+        """What the tools' node returned, and where it leads."""
+        return _leading(result, self.after_tools(state, config)) if self.commands else result
+
+    def after_tools(self, state: Any, config: RunnableConfig) -> str:
+        """The way from the tools' node: back to the gate while something waits, else to the model."""
+        found = state.get(KEY) if isinstance(state, dict) else None
+        return self.gate_node if found and requests_of(read_state(self.judge, config, found)) else self.agent
+
+
+class GuardedNode(RunnableLambda[Any, Any]):
+    """A node for both ways of running a graph, and nothing of LangChain's between it and its coroutine.
+
+    With `inner` it is a node of the user's own, run first; `work` is given its result as well. It is found in `deps` by
+    those who look for a node's sub-graph.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[..., Coroutine[Any, Any, Any]],
+        inner: Any = None,
+        read: Callable[[Any], Any] = dict,
+        fence: Fence | None = None,
+    ) -> None:
+        self.name = name
+        self._work, self._inner, self._read = work, inner, read
+        self._fence = fence or (lambda state, config: nullcontext())
+        self.func, self.afunc = self.invoke, self.ainvoke
+
+    @property
+    def deps(self) -> list[Runnable[Any, Any]]:
+        return [] if self._inner is None else [self._inner]
+
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
+        config = config or {}
+        if self._inner is None:
+            return run_blocking(lambda: self._work(input, config))
+        with self._fence(input, config) as result:
+            if result is None:
+                result = self._inner.invoke(self._read(input), config, **more)
+        return run_blocking(lambda: self._work(input, result, config))
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **more: Any) -> Any:  # noqa: A002 (its name)
+        config = config or {}
+        if self._inner is None:
+            return await self._work(input, config)
+        with self._fence(input, config) as result:
+            if result is None:
+                result = await self._inner.ainvoke(self._read(input), config, **more)
+        return await self._work(input, result, config)
+
+
+def wrap_node(
+    builder: StateGraph[Any, Any, Any, Any],
+    name: str,
+    schema: Any,
+    work: Callable[..., Coroutine[Any, Any, Any]],
+    ways: tuple[str, ...],
+    fence: Fence | None = None,
+) -> bool:
+    """Let a node of the graph go on to `work` with its result; False for one that is not there, cached, or a graph.
+
+    The node sees what it saw before; where `fence` has something for it to return it is not run.
+    """
+    spec = builder.nodes.get(name)
+    if spec is None or spec.cache_policy or hasattr(spec.runnable, "get_subgraphs"):
+        return False
+    own, keys = spec.input_schema, tuple(builder.schemas[spec.input_schema])
+    plain = isinstance(own, type) and issubclass(own, dict)
+
+    def read(state: Any) -> Any:
+        if not isinstance(state, dict):  # calls that somebody sent a node of tools
+            return state
+        values = {key: state[key] for key in keys if key in state}
+        return values if plain else own(**values)
+
+    runnable: Any = GuardedNode(name, work, spec.runnable, read, fence)
+    ends = tuple(dict.fromkeys([*(spec.ends or ()), *ways]))
+    builder.nodes[name] = replace(spec, runnable=runnable, input_schema=schema, ends=ends)
+    return True
+
+
+def conditional_edge(schema: Any, route: Callable[[Any, RunnableConfig], Any]) -> Callable[..., Any]:
+    """The route as a function whose annotation tells LangGraph what it reads of the state."""
+
+    def path(state: Any, config: RunnableConfig) -> Any:
+        return route(state, config)
+
+    path.__name__ = route.__name__
+    path.__annotations__["state"] = schema
+    return path
+
+
+def _leading(result: Any, goto: Any) -> Any:
+    """A node's result, and where it leads beside."""
+    if result is None or isinstance(result, dict):
+        return Command(update=result, goto=goto)
+    return [*(result if isinstance(result, list | tuple) else [result]), Command(goto=goto)]
+
+
+def _added(before: Sequence[Any], given: Any) -> list[Any] | None:
+    """The messages that a node adds, the model's last; None where only the graph's reducer can tell."""
+    added = list(given) if isinstance(given, list | tuple) else [given]
+    if not added or not all(isinstance(one, BaseMessage) and one.type != "remove" for one in added):
+        return None
+    ids = {one.id for one in added if one.id is not None}
+    if added[-1].type != "ai" or (ids and any(one.id in ids for one in before)):
+        return None
+    return added
+
+
+def _of_model(messages: Any) -> list[AIMessage]:
+    """The model's messages in a node's result, in any form that LangChain reads."""
+    try:
+        read = convert_to_messages(messages if isinstance(messages, list | tuple) else [messages])
+    except Exception:  # noqa: BLE001 (what only the graph's own reducer reads: nobody vouches for it then)
+        return []
+    return [message for message in read if isinstance(message, AIMessage)]
+
+
+def _content(message: Any) -> str:
+    """All of a message that is judged; of one that is no JSON, what no other message is."""
+    parts = (message.content, message.tool_calls, message.response_metadata, message.usage_metadata)
+    try:
+        return json.dumps(parts, default=str, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return uuid.uuid4().hex
+
+
+def _calls(given: Any, key: str) -> list[Any]:
+    """The calls that a node of tools is to run: all of the latest turn, answered or not, or those sent to it."""
+    if isinstance(given, dict) and "tool_call" in given:
+        return [given["tool_call"]]
+    entries = given if isinstance(given, list | tuple) else given.get(key) or () if isinstance(given, dict) else ()
+    calls = [one for one in entries if isinstance(one, dict) and "args" in one]
+    messages: list[Any] = [one for one in entries if isinstance(one, BaseMessage)]
+    index = last_answer(messages)
+    return calls + ([] if index is None else list(messages[index].tool_calls))
+
+
+def _answered(messages: Sequence[AnyMessage]) -> set[str]:
+    """The ids of the latest turn's calls that have a result."""
+    index = last_answer(messages)
+    later = messages[0 if index is None else index :]
+    return {message.tool_call_id for message in later if isinstance(message, ToolMessage)}

@@ -1,0 +1,85 @@
+"""A thread of LangGraph, for graphs and LangChain's agents alike: its session, and the approvals that it waits for."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from grampus_uq import ApprovalDecision, ApprovalError, ApprovalRequest, MissingDependencyError
+from grampus_uq.gate.seal import session_place
+from grampus_uq.integrations.carried_states import Carried
+from grampus_uq.integrations.judged_turns import TurnJudge
+
+try:
+    from langgraph.types import Command
+except ImportError as error:
+    raise MissingDependencyError.of("langgraph", "langgraph", "Resuming a graph") from error
+
+if TYPE_CHECKING:
+    from langchain_core.runnables import RunnableConfig
+    from langgraph.types import StateSnapshot
+
+__all__ = ["KEY", "REVIEW", "place_of", "read_state", "resume", "session_id_of", "waiting"]
+
+KEY = "uncertainty"
+"""The channel of the graph's state that the adapter adds: {"belief": ..., "turn": ...}, JSON values."""
+REVIEW = "uncertainty_review"
+"""The `type` of the adapter's interrupts: {"type", "requests": ApprovalRequests as JSON, "refused": why, if any}."""
+
+
+def waiting(state: StateSnapshot) -> list[ApprovalRequest]:
+    """The pending approvals of a thread (`app.get_state(config)`) and its sub-graphs; no other interrupts."""
+    return [ApprovalRequest.model_validate(request) for one in _ours(state) for request in one.value["requests"]]
+
+
+def resume(state: StateSnapshot, decisions: Sequence[ApprovalDecision]) -> Command[Any]:
+    """The command that hands decisions to the interrupts that asked: `app.invoke(resume(state, [d]), config)`.
+
+    A decision on a request that does not wait is handed to the interrupts as well: they refuse it and ask again. Raises
+    ApprovalError when the thread waits for no approval.
+    """
+    ours = _ours(state)
+    if not ours:
+        raise ApprovalError("Nothing of the guard's waits in this thread: the decisions are stale, or were taken.")
+    known = {request["id"]: one.id for one in ours for request in one.value["requests"]}
+    answers: dict[str, list[Any]] = {}
+    for decision in decisions:
+        asking = known.get(decision.request_id)
+        for interrupt_id in [asking] if asking is not None else [one.id for one in ours]:
+            answers.setdefault(interrupt_id, []).append(decision.model_dump(mode="json"))
+    return Command(resume={interrupt_id: {"decisions": given} for interrupt_id, given in answers.items()})
+
+
+def _ours(state: StateSnapshot) -> list[Any]:
+    return [one for one in state.interrupts if isinstance(one.value, Mapping) and one.value.get("type") == REVIEW]
+
+
+def read_state(judge: TurnJudge, config: RunnableConfig, state: Mapping[str, Any] | None, **how: bool) -> Carried:
+    """Read a carried state in the session of the run that this config belongs to (`CarriedStates.read`)."""
+    return judge.states.read(session_id_of(config, state), place_of(judge, config), state, **how)
+
+
+def session_id_of(config: RunnableConfig, state: Any = None) -> str:
+    """The thread's id, and for a sub-graph its place within the run; a graph without a checkpointer has a new one.
+
+    A sub-graph that shares the state of a graph around it goes on with that one's session.
+    """
+    given = config.get("configurable", {})
+    thread, namespace = given.get("thread_id"), str(given.get("checkpoint_ns") or "")
+    if thread and "|" not in namespace:
+        return str(thread)
+    try:
+        known = state["belief"]["session"]["state"]["session_id"]
+    except (KeyError, TypeError):
+        known = None
+    if not thread:
+        return known if isinstance(known, str) else f"run-{uuid.uuid4().hex}"
+    within = namespace.split("|")[:-1]
+    around = [f"{thread}", *(f"{thread}/{'|'.join(within[:depth])}" for depth in range(1, len(within)))]
+    return known if known in around else f"{thread}/{'|'.join(within)}"
+
+
+def place_of(judge: TurnJudge, config: RunnableConfig) -> str:
+    """The framework's name of the run: a seal is bound to it. Sub-graphs that share a state share it."""
+    return session_place(judge.settings.agent_id, str(config.get("configurable", {}).get("thread_id") or ""))

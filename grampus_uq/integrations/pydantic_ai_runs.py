@@ -1,0 +1,136 @@
+"""One watched run of a pydantic-ai agent, what it waits for, and how it goes on from its history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from pydantic_ai.messages import ModelMessage, ToolCallPart
+from pydantic_ai.run import AgentRunResult
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
+
+from grampus_uq import ApprovalDecision, ApprovalRequest, ToolCall
+from grampus_uq.gate.call import CallRecord
+from grampus_uq.integrations.held_calls import HeldCalls, calls_in, waiting_in
+from grampus_uq.integrations.pydantic_ai_messages import (
+    KEY,
+    answered_parts,
+    as_messages,
+    carried_by,
+    carry,
+    open_calls,
+    plain,
+    proposed_call,
+    without_result,
+)
+from grampus_uq.wire import read_arguments
+
+__all__ = ["RUNNING", "WatchedRun", "dump", "metadata_of", "results_for", "resume", "waiting"]
+
+_MAX_PROPOSED = 256
+RUNNING: ContextVar[WatchedRun | None] = ContextVar("grampus_uq_pydantic_ai", default=None)
+"""The run of the current context, for the agents that its tools start."""
+
+
+class WatchedRun:
+    """One run: its belief, its calls, and the histories of sub-agents that wait, by the call that started them."""
+
+    def __init__(self, calls: HeldCalls, schemas: dict[str, Any], children: Mapping[str, Any] | None = None) -> None:
+        self.calls = calls
+        self.children: dict[str, Any] = dict(children or {})
+        self._schemas = schemas
+        self._proposed: dict[str, tuple[Any, ToolCall]] = {}
+
+    def proposed(self, part: ToolCallPart) -> ToolCall:
+        """A part of the model's answer as a call; of one and the same part it is one and the same call."""
+        written, call = self._proposed.get(part.tool_call_id, (None, None))
+        if call is None or written is not part.args or call.name != part.tool_name:
+            if len(self._proposed) > _MAX_PROPOSED:
+                self._proposed.clear()
+            call = proposed_call(part)
+            self._proposed[part.tool_call_id] = part.args, call
+        return call
+
+    def running(self, proposed: ToolCall, means: Callable[[Mapping[str, Any]], bool], args: Any) -> ToolCall:
+        """The call that is about to run: the model's, or as a human edited it, unless its arguments mean others."""
+        record = self.calls.find(proposed)
+        for call in (record.call, proposed) if record is not None and record.edited else (proposed,):
+            if means(call.arguments):
+                return call
+        values = plain(args)
+        read = read_arguments(values if isinstance(values, dict) else {"output": values})
+        return proposed.model_copy(update={"arguments": read.values})
+
+    def write_into(self, messages: list[ModelMessage]) -> None:
+        """Leave the belief, the calls and the waiting sub-agents in the history."""
+        tools = self.calls.waiting_tools()
+        schemas = {name: schema for name, schema in self._schemas.items() if name in tools}
+        carry(messages, self.calls.snapshot(children=self.children, schemas=schemas))
+
+    def list_waiting(self, messages: list[ModelMessage], output: DeferredToolRequests) -> None:
+        """Put all calls of the last answer that wait into the output; none of them keeps a result in the history."""
+        listed = {part.tool_call_id for part in output.approvals}
+        for part in answered_parts(messages):
+            record = self.calls.find(self.proposed(part))
+            if record is None or not record.waiting:
+                continue
+            without_result(messages, part.tool_call_id)
+            if part.tool_call_id not in listed:
+                output.approvals.append(part)
+                output.metadata[part.tool_call_id] = metadata_of(record)
+
+
+def waiting(
+    source: AgentRunResult[Any] | DeferredToolRequests | bytes | str | Sequence[ModelMessage],
+) -> tuple[ApprovalRequest, ...]:
+    """The pending approvals of a run, its sub-agents' too: of its result, its output, or its history.
+
+    Raises DataError for a history without a watched run.
+    """
+    if isinstance(source, bytes | str | Sequence):
+        return waiting_in(carried_by(as_messages(source)))
+    output = getattr(source, "output", source)
+    if not isinstance(output, DeferredToolRequests):
+        return ()
+    found = [data for call in output.approvals for data in output.metadata.get(call.tool_call_id, {}).get(KEY, ())]
+    return tuple(ApprovalRequest.model_validate(data) for data in found)
+
+
+def resume(
+    history: bytes | str | Sequence[ModelMessage],
+    decisions: Sequence[ApprovalDecision] = (),
+    *,
+    also: DeferredToolResults | None = None,
+) -> dict[str, Any]:
+    """The arguments with which `agent.run` takes these decisions and runs on; what is undecided waits on.
+
+    `history` is `result.all_messages()` or `all_messages_json()` of the run that waits. Decisions are checked when the
+    run starts: one that is refused raises ApprovalError, before anything ran. A call may wait on because its
+    precondition fails. `also` answers the calls that this package did not defer (`requires_approval`, external tools).
+    Raises DataError when nothing of an `UncertaintyCapability` is in the history.
+    """
+    messages = as_messages(history)
+    carried = carried_by(messages)
+    carry(messages, {**carried, "decisions": [dump(decision) for decision in decisions]})
+    judged = {record.proposed.id for record in calls_in(carried)}
+    results = results_for(open_calls(messages) & judged)
+    if also is not None:
+        results.update(also)
+    return {"message_history": messages, "deferred_tool_results": results}
+
+
+def results_for(call_ids: Iterable[str]) -> DeferredToolResults:
+    """All of these calls go back to the gate, which knows what was decided; this is no approval of the framework's."""
+    ids = sorted(call_ids)
+    return DeferredToolResults(approvals=dict.fromkeys(ids, True), metadata={one: {KEY: True} for one in ids})
+
+
+def metadata_of(record: CallRecord) -> dict[str, Any]:
+    """What the framework's deferred request carries of a call that waits."""
+    return {KEY: [dump(request) for request in record.requests] if record.waiting else []}
+
+
+def dump(value: ApprovalRequest | ApprovalDecision) -> dict[str, Any]:
+    """A request or a decision as JSON values."""
+    return value.model_dump(mode="json")

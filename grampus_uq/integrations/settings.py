@@ -1,0 +1,60 @@
+"""The settings that all adapters share, beside their monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from grampus_uq import ApprovalPolicy, ToolEffects, UncertaintyMonitor
+from grampus_uq.gate.clearance import Precondition
+from grampus_uq.gate.gate import Gate
+
+if TYPE_CHECKING:
+    from grampus_uq.records.protocols import ModelClient
+
+__all__ = ["AdapterSettings", "Settings"]
+
+
+class Settings(TypedDict, total=False):
+    """Keyword arguments of an adapter.
+
+    model_client: the model that the monitor's signals ask; None reads only what comes with the agent's own answers.
+    model_id: the name of that model.
+    agent_id: names the agent in records; where it is empty, the framework's own name of the agent, if it has one.
+    effects: what the tools do; the policy's `irreversible_tool_names` count as well.
+    approvals: who may decide, how decisions are signed, when requests expire.
+    precondition: asked before an approved call runs; a text says why it must not run, and the call is asked again.
+    advisory: stop nothing, and record what would be stopped (the default).
+    """
+
+    model_client: ModelClient | None
+    model_id: str
+    agent_id: str
+    effects: ToolEffects | None
+    approvals: ApprovalPolicy | None
+    precondition: Precondition | None
+    advisory: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterSettings:
+    """A monitor and the settings of `Settings`, each with its default."""
+
+    monitor: UncertaintyMonitor
+    model_client: ModelClient | None = None
+    model_id: str = ""
+    agent_id: str = ""
+    effects: ToolEffects | None = None
+    approvals: ApprovalPolicy | None = None
+    precondition: Precondition | None = None
+    advisory: bool = True
+
+    @property
+    def acts(self) -> bool:
+        """False while the adapter, or its monitor, only advises."""
+        return not (self.advisory or self.monitor.profile.advisory)
+
+    def gate(self, schema_of: Callable[[str], Mapping[str, Any] | None]) -> Gate:
+        """The gate of these settings; `schema_of` gives the JSON schema of a tool's arguments, or None."""
+        return Gate(approvals=self.approvals, effects=self.effects, precondition=self.precondition, schema_of=schema_of)
