@@ -167,15 +167,15 @@ async def _stated(meter: Meter, limit_s: float, plain: _Timed) -> SignalCheck:
     """The confidence that the model states beside its answer when it is asked for one: what that adds to the answer."""
     readings: dict[str, Reading] = {}
     for name, question in (("easy", _EASY), ("impossible", _IMPOSSIBLE)):
-        asked = await _attempt(meter, limit_s, elicit_confidence(_user(question)), temperature=0.0, max_tokens=120)
-        value, reason = (None, asked.failure) if asked.reply is None else parse_confidence(asked.reply.content)
+        attempt = await _attempt(meter, limit_s, elicit_confidence(_user(question)), temperature=0.0, max_tokens=120)
+        value, reason = (None, attempt.failure) if attempt.reply is None else parse_confidence(attempt.reply.content)
         readings[name] = Reading(
             source=UncertaintySource.VERBALIZED,
             value=value,
             reason=reason,
-            input_tokens=max(0, asked.input_tokens - plain.input_tokens),
-            output_tokens=max(0, asked.output_tokens - plain.output_tokens),
-            duration_s=max(0.0, asked.seconds - plain.seconds),
+            input_tokens=max(0, attempt.input_tokens - plain.input_tokens),
+            output_tokens=max(0, attempt.output_tokens - plain.output_tokens),
+            duration_s=max(0.0, attempt.seconds - plain.seconds),
         )
     weak = ""
     easy, impossible = readings["easy"].value, readings["impossible"].value

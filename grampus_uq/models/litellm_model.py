@@ -17,7 +17,7 @@ from grampus_uq.errors import (
     ModelError,
     ModelTimeoutError,
 )
-from grampus_uq.models.loop_thread import on_side_loop
+from grampus_uq.models.loop_thread import run_on_loop_thread
 from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
 from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, with_what_is_left
 from grampus_uq.models.wire import CallOptions, Prices, read_completion, wire_messages
@@ -91,7 +91,7 @@ class LiteLLMModel:
         async def load() -> None:
             _litellm()
 
-        await on_side_loop(load)
+        await run_on_loop_thread(load)
 
     async def aclose(self) -> None:
         """Nothing to close: litellm shares its connections among all models of the process."""
@@ -133,7 +133,7 @@ class LiteLLMModel:
         written = wire_messages(messages)
 
         async def send(trying: CallOptions) -> ModelResponse:
-            return await on_side_loop(lambda: self._send(name, written, trying, limit_s))
+            return await run_on_loop_thread(lambda: self._send(name, written, trying, limit_s))
 
         with anyio.move_on_after(limit_s):
             return await with_what_is_left(self._memory, name, options, send)
@@ -142,7 +142,7 @@ class LiteLLMModel:
     async def _send(
         self, name: str, messages: list[dict[str, Any]], options: CallOptions, limit_s: float
     ) -> ModelResponse:
-        """One request; runs on the side loop."""
+        """One request; runs on the loop thread."""
         litellm = _litellm()
         import openai  # litellm brings it, and all that litellm raises on purpose derives from its base
 

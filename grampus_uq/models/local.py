@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -124,31 +124,19 @@ class LocalModel:
         *,
         messages: Sequence[Message],
         model: str = "",
-        temperature: float | None = None,
         max_tokens: int | None = None,
-        top_logprobs: int | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        response_format: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
-        **extra: Any,
+        **options: Any,
     ) -> ModelResponse:
-        """Answer the messages; parameters as in `OpenAICompatibleModel.complete`.
+        """Answer the messages; parameters as in `OpenAICompatibleModel.complete`, an answer of 512 tokens at most.
 
         `model` is not looked at: one model runs here. `cost_usd` is 0.0. Raises as `OpenAICompatibleModel.complete` and
         `warmup` do, and `ModelError` when the server has ended.
         """
         running, left_s = await self._started_within(timeout_s)
+        limit = _MAX_TOKENS if max_tokens is None else max_tokens
         try:
-            return await running.client.complete(
-                messages=messages,
-                temperature=temperature,
-                max_tokens=_MAX_TOKENS if max_tokens is None else max_tokens,
-                top_logprobs=top_logprobs,
-                tools=tools,
-                response_format=response_format,
-                timeout_s=left_s,
-                **extra,
-            )
+            return await running.client.complete(messages=messages, max_tokens=limit, timeout_s=left_s, **options)
         except ModelError as error:
             await _explain_an_end(running.child, error)
             raise

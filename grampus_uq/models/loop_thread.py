@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-__all__ = ["on_side_loop"]
+__all__ = ["run_on_loop_thread"]
 
 T = TypeVar("T")
 
@@ -23,21 +23,21 @@ _loop: asyncio.AbstractEventLoop | None = None
 _owner_pid = 0
 
 
-async def on_side_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine function on the side loop and wait for it, on asyncio or trio.
+async def run_on_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine function on the loop thread and wait for it, on asyncio or trio.
 
     The work sees the caller's context variables. When the caller is cancelled, so is the work. The loop is started on
     first use, serves the whole process, and ends with it; a forked process gets its own.
     """
     finished = anyio.Event()
     wake = _waker()
-    future: Future[T] = _context().run(asyncio.run_coroutine_threadsafe, work(), _side_loop())
+    future: Future[T] = _context().run(asyncio.run_coroutine_threadsafe, work(), _shared_loop())
 
-    def tell(_: Future[T]) -> None:
-        with contextlib.suppress(RuntimeError):  # the caller's loop has ended: nobody waits any more
+    def notify(_: Future[T]) -> None:
+        with contextlib.suppress(RuntimeError):  # the caller's loop has ended: no caller is waiting
             wake(finished.set)
 
-    future.add_done_callback(tell)
+    future.add_done_callback(notify)
     try:
         await finished.wait()
     finally:
@@ -62,10 +62,10 @@ def _waker() -> Callable[[Callable[[], None]], Any]:
     return native.call_soon_threadsafe if isinstance(native, asyncio.AbstractEventLoop) else native.run_sync_soon
 
 
-def _side_loop() -> asyncio.AbstractEventLoop:
+def _shared_loop() -> asyncio.AbstractEventLoop:
     global _loop, _owner_pid  # one a process is the point
     with _lock:
         if _loop is None or _owner_pid != os.getpid():
             _loop, _owner_pid = asyncio.new_event_loop(), os.getpid()
-            threading.Thread(target=_loop.run_forever, name="grampus-uq-side-loop", daemon=True).start()
+            threading.Thread(target=_loop.run_forever, name="grampus-uq-loop", daemon=True).start()
         return _loop

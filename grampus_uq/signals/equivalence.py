@@ -75,12 +75,12 @@ def same_wording(first: str, second: str) -> bool:
 
 def _wording(text: str) -> list[str]:
     words = [_plain_word(chunk) for chunk in text.replace("’", "'").split()]
-    said = [word for word in words if word and word not in _FILLERS and word != "a"]
+    content = [word for word in words if word and word not in _FILLERS and word != "a"]
     for opening in _OPENINGS:
-        if tuple(said[: len(opening)]) == opening and len(said) > len(opening):
-            said = said[len(opening) :]
+        if tuple(content[: len(opening)]) == opening and len(content) > len(opening):
+            content = content[len(opening) :]
             break
-    return said or words or [text.strip()]
+    return content or words or [text.strip()]
 
 
 def _plain_word(chunk: str) -> str:

@@ -85,7 +85,7 @@ class _Cutting:
             self.cut.append(f"{name}: {len(text) - limit} of {len(text)} characters")
         return clipped(text, limit)
 
-    def told(self) -> str | None:
+    def summary(self) -> str | None:
         """What was cut, in one line; None where nothing was."""
         return "cut: " + "; ".join(self.cut)[:_MAX_DETAIL] if self.cut else None
 
@@ -104,16 +104,16 @@ def judged_view(step: Step, messages: Sequence[Message], rng: random.Random) -> 
         return None
     cutting, text = _Cutting(), step.text.strip()
     rules = "\n\n".join(m.content for m in messages if m.role is Role.SYSTEM and m.content)
-    said = [m.content for m in messages if m.role is Role.USER and m.content]
-    request = "\n\n".join(said) or _NO_REQUEST
+    requests = [m.content for m in messages if m.role is Role.USER and m.content]
+    request = "\n\n".join(requests) or _NO_REQUEST
     answers = _answers(messages, cutting)
-    one_turn = not (calls or rules or answers or len(said) > 1)
+    one_turn = not (calls or rules or answers or len(requests) > 1)
     if one_turn and neutralised(text) == text and neutralised(request) == request:
         turns = [
             Message(role=Role.USER, content=cutting("request", request, MAX_TEXT_CHARACTERS)),
             Message(role=Role.ASSISTANT, content=cutting("text", text, MAX_TEXT_CHARACTERS)),
         ]
-        return JudgedView(messages=turns, what="answer", cut=cutting.told())
+        return JudgedView(messages=turns, what="answer", cut=cutting.summary())
     quoted = _quoting(f"{rng.getrandbits(64):016x}")
     case = [_CASE.format(mark=quoted.mark)]
     if rules:
@@ -129,7 +129,7 @@ def judged_view(step: Step, messages: Sequence[Message], rng: random.Random) -> 
         Message(role=Role.USER, content="\n\n".join(case)),
         Message(role=Role.ASSISTANT, content="\n\n".join(proposed)),
     ]
-    return JudgedView(messages=turns, what="action" if calls else "answer", cut=cutting.told())
+    return JudgedView(messages=turns, what="action" if calls else "answer", cut=cutting.summary())
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ reading, not 0.5. What the judge is shown is in `judged_view`.
 
 from __future__ import annotations
 
-import math
 import random
 import re
 
@@ -16,6 +15,7 @@ from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.judged_view import judged_view
+from grampus_uq.signals.token_signals import alternatives
 
 __all__ = ["PTrue", "parse_p_true", "true_false_mass"]
 
@@ -51,22 +51,15 @@ def true_false_mass(response: ModelResponse) -> float | None:
     for token in response.logprobs or ():
         if not token.token.strip(" \t\n▁Ġ*\"'`"):
             continue
-        true = false = seen = 0.0
-        top = dict(token.top)
-        top.setdefault(token.token, token.logprob)  # some servers leave the chosen token out of its alternatives
-        for text, logprob in top.items():
-            word = text.strip(" \t\n▁Ġ*\"'`.:").lower()
-            if not logprob <= 1e-3:
-                return None
-            mass = math.exp(min(logprob, 0.0))
-            seen += mass
-            if word in _TRUE_WORDS:
-                true += mass
-            elif word in _FALSE_WORDS:
-                false += mass
+        masses = alternatives(token)
+        if masses is None:
+            return None
+        words = [(text.strip(" \t\n▁Ġ*\"'`.:").lower(), mass) for text, mass in masses.items()]
+        true = sum(mass for word, mass in words if word in _TRUE_WORDS)
+        false = sum(mass for word, mass in words if word in _FALSE_WORDS)
         if true + false < MIN_TRUE_FALSE_MASS:
             return None
-        return true / (true + (false or max(0.0, 1.0 - seen)))
+        return true / (true + (false or max(0.0, 1.0 - sum(masses.values()))))
     return None
 
 

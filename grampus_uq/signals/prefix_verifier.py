@@ -23,6 +23,7 @@ from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, clipped, quoted
+from grampus_uq.signals.token_signals import alternatives
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 __all__ = ["PrefixVerifier", "parse_percentage", "verifier_messages", "weighted_percentage"]
@@ -108,14 +109,13 @@ def _digits(text: str, length: int) -> bool:
 
 def _alternatives(token: TokenLogprob) -> dict[str, float] | None:
     """Probability of each alternative, by its text without blanks; None when one of them is malformed."""
-    pairs = dict(token.top)
-    pairs.setdefault(token.token, token.logprob)  # some servers leave the chosen token out of its alternatives
+    masses = alternatives(token)
+    if masses is None:
+        return None
     found: dict[str, float] = {}
-    for text, logprob in pairs.items():
-        if not logprob <= 1e-3:  # also refuses NaN
-            return None
+    for text, mass in masses.items():
         name = text.strip(_MARKS)
-        found[name] = found.get(name, 0.0) + math.exp(min(logprob, 0.0))
+        found[name] = found.get(name, 0.0) + mass
     return found
 
 
@@ -236,8 +236,8 @@ _SPEAKERS = {Role.USER: "user", Role.ASSISTANT: "agent", Role.TOOL: "tool result
 
 def _entry(number: int, message: Message, share: int) -> str:
     parts = [message.content or "", *(f"calls {call.canonical()}" for call in message.tool_calls)]
-    said = "\n".join(clipped(part.strip(), share) for part in parts if part.strip())
-    return f"[{number}] {_SPEAKERS.get(message.role, 'other')}: {clipped(said, share)}"
+    content = "\n".join(clipped(part.strip(), share) for part in parts if part.strip())
+    return f"[{number}] {_SPEAKERS.get(message.role, 'other')}: {clipped(content, share)}"
 
 
 def _tool_names(tools: Sequence[Mapping[str, Any]] | None) -> str:

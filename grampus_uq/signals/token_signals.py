@@ -23,6 +23,7 @@ from grampus_uq.stats.entropy import top_k_entropy
 __all__ = [
     "NO_TOKEN_READINGS",
     "TOKEN_SOURCES",
+    "alternatives",
     "confidence_of_entropies",
     "entropy_confidence",
     "mean_token_probability",
@@ -48,6 +49,18 @@ def says_something(tokens: Sequence[TokenLogprob]) -> bool:
         if text and not (len(text) <= _LONGEST_MARK and _MARK.fullmatch(text)):
             return True
     return False
+
+
+def alternatives(token: TokenLogprob) -> dict[str, float] | None:
+    """The probability of each reported alternative, the chosen token among them; None when one of them is malformed.
+
+    Some servers leave the chosen token out of its alternatives.
+    """
+    logprobs = dict(token.top)
+    logprobs.setdefault(token.token, token.logprob)
+    if not all(logprob <= 1e-3 for logprob in logprobs.values()):  # refuses NaN too
+        return None
+    return {text: math.exp(min(logprob, 0.0)) for text, logprob in logprobs.items()}
 
 
 def mean_token_probability(tokens: Sequence[TokenLogprob]) -> float | None:

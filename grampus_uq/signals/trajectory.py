@@ -170,7 +170,7 @@ def _observed(state: ComponentState, turn: OpenTurn) -> ObservedStep:
     return ObservedStep(
         is_agent=True,
         text=turn.text,
-        said=_said(turn),
+        said=_agent_turn(turn),
         earlier=state.window,
         counterpart=observation_text([text for _, text in turn.observations]) or None,
         surprisal=turn.surprisal,
@@ -184,7 +184,7 @@ def _close(state: ComponentState, settings: ComponentSettings) -> tuple[Componen
     if state.open is None:
         return state, ()
     step = _observed(state, state.open)
-    window = (*state.window, _said(state.open))[-settings.window :]
+    window = (*state.window, _agent_turn(state.open))[-settings.window :]
     settled = (*state.settled, *(_settled_form(call.id, call.digest) for call in state.open.calls if call.id))
     return replace(state, window=window, after_agent=True, settled=settled[-MAX_CALLS:], open=None), (step,)
 
@@ -193,7 +193,7 @@ def _settled_form(call_id: str, digest: str) -> str:
     return digest_of(f"{call_id}\n{digest}")
 
 
-def _said(turn: OpenTurn) -> AgentText:
+def _agent_turn(turn: OpenTurn) -> AgentText:
     return AgentText(text=turn.text, spoken=turn.spoken, calls=tuple(call.digest for call in turn.calls))
 
 

@@ -30,7 +30,7 @@ def replace_lone_surrogates(value: JsonValue) -> JsonValue:
     {'say': 'hi \ufffd', 'n': [1, '😀']}
     """
     if isinstance(value, str):
-        return _encodable(value)
+        return value if type(value) is str and value.isascii() else _encodable(value)
     if isinstance(value, list):
         items = [replace_lone_surrogates(item) for item in value]
         return items if any(a is not b for a, b in zip(items, value, strict=True)) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from grampus_uq.records.values import ModelResponse, TokenUsage
@@ -89,16 +89,7 @@ def _usage(value: Any) -> TokenUsage | None:
 
 
 def _with(read: ReadResponse, usage: TokenUsage | None, model: str) -> ReadResponse:
-    return ReadResponse(
-        text=read.text,
-        calls=read.calls,
-        logprobs=read.logprobs,
-        usage=usage,
-        model=model or read.model,
-        stop_reason=read.stop_reason,
-        problem=read.problem,
-        recognised=read.recognised,
-    )
+    return replace(read, usage=usage, model=model or read.model)
 
 
 def _choice(choice: Any) -> ReadResponse:

@@ -24,7 +24,7 @@ from grampus_uq.errors import (
     RateLimitedError,
 )
 from grampus_uq.models.litellm_model import LiteLLMModel
-from grampus_uq.models.loop_thread import on_side_loop
+from grampus_uq.models.loop_thread import run_on_loop_thread
 from grampus_uq.records.values import Message, ModelResponse, Role, ToolCall
 from tests.models.conftest import Runner
 from tests.models.loopback import (
@@ -256,7 +256,7 @@ def test_many_loops_and_threads_may_share_one_model_without_leaking_connections(
     gc.collect()  # a connection that was left on a closed loop would warn here, and warnings are errors
 
 
-def test_the_side_loop_sees_the_callers_context_and_raises_what_the_work_raises(run: Runner) -> None:
+def test_the_loop_thread_sees_the_callers_context_and_raises_what_the_work_raises(run: Runner) -> None:
     place: contextvars.ContextVar[str] = contextvars.ContextVar("place")
 
     async def work() -> str:
@@ -268,13 +268,13 @@ def test_the_side_loop_sees_the_callers_context_and_raises_what_the_work_raises(
     async def main() -> str:
         place.set("here")
         with pytest.raises(LookupError, match="from there"):
-            await on_side_loop(broken)
-        return await on_side_loop(work)
+            await run_on_loop_thread(broken)
+        return await run_on_loop_thread(work)
 
     assert run(main) == "here"
 
 
-def test_cancelling_the_caller_cancels_the_work_on_the_side_loop(run: Runner) -> None:
+def test_cancelling_the_caller_cancels_the_work_on_the_loop_thread(run: Runner) -> None:
     ended: list[str] = []
 
     async def work() -> None:
@@ -285,7 +285,7 @@ def test_cancelling_the_caller_cancels_the_work_on_the_side_loop(run: Runner) ->
 
     async def main() -> None:
         with anyio.move_on_after(0.05):
-            await on_side_loop(work)
+            await run_on_loop_thread(work)
         with anyio.fail_after(5):
             while not ended:  # noqa: ASYNC110 (it happens on another loop)
                 await anyio.sleep(0.01)

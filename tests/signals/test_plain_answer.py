@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import grampus_uq.signals.statement_context as standing
+from grampus_uq.signals import statement_context
 from grampus_uq.signals.stated_confidence import _parsed, plain_answer
 
-ROOM = Path(standing.__file__).parent
+ROOM = Path(statement_context.__file__).parent
 SOURCES = [
     (ROOM / f"{name}.py").read_text(encoding="utf-8")
     for name in ("statement_context", "own_words", "confidence_forms", "admissions", "stated_confidence")
