@@ -17,10 +17,10 @@ from grampus_uq.errors import (
     ModelError,
     ModelTimeoutError,
 )
+from grampus_uq.models.chat_format import CallOptions, Prices, read_completion, wire_messages
 from grampus_uq.models.loop_thread import run_on_loop_thread
 from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
 from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, with_what_is_left
-from grampus_uq.models.wire import CallOptions, Prices, read_completion, wire_messages
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
+from grampus_uq.models.chat_format import CallOptions, Prices, parse_completion, request_body
 from grampus_uq.models.pool import LoopPools
 from grampus_uq.models.refusals import (
     Capabilities,
@@ -21,7 +22,6 @@ from grampus_uq.models.refusals import (
     scrubbed,
     with_what_is_left,
 )
-from grampus_uq.models.wire import CallOptions, Prices, parse_completion, request_body
 from grampus_uq.records.values import Message, ModelResponse
 
 if TYPE_CHECKING:

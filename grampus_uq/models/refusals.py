@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from grampus_uq.errors import ModelError, ModelTimeoutError, RateLimitedError, UnsupportedByModelError
-from grampus_uq.models.wire import CallOptions
+from grampus_uq.models.chat_format import CallOptions
 
 __all__ = ["Capabilities", "RefusalMemory", "error_from", "error_of", "retry_after", "scrubbed", "with_what_is_left"]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.models.wire import CallOptions, parse_completion, request_body, wire_messages
+from grampus_uq.models.chat_format import CallOptions, parse_completion, request_body, wire_messages
 from grampus_uq.records.values import Message, ModelResponse, Role, TokenLogprob, ToolCall
 from tests.models.loopback import chat, tokens
 
