@@ -97,7 +97,7 @@ def _heading(title: str) -> None:
 
 def _item(name: str, verdict: str, cost: Finding | SignalCheck, words: str) -> None:
     tokens = f"{cost.input_tokens}/{cost.output_tokens}"
-    colour = {"works": "green", "untested": None}.get(verdict, "yellow")
+    colour = "green" if verdict == "works" else "yellow"
     click.echo(
         f"  {click.style(f'{verdict:<9}', fg=colour)} {name:<44} {cost.calls:>5}  {tokens:>13}  {cost.seconds:>7.1f}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 
@@ -12,7 +12,7 @@ from grampus_uq.models.openai_compatible import checked_timeout
 from grampus_uq.models.probes import PROBES, Finding, Meter, probe
 from grampus_uq.records.protocols import ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step
-from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.signals.driver import Budget, MeteredContext, read_tokens, sense_one
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.registry import BUILT_IN
@@ -123,21 +123,21 @@ async def _signals(
 ) -> list[SignalCheck]:
     """Take each signal's reading as a monitor would, on an answer whose truth is known."""
     tell("token signals")
-    plain = await _attempt(meter, limit_s, _user(_EASY), top_logprobs=5, max_tokens=40)
-    checks = _tokens(plain)
+    reply, cost = await _ask(meter, limit_s, _user(_EASY), top_logprobs=5, max_tokens=40)
+    checks = _tokens(reply)
     tell("P(True)")
     checks.append(await _p_true(meter, limit_s))
     tell("semantic entropy")
     varies = all(finding.verdict != "ignored" for finding in findings if finding.name == "temperature")
     checks.append(await _semantic_entropy(meter, limit_s, varies))
     tell("stated confidence")
-    checks.append(await _stated(meter, limit_s, plain))
+    checks.append(await _stated(meter, limit_s, cost))
     return checks
 
 
-def _tokens(plain: _Timed) -> list[SignalCheck]:
+def _tokens(reply: ModelResponse | None) -> list[SignalCheck]:
     """The two signals that read the log-probabilities of an answer that the agent asked for anyway: no further cost."""
-    logprobs = None if plain.reply is None else plain.reply.logprobs
+    logprobs = None if reply is None else reply.logprobs
     step = Step(step_id="doctor", kind="llm_call", time_s=0.0, logprobs=logprobs)
     return [_check(reading.source, {"answer": reading}) for reading in read_tokens(step, ())[:2]]
 
@@ -163,19 +163,19 @@ async def _semantic_entropy(meter: Meter, limit_s: float, varies: bool) -> Signa
     return _check(signal.source, {"answer": reading}, weak)
 
 
-async def _stated(meter: Meter, limit_s: float, plain: _Timed) -> SignalCheck:
+async def _stated(meter: Meter, limit_s: float, plain: Reading) -> SignalCheck:
     """The confidence that the model states beside its answer when it is asked for one: what that adds to the answer."""
     readings: dict[str, Reading] = {}
     for name, question in (("easy", _EASY), ("impossible", _IMPOSSIBLE)):
-        attempt = await _attempt(meter, limit_s, elicit_confidence(_user(question)), temperature=0.0, max_tokens=120)
-        value, reason = (None, attempt.failure) if attempt.reply is None else parse_confidence(attempt.reply.content)
+        reply, cost = await _ask(meter, limit_s, elicit_confidence(_user(question)), temperature=0.0, max_tokens=120)
+        value, reason = (None, cost.reason) if reply is None else parse_confidence(reply.content)
         readings[name] = Reading(
             source=UncertaintySource.VERBALIZED,
             value=value,
             reason=reason,
-            input_tokens=max(0, attempt.input_tokens - plain.input_tokens),
-            output_tokens=max(0, attempt.output_tokens - plain.output_tokens),
-            duration_s=max(0.0, attempt.seconds - plain.seconds),
+            input_tokens=max(0, cost.input_tokens - plain.input_tokens),
+            output_tokens=max(0, cost.output_tokens - plain.output_tokens),
+            duration_s=max(0.0, cost.duration_s - plain.duration_s),
         )
     weak = ""
     easy, impossible = readings["easy"].value, readings["impossible"].value
@@ -184,32 +184,18 @@ async def _stated(meter: Meter, limit_s: float, plain: _Timed) -> SignalCheck:
     return _check(UncertaintySource.VERBALIZED, readings, weak)
 
 
-class _Timed(NamedTuple):
-    """An answer and what it cost; without an answer, why."""
-
-    reply: ModelResponse | None
-    failure: MissingReason
-    input_tokens: int
-    output_tokens: int
-    seconds: float
-
-
-async def _attempt(meter: Meter, limit_s: float, messages: Sequence[Message], **options: Any) -> _Timed:
-    """Ask through the driver of the signals, which leaves out what the model refuses and names what goes wrong."""
+async def _ask(
+    meter: Meter, limit_s: float, messages: Sequence[Message], **options: Any
+) -> tuple[ModelResponse | None, Reading]:
+    """Ask through the driver of the signals, which omits refused options; the reading has the cost, or the reason."""
     replies: list[ModelResponse] = []
 
-    async def ask(context: MeteredContext) -> Reading:
+    async def sense(context: MeteredContext) -> Reading:
         replies.append(await context.ask(messages, **options))
         return Reading(source="doctor", value=1.0)
 
-    reading = await sense_one("doctor", ask, _context(meter, limit_s))
-    return _Timed(
-        replies[0] if replies else None,
-        MissingReason(reading.reason or MissingReason.MODEL_ERROR),
-        reading.input_tokens,
-        reading.output_tokens,
-        reading.duration_s,
-    )
+    cost = await sense_one("doctor", sense, _context(meter, limit_s))
+    return (replies[0] if replies else None), cost
 
 
 def _context(meter: Meter, limit_s: float) -> MeteredContext:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from grampus_uq.errors import ModelError, ModelTimeoutError, UnsupportedByModelE
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, Role
 from grampus_uq.signals.p_true import true_false_mass
-from grampus_uq.wire.model_call import parse_response
+from grampus_uq.wire.model_call import accepted_options, parse_response, refused_options
 
 __all__ = ["PROBES", "Finding", "Meter", "probe"]
 
@@ -41,18 +40,14 @@ _SCHEMA = {
     },
 }
 
-# What a refusal names, and the option of `complete` that sends it.
-_OPTIONS = {"logprobs": "top_logprobs"}
-_PARAMETERS = {option: parameter for parameter, option in _OPTIONS.items()}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What a probe found, and what it cost.
 
     `verdict` is "works", "refused" (the model says that it does not take the parameter), "ignored" (it takes the
-    parameter, without effect), "unusable" (it answers, but not in the form that was asked for), "timeout", "failed" or
-    "untested". `detail` says it in words.
+    parameter, without effect), "unusable" (it answers, but not in the form that was asked for), "timeout" or "failed".
+    `detail` says it in words.
     """
 
     name: str
@@ -82,10 +77,11 @@ class Meter:
     async def complete(self, *, messages: Sequence[Message], model: str = "", **options: Any) -> ModelResponse:
         """Ask the client once, and count. Raises `UnsupportedByModelError` for an option that the client has not."""
         given = {name: value for name, value in options.items() if value is not None}
+        accepted = accepted_options(self.client)
         for name in given:
-            if not _takes(self.client, name):
+            if accepted is not None and name not in accepted:
                 refusal = f"{type(self.client).__name__}.complete takes no {name}."
-                raise UnsupportedByModelError(refusal, parameter=_PARAMETERS.get(name, name))
+                raise UnsupportedByModelError(refusal, parameter="logprobs" if name == "top_logprobs" else name)
         self.calls += 1
         reply = await self.client.complete(messages=list(messages), model=model or self.model, **given)
         response = parse_response(reply)
@@ -99,19 +95,15 @@ class Meter:
             try:
                 return await self.complete(messages=messages, **options)
             except UnsupportedByModelError as refusal:
-                name = _OPTIONS.get(refusal.parameter, refusal.parameter)
-                if refusal.parameter == about or options.pop(name, None) is None:
+                refused = refused_options(refusal.parameter) & options.keys()
+                if refusal.parameter == about or not refused:
                     raise
+                options = {name: value for name, value in options.items() if name not in refused}
 
     def refused(self, parameter: str) -> str | None:
         """The words with which the model refused a parameter that the client then left out, None when it did not."""
         capabilities = getattr(self.client, "capabilities", None)
         return None if capabilities is None else capabilities(self.model).refused.get(parameter)
-
-
-def _takes(client: ModelClient, option: str) -> bool:
-    parameters = inspect.signature(client.complete).parameters
-    return option in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 
 async def probe(name: str, run: Callable[[Meter], Awaitable[Verdict]], meter: Meter, limit_s: float) -> Finding:

@@ -13,7 +13,7 @@ from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.responses import ReadResponse, read_response
 
-__all__ = ["ask_model", "parse_response", "to_response"]
+__all__ = ["accepted_options", "ask_model", "parse_response", "refused_options", "to_response"]
 
 
 async def ask_model(
@@ -32,7 +32,7 @@ async def ask_model(
     Raises what the client raises, and ModelError when the reply is not a response at all.
     """
     refused = set() if refused is None else refused
-    accepted = _accepted_options(getattr(client.complete, "__func__", client.complete))
+    accepted = accepted_options(client)
     while True:
         wanted = {
             name: value
@@ -42,20 +42,25 @@ async def ask_model(
         try:
             return parse_response(await client.complete(messages=list(messages), model=model, **wanted))
         except UnsupportedByModelError as refusal:
-            named = _refused_options(refusal.parameter)
+            named = refused_options(refusal.parameter)
             if named.isdisjoint(wanted):
                 raise
             refused |= named
             on_refusal()
 
 
-def _refused_options(parameter: str) -> frozenset[str]:
+def refused_options(parameter: str) -> frozenset[str]:
+    """The options of `complete` that send a parameter which a model refused."""
     return frozenset(("top_logprobs", "logprobs")) if "logprobs" in parameter else frozenset((parameter,))
 
 
+def accepted_options(client: ModelClient) -> frozenset[str] | None:
+    """Names of the keywords that the client's `complete` takes; None when it takes any."""
+    return _keywords(getattr(client.complete, "__func__", client.complete))
+
+
 @functools.lru_cache(maxsize=256)
-def _accepted_options(complete: Callable[..., Any]) -> frozenset[str] | None:
-    """Names of the keywords that `complete` takes; None when it takes any."""
+def _keywords(complete: Callable[..., Any]) -> frozenset[str] | None:
     try:
         parameters = inspect.signature(complete).parameters.values()
     except (TypeError, ValueError):
