@@ -20,7 +20,7 @@ from grampus_uq.recording.replay import replay
 from grampus_uq.records.events import Event
 from grampus_uq.records.vocabulary import Effect, StopReason, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.stats.ranks import binomial_ceiling
+from tests.binomial import binomial_ceiling
 from tests.detector_rows import detector_runs
 
 ALPHA = 0.1

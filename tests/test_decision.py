@@ -31,7 +31,7 @@ from grampus_uq.core.state import SessionState, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector, start
-from grampus_uq.stats.eprocess_baselines import running_minimum
+from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 
 LOW, MEDIUM, HIGH, CRITICAL = UncertaintyLevel

@@ -37,10 +37,11 @@ from grampus_uq.stats.eprocess import (
 from grampus_uq.stats.eprocess_scorers import FeatureScorer
 from grampus_uq.stats.eprocess_thresholds import Mode, pac_threshold, successes_needed, tie_uniform
 from grampus_uq.stats.ranking import auroc
-from grampus_uq.stats.ranks import binomial_ceiling, binomial_interval
+from grampus_uq.stats.ranks import binomial_interval
 from grampus_uq.stats.step_blocks import in_caller_order, run_maximum, run_of_row, step_of_row
 from grampus_uq.stats.tree_ensemble import evaluate_many
 from tests.benchmarks.published_evaluator import fit_paper, fit_paper_scorer
+from tests.binomial import binomial_ceiling
 from tests.detector_rows import detector_runs
 
 sklearn = pytest.importorskip("sklearn", reason="the extra 'fit' is not installed")

@@ -36,7 +36,7 @@ from grampus_uq.core.state import state_from_json, state_to_json
 from grampus_uq.errors import ModelError, RateLimitedError
 from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.stats.eprocess import Detector, detector_from_json, detector_to_json
-from grampus_uq.stats.eprocess_baselines import running_minimum
+from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel

@@ -16,7 +16,7 @@ from grampus_uq.core.state import WorstCase
 from grampus_uq.core.worst_case import lacks, streams_of, worst_case_step
 from grampus_uq.records.vocabulary import NOT_DUE
 from grampus_uq.stats.eprocess import Detector
-from grampus_uq.stats.eprocess_baselines import running_minimum
+from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 

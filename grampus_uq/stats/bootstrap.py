@@ -1,11 +1,8 @@
 """Resampling whole trajectories, or clusters of them, as rows of counts: a bootstrap is array arithmetic.
 
-A draw of n units with replacement is a multinomial vector of counts. A *row statistic* takes counts of shape (rows,
-n) and returns shape (rows,), NaN where it is undefined; means, ratios and ranking metrics have one (`mean_rows`,
-`ranking.auroc_rows`, ...). Draws come in blocks of bounded memory, and the result does not depend on the size of a
-block.
-
-Two statistics are compared on the *same* draws (paired): what they share cancels, as it should.
+A draw of n units with replacement is a multinomial vector of counts. A row statistic takes counts of shape (rows, n)
+and returns shape (rows,), NaN where it is undefined; means, ratios and ranking metrics have one (`mean_rows`,
+`ranking.auroc_rows`). Draws come in blocks of bounded memory; the result does not depend on the size of a block.
 """
 
 from __future__ import annotations
@@ -17,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import FloatArray
 
-FloatArray = npt.NDArray[np.float64]
+__all__ = ["BootstrapInterval", "RowStatistic", "bootstrap", "count_blocks", "mean_rows", "paired_bootstrap"]
+
 RowStatistic = Callable[[FloatArray], FloatArray]
 
 BLOCK_CELLS = 1 << 20
@@ -31,8 +30,7 @@ class BootstrapInterval:
 
     `estimate`: the statistic on the sample itself, None when undefined there. `low`, `high`: percentile interval;
     `sd`: standard deviation over draws (its bootstrap standard error); None when fewer than two draws are defined.
-    `undefined_draws`: draws without a value (a resample with one class has no AUROC): left out of the interval, and
-    counted here.
+    `undefined_draws`: draws without a value (a resample with one class has no AUROC), left out of the interval.
     """
 
     estimate: float | None
@@ -43,23 +41,10 @@ class BootstrapInterval:
     draws: int
     undefined_draws: int
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedDifference:
-    """Second statistic minus the first, on the same draws.
-
-    `delta` and its percentile interval; `z = delta / sd`, the change in bootstrap standard errors. `z` is None when
-    nothing is defined or no draw differs from another (sd = 0: two equal streams have no z, not a z of 0).
-    """
-
-    delta: float | None
-    low: float | None
-    high: float | None
-    sd: float | None
-    z: float | None
-    level: float
-    draws: int
-    undefined_draws: int
+    @property
+    def z(self) -> float | None:
+        """`estimate / sd`: a difference in standard errors; None when undefined or when no draw differs (sd = 0)."""
+        return self.estimate / self.sd if self.estimate is not None and self.sd else None
 
 
 def bootstrap(
@@ -96,11 +81,26 @@ def bootstrap(
     >>> got.estimate, got.low, got.high
     (0.75, 0.25, 1.0)
     """
-    values = _draw_values(statistic, n, rng, draws, level, clusters)
-    estimate = _or_none(statistic(np.ones((1, n)))[0])
-    low, high, sd, undefined = _summary(values, level)
+    if draws < 2:
+        raise ConfigurationError.of("draws", "bootstrap", "at least 2", draws)
+    if not 0.0 < level < 1.0:
+        raise ConfigurationError.of("level", "bootstrap", "in (0, 1)", level)
+    values = np.concatenate([statistic(counts) for counts in count_blocks(n, draws, rng, clusters=clusters)])
+    estimate = float(statistic(np.ones((1, n)))[0])
+    defined = values[~np.isnan(values)]
+    low = high = sd = None
+    if len(defined) >= 2:
+        tail = (1.0 - level) / 2.0
+        low, high = np.quantile(defined, [tail, 1.0 - tail]).tolist()
+        sd = 0.0 if low == high and (defined == low).all() else float(defined.std(ddof=1))
     return BootstrapInterval(
-        estimate=estimate, low=low, high=high, sd=sd, level=level, draws=draws, undefined_draws=undefined
+        estimate=None if np.isnan(estimate) else estimate,
+        low=low,
+        high=high,
+        sd=sd,
+        level=level,
+        draws=draws,
+        undefined_draws=len(values) - len(defined),
     )
 
 
@@ -113,39 +113,17 @@ def paired_bootstrap(
     draws: int = 2000,
     level: float = 0.95,
     clusters: npt.ArrayLike | None = None,
-) -> PairedDifference:
-    """Bootstrap of `second - first`, both computed on the same resamples.
+) -> BootstrapInterval:
+    """Bootstrap of `second - first`, both computed on the same resamples, so that what they share cancels.
 
-    Args:
-        first, second: row statistics over the same n trajectories in the same order.
-        n, rng, draws, level, clusters: as `bootstrap`.
-
-    Returns:
-        `PairedDifference`; positive delta means that the second is larger (better or worse is the statistic's
-        orientation).
-
-    Raises:
-        ConfigurationError: an argument outside its domain.
-
-    Source: the paired bootstrap of the Trajectory Proper Score paper, section 6.1 (z is its change over standard
-    error).
+    Arguments as `bootstrap`. A positive estimate means that the second is larger; `z` is the change over its standard
+    error (the paired bootstrap of the Trajectory Proper Score paper, section 6.1).
     """
 
     def difference(counts: FloatArray) -> FloatArray:
         return second(counts) - first(counts)
 
-    got = bootstrap(difference, n, rng=rng, draws=draws, level=level, clusters=clusters)
-    z = got.estimate / got.sd if got.estimate is not None and got.sd else None
-    return PairedDifference(
-        delta=got.estimate,
-        low=got.low,
-        high=got.high,
-        sd=got.sd,
-        z=z,
-        level=level,
-        draws=draws,
-        undefined_draws=got.undefined_draws,
-    )
+    return bootstrap(difference, n, rng=rng, draws=draws, level=level, clusters=clusters)
 
 
 def mean_rows(values: npt.ArrayLike) -> RowStatistic:
@@ -211,33 +189,3 @@ def count_blocks(
         picks = rng.integers(units, size=(rows, units)) + units * np.arange(rows)[:, None]
         counts = np.bincount(picks.ravel(), minlength=rows * units).reshape(rows, units).astype(np.float64)
         yield counts if member is None else counts[:, member]
-
-
-def _draw_values(
-    statistic: RowStatistic,
-    n: int,
-    rng: np.random.Generator,
-    draws: int,
-    level: float,
-    clusters: npt.ArrayLike | None,
-) -> FloatArray:
-    if draws < 2:
-        raise ConfigurationError.of("draws", "bootstrap", "at least 2", draws)
-    if not 0.0 < level < 1.0:
-        raise ConfigurationError.of("level", "bootstrap", "in (0, 1)", level)
-    return np.concatenate([statistic(counts) for counts in count_blocks(n, draws, rng, clusters=clusters)])
-
-
-def _summary(values: FloatArray, level: float) -> tuple[float | None, float | None, float | None, int]:
-    defined = values[~np.isnan(values)]
-    undefined = len(values) - len(defined)
-    if len(defined) < 2:
-        return None, None, None, undefined
-    tail = (1.0 - level) / 2.0
-    low, high = np.quantile(defined, [tail, 1.0 - tail])
-    spread = 0.0 if low == high and (defined == low).all() else float(defined.std(ddof=1))
-    return float(low), float(high), spread, undefined
-
-
-def _or_none(value: np.float64) -> float | None:
-    return None if np.isnan(value) else float(value)

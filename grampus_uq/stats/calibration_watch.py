@@ -1,13 +1,13 @@
-"""The watch on one detector's calibration: which finished runs are bet on, against which bag, and what came of it.
+"""Does one detector's calibration still hold: which finished runs are compared with which, and the result.
 
-Two variants of the conformal test martingale (`test_martingale`) run side by side and share one level between them:
+Two variants of the conformal test martingale (`conformal_martingale`) run side by side and share one level:
 
-- `successes`: runs that were labelled a success and that nobody touched, against the successes held out for the
-  threshold. It answers the question that the guarantee asks, as late as the labels come.
-- `all_runs`: every finished run, labelled or not, whatever became of it. It needs no label and sees changes that touch
-  failures alone, or the share of failures, too.
+- `successes`: untouched runs labelled as a success, against the successes held out for the threshold. It tests the
+  guarantee itself, as late as the labels come.
+- `all_runs`: every finished run, labelled or not. It needs no label, and also sees changes of failures alone or of
+  their share.
 
-An alarm of either says: this calibration no longer holds.
+An alarm of either says that this calibration no longer holds.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.conformal_martingale import WatchState, capped, watch_start, watch_update
 from grampus_uq.stats.eprocess import Detector, detector_to_json
 from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, exceeds, tie_uniform
 from grampus_uq.stats.stored_values import STORED, Extended, from_json, to_json
-from grampus_uq.stats.test_martingale import WatchState, capped, watch_start, watch_update
 
 __all__ = [
     "REFERENCE_RUNS",
@@ -41,11 +41,11 @@ __all__ = [
 ]
 
 REFERENCE_RUNS = 60
-"""Runs that the bag holds before a variant bets; where calibration left fewer, the first finished runs fill it up."""
+"""Runs to compare with before a variant bets; where calibration left fewer, the first finished runs are added."""
 
 
 class Variant(StrEnum):
-    """Which finished runs are bet on."""
+    """Which finished runs are compared."""
 
     SUCCESSES = "successes"
     ALL_RUNS = "all_runs"
@@ -53,18 +53,18 @@ class Variant(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchStatus:
-    """What is known of one calibration by one variant: for gauges, reports and people.
+    """What one variant has found about one calibration.
 
     Attributes:
-        detector: identity of the detector that is watched.
-        variant: which runs are bet on.
+        detector: identity of the detector.
+        variant: which runs are compared.
         log_martingale: natural log of the capital now; 0 at the start, it rises on evidence that runs have changed.
         log_peak: its maximum so far.
         log_threshold: natural log of 1/level; `alarmed` once `log_peak` has reached it.
         level: probability, at most, with which this variant ever alarms although nothing has changed.
-        alarmed: True from the first alarm on: it latches, and only a new calibration ends it.
-        n_runs: runs that were bet on.
-        gathering: runs still to come before it bets at all.
+        alarmed: True from the first alarm on; only a new calibration ends it.
+        n_runs: runs compared so far.
+        gathering: runs still needed before the first bet.
     """
 
     detector: str
@@ -79,7 +79,7 @@ class WatchStatus:
 
     @property
     def sentence(self) -> str:
-        """What this says, with its error rate."""
+        """The finding in words, with its error rate."""
         what = "labelled successes" if self.variant is Variant.SUCCESSES else "finished runs"
         if self.alarmed:
             return (
@@ -94,7 +94,7 @@ class WatchStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bets:
-    """One variant: the runs gathered to compare with, then the martingale that replaced them."""
+    """One variant: the runs gathered to compare with, later the martingale that replaces them."""
 
     gathered: tuple[Extended, ...] = ()
     martingale: WatchState | None = None
@@ -102,13 +102,13 @@ class _Bets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationWatchState:
-    """All that the watch on one detector remembers; bounded however many runs it has seen, JSON-able.
+    """The stored state for one detector; bounded however many runs it has seen, JSON-able.
 
     Attributes:
         detector: identity of the detector (`detector_id`).
         salt: makes its draws its own.
         threshold: the detector's deployed threshold.
-        acting: True when the alarm really pauses runs, so that only runs without an alarm have an outcome of their own.
+        acting: True when the alarm pauses runs: only runs without an alarm have an outcome of their own.
         level: allowed probability of a false alarm of all variants together, at any time.
         bets: one a variant.
     """
@@ -136,19 +136,17 @@ def detector_id(detector: Detector) -> str:
 
 
 def start_watching(detector: Detector, *, level: float = 0.01, acting: bool = True) -> CalibrationWatchState:
-    """Begin to watch a detector's calibration.
+    """Begin to test a detector's calibration.
 
-    Guarantee: as long as the calibration runs and the watched ones are exchangeable, the probability that either
-    variant ever alarms is at most `level` (Ville for each at level/2, and a union bound), at whichever time one looks.
-    What breaks it: runs that are left out for how they went. With `acting`, runs that alarmed are therefore left out of
-    the labelled variant on both sides, and count in the other one with their evidence cut at the threshold, where the
-    intervention has not changed it yet.
+    Guarantee: while the calibration runs and the later ones are exchangeable, the probability that either variant ever
+    alarms is at most `level` (Ville for each at level/2, and a union bound). What breaks it: runs left out for how they
+    went. With `acting`, runs that alarmed are therefore left out of the labelled variant on both sides; they count in
+    the other one with their evidence cut at the threshold, where the intervention has not changed it yet.
 
     Args:
-        detector: fitted; its `null_peaks` fill the bag of the variant that they belong to.
+        detector: fitted; its `null_peaks` are the first runs of the variant that they belong to.
         level: in (0, 1).
-        acting: False only where the profile advises and no run is ever paused by it: the labelled variant then sees
-            alarms too.
+        acting: False only for an advisory profile, which pauses no run: the labelled variant then sees alarms too.
 
     Raises:
         ConfigurationError: a level outside (0, 1).
@@ -227,7 +225,7 @@ def watch_statuses(state: CalibrationWatchState) -> tuple[WatchStatus, ...]:
 
 
 def _begun(state: CalibrationWatchState, variant: Variant, bets: _Bets) -> _Bets:
-    """Start betting once the bag is full enough; which runs become edges is drawn from the detector's own salt."""
+    """Start betting once there are enough runs; the detector's own salt draws which of them become edges."""
     if bets.martingale is not None or len(bets.gathered) < REFERENCE_RUNS:
         return bets
     seed = hashlib.sha256(f"{state.salt}/{variant.value}".encode()).digest()

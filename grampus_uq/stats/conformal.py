@@ -2,8 +2,8 @@
 
 The step from calibration to prediction is the same for every method: rank `k = ceil((n+1) level)` of the conformity
 scores (entry thresholds at the true steps) gives the threshold, and a step is in the set when its entry threshold does
-not exceed it. Ties are broken by one uniform draw a trajectory, compared after the value, on calibration and new
-trajectories alike; with it coverage is exactly k/(n+1), without it a tie at the threshold lets everybody in.
+not exceed it. Ties are broken by one uniform draw for each trajectory, compared after the value, on calibration
+and new trajectories alike: coverage is then exactly k/(n+1); without it every tie at the threshold enters.
 
 Guarantee (theorem 1 and its siblings in the source): if calibration trajectories and the new one are exchangeable and
 the scorer was fitted on none of them, `level <= P(true step in set) < level + 1/(n+1)`. It is marginal: over the draw
@@ -23,15 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 from grampus_uq.stats.ranks import check_level, conformal_rank
 
 __all__ = [
     "TieBrokenThreshold",
-    "checked_true_steps",
     "conformal_threshold",
-    "conformity_at",
     "coverage_rank",
     "prediction_sets",
     "recall_conformity",
@@ -58,23 +56,6 @@ class TieBrokenThreshold:
         return 1.0 if self.rank is None else self.rank / (self.n + 1)
 
 
-def conformity_at(entry: EntryThresholds, true_step: npt.ArrayLike) -> FloatArray:
-    """Return the conformity score of each trajectory: E at its true step.
-
-    Args:
-        entry: entry thresholds of n trajectories.
-        true_step: shape (n,), 0-based index of the decisive error.
-
-    Returns:
-        Shape (n,); higher = the method finds the error later.
-
-    Raises:
-        ConfigurationError: an index outside its trajectory.
-    """
-    steps = checked_true_steps(entry, true_step, "conformity_at")
-    return np.asarray(entry.values[np.arange(len(steps)), steps])
-
-
 def recall_conformity(entry: EntryThresholds, is_error: npt.ArrayLike, recall: float = 1.0) -> FloatArray:
     """Conformity score for several errors: the smallest q whose set holds at least the share `recall` of them.
 
@@ -88,7 +69,7 @@ def recall_conformity(entry: EntryThresholds, is_error: npt.ArrayLike, recall: f
         recall: in (0, 1]; 1 asks for all errors.
 
     Returns:
-        Shape (n,). With one error a trajectory it is `conformity_at`, whatever the recall.
+        Shape (n,). With one error a trajectory it is E at that step, whatever the recall.
 
     Raises:
         ConfigurationError: recall outside (0, 1], another shape, an error in the padding, a trajectory without errors
@@ -203,16 +184,3 @@ def coverage_rank(n: int, level: float) -> int | None:
     """Return `conformal_rank` by wanted coverage: ceil((n+1) level), None beyond n; refuses a level outside (0, 1)."""
     check_level("level", "conformal prediction", level)
     return conformal_rank(n, 1.0 - level)
-
-
-def checked_true_steps(entry: EntryThresholds, true_step: npt.ArrayLike, owner: str) -> IntArray:
-    """Return the true steps as integers, or refuse the first that lies outside its trajectory."""
-    steps = np.asarray(true_step)
-    if steps.shape != entry.lengths.shape or not np.issubdtype(steps.dtype, np.integer):
-        raise ConfigurationError.of("true_step", owner, "one whole number a trajectory", steps.shape)
-    outside = (steps < 0) | (steps >= entry.lengths)
-    if outside.any():
-        place = int(np.flatnonzero(outside)[0])
-        rule = f"inside its trajectory (0..{entry.lengths[place] - 1})"
-        raise ConfigurationError.of("true_step", owner, rule, f"row {place}: {steps[place]}")
-    return steps.astype(np.int64)

@@ -1,8 +1,8 @@
 """Which words and which tokens carry content: the filter of TRACER's surprisal and lexical overlap (eq. 5, 9).
 
-The filter reads whole words. A language model emits pieces (" don", "'t", "Ġthe", "▁the"), and a list of stop words
-compared with pieces lets most function words through: "don" and "'t" are in no list. So the pieces are joined, words
-are found in the joined text, and a piece is content when a word that it touches is content.
+The filter reads whole words. A language model emits pieces (" don", "'t", "Ġthe", "▁the"), most of which are in no list
+of stop words. So the pieces are joined, words are found in the joined text, and a piece is content when it overlaps a
+content word.
 
 A word is content when it has at least one letter and is not a stop word. Numbers with their punctuation ("1,000", "$5",
 "12:30") have no letter, markdown marks ("**", "##", "- ") are not words, and neither are a model's control tokens.
@@ -41,7 +41,7 @@ _PIECE_MARKS = str.maketrans({"Ġ": " ", "Ċ": "\n", "ĉ": "\t", "č": "\r", "�
 
 
 def content_words(text: str) -> frozenset[str]:
-    """Give the set ContTok(u) of content words of a text, in lower case (eq. 9, filters of eq. 5 without probability).
+    """Return ContTok(u), the content words of a text in lower case (eq. 9; the filters of eq. 5 without probability).
 
     >>> sorted(content_words("I don't see the $5 fee of 1,000 flights at 12:30"))
     ['fee', 'flights', 'see']
@@ -50,7 +50,7 @@ def content_words(text: str) -> frozenset[str]:
 
 
 def content_tokens(tokens: Sequence[str]) -> list[bool]:
-    """Say for each token of one generated text whether it belongs to a content word.
+    """Return for each token of one generated text whether it belongs to a content word.
 
     `tokens` are the pieces in the order in which they were generated, as an interface reports them: decoded (" don",
     "'t"), byte-level ("Ġthe"), SentencePiece ("▁the"), raw bytes ("<0xE2>" or "bytes:\\\\xe2\\\\x80"). The byte-level
@@ -84,8 +84,8 @@ def _joined(tokens: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
     length = 0
-    waiting = bytearray()
-    waiting_tokens = 0
+    pending = bytearray()
+    pending_tokens = 0
 
     def put(part: str, times: int) -> None:
         nonlocal length
@@ -96,15 +96,15 @@ def _joined(tokens: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
     for token in tokens:
         raw = _bytes_of(token)
         if raw is not None:
-            waiting += raw
-            waiting_tokens += 1
+            pending += raw
+            pending_tokens += 1
             continue
-        if waiting_tokens:
-            put(waiting.decode("utf-8", "replace"), waiting_tokens)
-            waiting, waiting_tokens = bytearray(), 0
+        if pending_tokens:
+            put(pending.decode("utf-8", "replace"), pending_tokens)
+            pending, pending_tokens = bytearray(), 0
         put(" " if _CONTROL_TOKEN.fullmatch(token) else token.translate(_PIECE_MARKS), 1)
-    if waiting_tokens:
-        put(waiting.decode("utf-8", "replace"), waiting_tokens)
+    if pending_tokens:
+        put(pending.decode("utf-8", "replace"), pending_tokens)
     return "".join(parts), spans
 
 

@@ -2,9 +2,9 @@
 
     M_t = p0(S_1..S_t) / p1(S_1..S_t),   null hypothesis: the run will succeed        (e-valuator, eq. 2)
 
-What is guaranteed by what: `1/alpha` needs the *true* ratio. The PAC and the conformal threshold hold for any
-statistic, learned or not, because they are order statistics of its running maximum over successful runs that served
-nothing else (`eprocess_thresholds`). Everything is in log space.
+The threshold `1/alpha` needs the true ratio. The PAC and the conformal threshold hold for any statistic, learned or
+not: they are order statistics of its running maximum over held-out successful runs (`eprocess_thresholds`). Everything
+is in log space.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMAT: Final = 1
 
 
 class DetectorState(NamedTuple):
-    """All that a detector remembers of one run: bounded, immutable, JSON as it stands.
+    """The evidence of one run: bounded, immutable, plain JSON values.
 
-    A named tuple and not a dataclass because one is built at every step, and building it costs a fifth.
+    A named tuple is built at every step, at a fifth of a dataclass's cost.
 
     Attributes:
         step: steps seen, with or without a score.
@@ -51,17 +51,17 @@ class DetectorState(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detector:
-    """A fitted statistic and the thresholds that give it a promise; shared by all runs, changed by none.
+    """A fitted statistic with its guaranteed thresholds, shared by all runs.
 
     Attributes:
         streams: names of the score streams, in the order in which `update` takes them; higher is better.
         scorer: how scores become log M_t.
-        thresholds: what may be deployed; every one carries its guarantee.
+        thresholds: those fitted, each with its guarantee.
         deployed: index of the one that alarms.
-        salt: makes this detector's tie-breaking draws its own.
-        null_peaks: (log peak, draw) of the successful runs held out for the thresholds, ascending; further levels are
-            read off it, and it starts the watch on exchangeability.
-        without_gaps: streams that no step of the runs it was fitted on lacked; None where that was not written down.
+        salt: separates the tie-breaking draws of different detectors.
+        null_peaks: (log peak, draw) of the successful runs held out for the thresholds, ascending; it gives further
+            levels, and starts the test of exchangeability.
+        without_gaps: streams present at every step of the fitting runs; None where this was not recorded.
         bounded: (derived) True for the streams whose scores have to be probabilities.
     """
 
@@ -93,7 +93,7 @@ class Detector:
 
     @property
     def always_there(self) -> tuple[str, ...]:
-        """The streams whose absence was never calibrated: those without gaps, or all where nobody wrote them down."""
+        """The streams whose absence was never calibrated: those without gaps, or all where that was not recorded."""
         return self.streams if self.without_gaps is None else self.without_gaps
 
     @property
@@ -153,7 +153,7 @@ def update(
 
 
 def alarms(state: DetectorState, threshold: Threshold) -> bool:
-    """Say whether the run's evidence has passed the threshold at this or an earlier step; so an alarm latches."""
+    """Return True if the run's evidence has passed the threshold at this or an earlier step."""
     return state.log_peak is not None and exceeds(threshold, state.log_peak, state.tie)
 
 

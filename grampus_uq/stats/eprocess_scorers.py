@@ -1,13 +1,12 @@
-"""How scores become log M_t: the fitted (or untrained) log ratio, one run live or many runs at once, bit for bit alike.
+"""How scores become log M_t: the fitted or untrained log ratio, of one live run or of many runs at once, bit for bit.
 
     log M_t = log pi1 - log(1 - pi1) - logit f_t(S_1..S_t)        (eq. 3; f_t estimates P(success | scores so far))
 
 `FeatureScorer` reads `prefix_features` in constant time and memory. `PaperScorer` is the paper's own model, a logistic
 regression on the whole prefix for each step; its state grows up to the longest step that was fitted.
 
-One rule, in fitting, calibration and live: a step beyond the longest fitted one is treated as that one (the paper's
-scorer instead keeps its ratio, Algorithm 2, line 9); a step without any score keeps log M_t;
-a stated 0 or 1 is clipped.
+In fitting, calibration and live alike: a step beyond the longest fitted one is treated as that one (the paper's scorer
+keeps its ratio, Algorithm 2, line 9); a step without any score keeps log M_t; a stated 0 or 1 is clipped.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.prefix_features import (
     EMPTY_STREAM,
     STREAM_FEATURES,
@@ -34,12 +33,17 @@ from grampus_uq.stats.prefix_features import (
 from grampus_uq.stats.step_blocks import StepBlocks
 from grampus_uq.stats.tree_ensemble import TreeEnsemble, evaluate_many, evaluate_one
 
-FloatArray = npt.NDArray[np.float64]
 Memory = tuple[tuple[float, ...], ...]
-"""What a scorer remembers of a run: plain numbers, so that it is JSON as it stands."""
+"""A scorer's state of one run: plain numbers."""
 
 LOGIT_LIMIT = math.log((1.0 - 1e-6) / 1e-6)
-"""Where logit f_t is clipped: an estimated probability is never taken to be within 1e-6 of certainty."""
+"""Where logit f_t is clipped: at estimated probabilities within 1e-6 of certainty."""
+
+MINIMUM_CLIP = 1e-6
+"""Where a running minimum holds a probability before its logit becomes evidence; the order of runs is untouched."""
+
+MINIMA_OF = ("ewma_50", "low", "ewma_20", "ewma_10")
+"""What a running minimum may be taken of, by what did best untrained on other people's runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +190,42 @@ class FeatureScorer:
                 block += weight * features[column, rows]
 
 
+def running_minimum(
+    *,
+    bounded: tuple[bool, ...],
+    neutral: tuple[float, ...],
+    stream: int = 0,
+    prior_log_odds: float = 0.0,
+    of: str = "low",
+) -> FeatureScorer:
+    """Take the smallest score of one stream so far as the probability of success in eq. 3; nothing is learned.
+
+    Or the smallest running mean: one low score is often noise, several in a row are not. A detector alarms at the
+    highest evidence so far, which is what makes a running minimum out of `of`. A stream that is no probability enters
+    as it is: `log M_t = -min`, evidence on the stream's own scale.
+
+    Args:
+        bounded: True for each stream whose scores are probabilities.
+        neutral: one raw score a stream, which stands in while only other streams have given one.
+        stream: which one counts.
+        prior_log_odds: log(pi1 / (1 - pi1)) where the success rate is known; moves the scale, never an alarm.
+        of: "low" for the scores themselves, or "ewma_50", "ewma_20", "ewma_10": exponentially weighted means of their
+            log odds with weight .5, .2, .1 on the newest, half-lives of 1, 3 and 7 steps.
+    """
+    if of not in MINIMA_OF:
+        raise ConfigurationError.of("of", "running_minimum", f"one of {', '.join(MINIMA_OF)}", of)
+    column = len(STREAM_FEATURES) * stream + STREAM_FEATURES.index(of)
+    return FeatureScorer(
+        name="running_minimum" if of == "low" else f"running_minimum_of_{of}",
+        clips=tuple(MINIMUM_CLIP if inside else None for inside in bounded),
+        neutral=tuple(logit(x, MINIMUM_CLIP) if inside else x for x, inside in zip(neutral, bounded, strict=True)),
+        longest=1,
+        linear=LinearScore(columns=(column,), intercepts=(0.0,), weights=((1.0,),)),
+        prior_log_odds=prior_log_odds if bounded[stream] else 0.0,
+        limit=LOGIT_LIMIT if bounded[stream] else None,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperScorer:
     """The paper's model: at step t a logistic regression on S_1..S_t; at a step without a model the ratio is kept.
@@ -260,7 +300,7 @@ class PaperScorer:
 
 def _keep_where_missing(blocks: StepBlocks, log_m: FloatArray) -> FloatArray:
     """Carry log M over steps without any score, in place; NaN until the first."""
-    missing: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isnan(blocks.values), axis=1)
+    missing: BoolArray = np.logical_and.reduce(np.isnan(blocks.values), axis=1)
     if missing.any():
         before = slice(0, 0)
         for _, rows in blocks:

@@ -99,15 +99,14 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     """
     check_level("delta", "pac_threshold", delta)
     peaks, draws = _pairs("pac_threshold", log_peaks, ties)
-    rank = pac_rank(len(peaks), alpha, delta)
+    rank, needed = pac_rank(len(peaks), alpha, delta), smallest_n_for_pac(alpha, delta)
     sentence = (
         f"With probability at least {_percent(1.0 - delta)} over the {len(peaks)} held-out successful runs that set "
         f"it, at most {_percent(alpha)} of runs that would have succeeded ever raise this alarm, at whichever step it "
         f"is looked at. This assumes independent tasks of one distribution, {_ONCE}; a changed agent, task mix or "
         "verifier breaks it."
     )
-    needed = smallest_n_for_pac(alpha, delta)
-    return _at_rank(Mode.PAC, alpha, delta, peaks, draws, rank, sentence, _shortage(needed, len(peaks), alpha, delta))
+    return _at_rank(Mode.PAC, alpha, peaks, draws, rank, sentence, needed, delta)
 
 
 def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float) -> Threshold:
@@ -129,10 +128,7 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
         f"average over draws of the {len(peaks)} held-out successful runs that set it. This assumes exchangeable "
         f"tasks, {_ONCE}; a changed agent, task mix or verifier breaks it."
     )
-    needed = successes_needed(Mode.CONFORMAL, alpha)
-    return _at_rank(
-        Mode.CONFORMAL, alpha, None, peaks, draws, rank, sentence, _shortage(needed, len(peaks), alpha, None)
-    )
+    return _at_rank(Mode.CONFORMAL, alpha, peaks, draws, rank, sentence, successes_needed(Mode.CONFORMAL, alpha))
 
 
 def weighted_threshold(
@@ -172,9 +168,7 @@ def weighted_threshold(
         "runs that such a draw can show; a changed agent, task mix or verifier breaks it."
     )
     needed = math.ceil(float(w.max() if len(w) else 1.0) * successes_needed(Mode.CONFORMAL, alpha))
-    return _at_rank(
-        Mode.CONFORMAL, alpha, None, peaks, draws, rank, sentence, _shortage(needed, len(peaks), alpha, None)
-    )
+    return _at_rank(Mode.CONFORMAL, alpha, peaks, draws, rank, sentence, needed)
 
 
 def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float) -> Threshold:
@@ -195,11 +189,7 @@ def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float
         f"draws of the {len(peaks)} recorded runs that set it. This assumes exchangeable tasks, {_ONCE}, and says "
         "nothing about how many of the interrupted runs would have failed."
     )
-    needed = successes_needed(Mode.BUDGET, share)
-    lacking = (
-        f"{needed} recorded runs are needed for a budget of {share:g}; there are {len(peaks)}. The alarm cannot ring."
-    )
-    return _at_rank(Mode.BUDGET, share, None, peaks, draws, rank, sentence, lacking)
+    return _at_rank(Mode.BUDGET, share, peaks, draws, rank, sentence, successes_needed(Mode.BUDGET, share))
 
 
 def ville_threshold(alpha: float) -> Threshold:
@@ -217,16 +207,7 @@ def ville_threshold(alpha: float) -> Threshold:
         f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded ever raise "
         "this alarm, however long they run. For a ratio learned from data this is not a guarantee."
     )
-    return Threshold(
-        mode=Mode.VILLE,
-        alpha=alpha,
-        delta=None,
-        log_value=-math.log(alpha),
-        tie=0.0,
-        runs=0,
-        rank=None,
-        guarantee=sentence,
-    )
+    return _of_known_ratio(Mode.VILLE, alpha, -math.log(alpha), sentence)
 
 
 def bonferroni_threshold(alpha: float, longest: int) -> Threshold:
@@ -244,16 +225,7 @@ def bonferroni_threshold(alpha: float, longest: int) -> Threshold:
         f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded within "
         f"{longest} steps ever raise this alarm. For a ratio learned from data this is not a guarantee."
     )
-    return Threshold(
-        mode=Mode.BONFERRONI,
-        alpha=alpha,
-        delta=None,
-        log_value=math.log(longest / alpha),
-        tie=0.0,
-        runs=0,
-        rank=None,
-        guarantee=sentence,
-    )
+    return _of_known_ratio(Mode.BONFERRONI, alpha, math.log(longest / alpha), sentence)
 
 
 def exceeds(threshold: Threshold, log_peak: float, tie: float) -> bool:
@@ -316,14 +288,18 @@ def successes_needed(mode: Mode, alpha: float, delta: float | None = None) -> in
 def _at_rank(
     mode: Mode,
     alpha: float,
-    delta: float | None,
     peaks: FloatArray,
     ties: FloatArray,
     rank: int | None,
     sentence: str,
-    lacking: str,
+    needed: int,
+    delta: float | None = None,
 ) -> Threshold:
     place = None if rank is None else np.lexsort((ties, peaks))[rank - 1]
+    what = "recorded runs" if mode is Mode.BUDGET else "held-out successful runs"
+    levels = f"a budget of {alpha:g}" if mode is Mode.BUDGET else f"alpha={alpha:g}"
+    levels += "" if delta is None else f", delta={delta:g}"
+    lacking = f"{needed} {what} are needed for {levels}; there are {len(peaks)}. The alarm cannot ring."
     return Threshold(
         mode=mode,
         alpha=alpha,
@@ -337,9 +313,10 @@ def _at_rank(
     )
 
 
-def _shortage(needed: int, present: int, alpha: float, delta: float | None) -> str:
-    levels = f"alpha={alpha:g}" + ("" if delta is None else f", delta={delta:g}")
-    return f"{needed} held-out successful runs are needed for {levels}; there are {present}. The alarm cannot ring."
+def _of_known_ratio(mode: Mode, alpha: float, log_value: float, sentence: str) -> Threshold:
+    return Threshold(
+        mode=mode, alpha=alpha, delta=None, log_value=log_value, tie=0.0, runs=0, rank=None, guarantee=sentence
+    )
 
 
 def _pairs(owner: str, log_peaks: npt.ArrayLike, ties: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:

@@ -1,10 +1,9 @@
 """Several readings of one step as one calibrated probability of success, whichever of them are there.
 
-`p = sigma(intercept + sum over present i of (offset_i + slope_i (logit(v_i) - mean_i) / sd_i))`, slopes not negative,
-but those of counts: how often something happened is good or bad by what the runs taught, and by nothing else.
-A reading that is missing drops out with its offset: that a signal said nothing may itself say something, and the
-offset is where that is learned. Plain numbers and plain arithmetic: it is computed at every step of a live run. How
-it is fitted: `grampus_uq.learn.fit.fit_calibration`.
+`p = sigma(intercept + sum over present i of (offset_i + slope_i (logit(v_i) - mean_i) / sd_i))`, slopes not negative
+except those of counts, whose direction is learned. A missing reading drops out with its offset, so that the absence of
+a reading can be informative. Plain numbers and plain arithmetic: it is computed at every step of a live run. Fitted by
+`grampus_uq.learn.fit.fit_calibration`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from grampus_uq.errors import ConfigurationError
 __all__ = ["COUNT", "FusedReading", "LogisticFusion", "is_count"]
 
 COUNT: Final = "count_"
-"""How the name of a stream begins that is a count, as 1/(2 + count), and no confidence."""
+"""Prefix of the names of streams that are counts, given as 1/(2 + count)."""
 
 
 def is_count(name: str) -> bool:
-    """True for a stream that points neither way by itself."""
+    """Return True for a count, which has no direction of its own."""
     return name.startswith(COUNT)
 
 

@@ -1,11 +1,11 @@
 """Causal features of a run so far: thirteen numbers a score stream and the step, updated in constant time and memory.
 
-Two twins that agree to the last bit: `stream_update` and `stream_features` for one live run in plain Python, and
-`prefix_features` for many recorded runs in NumPy. Both do the same additions in the same order, and logarithms are
-taken by the same `math.log`, because NumPy's own may differ in the last place.
+`stream_update` and `stream_features` (one live run, plain Python) agree to the last bit with `prefix_features` (many
+recorded runs, NumPy): the same additions in the same order, and logarithms by `math.log`, because NumPy's may differ in
+the last place.
 
-One rule for what is missing, live and recorded alike: a missing score changes nothing but the step. Before the first
-score of a stream its features hold the neutral value (the mean of that stream in the fitting runs).
+A missing score changes nothing but the step. Before the first score of a stream its features hold the neutral value
+(the mean of that stream in the fitting runs).
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from grampus_uq.stats.arrays import FloatArray
 from grampus_uq.stats.step_blocks import StepBlocks
 
-FloatArray = npt.NDArray[np.float64]
 StreamState = tuple[float, ...]
 
 STREAM_FEATURES = (
@@ -124,28 +123,28 @@ def prefix_features(blocks: StepBlocks, neutral: Sequence[float], columns: Seque
 
 
 def logit(p: float, clip: float) -> float:
-    """Log odds of a probability held within [clip, 1 - clip], so that a stated 0 or 1 stays finite.
+    """Log odds of a probability clipped within [clip, 1 - clip], so that a stated 0 or 1 stays finite.
 
     >>> logit(0.5, 0.001), round(logit(1.0, 0.001), 6)
     (0.0, 6.906755)
     """
     top = 1.0 - clip
-    held = clip if p < clip else top if p > top else p
-    return math.log(held / (1.0 - held))
+    clipped = clip if p < clip else top if p > top else p
+    return math.log(clipped / (1.0 - clipped))
 
 
 def logits(p: FloatArray, clip: float) -> FloatArray:
     """The same for an array, to the last bit; NaN stays NaN.
 
-    >>> logits(np.array([0.5, np.nan, 0.2]), 0.001).tolist() == [0.0, np.nan, logit(0.2, 0.001)]
-    False
     >>> float(logits(np.array([0.2]), 0.001)[0]) == logit(0.2, 0.001)
     True
     """
     known = ~np.isnan(p)
-    held = np.clip(p[known], clip, 1.0 - clip)
+    clipped = np.clip(p[known], clip, 1.0 - clip)
     result = np.full(p.shape, np.nan)
-    result[known] = np.fromiter(map(math.log, (held / (1.0 - held)).tolist()), dtype=np.float64, count=len(held))
+    result[known] = np.fromiter(
+        map(math.log, (clipped / (1.0 - clipped)).tolist()), dtype=np.float64, count=len(clipped)
+    )
     return result
 
 

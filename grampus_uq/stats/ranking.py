@@ -6,8 +6,7 @@ stand beside a proper score (`grampus_uq.stats.trajectory_scores`) and never rep
 Orientation is in the argument names. `auroc(risk, failed)` and `auprc(risk, failed)`: a higher score claims the
 positive class. `aurc(confidence, correct)` and `auarc(confidence, correct)`: a higher score is kept longer.
 
-Each metric has a `*_rows` twin that takes one row of weights a resample, so that a bootstrap is one array operation
-(`grampus_uq.stats.bootstrap`); the scalar form is its row of ones.
+`auroc_rows` takes one row of weights for each resample, so that a bootstrap is one array operation.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-
-FloatArray = npt.NDArray[np.float64]
+from grampus_uq.stats.arrays import FloatArray
 
 
 def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayLike | None = None) -> float | None:
@@ -69,7 +67,15 @@ def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayL
     0.8333
     """
     scores, positive = _scores_and_labels("auprc", scores, positive)
-    return _first(auprc_rows(scores, positive, _one_row("auprc", weights, len(scores))))
+    if len(scores) == 0:
+        return None
+    order, starts = _tie_groups(-scores)
+    hits, misses = _grouped(_one_row("auprc", weights, len(scores)), positive, order, starts)
+    found = np.cumsum(hits, axis=1)
+    taken = found + np.cumsum(misses, axis=1)
+    # A leading group without weight has neither found nor taken anything: its precision is multiplied by no recall.
+    precision = np.divide(found, taken, out=np.zeros_like(found), where=taken > 0)
+    return _first(_ratio((hits * precision).sum(axis=1), hits.sum(axis=1)))
 
 
 def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
@@ -85,8 +91,7 @@ def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
 
     Returns:
         A number in [0, 1], *lower is better*; None for no trajectory. One trajectory gives its own error, one class 0
-        or 1. There are no fractional weights: "the k most confident" counts trajectories. Resampling counts go to
-        `aurc_rows`.
+        or 1. There are no fractional weights: "the k most confident" counts trajectories.
 
     Raises:
         ConfigurationError: a NaN confidence, a label other than 0/1, or shapes that differ.
@@ -97,8 +102,8 @@ def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
     >>> round(aurc([0.9, 0.8, 0.1], [1, 1, 0]), 4)
     0.1111
     """
-    scores, labels = _scores_and_labels("aurc", confidence, correct)
-    return _first(aurc_rows(scores, labels, np.ones((1, len(scores)))))
+    risk = _coverage_risk("aurc", confidence, correct)
+    return float(risk.mean()) if len(risk) else None
 
 
 def auarc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
@@ -122,9 +127,8 @@ def auarc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
     >>> round(auarc([0.9, 0.8, 0.1], [1, 1, 0]), 4)
     0.8889
     """
-    scores, labels = _scores_and_labels("auarc", confidence, correct)
-    area = _first(aurc_rows(scores, labels, np.ones((1, len(scores)))))
-    return None if area is None else 1.0 - area
+    risk = _coverage_risk("auarc", confidence, correct)
+    return 1.0 - float(risk.mean()) if len(risk) else None
 
 
 def risk_coverage(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
@@ -141,14 +145,8 @@ def risk_coverage(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[Fl
     Raises:
         ConfigurationError: as `aurc`.
     """
-    scores, labels = _scores_and_labels("risk_coverage", confidence, correct)
-    if len(scores) == 0:
-        return np.empty(0), np.empty(0)
-    order, starts = _tie_groups(-scores)
-    sizes = np.diff(np.append(starts, len(scores)))
-    errors = np.repeat(np.add.reduceat(1.0 - labels[order], starts) / sizes, sizes)
-    kept = np.arange(1, len(scores) + 1)
-    return kept / len(scores), np.cumsum(errors) / kept
+    risk = _coverage_risk("risk_coverage", confidence, correct)
+    return np.arange(1, len(risk) + 1) / max(len(risk), 1), risk
 
 
 def auroc_rows(scores: FloatArray, positive: FloatArray, weights: FloatArray) -> FloatArray:
@@ -162,38 +160,15 @@ def auroc_rows(scores: FloatArray, positive: FloatArray, weights: FloatArray) ->
     return _ratio((hits * (below + misses / 2.0)).sum(axis=1), pairs)
 
 
-def auprc_rows(scores: FloatArray, positive: FloatArray, weights: FloatArray) -> FloatArray:
-    """Return `auprc` once for each row of weights; (rows, n) in, (rows,) out, NaN where no positive has weight."""
+def _coverage_risk(owner: str, confidence: npt.ArrayLike, correct: npt.ArrayLike) -> FloatArray:
+    """Expected error rate among the k most confident, k = 1..n."""
+    scores, labels = _scores_and_labels(owner, confidence, correct)
     if len(scores) == 0:
-        return np.full(len(weights), np.nan)
+        return np.empty(0)
     order, starts = _tie_groups(-scores)
-    hits, misses = _grouped(weights, positive, order, starts)
-    found = np.cumsum(hits, axis=1)
-    taken = found + np.cumsum(misses, axis=1)
-    # A leading group without weight has neither found nor taken anything: its precision is multiplied by no recall.
-    precision = np.divide(found, taken, out=np.zeros_like(found), where=taken > 0)
-    return _ratio((hits * precision).sum(axis=1), hits.sum(axis=1))
-
-
-def aurc_rows(scores: FloatArray, correct: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return `aurc` once for each row of whole-number counts; shape (rows, n) in, (rows,) out, NaN for a row of zeros.
-
-    A trajectory drawn c times is c tied trajectories. In a tied group of size c with e errors that starts after N
-    kept with E errors, the expected risks sum to `c r + (E - r N) (H(N + c) - H(N))`, with r = e / c and H the
-    harmonic numbers.
-    """
-    if len(scores) == 0:
-        return np.full(len(counts), np.nan)
-    order, starts = _tie_groups(-scores)
-    right, wrong = _grouped(counts, correct, order, starts)
-    size = right + wrong
-    before, errors_before = np.cumsum(size, axis=1) - size, np.cumsum(wrong, axis=1) - wrong
-    total = size.sum(axis=1)
-    harmonic = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1.0, total.max() + 1.0))])
-    first = before.astype(np.intp)
-    span = harmonic[first + size.astype(np.intp)] - harmonic[first]
-    rate = np.divide(wrong, size, out=np.zeros_like(wrong), where=size > 0)
-    return _ratio((wrong + (errors_before - rate * before) * span).sum(axis=1), total)
+    sizes = np.diff(np.append(starts, len(scores)))
+    errors = np.repeat(np.add.reduceat(1.0 - labels[order], starts) / sizes, sizes)
+    return np.asarray(np.cumsum(errors) / np.arange(1, len(scores) + 1), dtype=np.float64)
 
 
 def _tie_groups(keys: FloatArray) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:

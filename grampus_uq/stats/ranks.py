@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-
-FloatArray = npt.NDArray[np.float64]
+from grampus_uq.stats.arrays import FloatArray
 
 RANK_SLACK = 1e-9
 """Subtracted before a ceiling: (n + 1) * (1 - alpha) is often a whole number that floats overshoot by a few ulps."""
@@ -157,30 +156,6 @@ def binomial_interval(successes: int, n: int, level: float = 0.95) -> tuple[floa
     low = 0.0 if successes == 0 else _solve_upper_tail(successes, n, tail)
     high = 1.0 if successes == n else 1.0 - _solve_upper_tail(n - successes, n, tail)
     return low, high
-
-
-def binomial_ceiling(n: int, p: float, level: float = 0.999) -> int:
-    """Largest count that n trials of probability p still explain: `min{c : P(Bin(n, p) > c) <= 1 - level}`.
-
-    What tests of a guarantee use: more than this many violations among n refutes "probability at most p" at 1 - level.
-
-    Args:
-        n: number of independent trials, >= 0.
-        p: claimed probability, in [0, 1].
-        level: in (0, 1); 1 - level is the chance to reject a true claim.
-
-    Returns:
-        A count in 0..n; the `level` quantile of the binomial law.
-
-    Raises:
-        ConfigurationError: n negative, p outside [0, 1], level outside (0, 1).
-
-    >>> binomial_ceiling(1000, 0.05)
-    73
-    """
-    check_level("level", "binomial_ceiling", level)
-    above = binomial_log_sf(n, p)[1:]  # entry c is log P(X >= c + 1) = log P(X > c)
-    return int(np.flatnonzero(above <= math.log1p(-level) + _LOG_SLACK)[0])
 
 
 def binomial_log_pmf(n: int, p: float) -> FloatArray:

@@ -14,22 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import FloatArray, IntArray
 from grampus_uq.stats.scoring import ProperScore, expected_score
 
 __all__ = [
-    "BinnedDecomposition",
     "Decomposition",
     "ReliabilityBin",
     "decompose",
-    "decompose_binned",
     "quantile_bins",
     "reliability_bins",
     "trajectory_brier",
     "trajectory_ece",
 ]
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,26 +136,13 @@ def trajectory_brier(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decomposition:
-    """A mean score in three parts: `score = resolution - reliability - uncertainty`, exactly.
+    """A mean score in parts: `score = resolution - reliability - uncertainty - spread + covariance`, exactly.
 
-    With G(q) the expected score of forecasting q truthfully: uncertainty = -G(base rate) (what the base rate scores,
-    negated); resolution = mean of G(success rate given the forecast) - G(base rate), >= 0, higher is better;
-    reliability = mean of G(rate) - S(forecast; rate), >= 0, lower is better.
-    """
-
-    score: float
-    reliability: float
-    resolution: float
-    uncertainty: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BinnedDecomposition:
-    """The same over bins: `score = resolution - reliability - uncertainty - spread + covariance`, exactly.
-
-    Reliability and resolution are those of the bin means. spread: what a bin's forecasts lose by differing from their
-    mean, as if outcomes inside the bin were alike (for Brier the variance within bins). covariance: what they gain by
-    differing in the right direction (for Brier twice the covariance within bins).
+    With G(q) the expected score of forecasting q truthfully, and groups of equal forecasts (or the means of bins):
+    uncertainty = -G(base rate); resolution = mean of G(success rate of the group) - G(base rate), >= 0, higher is
+    better; reliability = mean of G(rate) - S(forecast; rate), >= 0, lower is better. Within bins, both 0 without them:
+    spread is what forecasts lose by differing from their mean (for Brier the variance within bins), covariance what
+    they gain by differing in the right direction (for Brier twice the covariance within bins).
     """
 
     score: float
@@ -171,95 +154,57 @@ class BinnedDecomposition:
 
 
 def decompose(
-    forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, score: ProperScore, *, weights: npt.ArrayLike | None = None
+    forecasts: npt.ArrayLike,
+    outcomes: npt.ArrayLike,
+    score: ProperScore,
+    *,
+    bins: int | None = None,
+    weights: npt.ArrayLike | None = None,
 ) -> Decomposition | None:
-    """Split a mean score over the distinct forecast values, without any binning.
+    """Split a mean score over the distinct forecast values, or over quantile bins.
 
     Args:
         forecasts: shape (n,), in [0, 1].
         outcomes: shape (n,), in [0, 1]: outcomes, or success probabilities of censored prefixes.
         score: a strictly proper score.
+        bins: as `quantile_bins` (of the forecasts, each counted once); None groups equal forecasts. Where few are
+            equal, reliability and resolution are both near their largest without bins.
         weights: shape (n,), non-negative, not all 0; None = alike. For the mean TPS give every step its forecast, its
             trajectory's outcome and its weight w_t.
 
     Returns:
-        `Decomposition`, its parts summing to `score` to rounding; None for no forecast. With few ties most values
-        occur once,
-        and reliability and resolution are then both near their largest: use `decompose_binned`.
+        The parts; None for no forecast.
 
     Raises:
         ConfigurationError: an argument outside its domain.
 
-    Source: Murphy (1973); Broecker (2009), for any proper score.
+    Source: Murphy (1973), Broecker (2009); bins: Stephenson, Coelho and Jolliffe (2008), for every proper score because
+    a score is linear in the outcome.
     """
-    p, q, w = _weighted_pairs("decompose", forecasts, outcomes, weights)
+    p, q = _pairs("decompose", forecasts, outcomes)
+    w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
+    if w.shape != p.shape or not (np.isfinite(w) & (w >= 0.0)).all() or (len(w) and not w.sum() > 0.0):
+        raise ConfigurationError.of("weights", "decompose", "finite, not negative, not all 0, one a forecast", weights)
     if len(p) == 0:
         return None
-    values, member = np.unique(p, return_inverse=True)
-    parts = _between_groups(values, member, q, w, score)
-    return Decomposition(
-        score=float(w @ expected_score(score, p, q)),
-        reliability=parts.reliability,
-        resolution=parts.resolution,
-        uncertainty=parts.uncertainty,
-    )
-
-
-def decompose_binned(
-    forecasts: npt.ArrayLike,
-    outcomes: npt.ArrayLike,
-    score: ProperScore,
-    *,
-    bins: int = 10,
-    weights: npt.ArrayLike | None = None,
-) -> BinnedDecomposition | None:
-    """Split a mean score over quantile bins, with the two terms within bins that make the sum exact.
-
-    Args:
-        forecasts, outcomes, score, weights: as `decompose`.
-        bins: as `quantile_bins` (of the forecasts, each counted once).
-
-    Returns:
-        `BinnedDecomposition`, its parts summing to `score` to rounding; None for no forecast.
-
-    Raises:
-        ConfigurationError: an argument outside its domain.
-
-    Source: Stephenson, Coelho and Jolliffe (2008) for Brier; the same algebra holds for every proper score, because a
-    score is linear in the outcome.
-    """
-    p, q, w = _weighted_pairs("decompose_binned", forecasts, outcomes, weights)
-    if len(p) == 0:
-        return None
-    member = quantile_bins(p, bins)
-    means, rates = _group_means(member, w, p)[1], _group_means(member, w, q)[1]
-    parts = _between_groups(means, member, q, w, score)
-    inside = rates[member]
-    spread = expected_score(score, means[member], inside) - expected_score(score, p, inside)
-    contrast = score.success(p) - score.failure(p)
-    return BinnedDecomposition(
-        score=float(w @ expected_score(score, p, q)),
-        reliability=parts.reliability,
-        resolution=parts.resolution,
-        uncertainty=parts.uncertainty,
-        spread=float(w @ spread),
-        covariance=float(w @ ((q - inside) * contrast)),
-    )
-
-
-def _between_groups(
-    values: FloatArray, member: IntArray, q: FloatArray, w: FloatArray, score: ProperScore
-) -> Decomposition:
-    """Decompose the score of forecasting `values[k]` throughout group k; weights sum to 1."""
+    w = w / w.sum()
+    if bins is None:
+        values, member = np.unique(p, return_inverse=True)
+    else:
+        member = quantile_bins(p, bins)
+        values = _group_means(member, w, p)[1]
     mass, rates = _group_means(member, w, q)
     base = np.clip(np.array([w @ q]), 0.0, 1.0)
     truthful, base_truthful = expected_score(score, rates, rates), float(expected_score(score, base, base)[0])
-    given = expected_score(score, values, rates)
+    spread = expected_score(score, values[member], rates[member]) - expected_score(score, p, rates[member])
+    contrast = score.success(p) - score.failure(p)
     return Decomposition(
-        score=float(mass @ given),
-        reliability=float(mass @ (truthful - given)),
+        score=float(w @ expected_score(score, p, q)),
+        reliability=float(mass @ (truthful - expected_score(score, values, rates))),
         resolution=float(mass @ truthful) - base_truthful,
         uncertainty=-base_truthful,
+        spread=float(w @ spread),
+        covariance=0.0 if bins is None else float(w @ ((q - rates[member]) * contrast)),
     )
 
 
@@ -286,14 +231,3 @@ def _pairs(owner: str, forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> tup
         if not ((values >= 0.0) & (values <= 1.0)).all():
             raise ConfigurationError.of(parameter, owner, "in [0, 1]", values[~((values >= 0.0) & (values <= 1.0))][0])
     return p, y
-
-
-def _weighted_pairs(
-    owner: str, forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, weights: npt.ArrayLike | None
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Validate, and normalise the weights to sum 1."""
-    p, y = _pairs(owner, forecasts, outcomes)
-    w = np.ones(len(p)) if weights is None else np.asarray(weights, dtype=np.float64)
-    if w.shape != p.shape or not (np.isfinite(w) & (w >= 0.0)).all() or (len(w) and not w.sum() > 0.0):
-        raise ConfigurationError.of("weights", owner, "finite, not negative, not all 0, one a forecast", weights)
-    return p, y, w / w.sum() if len(w) else w

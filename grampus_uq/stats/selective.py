@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.ranks import binomial_log_sf, check_level, smallest_n_for_pac
 
 __all__ = [
@@ -34,9 +35,6 @@ __all__ = [
     "released_needed",
     "share_threshold",
 ]
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -31,7 +31,6 @@ __all__ = [
     "TracerState",
     "TracerStream",
     "extended_step_risk",
-    "extended_sum",
     "tracer_scores",
     "trajectory_scores",
     "weighted_components",
@@ -175,16 +174,11 @@ def extended_step_risk(step: StepComponents) -> float:
     Not the paper's. The repetition in it reads a call word by word, so that a call repeated with one argument changed
     counts in part; D_rep itself compares calls as wholes.
 
-    Its sum over the steps of a run (`extended_sum`) is the baseline that TRACER has to beat and, on the published
+    Its sum over the steps of a run is the baseline that TRACER has to beat and, on the published
     runs that we measured, mostly does not. Returns a number in [0, 1], higher is worse; 0 on user steps.
     """
     event = step.tool_error or step.duplicate_call or step.duplicate_observation
     return 1.0 if event else (step.wording_repetition or 0.0)
-
-
-def extended_sum(steps: Iterable[StepComponents]) -> float:
-    """Sum the extended step risk over a run: a number >= 0, higher is worse, that never falls as a run goes on."""
-    return math.fsum(extended_step_risk(step) for step in steps)
 
 
 def trajectory_scores(risks: Sequence[float], k: float, w: float) -> list[float]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.scoring import LOG, ProperScore, expected_score
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM, WeightSchedule
 
@@ -32,10 +33,6 @@ __all__ = [
     "tps_exact",
     "weighted_forecast",
 ]
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

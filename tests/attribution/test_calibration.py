@@ -38,8 +38,8 @@ from grampus_uq.stats.entry_thresholds import (
     two_way_entry,
     with_fallback,
 )
-from grampus_uq.stats.ranks import binomial_ceiling
 from tests.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
+from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
 
 MANY = failures(30, 3)

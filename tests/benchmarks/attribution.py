@@ -35,7 +35,7 @@ from grampus_uq.learn.attribution.conditional_logit import fit_conditional_logit
 from grampus_uq.learn.attribution.features import cheap_features
 from grampus_uq.models import open_model
 from grampus_uq.stats.arrays import RaggedBatch, ragged
-from grampus_uq.stats.conformal import conformal_threshold, conformity_at, prediction_sets, whole_rank_size
+from grampus_uq.stats.conformal import conformal_threshold, prediction_sets, whole_rank_size
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     right_filtration_entry,
@@ -45,7 +45,7 @@ from grampus_uq.stats.entry_thresholds import (
 from grampus_uq.stats.ranking import auprc, auroc
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.attribution_judge import JudgeScorer
-from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, random_splits
+from tests.benchmarks.split_evaluation import SplitEvaluation, conformity_at, evaluate_splits, random_splits
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)
 FloatArray = npt.NDArray[np.float64]

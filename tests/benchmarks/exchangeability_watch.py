@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.stats.test_martingale import bet, watch_start
+from grampus_uq.stats.conformal_martingale import bet, watch_start
 from tests.benchmarks._report import emit
 
 FloatArray = npt.NDArray[np.float64]

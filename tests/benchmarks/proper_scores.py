@@ -33,7 +33,7 @@ if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import DataError
-from grampus_uq.stats.bootstrap import PairedDifference, mean_rows, paired_bootstrap
+from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_bootstrap
 from grampus_uq.stats.calibration import cross_fit
 from grampus_uq.stats.ranking import auprc, aurc, auroc, auroc_rows
 from grampus_uq.stats.reliability import trajectory_brier, trajectory_ece
@@ -179,10 +179,10 @@ def differences(
     return {**_difference("tps", score), **_difference("auroc", ranks)}
 
 
-def _difference(name: str, got: PairedDifference) -> Row:
+def _difference(name: str, got: BootstrapInterval) -> Row:
     return {
         f"delta_{name}_z": got.z,
-        f"delta_{name}": got.delta,
+        f"delta_{name}": got.estimate,
         f"delta_{name}_low": got.low,
         f"delta_{name}_high": got.high,
     }

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray, IntArray
-from grampus_uq.stats.conformal import checked_true_steps, conformity_at, coverage_rank
+from grampus_uq.stats.conformal import coverage_rank
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
-__all__ = ["SplitEvaluation", "evaluate_splits", "random_splits"]
+__all__ = ["SplitEvaluation", "conformity_at", "evaluate_splits", "random_splits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,23 @@ def random_splits(
     return order[:, :size], order[:, size:]
 
 
+def conformity_at(entry: EntryThresholds, true_step: npt.ArrayLike) -> FloatArray:
+    """Return the conformity score of each trajectory: E at its true step.
+
+    Args:
+        entry: entry thresholds of n trajectories.
+        true_step: shape (n,), 0-based index of the decisive error.
+
+    Returns:
+        Shape (n,); higher = the method finds the error later.
+
+    Raises:
+        ConfigurationError: an index outside its trajectory.
+    """
+    steps = _checked_true_steps(entry, true_step, "conformity_at")
+    return np.asarray(entry.values[np.arange(len(steps)), steps])
+
+
 def evaluate_splits(
     entry: EntryThresholds,
     true_step: npt.ArrayLike,
@@ -85,7 +102,7 @@ def evaluate_splits(
     Raises:
         ConfigurationError: shapes or levels that do not fit.
     """
-    steps = checked_true_steps(entry, true_step, "evaluate_splits")
+    steps = _checked_true_steps(entry, true_step, "evaluate_splits")
     conformity = conformity_at(entry, steps)
     if calibration.ndim != 2 or test.ndim != 2 or len(calibration) != len(test):
         raise ConfigurationError.of("calibration", "evaluate_splits", "(splits, n), as test", calibration.shape)
@@ -151,3 +168,16 @@ def _counts(entry: EntryThresholds, rows: IntArray, q: FloatArray) -> tuple[IntA
     below = np.searchsorted(keys, place * stride + np.searchsorted(distinct, q, side="left")) - start
     upto = np.searchsorted(keys, place * stride + np.searchsorted(distinct, q, side="right")) - start
     return below, upto
+
+
+def _checked_true_steps(entry: EntryThresholds, true_step: npt.ArrayLike, owner: str) -> IntArray:
+    """Return the true steps as integers, or refuse the first that lies outside its trajectory."""
+    steps = np.asarray(true_step)
+    if steps.shape != entry.lengths.shape or not np.issubdtype(steps.dtype, np.integer):
+        raise ConfigurationError.of("true_step", owner, "one whole number a trajectory", steps.shape)
+    outside = (steps < 0) | (steps >= entry.lengths)
+    if outside.any():
+        place = int(np.flatnonzero(outside)[0])
+        rule = f"inside its trajectory (0..{entry.lengths[place] - 1})"
+        raise ConfigurationError.of("true_step", owner, rule, f"row {place}: {steps[place]}")
+    return steps.astype(np.int64)

@@ -9,7 +9,7 @@ import pytest
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.evaluate.early_warning import ScoredPaths, alarm_steps, early_warning
-from grampus_uq.stats.ranks import binomial_ceiling
+from tests.binomial import binomial_ceiling
 
 Run = tuple[str, bool, list[float]]
 

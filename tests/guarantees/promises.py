@@ -25,8 +25,8 @@ from grampus_uq.cli import _group
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from grampus_uq.recording.artifacts import ProfileArtifact, load
-from grampus_uq.stats.ranks import binomial_ceiling
 from tests.benchmarks._report import emit
+from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import (
     WATCHED,
     KnownRatio,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grampus_uq.stats.ranks import binomial_ceiling
+from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import WATCHED
 from tests.guarantees.promises import PROMISES, SABOTAGES, sabotaged, simulate
 

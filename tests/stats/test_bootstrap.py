@@ -15,7 +15,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats import bootstrap as module
 from grampus_uq.stats.bootstrap import bootstrap, count_blocks, mean_rows, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
-from grampus_uq.stats.ranks import binomial_ceiling
+from tests.binomial import binomial_ceiling
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -98,13 +98,13 @@ def test_pairing_cancels_what_two_streams_share():
     base = rng(4).normal(size=400) * 10
     better = base + 0.1 + rng(5).normal(size=400) * 0.05
     paired = paired_bootstrap(mean_rows(base), mean_rows(better), 400, rng=rng(6), draws=1000)
-    assert paired.delta == pytest.approx(0.1, abs=0.01)
-    assert paired.z == pytest.approx(paired.delta / paired.sd)
+    assert paired.estimate == pytest.approx(0.1, abs=0.01)
+    assert paired.z == pytest.approx(paired.estimate / paired.sd)
     assert paired.z > 20
     alone = bootstrap(mean_rows(base), 400, rng=rng(6), draws=1000)
     assert alone.sd > 100 * paired.sd
     back = paired_bootstrap(mean_rows(better), mean_rows(base), 400, rng=rng(6), draws=1000)
-    assert back.delta == -paired.delta
+    assert back.estimate == -paired.estimate
     assert back.z == -paired.z
 
 
@@ -121,7 +121,7 @@ def test_z_is_calibrated_under_no_difference_and_finds_one():
 def test_equal_streams_have_no_z_rather_than_a_z_of_zero():
     same = mean_rows([0.1, 0.7, 0.30000000000000004])
     got = paired_bootstrap(same, same, 3, rng=rng())
-    assert (got.delta, got.sd, got.z) == (0.0, 0.0, None)
+    assert (got.estimate, got.sd, got.z) == (0.0, 0.0, None)
     constant = bootstrap(mean_rows(np.full(7, 0.1)), 7, rng=rng())
     assert (constant.estimate, constant.sd) == (0.1, 0.0)
 

@@ -25,7 +25,7 @@ from grampus_uq.stats.calibration_watch import (
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import FeatureScorer
 from grampus_uq.stats.eprocess_thresholds import budget_threshold, conformal_threshold, exceeds, tie_uniform
-from grampus_uq.stats.ranks import binomial_ceiling
+from tests.binomial import binomial_ceiling
 from tests.detector_rows import detector_runs
 
 

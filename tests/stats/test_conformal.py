@@ -13,7 +13,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import ragged
 from grampus_uq.stats.conformal import (
     conformal_threshold,
-    conformity_at,
     coverage_rank,
     prediction_sets,
     recall_conformity,
@@ -27,7 +26,7 @@ from grampus_uq.stats.entry_thresholds import (
     vanilla_entry,
     with_fallback,
 )
-from tests.benchmarks.split_evaluation import evaluate_splits, random_splits
+from tests.benchmarks.split_evaluation import conformity_at, evaluate_splits, random_splits
 
 
 def small_world(seed: int, n: int = 23) -> tuple[list[list[float]], np.ndarray, np.random.Generator]:

@@ -22,8 +22,8 @@ from grampus_uq.stats.entry_thresholds import (
     with_fallback,
 )
 from grampus_uq.stats.envelope import envelope_entry, suffix_envelope_entry
-from grampus_uq.stats.ranks import binomial_ceiling
 from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits
+from tests.binomial import binomial_ceiling
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)  # with n = 19 every (n + 1) level is whole: k/(n+1) is the level itself
 N = 19

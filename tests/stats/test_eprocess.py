@@ -25,8 +25,7 @@ from grampus_uq.stats.eprocess import (
     start,
     update,
 )
-from grampus_uq.stats.eprocess_baselines import running_minimum
-from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore, PaperScorer
+from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore, PaperScorer, running_minimum
 from grampus_uq.stats.eprocess_thresholds import exceeds, pac_threshold, tie_uniform, ville_threshold
 from grampus_uq.stats.step_blocks import in_caller_order, step_blocks
 from grampus_uq.stats.tree_ensemble import TreeEnsemble

@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from grampus_uq.stats.eprocess import Detector, alarms, start, update
-from grampus_uq.stats.eprocess_baselines import running_minimum
-from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore
+from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore, running_minimum
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
     bonferroni_threshold,
@@ -24,7 +23,8 @@ from grampus_uq.stats.eprocess_thresholds import (
     pac_threshold,
     ville_threshold,
 )
-from grampus_uq.stats.ranks import binomial_ceiling, binomial_interval
+from grampus_uq.stats.ranks import binomial_interval
+from tests.binomial import binomial_ceiling
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -15,9 +15,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranking import (
     auarc,
     auprc,
-    auprc_rows,
     aurc,
-    aurc_rows,
     auroc,
     auroc_rows,
     risk_coverage,
@@ -167,19 +165,15 @@ def test_a_row_of_counts_is_the_sample_written_out(rows, seed):
     scores, labels = split(rows)
     counts = np.random.default_rng(seed).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=5).astype(float)
     y = labels.astype(float)
-    by_rows = [auroc_rows(scores, y, counts), auprc_rows(scores, y, counts), aurc_rows(scores, y, counts)]
-    for i, row in enumerate(counts.astype(int)):
+    by_rows = auroc_rows(scores, y, counts)
+    for got, row in zip(by_rows, counts.astype(int), strict=True):
         repeated, repeated_labels = np.repeat(scores, row), np.repeat(labels, row)
-        for metric, got in zip((auroc, auprc, aurc), by_rows, strict=True):
+        for metric, found in ((auroc, got), (auprc, auprc(scores, labels, weights=row))):
             expected = metric(repeated, repeated_labels)
             if expected is None:
-                assert np.isnan(got[i])
+                assert found is None or np.isnan(found)
             else:
-                assert got[i] == pytest.approx(expected, abs=1e-12)
-
-
-def test_a_row_of_zeros_is_undefined_not_zero():
-    assert np.isnan(aurc_rows(np.array([0.1, 0.2]), np.array([0.0, 1.0]), np.zeros((1, 2)))).all()
+                assert found == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("metric", [auroc, auprc, aurc, auarc, risk_coverage])

@@ -13,7 +13,6 @@ from scipy import stats as scipy_stats
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranks import (
-    binomial_ceiling,
     binomial_interval,
     binomial_log_pmf,
     binomial_log_sf,
@@ -23,6 +22,7 @@ from grampus_uq.stats.ranks import (
     pac_rank,
     smallest_n_for_pac,
 )
+from tests.binomial import binomial_ceiling
 
 LEVELS = ["0.001", "0.01", "0.05", "0.1", "0.2", "0.25", "0.3", "0.5", "0.7", "0.9", "0.95", "0.99"]
 
@@ -123,9 +123,6 @@ def test_binomial_tails_and_quantiles_equal_scipy(n, p, level):
     np.testing.assert_allclose(binomial_log_pmf(n, p)[inside], pmf[inside], rtol=1e-11, atol=1e-11)
     np.testing.assert_allclose(binomial_log_sf(n, p)[:-1][inside], sf[inside], rtol=1e-11, atol=1e-11)
     assert binomial_log_sf(n, p)[n + 1] == -np.inf
-    ceiling = binomial_ceiling(n, p, level)
-    assert scipy_stats.binom.cdf(ceiling, n, p) >= level - 1e-9
-    assert ceiling == 0 or scipy_stats.binom.cdf(ceiling - 1, n, p) < level + 1e-9
 
 
 def test_tails_far_below_double_range_stay_exact_in_logs():
@@ -231,8 +228,7 @@ def test_sabotage_one_rank_lower_is_caught():
         (lambda: binomial_interval(11, 10), "successes", "binomial_interval"),
         (lambda: binomial_interval(-1, 10), "successes", "binomial_interval"),
         (lambda: binomial_interval(1, 10, 1.0), "level", "binomial_interval"),
-        *((lambda x=x: binomial_ceiling(10, x), "p", "binomial_log_pmf") for x in (-0.1, 1.5, math.nan)),
-        (lambda: binomial_ceiling(10, 0.5, 1.0), "level", "binomial_ceiling"),
+        *((lambda x=x: binomial_log_sf(10, x), "p", "binomial_log_pmf") for x in (-0.1, 1.5, math.nan)),
         (lambda: binomial_log_sf(-1, 0.5), "n", "binomial_log_pmf"),
     ],
 )
@@ -268,7 +264,6 @@ def test_ends_and_exact_bounds():
     assert binomial_interval(0, 20)[0] == 0.0
     assert binomial_interval(20, 20)[1] == 1.0
     assert binomial_interval(1, 20) == pytest.approx((0.0013, 0.2487), abs=5e-5)
-    assert [binomial_ceiling(1, 0.5, 0.5), binomial_ceiling(2, 0.5, 0.75), binomial_ceiling(0, 0.5)] == [0, 1, 0]
     assert [pac_rank(1, 0.5, 0.5), pac_rank(2, 0.5, 0.75), pac_rank(0, 0.5, 0.5)] == [1, 1, None]
     assert pac_rank(10, 0.5, 0.5 ** (10 + 5e-10)) == 10  # missed by less than the slack of the smallest n
     assert binomial_log_pmf(3, 0.0).tolist() == [0.0, -math.inf, -math.inf, -math.inf]

@@ -12,7 +12,6 @@ from sklearn.metrics import brier_score_loss
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.reliability import (
     decompose,
-    decompose_binned,
     quantile_bins,
     reliability_bins,
     trajectory_brier,
@@ -112,7 +111,7 @@ def test_nothing_to_summarise_is_undefined():
     assert trajectory_ece([], []) is None
     assert trajectory_brier([], []) is None
     assert decompose([], [], LOG) is None
-    assert decompose_binned([], [], LOG) is None
+    assert decompose([], [], LOG, bins=10) is None
 
 
 # -- decompositions ---------------------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def test_binned_parts_sum_exactly_with_the_terms_within_bins(score, rows, bins, 
     p, y = split(rows)
     weights = np.random.default_rng(seed).random(len(p)) * (np.arange(len(p)) % 5 > 0) + (np.arange(len(p)) == 0)
     for w in (None, weights):
-        parts = decompose_binned(p, y, score, bins=bins, weights=w)
+        parts = decompose(p, y, score, bins=bins, weights=w)
         total = parts.resolution - parts.reliability - parts.uncertainty - parts.spread + parts.covariance
         assert total == pytest.approx(parts.score, abs=1e-12)
         assert parts.score == pytest.approx(np.average(expected_score(score, p, y), weights=w), abs=1e-12)
@@ -164,7 +163,7 @@ def test_for_brier_the_parts_are_murphys_and_stephensons():
     member = quantile_bins(q, 7)
     means = np.array([q[member == b].mean() for b in member])
     rates = np.array([y[member == b].mean() for b in member])
-    binned = decompose_binned(q, y, BRIER, bins=7)
+    binned = decompose(q, y, BRIER, bins=7)
     assert binned.spread == pytest.approx(np.mean((q - means) ** 2), abs=1e-14)
     assert binned.covariance == pytest.approx(2 * np.mean((q - means) * (y - rates)), abs=1e-14)
 
@@ -201,7 +200,7 @@ def test_recalibration_moves_reliability_and_leaves_resolution():
         (lambda: trajectory_brier([0.5], [0, 1]), "outcomes"),
         (lambda: reliability_bins([0.5], [np.nan]), "outcomes"),
         (lambda: decompose([0.5], [1], LOG, weights=[0]), "weights"),
-        (lambda: decompose_binned([0.5, 0.1], [1, 0], LOG, weights=[1, -1]), "weights"),
+        (lambda: decompose([0.5, 0.1], [1, 0], LOG, bins=10, weights=[1, -1]), "weights"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(call, says):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.ranks import binomial_ceiling
 from grampus_uq.stats.selective import (
     Released,
     budget_needed,
@@ -25,6 +24,7 @@ from grampus_uq.stats.selective import (
     released_needed,
     share_threshold,
 )
+from tests.binomial import binomial_ceiling
 
 unit = st.floats(0.0, 1.0)
 levels = st.sampled_from([0.1, 0.3, 0.5, 0.7, math.nan]) | unit

@@ -20,7 +20,6 @@ from grampus_uq.stats.trajectory_risk import (
     TracerState,
     TracerStream,
     extended_step_risk,
-    extended_sum,
     tracer_scores,
     trajectory_scores,
     weighted_components,
@@ -195,7 +194,6 @@ def test_the_extended_risk_is_one_on_an_event_and_the_wording_otherwise() -> Non
     for event in ("tool_error", "duplicate_call", "duplicate_observation"):
         assert extended_step_risk(StepComponents(is_agent=True, wording_repetition=0.3, **{event: True})) == 1.0
     assert extended_step_risk(StepComponents(is_agent=False, user_gap=1.9)) == 0.0
-    assert extended_sum([quiet, quiet, StepComponents(is_agent=True, tool_error=True)]) == close(1.6)
 
 
 # The stream.

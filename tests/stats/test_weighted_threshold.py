@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.eprocess_thresholds import conformal_threshold, exceeds_many, weighted_threshold
-from grampus_uq.stats.ranks import binomial_ceiling
+from tests.binomial import binomial_ceiling
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.learn.evaluate.transparency import BASE_RATE, ScoredStream, base_rate, tps_of
-from grampus_uq.stats.bootstrap import PairedDifference, mean_rows, paired_bootstrap
+from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.scoring import LOG
 from grampus_uq.stats.trajectory_scores import ForecastTraces, weighted_forecast
@@ -119,13 +119,13 @@ def _compare(
     yield _row(first, second, "auroc", len(failed), got)
 
 
-def _row(first: str, second: str, metric: str, runs: int, got: PairedDifference) -> DifferenceRow:
+def _row(first: str, second: str, metric: str, runs: int, got: BootstrapInterval) -> DifferenceRow:
     return DifferenceRow(
         first=first,
         second=second,
         metric=metric,
         runs=runs,
-        delta=got.delta,
+        delta=got.estimate,
         low=got.low,
         high=got.high,
         z=got.z,

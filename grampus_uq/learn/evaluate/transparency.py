@@ -18,7 +18,7 @@ from grampus_uq.learn.evaluate.censoring import Censoring
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 from grampus_uq.stats.calibration import CrossFit, cross_fit, split_halves
 from grampus_uq.stats.ranking import auprc, aurc, auroc
-from grampus_uq.stats.reliability import decompose_binned, trajectory_brier, trajectory_ece
+from grampus_uq.stats.reliability import decompose, trajectory_brier, trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, ProperScore
 from grampus_uq.stats.trajectory_scores import (
     ForecastTraces,
@@ -184,7 +184,7 @@ def _row(
         for name, score in SCORES.items():
             scores[name] = float(tps_of(traces, stream.chance, score, schedule).mean())
         weights = step_weights(traces, schedule)
-        parts = decompose_binned(traces.forecasts, traces.spread(stream.chance), LOG, weights=weights)
+        parts = decompose(traces.forecasts, traces.spread(stream.chance), LOG, bins=10, weights=weights)
     return TableRow(
         stream=stream.name,
         calibrated=calibrated,

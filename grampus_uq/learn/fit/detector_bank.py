@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
-from grampus_uq.stats.eprocess_baselines import MINIMA_OF, running_minimum
-from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore
+from grampus_uq.stats.eprocess_scorers import MINIMA_OF, FeatureScorer, LinearScore, running_minimum
 from grampus_uq.stats.fusion import is_count
 from grampus_uq.stats.prefix_features import STREAM_FEATURES
 from grampus_uq.stats.step_blocks import run_of_row, step_of_row

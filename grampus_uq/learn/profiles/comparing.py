@@ -226,7 +226,7 @@ def _compared(
         better=measure.better,
         first=None if math.isnan(values[0]) else values[0],
         second=None if math.isnan(values[1]) else values[1],
-        delta=difference.delta,
+        delta=difference.estimate,
         low=difference.low,
         high=difference.high,
         runs=n if measure.among is None else measure.among,

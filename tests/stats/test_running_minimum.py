@@ -1,4 +1,4 @@
-"""The simple rules: what they promise (nothing), shown by the paper's own counterexample, and what the minimum is."""
+"""What the running minimum is, and why a calibrated probability below alpha is no false-alarm rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.eprocess_baselines import below_alarm_steps, running_minimum
+from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.ranks import binomial_interval
 from grampus_uq.stats.step_blocks import step_blocks
 
@@ -19,17 +19,10 @@ def test_counterexample_8_1_4_a_calibrated_score_below_alpha_alarms_on_half_of_t
     score = np.where(rng.random(1_000_000) < 0.99, 0.005, 0.5)
     success = rng.random(len(score)) < score
     blocks = step_blocks(score, np.ones(len(score), dtype=int))
-    alarm = below_alarm_steps(blocks, blocks.values[:, 0], 0.01) > 0
+    alarm = blocks.values[np.argsort(blocks.rows), 0] < 0.01
     low, high = binomial_interval(int(alarm[success].sum()), int(success.sum()), 0.999)
     assert low <= 0.005 * 0.99 / 0.00995 <= high
     assert alarm[success].mean() > 0.45
-
-
-def test_the_first_step_below_alpha_alarms_strictly_and_missing_scores_do_not() -> None:
-    blocks = step_blocks([0.5, 0.1, 0.05, math.nan, 0.09, 0.9], [3, 2, 1])
-    assert below_alarm_steps(blocks, blocks.values[:, 0], 0.1).tolist() == [3, 2, 0]
-    with pytest.raises(ConfigurationError, match="alpha"):
-        below_alarm_steps(blocks, blocks.values[:, 0], 1.0)
 
 
 def test_the_running_minimum_is_eq_3_with_the_smallest_score_as_probability_of_success() -> None:

@@ -1,17 +1,15 @@
-"""Watching the guarantee itself: a conformal test martingale over finished runs, in bounded memory.
+"""A conformal test martingale over finished runs, in bounded memory: does a calibration still describe them?
 
-Every finished run is ranked against the calibration runs *and all runs before it*; if all of them are exchangeable,
-the ranks are independent uniform numbers, and a gambler who bets against that cannot grow rich:
+Every finished run is ranked against the calibration runs and all runs before it. If all of them are exchangeable, the
+ranks are independent and uniform, and bets against that seldom win:
 
     S_n = S_(n-1) * mean over accounts of f_i(p_n),    P(S ever reaches 1/level) <= level   (Ville)
 
-so a rich gambler means that the calibration no longer describes the runs. Ranked against the fixed calibration set
-alone the ranks depend on each other, and long histories alarm falsely almost surely.
+A large capital S means that the calibration no longer describes the runs. Ranks against the fixed calibration set alone
+would depend on each other: long histories would alarm falsely almost surely.
 
-The bag of past runs is kept as counts in bins whose edges are calibration runs drawn at random and then left out of
-the bag; binning is a function of each run alone, so the ranks (randomised within a bin) stay exactly uniform.
-
-(The name of this file is the name of the method, "test martingale"; it holds no tests.)
+Past runs are kept as counts in bins. Their edges are calibration runs drawn at random and left out of the counts;
+binning is a function of each run alone, so the ranks (randomised within a bin) stay exactly uniform.
 """
 
 from __future__ import annotations
@@ -28,11 +26,11 @@ from grampus_uq.stats.arrays import FloatArray
 from grampus_uq.stats.stored_values import STORED, Extended
 
 JUMP_RATES = (0.0, 1e-3, 1e-2, 1e-1)
-"""Shares of the capital that are dealt out anew at every run: none for small changes, fast for late and large ones."""
+"""Shares of the capital that are redistributed at every run: none for small changes, fast for late and large ones."""
 
 _EDGES = 31
-# f(p) = 1 + e (2p - 1): below 0 it wins when runs look stranger than before, above when less strange. Small stakes that
-# are never dealt out anew grow under a small change, which moves few ranks far: full stakes lose on the rest.
+# f(p) = 1 + e (2p - 1): e < 0 wins when runs look stranger than before, e > 0 when less strange. Small stakes without
+# redistribution win under a small change, which moves few ranks far; full stakes lose on the other ranks.
 _LINEAR = (-1.0, -0.6, -0.3, 0.3, 0.6, 1.0)
 _BEFORE = (3, (-1.0, 1.0))  # rows and stakes of watches that were stored before there were small ones
 _TAILS = (0.05, 0.2)  # f(p) = 2 for p <= a, less above: wins when the strangest ranks become twice as frequent
@@ -40,11 +38,11 @@ _TAILS = (0.05, 0.2)  # f(p) = 2 for p <= a, less above: wins when the strangest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchState:
-    """All that the watch remembers: bounded however many runs it has seen.
+    """The state of one martingale: bounded however many runs it has seen.
 
     Attributes:
         edges: ascending; a statistic above an edge belongs to a higher bin.
-        counts: runs in the bag, by bin.
+        counts: past runs, by bin.
         shares: how the capital is spread over the accounts, jump rate by jump rate; sums to 1.
         log_capital: natural log of S_n; 0 at the start.
         log_peak: its maximum so far, what an alarm looks at.
@@ -73,16 +71,16 @@ class WatchState:
 
 
 ACCOUNTS = 1 + len(_LINEAR) + len(_TAILS)
-"""The first account never bets: it keeps capital safe until there is something to win."""
+"""The first account never bets: it preserves capital until a change."""
 
 
 def watch_start(peaks: Sequence[float], rng: np.random.Generator) -> WatchState:
-    """Begin a watch with calibration runs in the bag.
+    """Begin with calibration runs.
 
     Args:
         peaks: their statistics (`Detector.null_peaks`, or `capped` peaks of all kinds of runs for the variant without
-            labels), of runs that served neither fit nor choice of the statistic. May be empty: then only changes after
-            the beginning are seen.
+            labels), of runs that served neither fit nor choice of the statistic. May be empty: only later
+            changes are then detected.
         rng: draws which of them become edges (at most 31, at most a third).
 
     Raises:
@@ -104,12 +102,12 @@ def watch_start(peaks: Sequence[float], rng: np.random.Generator) -> WatchState:
 
 
 def watch_update(state: WatchState, peak: float, draw: float) -> tuple[WatchState, float]:
-    """Take one finished run: rank it against the bag, bet, put it into the bag.
+    """Take one finished run: rank it against the past runs, bet, and count it among them.
 
-    Guarantee: if calibration runs and watched runs are exchangeable, `P(exp(log_peak) ever >= 1/level) <= level`, at
-    whichever time it is looked at. Late labels may come in any order that does not depend on the statistics; runs
-    without a label are simply not taken. What breaks it: watching only runs that a monitor let through against
-    calibration runs that it did not filter (use `capped`, or leave alarmed runs out on both sides).
+    Guarantee: if calibration runs and later runs are exchangeable, `P(exp(log_peak) ever >= 1/level) <= level`,
+    whenever it is inspected. Late labels may come in any order that does not depend on the statistics; runs without a
+    label are left out. What breaks it: comparing only the runs that a monitor did not stop with calibration runs that
+    it did not filter (use `capped`, or leave alarmed runs out on both sides).
 
     Args:
         peak: the run's statistic; larger is stranger; -inf for a run without readings.
@@ -142,9 +140,9 @@ def watch_update(state: WatchState, peak: float, draw: float) -> tuple[WatchStat
 
 
 def capped(log_peak: float, log_threshold: float) -> float:
-    """Statistic that an alarm does not change: what a run would have done after its alarm is not known.
+    """Cut the statistic at the threshold: what a run would have done after its alarm is unknown.
 
-    For the watch without labels, on all runs, calibration runs capped alike.
+    For the variant without labels; calibration runs are capped alike.
 
     >>> capped(3.0, 2.0), capped(1.0, 2.0)
     (2.0, 1.0)
@@ -153,9 +151,9 @@ def capped(log_peak: float, log_threshold: float) -> float:
 
 
 def bet(shares: FloatArray, p: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Bet the capital on ranks, deal it out anew, and return the new shares and the factor by which it grew.
+    """Bet the capital on ranks, redistribute it, and return the new shares and the factor by which it grew.
 
-    Works on many watches at once: `shares` has shape (..., jump rates * accounts), p the leading shape.
+    Works on many martingales at once: `shares` has shape (..., jump rates * accounts), p the leading shape.
     """
     x = np.asarray(p)[..., None]
     linear = [1.0 + e * (2.0 * x - 1.0) for e in _LINEAR]
@@ -170,9 +168,9 @@ def bet(shares: FloatArray, p: FloatArray) -> tuple[FloatArray, FloatArray]:
 
 
 def _all_accounts(shares: tuple[float, ...]) -> tuple[float, ...]:
-    """Shares as they are now kept; those of an older watch stay on the accounts that it had.
+    """Bring the shares of a state stored by an older version to today's accounts.
 
-    How capital is spread before a bet is anybody's choice, so the guarantee is that of the older watch.
+    Any division of the capital before a bet is valid, so the guarantee holds on.
     """
     rows, stakes = _BEFORE
     width = 1 + len(stakes) + len(_TAILS)

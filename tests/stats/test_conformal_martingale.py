@@ -12,9 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.ranks import binomial_ceiling
-from grampus_uq.stats.stored_values import from_json, to_json
-from grampus_uq.stats.test_martingale import (
+from grampus_uq.stats.conformal_martingale import (
     ACCOUNTS,
     JUMP_RATES,
     WatchState,
@@ -23,7 +21,9 @@ from grampus_uq.stats.test_martingale import (
     watch_start,
     watch_update,
 )
+from grampus_uq.stats.stored_values import from_json, to_json
 from tests.benchmarks.exchangeability_watch import first_alarms
+from tests.binomial import binomial_ceiling
 
 LEVEL = 0.05
 
