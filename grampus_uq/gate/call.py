@@ -60,7 +60,7 @@ MAX_REJECTED = 256
 
 
 class CallPhase(StrEnum):
-    """Where one proposed call stands."""
+    """The state of one proposed call."""
 
     NEW = "new"
     WAITING = "waiting"
@@ -71,10 +71,9 @@ class CallPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Whose calls they are, and under which rules they are asked: what a request is bound to beside its call.
+    """Owner and rules of a session's calls: what a request is bound to besides the call.
 
-    `vouched` is False when the belief came from outside without a seal that holds: then it releases nothing that may be
-    irreversible.
+    `vouched` is False when the belief was loaded without a valid seal; it then clears nothing that may be irreversible.
     """
 
     agent_id: str
@@ -86,7 +85,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubt:
-    """Why something waits: what the request shows beside the call."""
+    """Why a call waits, as its request shows it."""
 
     level: UncertaintyLevel
     rule: str
@@ -121,16 +120,15 @@ FRAMEWORK = "framework"
 _NOT_LIFTED = frozenset(
     {REPEATED.rule, UNKNOWN_OUTCOME.rule, UNREAD.rule, UNVOUCHED.rule, FRAMEWORK, "detector", "always_ask"}
 )
-"""Rules whose pause no grant lifts: it gives leave for a tool, and these ask about the run or about one call."""
+"""Rules whose pause no grant lifts: a grant is for a tool, and these ask about the run or about one call."""
 
 
 class CallRecord(BaseModel):
-    """One proposed call and where it stands; frozen, JSON-able.
+    """One proposed call and its state; frozen, JSON-able.
 
-    `proposed` is what the model asked for, `call` what runs (after an edit). `effect` is what it was resolved to last:
-    for the audit, never believed. `requests` are what it waits for, and stay once they were decided; `decisions` are
-    those that settled them, `grant` is what let it through. `text` answers in place of a result. `child_session` is a
-    sub-agent's, and `guidance` a text for it.
+    `proposed` is the model's call, `call` the one to run (after an edit). `effect` is the last resolved effect, for the
+    audit only. `requests` are pending or, once decided, kept with the `decisions` that settled them; `grant` is what
+    cleared the call. `text` stands in place of a result. `child_session` is a sub-agent's, `guidance` a text for it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -159,7 +157,7 @@ class CallRecord(BaseModel):
 
     @property
     def waiting(self) -> bool:
-        """True while nobody decided."""
+        """True while a decision is pending."""
         return self.phase is CallPhase.WAITING
 
     @property
@@ -169,11 +167,11 @@ class CallRecord(BaseModel):
 
     @property
     def cleared_here(self) -> bool:
-        """True when this process, or one whose seal held, cleared just this call at just this step."""
+        """True when this process, or one with a valid seal, cleared exactly this call at this step."""
         return self.cleared_here_for(self.call)
 
     def cleared_here_for(self, call: ToolCall) -> bool:
-        """True when what was cleared so is exactly this call."""
+        """True when exactly this call was cleared by this process, or by one with a valid seal."""
         return self._cleared_here is not None and self._cleared_here == self._identity(call)
 
     def _identity(self, call: ToolCall) -> str:
@@ -191,7 +189,7 @@ class CallRecord(BaseModel):
         return new
 
     def change(self, **changes: Any) -> CallRecord:
-        """The record with these fields; a clearance of this process goes with it only while it is cleared."""
+        """A copy with these fields; it keeps the clearance of this process only while it is cleared or started."""
         new = self.model_copy(update=changes)
         if new.phase not in (CallPhase.CLEARED, CallPhase.STARTED):
             new._cleared_here = None
@@ -202,7 +200,7 @@ class CallRecord(BaseModel):
 
 
 def doubt_of(judged: StepUncertainty | Verdict) -> Doubt:
-    """What a judgement says of a call, as a request shows it."""
+    """The reason of a judgement, as a request shows it."""
     if isinstance(judged, Verdict):
         return _doubt(judged, judged.reason)
     return replace(_doubt(judged, judged.reasoning), confidence=judged.believed)
@@ -213,14 +211,14 @@ def _doubt(judged: StepUncertainty | Verdict | ApprovalRequest, reason: str) -> 
 
 
 def cleared(record: CallRecord, by: str = "monitor") -> CallRecord:
-    """Let through without anybody's decision: good in this process only."""
+    """Clear a call without a human decision; valid in this process only."""
     return record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None).clear_here()
 
 
 def may_be_granted(record: CallRecord, terms: Terms) -> bool:
-    """True for a call whose pause a grant may lift: it asks for the tool's sake, not because the run is in doubt.
+    """True for a waiting call whose pause a grant may lift: the tool is the reason, not doubt about the run.
 
-    Of a run whose belief nobody vouches for it is not known whether it is in doubt.
+    Never true with an unvouched belief: whether that run is in doubt is unknown.
     """
     grave = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
     return (
@@ -231,7 +229,7 @@ def may_be_granted(record: CallRecord, terms: Terms) -> bool:
 
 
 def granted(record: CallRecord, grant: Grant) -> CallRecord:
-    """Let through by standing leave, which is checked once more when the call runs."""
+    """Clear a call by a grant, which is checked again when the call runs."""
     new = record.change(phase=CallPhase.CLEARED, grant=grant, requests=())
     return new.change(cleared_by=authority(new))
 
@@ -254,7 +252,7 @@ def request_for(
 
 
 def asked(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, doubt: Doubt, now_s: float) -> CallRecord:
-    """Make a call wait for a decision, under a new request: what was said before holds for nothing."""
+    """Make a call wait under a new request; earlier decisions lapse."""
     request = request_for(
         record,
         terms,
@@ -278,7 +276,7 @@ def asked(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, doubt: Do
 def asked_again(
     record: CallRecord, terms: Terms, approvals: ApprovalPolicy, now_s: float, reason: str | None = None
 ) -> CallRecord:
-    """Ask the same thing anew, because the request before can never be answered any more."""
+    """Replace a request that can no longer be answered by a new one on the same call."""
     old = next((request for request in record.requests if request.child_session is None), None)
     doubt = UNVOUCHED if old is None else replace(_doubt(old, old.reason), confidence=old.confidence)
     if reason is not None:
@@ -289,12 +287,12 @@ def asked_again(
 
 
 def review(terms: Terms, approvals: ApprovalPolicy, doubt: Doubt, step_id: str, now_s: float) -> ApprovalRequest:
-    """A pause of the run itself: its answer waits."""
+    """A request on the run itself: its answer waits."""
     return request_for(None, terms, doubt, now_s, step_id=step_id, expires_s=approvals.expiry(now_s))
 
 
 def bound(request: ApprovalRequest, record: CallRecord, terms: Terms) -> bool:
-    """True when a request is on just this call of just this session, run and step, under the rules that hold now."""
+    """True when a request is on exactly this call of this session, run and step, under the current rules."""
     return request.call == record.proposed and (
         (request.agent_id, request.session_id, request.run_id, request.step_id, request.rules)
         == (terms.agent_id, terms.session_id, terms.run_id, record.step_id, terms.rules)
@@ -305,7 +303,7 @@ def bound(request: ApprovalRequest, record: CallRecord, terms: Terms) -> bool:
 
 
 def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRecord:
-    """Carry out decisions that settle the record's request (`ApprovalPolicy.holding`)."""
+    """Apply the decisions that settle the record's request (`ApprovalPolicy.holding`)."""
     first = decisions[0]
     if first.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
         new = settled(record, answer_text(first), is_error=first.kind is ApprovalKind.REJECT)
@@ -320,7 +318,7 @@ def decided(record: CallRecord, decisions: Sequence[ApprovalDecision]) -> CallRe
 
 
 def authority(record: CallRecord) -> str | None:
-    """By whose word a call was let through, as its decisions and its grant say; else what the record says."""
+    """Who cleared a call: its decisions, else its grant, else `cleared_by`."""
     if record.decisions:
         who = " and ".join(decision.principal for decision in record.decisions)
         return f"{record.decisions[0].kind.value} of {who}"
@@ -339,20 +337,20 @@ def answer_text(decision: ApprovalDecision) -> str:
 
 
 def edit_note(record: CallRecord) -> str | None:
-    """What the model is told beside the result of a call whose arguments a human changed; None for any other."""
+    """The note for the model beside the result of an edited call; None for any other call."""
     if not record.edited:
         return None
     return f"A human changed the arguments of {record.proposed.name} to {canonical_json(record.call.arguments)}."
 
 
 def expired(record: CallRecord, now_s: float) -> CallRecord:
-    """Not executed once the time to decide has passed, unless only a decision can say what became of the call."""
+    """Settle a call whose time to decide has passed, except one of unknown outcome: that needs a decision."""
     late = any(request.expired(now_s) and not request.unknown_outcome for request in record.requests)
     return settled(record, EXPIRED, is_error=True) if record.waiting and late else record
 
 
 def guided(record: CallRecord, text: str) -> CallRecord:
-    """A text is guidance, never approval: what waits is not executed; a sub-agent is told."""
+    """Apply guidance: a waiting call is not executed, a sub-agent gets the text. Guidance never approves."""
     if not record.waiting:
         return record
     if record.child_session is not None:
@@ -363,5 +361,5 @@ def guided(record: CallRecord, text: str) -> CallRecord:
 
 
 def settled(record: CallRecord, text: str | None, *, is_error: bool = False) -> CallRecord:
-    """The call has its one result, or this text in its place."""
+    """Settle a call: it has its one result, or this text in its place."""
     return record.change(phase=CallPhase.SETTLED, requests=(), text=text, is_error=is_error)

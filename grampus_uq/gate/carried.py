@@ -1,4 +1,4 @@
-"""Records of calls out of JSON values that another process, or another version, wrote into a framework's own state."""
+"""Reads and writes records of calls as JSON values in a framework's own state, those of the first version too."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _OF_VERSION_1 = {"decided": CallPhase.WAITING, "released": CallPhase.SETTLED}
 
 
 def write_record(record: CallRecord) -> dict[str, Any]:
-    """A record as JSON values, without what `read_record` knows by itself."""
+    """A record as JSON values, without what `read_record` can fill in."""
     left_out = set() if record.edited else {"call"}
     return record.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
 
 
 def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
-    """A record out of JSON values; one of the first version is read as far as it goes, and asked about anew.
+    """A record from JSON values; one of the first version is read as far as possible, and asked about again.
 
     `step_id` is for one of the first version that does not name its step. Raises KeyError, TypeError or ValueError on
     values that are no record.
@@ -40,9 +40,9 @@ def read_record(entry: Mapping[str, Any], step_id: str = "") -> CallRecord:
         text=entry.get("text"),
         is_error=bool(entry.get("is_error")),
     )
-    said = None if entry.get("decision") is None else ApprovalDecision.model_validate(entry["decision"])
-    if said is not None and said.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
-        return settled(record, answer_text(said), is_error=said.kind is ApprovalKind.REJECT)
+    decision = None if entry.get("decision") is None else ApprovalDecision.model_validate(entry["decision"])
+    if decision is not None and decision.kind in (ApprovalKind.REJECT, ApprovalKind.RESPOND):
+        return settled(record, answer_text(decision), is_error=decision.kind is ApprovalKind.REJECT)
     return record if record.phase is not CallPhase.SETTLED else record.change(requests=())
 
 

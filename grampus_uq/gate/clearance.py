@@ -18,7 +18,7 @@ from grampus_uq.records.vocabulary import Effect
 __all__ = ["HARMLESS", "Precondition", "refusal_of"]
 
 HARMLESS = frozenset({Effect.READ, Effect.REVERSIBLE})
-"""What may run on a belief that nobody vouches for. What nobody classified may well be irreversible."""
+"""Effects that may run with an unvouched belief. An unclassified tool may well be irreversible."""
 
 Precondition = Callable[[ToolCall], "str | Awaitable[str | None] | None"]
 """Why a call that a human or a grant let through must not run now, or None where it may; may be awaited."""
@@ -38,10 +38,10 @@ async def refusal_of(precondition: Precondition | None, call: ToolCall) -> str |
 def check_clearance(
     record: CallRecord, call: ToolCall, terms: Terms, approvals: ApprovalPolicy, *, effect: Effect, now_s: float
 ) -> None:
-    """Raise ApprovalError unless this call, as it is about to run, was let through and has not run yet.
+    """Raise ApprovalError unless exactly this call was cleared and has not run yet.
 
     Args:
-        record: where the call stands.
+        record: of the call.
         call: exactly what is about to be executed.
         terms: session, run and rules as they are now, none of it read from the record.
         approvals: who may decide; checks every signature once more.

@@ -76,7 +76,7 @@ class ToolEffects:
         return effect
 
     def _opinions(self, call: ToolCall) -> list[Effect]:
-        """What predicates, annotations and the user's word on another spelling say: it counts where it raises."""
+        """Effects by predicates, annotations and spellings of the name; they count where they raise danger."""
         keys = same_tool_keys(call.name)
         found = [_opinion(predicate, call) for predicate in _spelt(self._predicates, keys)]
         # MCP's readOnlyHint is only the server's word and lowers nothing.

@@ -1,7 +1,7 @@
-"""The gate of one host: its settings, and the steps of a call's life that ask somebody: the monitor, the user's code.
+"""The gate of one host: its settings, and the transitions of a call that ask the monitor or the user's code.
 
-A host keeps the records (in a store, in its framework's own state, in memory) and does the awaiting; what a step makes
-of a record is `gate.call`'s, and whether a call may run is `gate.clearance`'s.
+A host keeps the records: in a store, in its framework's state, or in memory. `gate.call` has the transitions of a
+record, `gate.clearance` the check whether a call may run.
 
     record = CallRecord(proposed=call, step_id=...)
     record, action = await gate.judge(record, session, terms, declared)         cleared, waiting, settled, or an abort
@@ -61,8 +61,7 @@ ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the
 class Gate:
     """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
 
-    `schema_of` gives the JSON schema of a tool's arguments, or None where there is none: a human's edit is held against
-    it before it counts.
+    `schema_of` gives the JSON schema of a tool's arguments, or None: a human's edit must fit it.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Gate:
         run_id: str = "",
         vouched: bool = True,
     ) -> Terms:
-        """Whose calls these are, and the rules that they are asked under now."""
+        """The terms of a session's calls under the current rules."""
         known = self._rules
         if known is None or known[0] is not policy:  # frozen: the very same policy has the very same digest
             digest = rules_digest(self.approvals, None if policy is None else policy.model_dump(mode="json"))
@@ -98,12 +97,12 @@ class Gate:
         return Terms(agent_id=agent_id, session_id=session_id, run_id=run_id, rules=known[1], vouched=vouched)
 
     def effect(self, call: ToolCall, declared: Effect | None, policy: UncertaintyPolicy | None) -> Effect:
-        """What a call does to the world, from the tools' declarations and the policy as they are now."""
+        """The effect of a call by the current declarations and policy."""
         effect = self.effects.resolve(call, declared)
         return Effect.IRREVERSIBLE if policy is not None and policy.is_irreversible(call.name) else effect
 
     def believes(self, holds: bool) -> bool:
-        """Whether carried state is believed: its seal holds, or nobody signs here and anybody may write it anyway."""
+        """Whether carried state is believed: its seal is valid, or decisions are not signed here at all."""
         return holds or self.approvals.signer is None
 
     # -- judging --------------------------------------------------------------------------------------------------
@@ -123,11 +122,11 @@ class Gate:
         delegates: bool = False,
         now_s: float | None = None,
     ) -> tuple[CallRecord, UncertaintyAction]:
-        """Commit that a new call is proposed, and say whether it is let through, waits, or aborts the run.
+        """Commit a new call to the belief, and clear it, make it wait, or abort the run.
 
         Args:
             record: a new one.
-            session: the monitor's; None lets everything through that nothing else speaks against.
+            session: the monitor's; None clears every call that nothing else speaks against.
             unwatched: the policy of a host without a monitor: the tools that it always asks for wait.
             terms: whose call it is, and the rules.
             declared: what the tool's own definition says it does.
@@ -164,7 +163,7 @@ class Gate:
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def problem(self, call: ToolCall) -> str | None:
-        """Why arguments that a human wrote cannot run: no store holds them, or they do not fit the tool's schema."""
+        """Why edited arguments cannot run (no store can hold them, or they do not fit the tool's schema), or None."""
         unreadable = read_arguments(call.arguments).problem
         if unreadable is not None:
             return f"the arguments {unreadable}"
@@ -174,9 +173,9 @@ class Gate:
     def decide(
         self, record: CallRecord, terms: Terms, arrived: Sequence[Arrived]
     ) -> tuple[CallRecord, list[tuple[ApprovalDecision, str]]]:
-        """The record after what humans said to its request, and which decisions do not hold, with the reason.
+        """The record after these decisions on its request, and the decisions that do not hold, with the reason.
 
-        One that does not hold changes nothing; a request of other terms than those that hold now is asked again.
+        One that does not hold changes nothing; a request under other terms than the current ones is asked again.
         """
         request = record.requests[0] if len(record.requests) == 1 else None
         if not record.waiting or request is None:
@@ -200,7 +199,7 @@ class Gate:
         delegates: bool = False,
         now_s: float | None = None,
     ) -> CallRecord:
-        """The record with its effect now and by whose word it runs; ApprovalError unless exactly this call may run."""
+        """The record with its current effect and who cleared it; ApprovalError unless exactly this call may run."""
         effect = self.effect(call, declared, policy)
         check_clearance(
             record,
@@ -216,24 +215,24 @@ class Gate:
         return record.change(effect=effect, cleared_by=by)
 
     def started(self, record: CallRecord) -> CallRecord:
-        """Mark that a checked call is on its way: before anything is awaited, so that no other task lets it through."""
+        """Mark a checked call as started, before anything is awaited, so that no other task starts it."""
         return record.change(phase=CallPhase.STARTED)
 
     async def hindrance(self, record: CallRecord) -> str | None:
-        """Why a call that a human or a grant let through must not run now, by the user's precondition."""
+        """Why a call that a human or a grant cleared must not run now, by the user's precondition."""
         if not record.decisions and record.grant is None:
             return None
         return await refusal_of(self.precondition, record.call)
 
     def void(self, record: CallRecord, terms: Terms, why: str, now_s: float | None = None) -> CallRecord:
-        """What was let through must not run after all: it is asked again, and what was decided holds for nothing."""
+        """Ask again about a cleared call that must not run after all; its decisions lapse."""
         now_s = time.time() if now_s is None else now_s
         return asked_again(record, terms, self.approvals, now_s, f"the approval is void: {why}")
 
     def _spend(self, request_id: str) -> bool:
-        """True the first time that a call starts here on what was decided to this request.
+        """True the first time that a call starts here on the decisions on this request.
 
-        A state that was put back to before the call ran would run it once more.
+        Without it, a state that was put back to before the call ran would run the call again.
         """
         with self._lock:
             if request_id in self._spent and request_id not in _RUNNING.get():
@@ -244,15 +243,15 @@ class Gate:
         return True
 
     def spent(self, record: CallRecord) -> bool:
-        """True when a call started here on what was decided to this record's request, and not around this task."""
+        """True when another task started a call here on the decisions on this record's request."""
         request_id = record.requests[0].id if record.decisions else ""
         return request_id in self._spent and request_id not in _RUNNING.get()
 
     @contextlib.contextmanager
     def once(self, record: CallRecord) -> Iterator[bool]:
-        """For hosts that cannot keep a record as started: True for the one task that runs what was decided.
+        """For hosts that cannot store a record as started: True for the one task that may run the decided call.
 
-        Fences inside it see True as well. What is raised in it gives the decision back: the host may try again.
+        Nested uses in that task see True as well. An exception gives the decision back: the host may try again.
         """
         request_id = record.requests[0].id if record.decisions else ""
         if not record.decisions or not self._spend(request_id):

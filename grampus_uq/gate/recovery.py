@@ -1,4 +1,4 @@
-"""What a stored record is worth in another process, and what becomes of a call whose process died while it ran."""
+"""Records that another process stored: how far they are believed, and calls that were running when it died."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def restored(
     believed: bool,
     delegates: bool = False,
 ) -> CallRecord:
-    """What a stored record is worth: all that it says when it is `believed`, else only what decisions prove.
+    """A stored record as it counts here: as it is when it is `believed`, else only as far as decisions prove it.
 
-    Believe it when the host's seal holds, or when the policy has no signer. What is not believed waits, whatever its
-    phase; of what had started nobody knows what became. `delegates`: the host knows the tool as a sub-agent, whose own
-    session asks for its own calls.
+    It is believed under a valid seal, or when the policy has no signer. A record that is not believed waits whatever
+    its phase; one that had started is of unknown outcome. `delegates`: the tool is a sub-agent, whose own session asks
+    for its own calls.
     """
     if believed:
         let_through = record.phase in (CallPhase.CLEARED, CallPhase.STARTED)
@@ -53,7 +53,7 @@ def restored(
 
 
 def recovered(record: CallRecord, terms: Terms, approvals: ApprovalPolicy, effect: Effect, now_s: float) -> CallRecord:
-    """A call that a dead process left started: what merely reads runs again, of anything else a human is asked."""
+    """A call that a dead process left started: a read runs again, for anything else a human is asked."""
     if record.phase is not CallPhase.STARTED:
         return record
     if record.child_session is not None or (effect is Effect.READ and record.cleared_here):

@@ -1,4 +1,4 @@
-"""Approvals as records: what waits and why, who decided what, who may, and standing leave for a tool.
+"""Approvals as records: requests, decisions, grants, and the policy that says who may decide.
 
 A request names one call: tool, canonical arguments, session, run, step, and the rules it was asked under. A decision
 repeats the digest of all that and is signed, so that an approval for A cannot run B, here or anywhere else. A decision
@@ -29,7 +29,7 @@ _strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ApprovalKind(StrEnum):
-    """What a principal may say to a request."""
+    """The kinds of decisions."""
 
     APPROVE = "approve"
     EDIT = "edit"
@@ -38,7 +38,7 @@ class ApprovalKind(StrEnum):
 
 
 class ApprovalRequest(BaseModel):
-    """One thing that waits for a principal: a call that may not run yet, or (without `call`) the run itself.
+    """A question to a human: about a call that may not run yet, or (without `call`) about the run itself.
 
     `why` holds the numbers, the rule, and `guarantee`: the sentence of the promise that the pause carries, or None.
     `unknown_outcome` asks about a call that was started by a process that died: nobody knows whether it took effect.
@@ -65,7 +65,7 @@ class ApprovalRequest(BaseModel):
     expires_s: float | None = None
 
     def digest(self) -> str:
-        """SHA-256 over what a decision is bound to: the call, whose it is, where it was asked and under which rules."""
+        """SHA-256 over everything that a decision is bound to: call, session, run, step, rules, expiry."""
         call = None if self.call is None else [self.call.id, self.call.name, self.call.arguments]
         place = [self.agent_id, self.session_id, self.run_id, self.step_id]
         bound = [2, self.id, place, call, self.rules, self.rule, self.unknown_outcome, self.expires_s]
@@ -95,7 +95,7 @@ class ApprovalRequest(BaseModel):
 
 
 class ApprovalDecision(BaseModel):
-    """What a principal said to one request. `digest` repeats what was seen; `arguments` belong to an edit."""
+    """A principal's decision on one request. `digest` is that of the request seen; `arguments` belong to an edit."""
 
     model_config = _strict
 
@@ -109,12 +109,12 @@ class ApprovalDecision(BaseModel):
     signature: str | None = None
 
     def signed_text(self) -> bytes:
-        """Everything but the signature, in one way of writing."""
+        """The canonical text of everything but the signature."""
         return _signed("decision", self)
 
 
 class Grant(BaseModel):
-    """Leave to run one tool without asking, within a scope and until a time: "this tool under 50 EUR, one hour".
+    """Permission to run one tool without asking, within limits and until a time: "under 50 EUR, for one hour".
 
     `limits` maps an argument's name to its rule: {"max": x}, {"min": x}, {"equals": v} or {"in": [...]}; an argument
     without a rule is free, an argument with one must be there. `max_uses` counts calls over all workers of the store.
@@ -134,7 +134,7 @@ class Grant(BaseModel):
     signature: str | None = None
 
     def signed_text(self) -> bytes:
-        """Everything but the signature, in one way of writing."""
+        """The canonical text of everything but the signature."""
         return _signed("grant", self)
 
     def covers(self, call: ToolCall, *, agent_id: str, session_id: str, now_s: float) -> bool:
@@ -174,7 +174,7 @@ def _number(value: JsonValue) -> bool:
 
 
 Arrived = tuple[ApprovalDecision, float]
-"""A decision, and when it arrived by the clock of the store that it arrived in, in seconds since 1970."""
+"""A decision and its arrival by the store's clock, in seconds since 1970."""
 
 
 class ApprovalPolicy:
@@ -286,7 +286,7 @@ class ApprovalPolicy:
             raise ApprovalError(f"The {what} is not signed, or its signature does not hold: it is refused.")
 
     def rules(self) -> dict[str, Any]:
-        """What of this policy a decision is bound to, as JSON values."""
+        """The part of this policy that a decision is bound to, as JSON values."""
         approvers = None if self.approvers is None else sorted(self.approvers)
         return {"signed": self.signer is not None, "approvers": approvers, "required": self.required}
 

@@ -1,8 +1,8 @@
-"""Applies a human's answer to what waits: decisions one by one, guidance as text, or the passing of time.
+"""Applies a human's response to pending requests: decisions, guidance as text, or expiry.
 
-Only an `ApprovalDecision` runs or refuses a call. A text is guidance: the waiting calls get a not-executed result and
-the model goes on with it. A decision that is stale, expired, replayed, tampered with, not signed or not permitted
-counts for nothing, and stands in nobody's way.
+Only an `ApprovalDecision` runs or refuses a call. A text is guidance: waiting calls get a not-executed result, and the
+model continues with it. A decision that is stale, expired, replayed, tampered with, unsigned or not permitted has no
+effect, and blocks no other.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalD
 
 
 def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:
-    """The answer to a pause of the run itself: accept its answer, or go on with what the human said."""
+    """Apply decisions on the run's answer: release it, or continue with the human's message."""
     state = turn.lease.state
     state.review = []
     if deciding[0].kind is ApprovalKind.APPROVE:
@@ -190,7 +190,7 @@ def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:
 
 
 def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:
-    """The answer to what a rollback asked: go on with the calls as they are, or as the human settled them, or end."""
+    """Apply a decision on executed calls after a rollback: accept them, note what was done about them, or end."""
     state = turn.lease.state
     state.review = []
     if decision.kind is ApprovalKind.REJECT:
@@ -203,7 +203,7 @@ def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:
 
 
 async def _apply_guidance(turn: Turn, text: str) -> None:
-    """A text is guidance, never approval: what waits is not executed, and the model goes on with the text."""
+    """Apply guidance, which never approves: waiting calls are not executed, the model continues with the text."""
     lease, state = turn.lease, turn.lease.state
     for record in list(state.turn):
         new = guided(record, text)
@@ -221,7 +221,7 @@ async def _apply_guidance(turn: Turn, text: str) -> None:
 
 
 async def _apply_expiry(turn: Turn) -> None:
-    """What expired is not executed, and the model is told that it expired: neither a refusal nor leave."""
+    """Settle expired calls as not executed; the model reads that they expired, which is neither yes nor no."""
     lease, state = turn.lease, turn.lease.state
     for record in list(state.turn):
         if record.child_session is not None:

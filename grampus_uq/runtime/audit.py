@@ -1,9 +1,8 @@
 """A hash-chained audit of one session: each entry carries the hash of the one before, so a changed past shows.
 
-The store itself chains an entry to the one before, in the one step that writes it: who appends need not know what is
-there, and any number of calls and workers may append at once. An entry is written before a call is executed and after
-it. A call with the first entry and without the second was in the hands of a process that died: whether it took effect
-is unknown, and the audit says so.
+The store chains an entry to the one before as it writes it, so any number of calls and workers may append at once. An
+entry is written before a call is executed and after it; with the first and without the second the call's outcome is
+unknown.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class AuditLog:
         self._agent_id, self._session_id = agent_id, session_id
 
     async def append(self, what: str, data: Mapping[str, JsonValue]) -> None:
-        """Add one entry; raises StoreError when it could not be written: what it announces must then not happen."""
+        """Add one entry; raises StoreError when it could not be written: the act that it announces must not happen."""
         await self._store.write(audit_of(self._agent_id, self._session_id, [(what, data)]))
 
     async def entries(self) -> list[dict[str, Any]]:
-        """The whole audit, verified; raises DataError at the first entry that does not fit the chain."""
+        """The verified audit; raises DataError at the first entry that does not fit the chain."""
         log = audit_of(self._agent_id, self._session_id, []).log
         entries = [json.loads(body) for body in await self._store.read(log)]
         verify_audit(entries)
@@ -55,7 +54,7 @@ def _hash(entry: Mapping[str, Any], index: int) -> str:
 
 
 def verify_audit(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Raise DataError at the first entry whose place, predecessor or content is not what its hash says."""
+    """Raise DataError at the first entry whose position, predecessor or content does not match its hash."""
     previous = GENESIS
     for index, entry in enumerate(entries):
         if entry.get("seq") != index:

@@ -1,8 +1,7 @@
-"""The state before each step of a model, kept so that a run can be taken back to it.
+"""Checkpoints: the state before each step of the model, for rollbacks.
 
-A checkpoint holds everything but the transcript, and of that the length and a hash: what was said before a step is
-never changed afterwards, so the session's own transcript supplies it. Together the checkpoints of a run take space in
-proportion to its length.
+A checkpoint holds everything but the transcript, and the length and hash of that: earlier messages never change, so the
+session's own transcript supplies them. The checkpoints of a run take space in proportion to its length.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def run_prefix(state: AgentState) -> str:
 
 
 async def write_checkpoint(ledger: Ledger, state: AgentState) -> None:
-    """Keep this state as the one before step `current_step`; a step that is tried again replaces its checkpoint."""
+    """Store this state as the one before step `current_step`; a repeated step replaces its checkpoint."""
     checkpoint = Checkpoint(messages=len(state.messages), digest=_digest(state.messages), state=state)
     key = _key(state, state.branch, state.current_step)
     body = ledger.sealed(key, checkpoint.body())
@@ -64,7 +63,7 @@ async def write_checkpoint(ledger: Ledger, state: AgentState) -> None:
 
 
 async def checkpoints_of(store: SessionStore, state: AgentState) -> list[Checkpoint]:
-    """The checkpoints of the steps that this state consists of, by step; those of discarded branches are left out."""
+    """The checkpoints of this state's own steps, in order; those of discarded branches are left out."""
     own = {_key(state, _branch_at(state, step), step) for step in range(state.current_step + 1)}
     kept = [_read(found) for found in await store.scan(KIND, prefix=run_prefix(state)) if found.key in own]
     return sorted(kept, key=lambda checkpoint: checkpoint.step)
@@ -94,7 +93,7 @@ async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> Agent
 async def copy_checkpoints(
     source: SessionStore, state: AgentState, target: SessionStore, copy: AgentState, *, until: int
 ) -> None:
-    """Give a copy of this run the checkpoints of the steps before `until`; what was believed is the run's own."""
+    """Copy the checkpoints of the steps before `until` to a copy of this run, without the belief."""
     for checkpoint in await checkpoints_of(source, state):
         if checkpoint.step < until:
             checkpoint.state.belief = None

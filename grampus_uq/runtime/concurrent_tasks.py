@@ -1,4 +1,4 @@
-"""Awaiting several things at once: work side by side, or work beside a watch on a lease and on orders to stop."""
+"""Concurrent tasks whose errors are raised as they are: several works at once, or one work beside a watch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish: bool = False) -> None:
-    """Await all at once; the first failure ends the others, or with `finish` waits for them, and is raised as it is."""
+    """Await all concurrently; the first failure cancels the others (with `finish`: waits for them) and is raised."""
     failures: list[Exception] = []
 
     async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
@@ -32,7 +32,7 @@ async def run_together(works: Sequence[Callable[[], Awaitable[None]]], *, finish
 
 
 async def run_with_watch(work: Callable[[], Awaitable[Result]], watch: Callable[[], Awaitable[None]]) -> Result:
-    """Await the work while the watch, which ends only by raising, runs beside it; whichever raises ends the other.
+    """Await the work while the watch, which ends only by raising, runs beside it; whichever raises cancels the other.
 
     Whatever is raised is raised as it is, never inside a group of errors.
     """

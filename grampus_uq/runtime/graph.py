@@ -1,8 +1,7 @@
-"""A graph of nodes over one state: waits where it says it waits, and never runs a finished node twice.
+"""A graph of nodes over one state, checkpointed after every node: finished nodes never run twice.
 
-After every node the state is checkpointed with what finished. One process at a time executes a checkpoint: it holds a
-lease, which it renews while nodes run. A node that was running when the process died runs again from its start; effects
-that must not happen twice belong into an `AgentRunner`, which keeps its own ledger.
+One process at a time executes a checkpoint, under a lease that it renews while nodes run. A node that was running when
+the process died runs again from its start; effects that must not happen twice belong into an `AgentRunner`.
 """
 
 from __future__ import annotations
@@ -45,15 +44,14 @@ class _Node:
 class Graph:
     """Nodes are async functions from AgentState to AgentState; edges say what follows.
 
-    Several plain edges from one node run side by side, each on a copy of the state; a node that several of them lead to
-    runs once, when all have arrived: messages that the branches added follow each other in the order of the edges, and
-    metadata is merged in that order. A conditional edge follows one route. `store` keeps checkpoints; without one they
-    live in this process only. An execution that died is taken up once its lease of `lease_s` has run out. One that has
-    run `max_visits` nodes stops with an error; with more it goes on when it is restored.
+    Several plain edges from one node run concurrently, each on a copy of the state; a node that several of them lead to
+    runs once, when all have arrived: their messages and metadata are merged in the order of the edges. A conditional
+    edge follows one route. `store` keeps checkpoints; by default they live in this process only. An execution that died
+    can be restored once its lease of `lease_s` has expired. One that has run `max_visits` nodes stops with an error;
+    with a larger value it can be restored.
 
-    A node may be another graph's `execute`. What waits in there waits here; its checkpoints are kept with this graph's,
-    and an answer goes on where it stood. Any other node that waits, but for `human_node` and the guard, runs again when
-    it is answered: only it knows where it stood.
+    A node may be another graph's `execute`: when that waits, this graph waits, and an answer continues it where it
+    stood. Any other waiting node, except `human_node` and the guard, runs again when it is answered.
     """
 
     def __init__(
@@ -146,11 +144,11 @@ class Graph:
         return await self._advance(checkpoint)
 
     async def restore_and_execute(self, graph_id: str | None = None, human_response: str | None = None) -> AgentState:
-        """Go on from the last checkpoint, in this process or another; `human_response` is appended as a user's message.
+        """Continue from the last checkpoint, in any process; `human_response` is appended as a user's message.
 
-        Nodes that finished do not run again. What waits goes on waiting until there is a `human_response`; an empty one
-        says no more than that it may go on. Raises SessionError when there is no checkpoint, SessionConflictError
-        while another process executes it.
+        Finished nodes do not run again. A waiting node waits until there is a `human_response`; an empty one only lets
+        it continue. Raises SessionError when there is no checkpoint, SessionConflictError while another process
+        executes it.
         """
         self._check()
         checkpoint = await self._stored(self._store, graph_id or self.graph_id)
@@ -159,7 +157,7 @@ class Graph:
         return await self._continue(checkpoint, human_response, uuid.uuid4().hex)
 
     async def _stored(self, store: SessionStore, key: str) -> GraphCheckpoint | None:
-        """The stored checkpoint, unless somebody is executing it."""
+        """The stored checkpoint, or None; raises SessionConflictError while another worker executes it."""
         stored = await store.get("graph", key)
         if stored is None:
             return None
@@ -193,7 +191,7 @@ class Graph:
         checkpoint.base = checkpoint.state.model_copy(deep=True)
 
     async def _advance(self, checkpoint: GraphCheckpoint) -> AgentState:
-        """Run what is ready under a lease that is renewed meanwhile, and given back whatever happens."""
+        """Run the ready nodes under a lease, and release it whatever happens."""
         checkpoint.holder, checkpoint.lease_s = uuid.uuid4().hex, self._lease_s
         if checkpoint.ready:
             checkpoint.state.status = AgentStatus.RUNNING
@@ -238,7 +236,7 @@ class Graph:
             await self._round(checkpoint)
 
     async def _round(self, checkpoint: GraphCheckpoint) -> None:
-        """Run every ready node, side by side, each on a copy; then merge what they return, in order."""
+        """Run all ready nodes concurrently, each on a copy, and merge their results in order."""
         names = list(checkpoint.ready)
         before = checkpoint.state
 
@@ -272,7 +270,7 @@ class Graph:
         await checkpoint.save()
 
     async def _run(self, name: str, checkpoint: GraphCheckpoint, state: AgentState) -> AgentState:
-        """One node; a graph in it goes on where it stood, also when this visit to it was cut off by a death."""
+        """Run one node; a nested graph continues where it stood, even if the process died during this visit."""
         nested = self._nodes[name].nested
         if nested is None:
             return await self._nodes[name].handler(state)
@@ -286,7 +284,7 @@ class Graph:
         return added(state, known, after).model_copy(update={"status": after.status})
 
     def _escalates(self, name: str, state: AgentState) -> bool:
-        """A guard that routes to a node of its own does not wait itself: the node it routes to does."""
+        """True for a guard that routes to an escalation node, which waits in its place."""
         return self._nodes[name].route is not None and state.metadata.get("uncertainty_escalate") is True
 
     async def _follow(self, name: str, checkpoint: GraphCheckpoint, running: list[str]) -> None:
@@ -308,7 +306,7 @@ class Graph:
                 checkpoint.arrived[target] = []
 
     def _release_joins(self, checkpoint: GraphCheckpoint) -> None:
-        """Run the joins whose missing branches have turned elsewhere or ended: nobody is left to wait for."""
+        """Run the joins whose missing branches have ended or turned elsewhere."""
         for target, arrived in checkpoint.arrived.items():
             if (
                 arrived
@@ -319,7 +317,7 @@ class Graph:
                 checkpoint.arrived[target] = []
 
     def _live_sources(self, target: str, checkpoint: GraphCheckpoint, running: list[str]) -> set[str]:
-        """The nodes that will still lead to `target` by a plain edge in this execution: a join waits for them."""
+        """The nodes that may still lead to `target` by a plain edge in this execution; a join waits for them."""
         sources = {name for name, node in self._nodes.items() if target in node.edges}
         live = set(running) | set(checkpoint.ready) | set(checkpoint.waiting)
         reachable = set(live)

@@ -1,4 +1,4 @@
-"""The nodes that this package brings: one that waits for a human, and one that judges the model's last answer."""
+"""Built-in nodes: one that waits for a human, and one that judges the model's last answer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["human_node", "uncertainty_guard_node"]
 
 NodeHandler = Callable[[AgentState], Awaitable[AgentState]]
 PASSED = "__grampus_passed_by_an_answer__"
-"""Marks a node that an answer passes; any other that waits runs again when it is answered."""
+"""Marks a node that is finished by an answer; any other waiting node runs again when it is answered."""
 
 
 def human_node(prompt: str = "Waiting for a human.") -> NodeHandler:
-    """A node that waits: the graph stops there, and goes on behind it when it is restored with an answer."""
+    """A node that waits: the graph stops there, and continues behind it when it is restored with an answer."""
 
     async def handler(state: AgentState) -> AgentState:
         waiting = state.model_copy(deep=True)

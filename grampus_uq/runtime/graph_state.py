@@ -1,4 +1,4 @@
-"""Where the execution of a graph stands, as it is stored, and how the states of its branches become one again."""
+"""The stored state of a graph's execution, and how the states of parallel branches are merged."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["added", "merged"]
 
 
 class GraphCheckpoint(BaseModel):
-    """Where an execution stands: the nodes to run next, those that wait for a human, joins and how often each ran.
+    """An execution: the nodes to run next, those that wait for a human, joins, and how often each node ran.
 
-    `answer` is what a human said last, under `answer_id`; a graph in a node takes it once (`answered`), and `base` is
-    how much of its state the graph around it knows since.
+    `answer` is the last human response, under `answer_id`; a nested graph takes it once (`answered`), and `base` is its
+    state as the outer graph knows it.
     """
 
     model_config = ConfigDict(extra="forbid")

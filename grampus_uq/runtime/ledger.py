@@ -1,4 +1,4 @@
-"""What the runtime keeps in a store, as typed operations: sessions, decisions and grants."""
+"""Sessions, decisions and grants in a store, as typed operations."""
 
 from __future__ import annotations
 
@@ -58,10 +58,7 @@ class Ledger:
         self._offset_s: float | None = None
 
     def now_s(self) -> float:
-        """The store's clock: what it said last, and what has passed since by this machine's monotonic clock.
-
-        This machine's own clock counts only before anything was loaded or saved.
-        """
+        """The store's clock, extrapolated from its last answer; this machine's clock before the first answer."""
         return time.time() if self._offset_s is None else self._offset_s + time.monotonic()
 
     def _set_clock(self, now_s: float) -> None:
@@ -70,11 +67,11 @@ class Ledger:
     # -- seals ----------------------------------------------------------------------------------------------------
 
     def sealed(self, place: str, body: str) -> str:
-        """A JSON object as it is stored at this place: behind a seal over all of it, where this ledger has one."""
+        """The stored text of a JSON object at this place: with a seal over all of it, if this ledger has one."""
         return body if self._seal is None else f'{_SEALED}{self._seal.mac(place, body)}",{body[1:]}'
 
     def opened(self, place: str, text: str) -> tuple[str, bool]:
-        """What was stored at this place, and whether its seal held; without a seal of its own nothing is checked."""
+        """The stored JSON object, and whether its seal is valid (True for a ledger without a seal)."""
         body, mac = text, ""
         if text.startswith(_SEALED):
             mac, _, rest = text.removeprefix(_SEALED).partition('",')
@@ -111,7 +108,7 @@ class Ledger:
         return loaded
 
     def _load_head(self, found: Document) -> AgentState:
-        """A stored state without its messages, and until when it is held."""
+        """A stored state without its messages, with the end of its lease."""
         self._set_clock(found.read_s)
         body, holds = self.opened(found.key, found.body)
         state = parsed(AgentState, body, f"The stored session {found.key!r:.80}")
@@ -122,13 +119,13 @@ class Ledger:
         return state
 
     def head(self, found: Document) -> tuple[SessionHead, float]:
-        """Where a stored session stands, and for how long its worker may still hold it (0: nobody does)."""
+        """The head of a stored session, and the seconds left of its lease (0: nobody runs it)."""
         self._set_clock(found.read_s)
         state = parsed(SessionHead, self.opened(found.key, found.body)[0], f"The stored session {found.key!r:.80}")
         return state, max(0.0, _left(state, found)) if state.status is AgentStatus.RUNNING else 0.0
 
     async def save(self, state: AgentState, version: int, notes: Sequence[Note] = ()) -> int:
-        """Write the next version with what is new in its transcript and these notes in its audit: all or nothing.
+        """Write the next version, the new part of its transcript and these notes in its audit: all or nothing.
 
         Raises SessionConflictError when another worker wrote first, StoreError when the store is down.
         """
@@ -152,9 +149,9 @@ class Ledger:
         return version + 1
 
     async def adopt(self, state: AgentState) -> tuple[AgentState, int] | None:
-        """What is stored of this session, after a write whose answer was lost.
+        """The stored session after a write whose answer was lost.
 
-        If it is this worker's own, `state` knows from then on what of its transcript is there.
+        If this worker wrote it, `state` takes over what of its transcript is stored.
         """
         found = await self.load(state.agent_id, state.session_id)
         if found is not None and found[0].worker == state.worker and found[0]._kept is not None:
@@ -164,7 +161,7 @@ class Ledger:
         return found
 
     async def pending(self, agent_id: str | None = None, *, containing: str = "") -> list[PendingSession]:
-        """The sessions that wait for a human, those too whose worker died while something waited.
+        """The sessions that wait for a human, including those whose worker died while a request was pending.
 
         Only those with this text in their document. A session that cannot be read is logged and left out.
         """
@@ -206,7 +203,7 @@ class Ledger:
     async def find_request(self, request_id: str) -> tuple[AgentState, ApprovalRequest]:
         """The waiting request with this id, or a unique beginning of it of 8 characters or more.
 
-        A shorter one could by now mean a request that nobody was shown. Raises SessionError when there is none.
+        A shorter one could match a request that the caller never saw. Raises SessionError when there is none.
         """
         if len(request_id) < _SHORTEST_ID:
             raise SessionError(f"{request_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
@@ -226,7 +223,7 @@ class Ledger:
     # -- decisions ------------------------------------------------------------------------------------------------
 
     async def decide(self, decision: ApprovalDecision) -> None:
-        """Store a decision beside those that are there; which of them count says the runner, which has the keys."""
+        """Store a decision beside the others; the runner, which has the keys, decides which of them count."""
         body = decision.model_dump_json()
         key = f"{quote(decision.request_id, safe='')}/{hashlib.sha256(body.encode()).hexdigest()}"
         try:
@@ -235,7 +232,7 @@ class Ledger:
             return  # this very decision is there
 
     async def decisions(self, request_ids: Sequence[str]) -> dict[str, list[Arrived]]:
-        """What is stored on each, and when it arrived, by the store's clock; the unreadable counts for nothing."""
+        """The stored decisions on each request with their arrival by the store's clock, without unreadable ones."""
         parents = {quote(request_id, safe=""): request_id for request_id in request_ids}
         found: dict[str, list[Arrived]] = {request_id: [] for request_id in request_ids}
         for document in await self.store.children("decision", list(parents)):
@@ -258,7 +255,7 @@ class Ledger:
     async def use_grant(
         self, call: ToolCall, *, agent_id: str, session_id: str, policy: ApprovalPolicy, now_s: float | None = None
     ) -> Grant | None:
-        """Use one of the grants that cover this call, counting the use; None when none does."""
+        """Use one grant that covers this call, and count the use; None when there is none."""
         now_s = self.now_s() if now_s is None else now_s
         for document in await self.store.scan("grant", label=call.name):
             found = _grant(document, policy)
@@ -269,7 +266,7 @@ class Ledger:
         return None
 
     async def _count_use(self, document: Document, policy: ApprovalPolicy) -> bool:
-        """Count one use; False when none is left, or when too many workers use the grant at this moment."""
+        """Count one use; False when none is left, or under too much contention."""
         newest: Document | None = document
         for _ in range(_GRANT_TRIES):
             found = None if newest is None else _grant(newest, policy)
@@ -293,7 +290,7 @@ def _left(state: AgentState | SessionHead, found: Document) -> float:
 
 
 def _grant(document: Document, policy: ApprovalPolicy) -> tuple[Grant, int] | None:
-    """A stored grant and its uses, or None: a grant that cannot be trusted grants nothing."""
+    """A stored grant and its uses; None when it cannot be read or trusted."""
     try:
         content = json.loads(document.body)
         grant = Grant.model_validate(content["grant"])

@@ -1,4 +1,4 @@
-"""The loop: ask the model, judge its step, judge its calls, run what may run, and again, until it ends or waits."""
+"""The agent loop: ask the model, judge its step and its calls, run cleared calls, until the run ends or waits."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _MAX_NAME = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEvent:
-    """One thing that happened, in order: "step" (a judged step of the model), "tool_result", and at the end one of
-    "paused", "completed", "failed", "stopped" with the `result`."""
+    """One event of a run: "step" (a judged step of the model), "tool_result", and last one of "paused", "completed",
+    "failed", "stopped" with the `result`."""
 
     kind: str
     text: str = ""
@@ -76,7 +76,7 @@ class Loop:
         return self.lease.state
 
     async def run(self) -> AsyncGenerator[RunEvent, None]:
-        """Yield what happens until the run ends or waits. Raises UncertaintyError on an abort."""
+        """Yield events until the run ends or waits. Raises UncertaintyError on an abort."""
         for record in self.turn.recover():
             await self.lease.note("outcome_unknown", self.turn.facts(record))
         while True:
@@ -112,7 +112,7 @@ class Loop:
             yield await self._model_step()
 
     def _answered(self) -> bool:
-        """True when the last thing said is the model's own answer, and nothing speaks against releasing it."""
+        """True when the last message is the model's answer and may be released."""
         last = self._state.messages[-1] if self._state.messages else None
         if self._state.answer_approved_by is not None:
             return True
@@ -170,7 +170,7 @@ class Loop:
         return await ask_model(self.client, messages, self.agent.model, options)
 
     def _wait_for_all(self, step: StepUncertainty) -> None:
-        """A step too uncertain to act on: every call of it waits, or, without calls, the answer itself."""
+        """Make every call of a too uncertain step wait, or, without calls, its answer."""
         state, doubt = self._state, doubt_of(step)
         self.turn.wait_for_all(doubt)
         if not state.turn:
@@ -188,7 +188,7 @@ class Loop:
             yield RunEvent(kind="tool_result", calls=(record.call,), tool_result=result)
 
     def _fruitless(self) -> bool:
-        """True when the model has proposed nothing but rejected calls for several turns: it would loop for ever."""
+        """True when the model proposed only rejected calls for several turns: it would loop for ever."""
         if all(
             record.cleared_by is None and record.proposed.digest() in self._state.rejected
             for record in self._state.turn
@@ -223,7 +223,7 @@ class Loop:
         return RunEvent(kind=result.status.value, result=result)
 
     async def _abort(self, step: StepUncertainty | None) -> None:
-        """Store what happened and raise: nothing of this turn runs."""
+        """End the run and raise UncertaintyError: nothing of this turn runs."""
         state = self._state
         summary = {} if self.lease.session is None else self.lease.session.summary()
         state.metadata["uncertainty"] = summary
@@ -247,7 +247,7 @@ class Loop:
         )
 
     async def _checkpoint(self, ledger: Ledger) -> None:
-        """Keep the state before this step of the model; without the store the run goes on, and cannot return here."""
+        """Keep the state before this step of the model; if the store is down, the run cannot be rolled back to here."""
         if self.lease.session is not None:
             self._state.belief = self.lease.session.snapshot()
         try:
@@ -257,10 +257,10 @@ class Loop:
 
 
 def _bounded(calls: tuple[ToolCall, ...], step_id: str, taken: set[str]) -> tuple[list[ToolCall], dict[str, str]]:
-    """The calls as a store can hold them, and why, by id, those that it cannot hold must not run.
+    """The calls in a form that a store can hold, and by id the reasons why some must not run.
 
-    Each has an id that is new to the transcript: it needs exactly one result for each. What could not be read back
-    after it was stored (too deep, too long, too many digits, no JSON) is refused before anything is judged or runs.
+    Each gets an id that is new to the transcript, which needs exactly one result for each call. Arguments that could
+    not be read back from a store (too deep, too long, too many digits, no JSON) are refused before anything is judged.
     """
     seen, bounded, refused = set(taken), list[ToolCall](), dict[str, str]()
     for index, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""How many approvals wait in a store, asked from any thread: what the gauge of pending approvals shows."""
+"""Counts the pending approvals in a store, from any thread: for a gauge."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _log = logging.getLogger(__name__)
 def pending_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int | None]:
     """Return a function for `MetricsProcessor(pending_approvals=...)` that counts what waits in the store at `url`.
 
-    It opens the store anew each time, on a thread with an event loop of its own, so it may be called where metrics are
-    exported, whichever thread that is. It returns None, and the gauge then shows nothing, when the store does not
-    answer within `timeout_s` seconds or refuses: not to know is not zero. An approval that a parent agent passes on is
-    counted once. Give it to one process of a service: each would show the same approvals.
+    It opens the store each time, on a thread with its own event loop, so any thread may call it. It returns None, and
+    the gauge shows nothing, when the store fails or does not answer within `timeout_s` seconds. An approval that a
+    parent agent passes on is counted once. Give it to one process of a service: each would show the same approvals.
 
-    Raises ConfigurationError for a URL that names no store that other processes see.
+    Raises ConfigurationError for a URL of a store that other processes cannot see.
     """
     if url == "memory:":
         rule = "of a store that outlives a process: sqlite:///FILE, postgresql://… or redis://…"

@@ -1,7 +1,7 @@
-"""From a prediction set over a run's steps to the step of the model before which it restarts, and what it is told.
+"""The step of the model from which a failed run restarts, and the note for the model, from a prediction set.
 
-Attribution is another package of the same layer; here a set is whatever has its few attributes. Step ids are those of
-a recording ("llm_3", "llm_3/observation-1") or of the transcript (numbers of messages).
+A set is anything with the few attributes of an `Attribution`. Step ids are those of a recording ("llm_3",
+"llm_3/observation-1") or of the transcript (numbers of messages).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OTHERS = tuple(role.value for role in Role if role is not Role.ASSISTANT)
 
 
 class SuspectStep(Protocol):
-    """A step of the run, as attribution saw it."""
+    """A step of the run, as attribution scored it."""
 
     @property
     def step_id(self) -> str: ...
@@ -70,8 +70,8 @@ def run_of(state: AgentState) -> ImportedRun:
 async def restart_step(store: SessionStore, state: AgentState, found: SuspectSet, *, from_start: bool = False) -> int:
     """The step of the model before which a rollback by this set restarts: the one that its first step belongs to.
 
-    An observation belongs to the step whose call it answers, whatever stands before the first step to step 0. Raises
-    ConfigurationError as `recover` says.
+    An observation belongs to the step whose call it answers, anything before the first step to step 0. Raises
+    ConfigurationError as `recover`.
     """
     if found.trajectory_id not in (state.session_id, f"{state.session_id}#{state.branch}"):
         rule = f"a set of session {state.session_id!r:.80} as it stands (branch {state.branch})"
@@ -100,9 +100,9 @@ async def restart_step(store: SessionStore, state: AgentState, found: SuspectSet
 
 
 def what_failed(found: SuspectSet, failure: str | None, *, limit: int) -> str:
-    """What the model is told of a failure: how it showed, and the suspected steps, quoted.
+    """The note for the model: the failure, and the most suspect steps, quoted.
 
-    Only the agent's own steps are quoted: what a tool or a page said must not come back with a user's authority.
+    Only the agent's own steps are quoted: text of a tool or a page must not return with a user's authority.
     """
     lines = [f"The failure: {failure[: limit // 2]}"] if failure else []
     inside = [found.steps[i] for i in found.set_steps]

@@ -1,7 +1,7 @@
-"""What may be forgotten: sessions that ended long ago, with all that belongs to them. Nothing that may still go on.
+"""Pruning: removes sessions that ended long ago, with all that belongs to them.
 
-Ages are the store's own. A session that somebody takes up or rolls back at this very moment is left alone: it is
-removed only at the version that was seen to have ended.
+Ages are by the store's clock. A session is removed only at the version that was seen to have ended: one that is resumed
+or rolled back at this moment stays.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 
 
 async def prune(store: SessionStore, older_than_s: float, *, audits: bool = False) -> int:
-    """Forget the sessions that ended more than `older_than_s` seconds ago; returns how many.
+    """Remove the sessions that ended more than `older_than_s` seconds ago; returns how many.
 
-    With each go its transcript, its checkpoints, its branches and the orders to stop it; its audit only with `audits`.
-    Decisions and grants of that age go too, unless a session still asks what they answer. Sessions are looked at in
-    pages: the memory needed does not grow with the store.
+    Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Decisions and grants
+    of that age are removed too, unless a pending request needs them. Sessions are read in pages: memory does not grow
+    with the store.
 
     Raises ConfigurationError for an age that is not above 0, StoreError when the store cannot be reached.
     """
@@ -81,7 +81,7 @@ async def _remove(store: SessionStore, changes: list[Change]) -> bool:
 
 
 async def _asked(store: SessionStore) -> set[str]:
-    """The ids of all requests that some session may still ask."""
+    """The ids of all requests that may still be pending."""
     ledger, asked = Ledger(store), set[str]()
     for status in AgentStatus:
         if status not in _ENDED:

@@ -1,15 +1,15 @@
-"""Takes a run back to before a step and goes on from there as a new branch; what was done meanwhile is never hidden.
+"""Takes a run back to before a step and continues from there as a new branch; executed calls are never hidden.
 
     result = await rollback(runner, "agent", "session", 3, note="the price list was out of date")
     result = await recover(runner, "agent", "session", attribution, failure="the invoice is wrong")
 
-A rollback takes back the transcript and the belief, not the world. Calls of the discarded part that cannot be undone
-are listed; a hook of the user's makes up for them, or the session waits for a human, and only an `ApprovalDecision`
-lets it go on: approve (the effects stand), respond (the message says what was done about them), reject (the run ends).
-When the new branch proposes exactly such a call again, it waits, whatever the policy and the grants say.
+A rollback restores the transcript and the belief, not the world. Discarded calls that cannot be undone are listed; the
+user's `compensate` hook makes up for them, or the session waits for an `ApprovalDecision`: approve (the effects stand),
+respond (the message says what was done about them), reject (the run ends). When the new branch proposes exactly such a
+call again, it waits, whatever the policy and the grants say.
 
-Everything is in the store before it is acted on, so that another process can go on at any point: the discarded branch
-is kept first, then one compare-and-set puts the new branch in its place, with its open question already in it.
+Everything is stored before it is acted on, so that another process can continue at any point: the discarded branch
+first, then by one compare-and-set the new branch in its place, with its pending request already in it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from grampus_uq.runtime.store import parsed
 __all__ = ["Branch", "branches", "recover", "rollback"]
 
 Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
-"""Makes up for calls; gives for each what was done about it, or None where nothing was. Called once for each call."""
+"""Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
 
 BRANCH = "branch"
 MAX_NOTE = 4_000
@@ -46,7 +46,7 @@ _MAX_LISTED = 20
 
 
 class Branch(BaseModel):
-    """A discarded branch as it was kept: why it ended, before which step the next one began, and its whole state."""
+    """A discarded branch: its state, why it ended, and before which step the next one began."""
 
     v: Literal[1] = 1
     to_step: int
@@ -70,22 +70,21 @@ async def rollback(
     compensate: Compensate | None = None,
     agent_def: AgentDefinition | None = None,
 ) -> ExecutionResult:
-    """Take a session back to before a step of the model, and run on from there as a new branch.
+    """Take a session back to before a step of the model, and run a new branch from there.
 
     Args:
         runner: built with `checkpoints=True`, over the session's store; so was the one that ran the session.
         agent_id: of the session.
         session_id: of a session that ended, waits, or whose worker died.
         to_step: first step of the model to discard, from 0 (0 restarts).
-        note: what the model is told went wrong; the first 4000 characters count.
-        compensate: makes up for the calls that the discarded part executed (all that do more than read). Called once,
-            after the question to the human was stored; what it leaves open, or does not live to report, is asked.
+        note: for the model: what went wrong; cut to 4000 characters.
+        compensate: makes up for the executed calls of the discarded part (all that do more than read). Called once,
+            after the request to the human was stored; calls that it leaves open, or does not live to report, are asked.
         agent_def: as in `AgentRunner.resume`.
 
     Returns:
-        The result of the new branch: a pause when a human has to say what becomes of executed calls. Its
-        `metadata["rollback"]` lists them. Tokens, time and tool calls are those of the discarded part too: they were
-        spent.
+        The result of the new branch: a pause when a human has to decide on executed calls. `metadata["rollback"]` lists
+        them. Tokens, time and tool calls include those of the discarded part.
 
     Raises:
         ConfigurationError: a step that the run never made. SessionError: no such session, or no checkpoint.
@@ -135,10 +134,10 @@ async def recover(
     compensate: Compensate | None = None,
     agent_def: AgentDefinition | None = None,
 ) -> ExecutionResult:
-    """Take a failed session back to before the first step of its prediction set, tell the model, and run on.
+    """Take a failed session back to before the first step of its prediction set, and run a new branch from there.
 
-    Guarantee: none on success. The set holds the decisive error with its stated probability, and then so does the
-    discarded part; whether the new branch does better is the model's matter.
+    Guarantee: none on success. The discarded part holds the decisive error with the set's stated probability; whether
+    the new branch does better is up to the model.
 
     Args:
         runner: as in `rollback`.
@@ -173,7 +172,7 @@ async def branches(runner: AgentRunner, agent_id: str, session_id: str) -> list[
 
 
 async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> tuple[AgentState, int]:
-    """The stored session, unless somebody runs it."""
+    """The stored session; raises SessionConflictError while a worker has it."""
     state, version = await runner.ledger.known(agent_id, session_id)
     left = state.leased_for_s()
     if left:
@@ -184,7 +183,7 @@ async def _not_running(runner: AgentRunner, agent_id: str, session_id: str) -> t
 
 
 def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[ExecutedCall]) -> AgentState:
-    """The state before the step, with what must not be forgotten of the branch that it replaces."""
+    """The state before the step, with all that must be kept of the branch that it replaces."""
     fresh = AgentState(agent_id=old.agent_id, session_id=old.session_id)  # for its run id: calls get other keys
     segments = [segment for segment in lineage_of(old) if segment.from_step < to_step]
     if not segments:  # the first names the run whose checkpoints and branches belong together
@@ -223,12 +222,12 @@ def _branched(old: AgentState, restored: AgentState, to_step: int, done: list[Ex
 
 
 def _unsettled(state: AgentState) -> list[ExecutedCall]:
-    """The calls that cannot be undone, and that nobody has made up for or accepted."""
+    """The calls that cannot be undone, and that are neither compensated nor accepted."""
     return [call for call in state.discarded if call.irreversible and not call.settled and call.compensation is None]
 
 
 def _append_note(state: AgentState, note: str) -> None:
-    """Say to the model, at the end of what stands, that a first attempt failed and what of it is real."""
+    """Append a message for the model: an attempt failed, and these of its calls took effect."""
     lines = [
         "An earlier attempt from this point on failed and was discarded; nothing that it said stands.",
         note,
@@ -262,7 +261,7 @@ def _listed(calls: Sequence[ExecutedCall]) -> list[str]:
 def _request_about(
     terms: Terms, calls: Sequence[ExecutedCall], now_s: float, *, step_id: str, why: str = ""
 ) -> ApprovalRequest:
-    """What a human is asked: it names the calls, and it does not expire into an answer."""
+    """The request on executed calls; it does not expire."""
     lines = "; ".join(line.removeprefix("- ") for line in _listed(calls))
     reason = (
         f"The run was rolled back to before {step_id}, but these calls already took effect, or may have: "
@@ -273,7 +272,7 @@ def _request_about(
 
 
 async def _archive(runner: AgentRunner, old: AgentState, to_step: int, note: str) -> None:
-    """Store the branch that is about to be discarded; a second attempt at the same rollback writes it again."""
+    """Store the branch that is about to be discarded; a repeated rollback overwrites it."""
     body = Branch(to_step=to_step, note=note, kept_s=time.time(), state=old).model_dump_json()
     key = f"{run_prefix(old)}{old.branch:04d}"
     found = await runner.ledger.store.get(BRANCH, key)
@@ -304,7 +303,7 @@ async def _run_compensation(
     note: str,
     terms: Terms,
 ) -> None:
-    """Store that the hook is called, call it, and store what it did; its question stands until then, and if it dies."""
+    """Store that the hook is called, call it, and store what it did; the request stays pending until then."""
     for call in calls:
         call.compensation_started = True
     lease = await runner.take(new, version)
@@ -336,7 +335,7 @@ async def _run_compensation(
 async def _compensated(
     work: Callable[[], Awaitable[Sequence[str | None] | None]], calls: Sequence[ExecutedCall]
 ) -> str | None:
-    """Call the hook and note on each call what was done about it; returns what went wrong."""
+    """Call the hook and note on each call what was done about it; returns the error, or None."""
     try:
         results = await work()
     except (SessionError, StoreError):

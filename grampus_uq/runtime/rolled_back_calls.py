@@ -1,7 +1,7 @@
-"""What a discarded part of a run did to the world: the calls that took effect, from the audit and the transcript.
+"""The executed calls of a discarded part of a run, from the audit and the transcript.
 
-The audit says which calls were started and which reported back; it is written before a call runs and keeps no
-arguments. Those come from the transcript, and count as known only when they have the digest that the audit wrote.
+The audit says which calls were started and which reported back; it keeps no arguments. These come from the transcript,
+and count as known only when they have the digest in the audit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stored state of one run: transcript, the calls of the current turn and where each stands, and the belief."""
+"""The stored state of one run: transcript, the calls of the current turn, and the belief."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACEHOLDER = "This call has not been executed: it waits for a human's decision.
 
 
 class Segment(BaseModel):
-    """Which branch of a session holds the steps from `from_step` on, and the run id that its calls carry."""
+    """The steps of a session from `from_step` on: their branch, and the run id of their calls."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -33,12 +33,12 @@ class Segment(BaseModel):
 
 
 class ExecutedCall(BaseModel):
-    """A call that took effect, or may have, in a part of a run that was then discarded.
+    """A call of a discarded part of a run that took effect, or may have.
 
-    `finished`: its result came back; False leaves open whether it took effect. `irreversible`: nobody said that it can
-    be undone (or the policy names it). `arguments_known` is False when the transcript no longer holds what really ran.
-    `compensation` says what made up for it, `compensation_started` that this was tried; `settled`: nobody has to be
-    asked about it any more.
+    `finished`: its result came back; False leaves open whether it took effect. `irreversible`: not classified as
+    reversible, or named by the policy. `arguments_known` is False when the transcript no longer holds them.
+    `compensation` says what made up for it, `compensation_started` that this was tried; `settled`: no decision is
+    needed any more.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -60,12 +60,12 @@ class ExecutedCall(BaseModel):
 class AgentState(BaseModel):
     """One run as it is stored and as graph nodes pass it on; mutable, owned by whoever runs it.
 
-    After a rollback `lineage` says which branches the steps come from, and `discarded` which calls other branches
-    executed. `vouched` is False once the state was loaded without a seal that held where one was wanted: the belief
-    then releases nothing that may be irreversible, for the rest of the run. `worker` wrote it for the `saves`-th time,
-    and holds it for `lease_s` seconds by the store's clock unless it writes again (`lease_until_s` said so by a
-    worker's clock, in states of version 1). `stops_seen` counts the orders to stop, to all and to this session, that
-    were given before it was taken up. `transcript` says where the messages are.
+    After a rollback `lineage` has the branches of the steps, and `discarded` the calls that other branches executed.
+    `vouched` is False once the state was loaded without a valid seal where one was required: the belief then clears
+    nothing that may be irreversible, for the rest of the run. `worker` wrote it for the `saves`-th time, and has it
+    leased for `lease_s` seconds by the store's clock from then on (`lease_until_s`: by a worker's clock, in version 1).
+    `stops_seen` counts the stop orders, to all and to this session, from before the lease. `transcript` says where the
+    messages are.
     """
 
     model_config = ConfigDict(extra="forbid", validate_assignment=False)
@@ -111,16 +111,16 @@ class AgentState(BaseModel):
 
     @property
     def sealed(self) -> bool:
-        """True for a state of this process, and for a loaded one whose seal held."""
+        """True for a state of this process, and for a loaded one with a valid seal."""
         return self._sealed
 
     def leased_for_s(self) -> float:
-        """Seconds for which the worker that wrote this state may still hold the session; 0 when nobody does."""
+        """Seconds left of the lease of the worker that wrote this state; 0 without one."""
         left = self._leased_until - time.monotonic()
         return left if self.status is AgentStatus.RUNNING and left > 0.0 else 0.0
 
     def replaces(self, old: AgentState) -> AgentState:
-        """This state, which takes the place of `old` in the store: the old transcript goes with its first save."""
+        """This state, replacing `old` in the store: its first save removes the old transcript."""
         self._replaces = None if old.transcript is None else old.transcript.log
         return self
 
@@ -138,11 +138,11 @@ class AgentState(BaseModel):
         return f"{self.session_id}/{self.run_id[:12]}/{record.step_id}/{record.call.id}"
 
     def record(self, record: CallRecord) -> CallRecord:
-        """Where this call of the turn stands now."""
+        """The current record of this call of the turn."""
         return next(now for now in self.turn if now.proposed.id == record.proposed.id)
 
     def keep(self, record: CallRecord) -> CallRecord:
-        """Put a call of the turn where it stands now."""
+        """Replace the record of a call of the turn."""
         self.turn = [record if now.proposed.id == record.proposed.id else now for now in self.turn]
         return record
 
@@ -167,7 +167,7 @@ class AgentState(BaseModel):
         self.messages.append(result)
 
     def result(self, metadata: dict[str, Any]) -> ExecutionResult:
-        """What the run came to so far."""
+        """The result of the run so far."""
         return ExecutionResult(
             status=self.status,
             output=self.output,
@@ -182,7 +182,7 @@ class AgentState(BaseModel):
         )
 
     def propose(self, content: str, calls: list[ToolCall], step_id: str) -> None:
-        """Append the model's message, and for every call a placeholder: the transcript is valid from here on."""
+        """Append the model's message and a placeholder result for each call, so that the transcript is always valid."""
         self.messages.append(Message(role=Role.ASSISTANT, content=content, tool_calls=tuple(calls)))
         self.turn = []
         for call in calls:
@@ -199,14 +199,14 @@ class AgentState(BaseModel):
 
 
 class _PendingCall(BaseModel):
-    """Of a call's record what it asks."""
+    """The part of a call's record that lists of sessions need."""
 
     phase: CallPhase = CallPhase.NEW
     requests: tuple[ApprovalRequest, ...] = ()
 
 
 class SessionHead(BaseModel):
-    """Where a stored session stands: the part of its state that lists of sessions need, read without the rest."""
+    """The part of a stored session that lists of sessions need, read without the rest."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -232,7 +232,7 @@ def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _Pend
 
 
 class ExecutionResult(BaseModel):
-    """What a run, or a part of it up to a pause, came to. `metadata["uncertainty"]` is there after every run."""
+    """The result of a run, or of its part up to a pause. `metadata["uncertainty"]` is always there."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -1,4 +1,4 @@
-"""AgentRunner: a tool-calling loop watched at every step, that pauses where it must and goes on where it stopped."""
+"""AgentRunner: a tool-calling loop that is monitored at every step, pauses for humans, and resumes in any process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _RELEASE_POLLS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unwatched:
-    """In a monitor's place: nothing is read and nothing judged, irreversible tools run at once.
+    """In a monitor's place: no step is judged, and irreversible tools run at once.
 
     Of the policy only `always_ask_tool_names` counts: calls of these tools still wait for a human.
     """
@@ -57,24 +57,22 @@ UNWATCHED = Unwatched()
 class AgentRunner:
     """Runs agents over one model client and one tool executor; serves any number of sessions at once.
 
-    `uncertainty_monitor` judges every step. Without one a monitor is made that reads what the model's answers bring and
-    asks no model; `UNWATCHED` in its place is how to run without any, and `Unwatched(policy=...)` still asks for the
-    tools that its policy names in `always_ask_tool_names`.
+    `uncertainty_monitor` judges every step. The default is a monitor that makes no model calls; `UNWATCHED` runs
+    without any, and `Unwatched(policy=...)` still asks for the tools in its policy's `always_ask_tool_names`.
 
-    `store` keeps sessions; without one they live in this process only. `approvals` says who may decide and how
-    decisions are signed. `effects` says what tools do to the world. `precondition` is asked before a call runs that a
-    human or a grant let through: when it fails the approval is void, and the call is asked again. `sub_agents` are
-    agents that the model may call as tools. A worker that dies is replaced once its lease of `lease_s` has run out;
-    `logprobs` asks the model for token log-probabilities where it has them; `elicit_confidence` asks it to state a
-    confidence. `checkpoints` keeps the state before every step of the model, so that a run can be rolled back
-    (`grampus_uq.runtime.rollback`). `calibration_watch` is told of every run that ends, where the monitor's profile has
-    its detector.
+    `store` keeps sessions; by default they live in this process only. `approvals` says who may decide and how decisions
+    are signed, `effects` what tools do to the world. `precondition` is checked before a call runs that a human or a
+    grant cleared: when it fails the approval is void, and the call is asked again. `sub_agents` are agents that the
+    model may call as tools. A worker that dies is replaced when its lease of `lease_s` has expired. `logprobs` requests
+    token log-probabilities from the model, `elicit_confidence` a stated confidence. `checkpoints` keeps the state
+    before every step of the model, for `grampus_uq.runtime.rollback`. `calibration_watch` gets every run that ends, if
+    the monitor's profile has its detector.
 
-    What is promised about executing a call: it is written to the store before the tool runs and its result after; no
-    worker of this package starts it twice by itself. A call that was running when its process died is not run again
-    unless it only reads: a human is asked. Whether the outside world saw it once is the tool's matter: every attempt
-    at the same logical call carries the same `idempotency_key`. While the store is down, reversible calls go on
-    unrecorded, irreversible ones stop; a reversible call made then may run again when the process dies too.
+    Executing a call: it is written to the store before the tool runs and its result after, and no worker of this
+    package starts it twice by itself. A call that was running when its process died runs again only if it reads; for
+    any other a human is asked. Exactly-once in the outside world is up to the tool: every attempt at one logical call
+    carries the same `idempotency_key`. While the store is down, reversible calls run unrecorded and irreversible ones
+    stop; a reversible call of that time may run again if the process dies too.
     """
 
     def __init__(
@@ -146,9 +144,9 @@ class AgentRunner:
         messages: Sequence[Message] = (),
         metadata: dict[str, Any] | None = None,
     ) -> AsyncGenerator[RunEvent, None]:
-        """Like `run`, step by step; the last event carries the result. A step is shown only after it was judged.
+        """Like `run`, step by step; the last event carries the result. Steps are yielded after they were judged.
 
-        Who leaves it early closes it (`async with contextlib.aclosing(...)`): then the session is free at once.
+        To leave early, close it (`async with contextlib.aclosing(...)`): the session is then free at once.
         """
         state, version = await self._fresh(agent_def, session_id or uuid.uuid4().hex, metadata)
         if agent_def.system_prompt:
@@ -168,12 +166,13 @@ class AgentRunner:
         *,
         agent_def: AgentDefinition | None = None,
     ) -> ExecutionResult:
-        """Go on with a session that waits, or whose worker died.
+        """Resume a session that waits, or whose worker died.
 
-        A text is guidance: what waits is not executed and the model goes on with the text. One or several
-        `ApprovalDecision`s run or refuse calls. None takes the decisions that were stored elsewhere, and lets pass what
-        expired. Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the
-        session, SessionError when there is none.
+        A text is guidance: waiting calls are not executed, and the model continues with the text. One or several
+        `ApprovalDecision`s run or refuse calls. None applies stored decisions and expiry.
+
+        Raises ApprovalError when a decision is refused, SessionConflictError when another worker has the session,
+        SessionError when there is none.
         """
         return await _ended(self.stream_resume(agent_id, session_id, human_response, agent_def=agent_def))
 
@@ -204,7 +203,7 @@ class AgentRunner:
                 yield event
 
     async def _released(self, agent_id: str, session_id: str) -> tuple[AgentState, int]:
-        """The stored session; one that this very process holds gets a moment to be let go of by a stream just left."""
+        """The stored session, after a moment for a stream of this process that was just left to release it."""
         state, version = await self.ledger.known(agent_id, session_id)
         for _ in range(_RELEASE_POLLS):
             if state.status is not AgentStatus.RUNNING or not (state.worker or "").startswith(self._worker):
@@ -214,7 +213,7 @@ class AgentRunner:
         return state, version
 
     async def _drive(self, lease: SessionLease, agent: AgentDefinition) -> AsyncGenerator[RunEvent, None]:
-        """Hold the session while the loop runs, and let go of it whatever happens."""
+        """Run the loop under the lease, and release it whatever happens."""
         try:
             if lease.session is None:
                 lease.session = self._session(lease.state, agent)
@@ -236,21 +235,21 @@ class AgentRunner:
     # -- looking after sessions -----------------------------------------------------------------------------------
 
     async def list_pending_sessions(self, agent_id: str | None = None) -> list[PendingSession]:
-        """The sessions that wait for a human, with what they wait for."""
+        """The sessions that wait for a human, with their requests."""
         return await self.ledger.pending(agent_id)
 
     async def stop(self, agent_id: str, session_id: str, *, principal: str = "", wait_s: float = 0.0) -> StopReport:
-        """Order one session to stop, wherever it runs; it stops within a second. Says whether it ran, and stands."""
+        """Order one session to stop, wherever it runs (within a second); reports whether it ran and has stopped."""
         return await order_stop(self.ledger, agent_id, session_id, principal=principal, wait_s=wait_s)
 
     async def stop_all(self, *, principal: str = "", wait_s: float = 0.0) -> StopReport:
-        """Order every session of this store that runs now to stop; says which ran, and which stand after `wait_s`."""
+        """Order every running session of this store to stop; reports which ran and which stopped within `wait_s`."""
         return await order_stop(self.ledger, principal=principal, wait_s=wait_s)
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
     async def take(self, state: AgentState, version: int) -> SessionLease:
-        """Claim a session in this state for this worker; raises SessionConflictError when somebody else was first."""
+        """Lease a session in this state to this worker; raises SessionConflictError when another has it."""
         return await SessionLease.take(
             self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
         )
@@ -332,14 +331,14 @@ class AgentRunner:
         return session
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of."""
+        """The tools as the model sees them, in the OpenAI wire form."""
         own = getattr(self.tool_executor, "schemas", None)
         listed = own() if callable(own) else []
         return [*(listed if isinstance(listed, list) else []), *(agent.schema() for agent in self.sub_agents.values())]
 
 
 def _storable(state: AgentState) -> None:
-    """Refuse a session that could not be read again once it was stored."""
+    """Raise ConfigurationError for a session that could not be read back from a store."""
     try:
         AgentState.model_validate_json(state.model_dump_json())
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""One worker's hold on one session: every write is a compare-and-set, so whoever lost the session cannot act on it.
+"""The lease of one session by one worker: every write is a compare-and-set, so a worker that lost it cannot act on.
 
-While the worker waits for a model or a tool, a watcher beside it renews the lease and looks for stop orders; either may
-end the waiting. A write that fails because another worker took over ends this one before it does anything further.
+While the worker awaits a model or a tool, a watcher renews the lease and looks for stop orders; either may cancel the
+work. A write that fails because another worker took over ends this one before it does anything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STEPS_SHOWN = 4
 
 
 class SessionLease:
-    """A session taken up by one worker: its state, its version in the store, its lease and its audit."""
+    """A session leased by one worker: its state, its version in the store, and its audit."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class SessionLease:
     async def take(
         cls, ledger: Ledger, state: AgentState, version: int, *, worker: str, lease_s: float, stops: StopOrders
     ) -> SessionLease:
-        """Claim the session; raises SessionConflictError when another worker holds it or claims it at this moment."""
+        """Lease the session; raises SessionConflictError when another worker has it or takes it at this moment."""
         left = state.leased_for_s()
         if left:
             raise SessionConflictError(
@@ -74,7 +74,7 @@ class SessionLease:
         return lease
 
     def now_s(self) -> float:
-        """The store's clock, without asking it: what it said at the last save, and what has passed since."""
+        """The store's clock, extrapolated from its last answer."""
         return self._ledger.now_s()
 
     async def save(self, *notes: Note) -> None:
@@ -94,7 +94,7 @@ class SessionLease:
             await self._put([(what, {"worker": self._worker, **data}) for what, data in notes])
 
     async def try_save(self, *notes: Note) -> bool:
-        """Save; with the store down the run goes on in memory, which is counted, and False is returned."""
+        """Save; with the store down count the failure, and return False: the run goes on in memory."""
         try:
             await self.save(*notes)
         except StoreError:
@@ -103,8 +103,8 @@ class SessionLease:
         return True
 
     async def _put(self, notes: list[Note]) -> None:
-        """Compare and set, once more after an error. A write whose answer was lost (connection cut, task cancelled) may
-        have been made: then the next one conflicts with this worker's own, which is found in the store and taken up."""
+        """Compare and set, with one retry after an error. A write whose answer was lost may have been made: the next
+        one then conflicts with this worker's own, which is found in the store and taken up."""
         for attempt in range(_WRITES):
             try:
                 self._version = await self._ledger.save(self.state, self._version, notes)
@@ -130,7 +130,7 @@ class SessionLease:
         await self.audit.append(what, {"worker": self._worker, **data})
 
     async def release(self) -> None:
-        """Let others take the session up at once, even while this worker is being cancelled."""
+        """End the lease now, even while this worker is being cancelled."""
         if self.state.status is AgentStatus.RUNNING:
             self.state.status = AgentStatus.WAITING_FOR_HUMAN if self.state.pending() else AgentStatus.IDLE
         with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):

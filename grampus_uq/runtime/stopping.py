@@ -1,8 +1,8 @@
-"""Orders to stop: given to one session or to all that run, counted by the store, and told to whoever gave them.
+"""Stop orders to one session or to all running ones, and reports on whom they reached.
 
-An order is a higher number, not a time: no clock can be behind it. A session notes the numbers when it is taken up, and
-stops when one of them has grown. The number of all orders stands in one document, so that a worker asks for one however
-many sessions it runs and however many orders were ever given.
+An order is a counter in the store, not a time, so that no clock matters. A session notes the counters when it is
+leased, and stops when one of them has grown. All orders are counted in one document, so that a worker polls one
+document however many sessions it runs and however many orders there were.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class StoppedError(SessionError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReport:
-    """Whom an order reached: keys of the sessions that a live worker ran then, and of those that stand since."""
+    """Keys of the sessions that a live worker ran when the order was given, and of those that stopped since."""
 
     reached: tuple[str, ...]
     acknowledged: tuple[str, ...]
 
 
 class StopOrders:
-    """The stop orders of one store, asked for once every `POLL_S` however many sessions wait for them."""
+    """The stop orders of one store, polled once every `POLL_S` however many sessions wait for them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -52,11 +52,11 @@ class StopOrders:
         self._locks: RunVar[tuple[anyio.Lock, anyio.Lock] | None] = RunVar(f"grampus_stops_{uuid.uuid4().hex}", None)
 
     async def reached(self, state: AgentState, looked_at: int, *, since: float | None = None) -> tuple[bool, int]:
-        """Whether this session was ordered to stop, and the number of the newest order that this takes into account.
+        """Whether this session was ordered to stop, and the number of the newest order considered.
 
-        `looked_at` is that number as of the last time. What the store said `POLL_S` ago will do, and an unreachable
-        store orders nothing. With `since`, a time of the monotonic clock, every order given before it counts, and
-        StoreError is raised where that cannot be known.
+        `looked_at` is that number as of the last call. An answer of the store up to `POLL_S` old counts, and an
+        unreachable store orders nothing. With `since`, a time of the monotonic clock, every earlier order counts, and
+        StoreError is raised when that cannot be known.
         """
         try:
             if since is not None:
@@ -76,9 +76,9 @@ class StopOrders:
         return stopped, looked_at if stopped else number  # who was stopped stays stopped, however often it asks
 
     async def news(self, looked_at: int, at_most_s: float) -> None:
-        """Return when there are orders that `looked_at` does not take into account, or after so many seconds.
+        """Return when there are orders newer than `looked_at`, or after so many seconds.
 
-        Of all that wait here one asks at a time, and whoever has the next turn hears what it heard.
+        One waiting task polls at a time; the others share its answer.
         """
         with anyio.move_on_after(at_most_s):
             if self._orders[0] != looked_at:  # they could not be read just now
@@ -91,7 +91,7 @@ class StopOrders:
                             await self._ask()
 
     async def _know(self, since: float) -> None:
-        """Know every order given before `since`; who waits for the answer to another's question need not ask."""
+        """Know every order given before `since`; tasks that wait for another's answer share it."""
         async with self._turns()[1]:
             if self._known_at < since:
                 await self._ask()
@@ -102,7 +102,7 @@ class StopOrders:
         self._orders, self._known_at = max(self._orders, orders), max(self._known_at, asked_at)
 
     def _turns(self) -> tuple[anyio.Lock, anyio.Lock]:
-        """Those of this event loop: one to wait with, one to ask with."""
+        """The locks of this event loop: one for waiting, one for asking."""
         locks = self._locks.get()
         if locks is None:
             self._locks.set(locks := (anyio.Lock(), anyio.Lock()))
@@ -110,16 +110,16 @@ class StopOrders:
 
 
 async def stops_now(ledger: Ledger, state: AgentState) -> tuple[int, int]:
-    """How many orders were given so far, to all and to this session."""
+    """The numbers of orders so far, to all and to this session."""
     to_all = _orders(await ledger.store.get("stop", _ALL))[1]
     return to_all, _version(await ledger.store.get("stop", session_key(state.agent_id, state.session_id)))
 
 
 async def stops_to_heed(ledger: Ledger, state: AgentState) -> tuple[int, int]:
-    """The orders that a session taken up now has seen.
+    """The numbers of orders that a session leased now ignores.
 
-    An order to it that was given while it waited holds still. One to all reaches what runs, a session whose worker died
-    running included.
+    An order to this session that was given while it waited still counts. An order to all counts for a session that was
+    running, including one whose worker died.
     """
     to_all, own = await stops_now(ledger, state)
     if not state.sealed:  # who could write the state could write there that it has seen every order to come
@@ -142,7 +142,7 @@ async def order_stop(
     principal: str = "",
     wait_s: float = 0.0,
 ) -> StopReport:
-    """Order a session, or with no ids every session that runs now, to stop; wait up to `wait_s` for them to stand."""
+    """Order a session, or without ids all running sessions, to stop; wait up to `wait_s` for them."""
     one = None if agent_id is None or session_id is None else session_key(agent_id, session_id)
     for _ in range(_TRIES):
         found = await ledger.store.get("stop", _ALL)
@@ -167,7 +167,7 @@ async def order_stop(
 
 
 async def _standing(ledger: Ledger, running: dict[str, str], reached: Sequence[str], wait_s: float) -> tuple[str, ...]:
-    """Those of the sessions that their workers have let go of, as soon as all have or the time is over."""
+    """The sessions that their workers have released, as soon as all have or the time is over."""
     until = time.monotonic() + wait_s
     while True:
         still = await ledger.running() if reached else {}

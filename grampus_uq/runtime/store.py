@@ -1,8 +1,8 @@
-"""Where sessions, decisions, grants and audits live: one write, all or nothing, and four ways to read it back.
+"""The session store: versioned documents and append-only logs, one atomic write, and a clock.
 
-Documents are versioned and written by compare-and-set; logs only grow, at a place that the writer expects or chained to
-the entry before. Everything that must hold across processes (one worker wins, a decision counts once, an audit has no
-fork) rests on these two. Times are the store's own: the clocks of two machines are never compared.
+Documents are written by compare-and-set; logs grow at an expected position or chained to the entry before. What must
+hold across processes (one worker wins, a decision counts once, an audit has no fork) rests on these two. Times are the
+store's: the clocks of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ GENESIS: Final = "0" * 64
 class Document:
     """A stored JSON text with its version (from 1) and the label that `scan` selects by.
 
-    `written_s` and `read_s` are when this version was written and when it was read, both by the store's clock; `age_s`
-    is therefore free of anybody else's.
+    `written_s` and `read_s` are the times of writing and reading this version, both by the store's clock.
     """
 
     kind: str
@@ -69,9 +68,9 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Add entries to a log: at `expected`, if that is its length, or (`expected` None) chained to whatever is there.
+    """Add entries to a log: at `expected`, if that is its length, or (`expected` None) chained to the last entry.
 
-    A chained entry is a JSON object; the store puts its place, its time and its hash in front, as `chained` says.
+    A chained entry is a JSON object; the store puts its position, time and hash in front, as `chained` does.
     """
 
     log: str
@@ -91,7 +90,7 @@ Change = Put | Delete | Append | Drop
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """A durable place for small JSON documents and logs; one of your own inherits from this and writes six methods.
+    """A durable place for small JSON documents and logs; your own store inherits from this and has six methods.
 
     Every method may be awaited from any task of one event loop, on asyncio and trio; none blocks the loop. When `write`
     returns, its changes survive the death of the process. `StoreError` is raised when the backend cannot be reached or
@@ -133,11 +132,11 @@ class SessionStore(Protocol):
         ...
 
     async def write(self, *changes: Change) -> float:
-        """Make all changes or none; returns `now` as of the writing. One round trip. No two name the same thing."""
+        """Make all changes or none, in one round trip; returns `now` of the writing. No two changes share a target."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of connections; the store may be opened again."""
+        """Close connections; the next operation opens them again."""
         ...
 
     async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
@@ -151,17 +150,16 @@ class SessionStore(Protocol):
 
 
 def link(previous: str, position: int, time_s: str, body: str) -> str:
-    """The hash of a chained entry, in hex: SHA-256 over the hash before it, its place, its time and its content.
+    """The hash of a chained entry, in hex: SHA-256 over the hash before it, its position, time and content.
 
-    `time_s` is written with six decimals. The content goes in by its own hash, so that a server whose scripts have no
-    SHA-256 need not be handed one for texts of any length.
+    `time_s` has six decimals. The content enters by its own hash, so that a script on a server hashes short texts only.
     """
     content = hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
     return hashlib.sha256(f"{previous} {position} {time_s} {content}".encode()).hexdigest()
 
 
 def chained(body: str, position: int, now_s: float, last: str | None) -> str:
-    """The text that is stored for a chained entry behind `last`: its content, after what the store knows of it."""
+    """The stored text of a chained entry behind `last`: version, position, time and hashes, then its content."""
     previous = GENESIS if last is None else str(json.loads(last)["hash"])
     time_s = f"{now_s:.6f}"
     head = f'"v":2,"seq":{position},"time_s":{time_s},"previous":"{previous}"'
@@ -169,7 +167,7 @@ def chained(body: str, position: int, now_s: float, last: str | None) -> str:
 
 
 def after_prefix(prefix: str) -> str | None:
-    """The first text behind all that begin with the prefix, in the order of code points; None when there is none."""
+    """The first text after all with the prefix, in the order of code points; None when there is none."""
     stem = prefix.rstrip("\U0010ffff")
     if not stem:
         return None
@@ -178,7 +176,7 @@ def after_prefix(prefix: str) -> str | None:
 
 
 def parsed(model: type[Stored], body: str, what: str) -> Stored:
-    """What is stored as this model; raises StoreError, with `what` it is, when it cannot be read."""
+    """A stored text as this model; raises StoreError, naming `what` it is, when it cannot be read."""
     try:
         return model.model_validate_json(body)
     except (TypeError, ValueError, RecursionError) as error:

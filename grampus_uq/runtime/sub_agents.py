@@ -1,4 +1,4 @@
-"""Agents that another agent calls as tools: a child session whose approvals and belief reach its parent."""
+"""Sub-agents: agents that another agent calls as tools, in child sessions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SubAgent:
         return ToolResult(tool_call_id=record.call.id, output=result.output, is_error=failed)
 
     def _finished(self, record: CallRecord, parent: Session | None, child: AgentState) -> ToolResult:
-        """What a child came to that ended before its parent heard of it; stored confidence counts only under a seal."""
+        """The result of a child that ended while its parent was down; stored confidence counts only under a seal."""
         belief: Any = (child.belief or {}).get("state")
         if child.vouched and self.runner.gate.believes(child.sealed) and isinstance(belief, dict):
             self._believe(parent, record, belief, "cumulative", "level")
@@ -97,7 +97,7 @@ class SubAgent:
     def _believe(
         parent: Session | None, record: CallRecord, belief: Mapping[str, Any], confidence_at: str, level_at: str
     ) -> None:
-        """Take the child's belief into the parent's, as a step of its own; none of a child that was not read."""
+        """Commit the child's confidence to the parent's belief as a step; nothing for a child without readings."""
         confidence, level = belief.get(confidence_at), belief.get(level_at)
         if parent is None or not isinstance(confidence, int | float) or not 0.0 <= confidence <= 1.0:
             return
@@ -118,7 +118,7 @@ class SubAgent:
                 await owner.runner.ledger.decide(decision)
 
     def _owner(self, request: ApprovalRequest, depth: int = 0) -> SubAgent | None:
-        """The agent, here or below, that asked: only its own store and its own approvers count."""
+        """The sub-agent, here or below, that made the request: its own store and approvers count."""
         if request.agent_id == self.agent.name:
             return self
         if depth >= _DEEPEST:

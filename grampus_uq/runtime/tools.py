@@ -1,4 +1,4 @@
-"""Typed tools from plain functions: the JSON schema comes from the type hints, arguments are validated first."""
+"""Tools from typed functions: JSON schema from the type hints, validated arguments; and how executors are called."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class FunctionTools:
 
 
 async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
-    """Run one call on any executor; whatever it returns or raises becomes a result. Cancellation passes.
+    """Run one call on any executor; a return value or an exception becomes a result, cancellation passes.
 
     Executors are called as `execute(call)`, or `execute(name, arguments)` when the signature asks for two; with
     `idempotency_key` when the signature takes it.
@@ -163,9 +163,9 @@ async def call_executor(executor: Any, call: ToolCall, key: str) -> ToolResult:
 
 
 def _writable(result: ToolResult) -> ToolResult:
-    """The result with an output that a transcript can hold, or else a sentence that says so: the call ran all the same.
+    """The result with an output that a transcript can hold, or a sentence that it cannot be written.
 
-    Bytes are read as UTF-8. Of a text of more than `MAX_TEXT_CHARACTERS` the beginning is kept.
+    Bytes are read as UTF-8. A text is cut to `MAX_TEXT_CHARACTERS`.
     """
     output = result.output
     try:

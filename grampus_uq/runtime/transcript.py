@@ -1,7 +1,7 @@
-"""The transcript of a session as a log of what changed: a save writes what is new, however long the run is.
+"""The transcript of a session as a log of changes: a save writes only what is new, however long the run is.
 
-Each entry says from which message on it replaces or adds, how many messages there are after it, and which. The
-session's document names the log, how many of its entries count, and the hash over these: neither can be changed alone.
+Each entry has the first message that it replaces or adds, the number of messages after it, and the messages. The
+session's document has the name of the log, how many of its entries count, and their hash.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def extended(transcript: Transcript, entries: Sequence[str]) -> Transcript:
 
 
 def replayed(transcript: Transcript, entries: Sequence[str]) -> list[Message]:
-    """The messages that the log holds; raises StoreError when it is not the one that its session wrote."""
+    """The messages in the log; raises StoreError when it is not the one that its session wrote."""
     counted = entries[: transcript.entries]
     if extended(Transcript(log=transcript.log), counted) != transcript:
         raise StoreError("The stored transcript does not fit its session: it was changed, or part of it is gone.")

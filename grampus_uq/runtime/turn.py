@@ -1,8 +1,8 @@
-"""Brings the calls of one turn to their results, for the host that is a store: what is done is written down first.
+"""Brings the calls of one turn to their results, with the session store as the gate's host.
 
-What may become of a call is the gate's (`grampus_uq.gate`); here it is asked, stored, and run once. `started` is in the
-store before the tool runs. A call found `started` by another worker was in the hands of one that died: what only reads
-runs again, anything else is never run again by itself; a human is asked what became of it.
+`grampus_uq.gate` decides what becomes of a call; here it is asked, stored, and run once. A call is `started` in the
+store before its tool runs. One that another worker left `started` runs again only if it reads; for any other a human is
+asked what became of it.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Turn:
         self._unwatched = unwatched
 
     def policy(self) -> UncertaintyPolicy | None:
-        """The monitor's, as it is now."""
+        """The monitor's current policy."""
         return self._unwatched if self.lease.session is None else self.lease.session.profile.policy
 
     def terms(self) -> Terms:
-        """Whose calls these are, and the rules they are asked under now."""
+        """The terms of this session's calls under the current rules."""
         state = self._state
         return self.gate.terms(
             state.agent_id, state.session_id, self.policy(), run_id=state.run_id, vouched=state.vouched
@@ -107,7 +107,7 @@ class Turn:
     # -- what was stored ------------------------------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Take of a loaded state what it is worth: where nobody vouches for it, only what decisions prove."""
+        """Take up a loaded state; without a valid seal, only what decisions prove."""
         state, believed = self._state, self.gate.believes(self._state.sealed)
         if len({record.proposed.id for record in state.turn}) != len(state.turn):
             raise StoreError("The stored session cannot be read: two calls of its turn have one id.")
@@ -131,7 +131,7 @@ class Turn:
                 state.review = [self.review(UNVOUCHED, f"llm_{state.current_step - 1}")]
 
     def recover(self) -> list[CallRecord]:
-        """Deal with the calls that a dead worker left `started`; returns those whose outcome nobody knows."""
+        """Recover the calls that a dead worker left `started`; returns those of unknown outcome."""
         terms, now_s, unknown = self.terms(), self.lease.now_s(), []
         for record in [record for record in self._state.turn if record.phase is CallPhase.STARTED]:
             if record.call.name in self.delegates:  # the process may have died before it named the child
@@ -187,7 +187,7 @@ class Turn:
         return granted(record, grant)
 
     def wait_for_all(self, doubt: Doubt) -> None:
-        """Make every new call wait for the sake of the step that proposes it; what was rejected before is answered."""
+        """Make every new call wait because of the step that proposes it, except calls that were rejected before."""
         terms = self.terms()
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             if record.proposed.digest() in self._state.rejected:
@@ -202,7 +202,7 @@ class Turn:
     # -- executing ------------------------------------------------------------------------------------------------
 
     async def execute_cleared(self) -> AsyncIterator[tuple[CallRecord, ToolResult]]:
-        """Run every cleared call, side by side, each once; yields the results when all are there, in order."""
+        """Run all cleared calls concurrently, each once; yields the results in order when all are done."""
         runnable = await self._announce(await self._start())
         results: dict[int, ToolResult] = {}
 
@@ -218,7 +218,7 @@ class Turn:
             yield runnable[index], results[index]
 
     async def _start(self) -> list[CallRecord]:
-        """The calls that may run now; what may not after all waits again, and the audit says why."""
+        """Start the cleared calls; one that must not run after all waits again, and the audit says why."""
         started = []
         for record in [record for record in self._state.turn if record.phase is CallPhase.CLEARED]:
             new = await self.gate.start(
@@ -239,10 +239,10 @@ class Turn:
         return started
 
     async def _announce(self, started: list[CallRecord]) -> list[CallRecord]:
-        """Put `started` into the store and the audit, and look for orders to stop once it is there.
+        """Write the started calls to the store and the audit, then look for stop orders.
 
-        So a call does not run if an order was given before it was announced. Without the store only those run that may
-        run without a record.
+        So a call does not run if an order was given before it was announced. With the store down, only calls that may
+        run without a record are returned.
         """
         if not started:
             return []
@@ -264,7 +264,7 @@ class Turn:
 
     @staticmethod
     def _guarded(record: CallRecord) -> bool:
-        """Calls that must never run unrecorded: irreversible ones, and those that a human or a grant let through."""
+        """True for a call that must not run unrecorded: irreversible, or cleared by a human or a grant."""
         if record.effect in (Effect.READ, Effect.REVERSIBLE):
             return False
         return record.effect is Effect.IRREVERSIBLE or bool(record.decisions) or record.grant is not None
@@ -289,11 +289,11 @@ class Turn:
         return outcome
 
     def notes(self) -> list[str]:
-        """What the model has to know beside the results of this turn: which arguments a human changed."""
+        """Notes for the model beside the results of this turn: which arguments a human changed."""
         return [note for record in self._state.turn if record.cleared_by is not None and (note := edit_note(record))]
 
     def facts(self, record: CallRecord) -> dict[str, Any]:
-        """What the audit says of a call: no arguments, only their digest, and by whose word it runs."""
+        """The audit's facts on a call: the digest of its arguments, and who cleared it."""
         return {
             "run_id": self._state.run_id,
             "step_id": record.step_id,
