@@ -68,11 +68,11 @@ def decide(now: Situation) -> Verdict:
     Where the profile only advises, or the run explores and the step can be undone, nothing stops: `advisory_action` is
     then the action that the rules ask for.
     """
-    profile, wanted = now.profile, None
     action, rule, reason = _ruling(now)
-    guarantee = None if rule == "tier" else _guarantee(now, rule, action)
-    explores = now.state.let_through and action.stops
-    if profile.advisory or (explores and may_be_explored(profile.policy, now.kind, now.tool_name, now.effect)):
+    wanted, guarantee = None, None if rule == "tier" else _guarantee(now, rule, action)
+    policy = now.profile.policy
+    explores = now.state.let_through and may_be_explored(policy, now.kind, now.tool_name, now.effect)
+    if now.profile.advisory or (explores and action.stops):
         wanted = action
         if action.stops:
             action = _LOG
@@ -115,8 +115,7 @@ def _ruling(now: Situation) -> _Ruling:
         if state.worst_case is not None:
             decision = _in_doubt(now, state.worst_case, decision)
     milder = decision[0] is not _ABORT and not (decision[0] is _PAUSE and decision[1] == "detector")
-    asks = milder and now.tool_name is not None and profile.policy.asks_always(now.tool_name)
-    if asks:  # standing leave may lift any other pause
+    if milder and now.tool_name is not None and profile.policy.asks_always(now.tool_name):  # a grant may lift a pause
         decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {decision[2] or _numbers(now)}"
     if profile.fallback is not None and decision[0].stops:
         return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {profile.fallback}"

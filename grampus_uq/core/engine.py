@@ -77,15 +77,16 @@ def advance(
     high = level in STOPPING_LEVELS
     is_call = kind == "tool_call"
     tool_name = step.tool_name if is_call else None
-    alarm, risk_state = state.alarm, state.risk
+    alarm, risk_state, risk_due = state.alarm, state.risk, False
     if profile.trajectory_risk is not None:
         risk_state, seen.risk, seen.no_risk = risk_step(profile.trajectory_risk, risk_state, trajectory)
+        risk_due = seen.no_risk in _UNREADABLE
     streams: Streams = {}
     if calibration is not None or detector is not None:
         streams = streams_of(seen.values, seen.semantic, fused, propagated, confidence_of_risk(seen.risk))
     if calibration is not None:
         seen.p_success = calibration(streams)
-    worst_case, risk_due = state.worst_case, seen.no_risk in _UNREADABLE
+    worst_case = state.worst_case
     if detector is not None and not is_call:
         streams["p_success"] = seen.p_success
         alarm, seen.log_m = alarm_step(detector, alarm, state.session_id, streams)
@@ -110,12 +111,13 @@ def advance(
     draft.monitor_tokens += seen.tokens
     draft.monitor_cost_usd += seen.cost_usd
     draft.agent_tokens += step.input_tokens + step.output_tokens
-    draft.alarm = alarm
     draft.memory = memory
-    draft.risk = risk_state
     draft.worst_case = worst_case
     draft.turns = turns
+    if risk_state is not None:
+        draft.risk = risk_state
     if detector is not None:
+        draft.alarm = alarm
         draft.alarmed = state.alarmed or alarm_raised(detector, alarm)
     draft.__class__ = SessionState
     new_state: SessionState = draft
@@ -245,10 +247,10 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
         source, value = reading.source, reading.value
         if value is None:
             tally.missing.append(_missing(source, reading.reason))
-            if reading.reason == _NOT_PROPOSED:
-                tally.proposed = False
-            elif reading.reason not in NOT_DUE:
+            if reading.reason not in NOT_DUE:
                 tally.due = True
+            elif reading.reason == _NOT_PROPOSED:
+                tally.proposed = False
         else:
             if source == "semantic_entropy":
                 tally.semantic = value
@@ -310,7 +312,6 @@ def _assess(
     if seen.fused is not None:
         fields["fused_confidence"] = seen.fused
     fields["propagated_confidence"] = seen.propagated
-    fields["p_success"] = seen.p_success
     fields["level"] = verdict.level
     fields["action"] = verdict.action
     fields["reasoning"] = verdict.reason
@@ -318,7 +319,10 @@ def _assess(
     fields["timestamp"] = utc(step.time_s)
     fields["tool_name"] = tool_name
     fields["effect"] = step.effect
-    fields["advisory_action"] = verdict.advisory_action
+    if seen.p_success is not None:
+        fields["p_success"] = seen.p_success
+    if verdict.advisory_action is not None:
+        fields["advisory_action"] = verdict.advisory_action
     if verdict.action is _PAUSE and verdict.level is _HIGH and step.kind != "tool_call":
         fields["reflection_injected"] = profile.policy.inject_reflection_on_high
     if profile.detector is not None:

@@ -163,6 +163,10 @@ def propagated_by(
 
     A step without a reading (`fused` None) leaves all three where they were.
     """
+    if type(propagator) is UncertaintyPropagator and fused is not None:  # as below, without its methods: the usual case
+        weight = propagator.weights.get(kind, propagator.default_weight)
+        propagated = propagate(fused, cumulative, weight)
+        return propagated, propagated, None
     if isinstance(propagator, UncertaintyPropagator):
         propagated = cumulative if fused is None else propagator.propagate(fused, kind, cumulative)
         return propagated, propagator.update_cumulative(propagated, cumulative, kind), None

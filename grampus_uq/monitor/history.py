@@ -30,7 +30,8 @@ class History:
     def add(self, assessment: StepUncertainty) -> None:
         """Add a committed step."""
         self.steps.append(assessment)
-        if (assessment.advisory_action or assessment.action) in STOPPING:
+        values = assessment.__dict__  # quicker than an attribute of a pydantic model
+        if (values["advisory_action"] or values["action"]) in STOPPING:
             self.escalations.append(_escalation(assessment))
 
     def copy(self, latest: int | None = None) -> History:

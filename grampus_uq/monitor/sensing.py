@@ -186,21 +186,15 @@ class SensingPlan:
         """True when some signal needs a model."""
         return bool(self.fast) or self.slow is not None
 
-    def answers_alone(self, step: Step, client: ModelClient | None) -> bool:
-        """True when no model is asked about the step, and no worker thread is needed to read it."""
-        if step.logprobs is not None and len(step.logprobs) > LONG_COMPLETION:
-            return False
-        return (client is None and not self.brings_model) or not self.asks
-
     def read_alone(self, step: Step, messages: Sequence[Message], problem: str | None) -> list[Reading]:
-        """All readings of a step that `answers_alone`; `problem` says why its log-probabilities are missing."""
+        """All readings of a step about which no model is asked; `problem` says why log-probabilities are missing."""
         readings = self.read(step, messages)
         if problem is not None:
             readings = [_explained(reading, problem) for reading in readings]
         return readings + self.read_unasked(step) if self.unasked else readings
 
     async def sense(self, profile: Profile, step: Step, given: StepInput, problem: str | None) -> list[Reading]:
-        """All readings of any other step. Raises nothing but cancellation."""
+        """All readings of a step: a long one's tokens in a worker thread. Raises nothing but cancellation."""
         if step.logprobs is not None and len(step.logprobs) > LONG_COMPLETION:
             tokens = await anyio.to_thread.run_sync(read_tokens, step, given.messages)
             readings = [*(read_instant(signal, step) for signal in self.instant), *tokens]

@@ -175,9 +175,13 @@ class Session:
             if tools and not self.tools_declared:
                 self.declare_tools(tools)
         own = () if external is None else arguments.confidences(external, self._plan.names, self._reject)
+        if type(step_id) is not str or not step_id.isascii():
+            step_id = arguments.name(step_id, "step_id", "observe_llm_response", self._reject)
+        if type(step_type) is not str or not step_type.isascii():
+            step_type = arguments.name(step_type, "step_type", "observe_llm_response", self._reject)
         step = _new_step(
-            step_id=arguments.name(step_id, "step_id", "observe_llm_response", self._reject),
-            kind=arguments.name(step_type, "step_type", "observe_llm_response", self._reject),
+            step_id=step_id,
+            kind=step_type,
             time_s=started_ns / 1e9,
             text=turn.text,
             tool_calls=turn.calls,
@@ -185,18 +189,20 @@ class Session:
             input_tokens=turn.usage.input_tokens if turn.usage else 0,
             output_tokens=turn.usage.output_tokens if turn.usage else 0,
         )
-        if self._plan.answers_alone(step, model_client):
-            readings = self._plan.read_alone(step, prompt_messages, turn.logprobs.problem)
+        plan = self._plan
+        if model_client is None and step.logprobs is None and not plan.brings_model:  # the usual case, without waiting
+            readings = plan.read_alone(step, prompt_messages, turn.logprobs.problem)
         else:
             given = StepInput(
                 messages=prompt_messages,
                 client=model_client,
                 model=model_id,
                 tools=tools,
-                over_cap=self._plan.over_cap(self._state, step),
+                over_cap=plan.over_cap(self._state, step),
             )
-            readings = await self._plan.sense(self._profile, step, given, turn.logprobs.problem)
-        readings += own
+            readings = await plan.sense(self._profile, step, given, turn.logprobs.problem)
+        if own:
+            readings += own
         if self._watch is None:
             assessment = self._commit(step, readings, started_ns)
         else:
@@ -220,10 +226,12 @@ class Session:
         and the action: on a pause or an abort the caller does not run the tool. Raises ConfigurationError on what is no
         call, and on an `effect` that is none.
         """
-        effect = arguments.effect(effect, "observe_tool_call", self._reject)
+        if effect is not None:
+            effect = arguments.effect(effect, "observe_tool_call", self._reject)
         started_ns = time.time_ns()
         call = arguments.call(tool_name, "tool_name", "observe_tool_call", self._reject)
-        step_id = arguments.name(step_id, "step_id", "observe_tool_call", self._reject)
+        if type(step_id) is not str or not step_id.isascii():
+            step_id = arguments.name(step_id, "step_id", "observe_tool_call", self._reject)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
         readings = () if is_proposed(self._state.turns, call, step_id) else _NOT_PROPOSED
         if self._watch is None:
