@@ -7,10 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
-from grampus_uq.cli.spreading import is_table, n_files_of_fits, spread_over, spreading
+from grampus_uq.cli.spreading import n_files_of_fits, spread_over, spreading
 from grampus_uq.cli.watch_command import read_statuses, status_json
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.importers.verifier_scores import is_score_table
 from grampus_uq.learn.alarm_figures import Figure
 from grampus_uq.learn.fit.backtest import backtest
 from grampus_uq.learn.fit.streams import read_detector_runs
@@ -44,7 +45,7 @@ def command(
     detector = artifact.profile.detector
     if detector is None:
         raise ConfigurationError.of("PROFILE", "backtest", "a profile with a detector", profile, "Run grampus-uq fit.")
-    spread = {} if is_table(paths[0]) else spread_over(paths, workers, backend)
+    spread = {} if is_score_table(paths[0]) else spread_over(paths, workers, backend)
     with naming_refused() as refuse:
         with progress("Reading runs") as advance:
             judge = _judge_of(artifact.profile)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
-from grampus_uq.cli.spreading import is_table, spread_over, spreading
+from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.errors import DataError
 
 if TYPE_CHECKING:
@@ -91,9 +91,10 @@ def command(
 def _read(
     paths: Sequence[str], profile: str | None, workers: int | None, backend: str, refuse: Refused
 ) -> ForecastRuns:
+    from grampus_uq.importers.verifier_scores import is_score_table
     from grampus_uq.learn.evaluate import read_recordings, read_table
 
-    if any(is_table(path) for path in paths):
+    if any(is_score_table(path) for path in paths):
         if len(paths) > 1:
             raise click.UsageError("Give one table, or recordings.")
         if profile is not None:

@@ -12,10 +12,11 @@ import numpy as np
 
 from grampus_uq.cli.fit_whole import counts_line, detector_json, fit_whole, written_lines
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
-from grampus_uq.cli.spreading import is_table, spread_over, spreading
+from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.importers.verifier_scores import is_score_table
 from grampus_uq.learn.columns import TASK
 from grampus_uq.learn.fit.detector import DetectorFit, LabelNeed, fit_budget, fit_detector
 from grampus_uq.learn.fit.detector_choice import Costs
@@ -117,7 +118,7 @@ def command(
     costs = _costs(cost_missed_failure, cost_false_alarm, cost_step)
     if costs is not None and budget is not None:
         raise ConfigurationError.of("--budget", "fit", "without costs: it needs no outcome", budget)
-    table = is_table(paths[0])
+    table = is_score_table(paths[0])
     how = "by_score" if labels == "by-score" else labels
     options = FitOptions(labels=how, detector_costs=costs, **chosen)
     spread = {} if table else spread_over(paths, workers, backend)

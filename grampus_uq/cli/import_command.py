@@ -19,8 +19,8 @@ from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
 from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
-from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
-from grampus_uq.recording.kept_content import folder_key, redact, unicode_only
+from grampus_uq.recording.codec import Content
+from grampus_uq.recording.kept_content import folder_key, kept_line
 from grampus_uq.recording.packing import pack
 from grampus_uq.recording.parallel import cores, in_order
 from grampus_uq.recording.replay import ReplayCounts, replay_all
@@ -162,7 +162,7 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
     recorded: Iterable[Event] = counted(events(run, agent_id=run.agent_id or plan.agent_id))
     if plan.embedder is not None:
         recorded = filled_in(recorded, _sensor(plan.embedder))
-    lines = [_line(event, plan.content, plan.key) for event in recorded]
+    lines = [kept_line(event, plan.content, lambda: plan.key) for event in recorded]
     target = plan.folder / file_name(run.run_id)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -178,23 +178,6 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
 @cache
 def _sensor(embedder: str) -> TrajectorySensor:
     return TrajectorySensor.of(TrajectoryRiskSettings(), MiniLM() if embedder == "minilm" else HashingEmbedder())
-
-
-def _line(event: Event, content: Content, key: bytes) -> bytes:
-    """The event as its line; one that nobody could read back in full is kept hashed, as a live recording keeps it."""
-    kept = redact(event, content, key)
-    try:
-        try:
-            line = encode(kept, content=content)
-        except DataError:  # only a lone surrogate can be mended; anything else is refused again
-            line = encode(unicode_only(kept), content=content)
-        if len(line) > MAX_LINE_BYTES:
-            raise DataError(f"an event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.")
-    except DataError:
-        if content != "full":
-            raise
-        return _line(event, "hashed", key)
-    return line
 
 
 @click.command(name="replay")

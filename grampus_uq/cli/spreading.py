@@ -13,19 +13,10 @@ from grampus_uq.recording.parallel import BACKENDS, cores
 if TYPE_CHECKING:
     from grampus_uq.recording.artifacts import ProfileArtifact
 
-__all__ = ["is_table", "n_files_of_fits", "spread_over", "spreading"]
+__all__ = ["n_files_of_fits", "spread_over", "spreading"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-_TABLES: Final = (".csv", ".csv.gz", ".parquet", ".pq")
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
-
-
-def is_table(path: str) -> bool:
-    """Say whether a path names a table of scores (CSV, gzipped CSV or Parquet), and not recordings."""
-    from grampus_uq.recording.packed import is_packed
-
-    place = Path(path)
-    return path.lower().endswith(_TABLES) and not place.is_dir() and not is_packed(place)
 
 
 def spreading(command: Command) -> Command:
@@ -53,9 +44,10 @@ def spread_over(paths: Sequence[str], workers: int | None, backend: str) -> dict
 
 def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) -> int:
     """How many of the files at these paths served the fit of a profile: figures taken on them are too good."""
+    from grampus_uq.importers.verifier_scores import is_score_table
     from grampus_uq.recording.artifacts import InputFile
     from grampus_uq.recording.runs import recording_files
 
     fitted_on = {file.sha256 for artifact in artifacts for file in artifact.provenance.inputs}
-    files = [Path(path) for path in paths] if is_table(paths[0]) else recording_files(list(paths))
+    files = [Path(path) for path in paths] if is_score_table(paths[0]) else recording_files(list(paths))
     return sum(InputFile.of(path).sha256 in fitted_on for path in files if path.is_file())

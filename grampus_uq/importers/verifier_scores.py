@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
 from grampus_uq.importers.opening import text_blocks
+from grampus_uq.recording.packed import is_packed
 
-__all__ = ["ScoreColumns", "ScoreTable", "read_scores"]
+__all__ = ["ScoreColumns", "ScoreTable", "is_score_table", "read_scores"]
 
 _BATCH: Final = 2_000  # rows of a few small objects each: more of them fall out of the processor cache
 _MAX_LINE: Final = 2**24
+_ENDINGS: Final = (".csv", ".csv.gz", ".parquet", ".pq")
 _PARQUET: Final = b"PAR1"
 _SOLVED: Final = {
     "True": True, "true": True, "TRUE": True, "1": True, "1.0": True,
@@ -68,6 +70,12 @@ class ScoreTable:
 
 
 _DEFAULT: Final = ScoreColumns()
+
+
+def is_score_table(path: str) -> bool:
+    """Say whether a path names a table of scores (CSV, gzipped CSV or Parquet), and not recordings."""
+    place = Path(path)
+    return path.lower().endswith(_ENDINGS) and not place.is_dir() and not is_packed(place)
 
 
 def read_scores(

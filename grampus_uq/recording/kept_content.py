@@ -12,6 +12,7 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +20,7 @@ from typing import Any, Final
 from pydantic import TypeAdapter
 
 from grampus_uq.errors import DataError
-from grampus_uq.recording.codec import Content
+from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.values import Reading, ToolCall, canonical_json
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
@@ -30,13 +31,33 @@ try:
 except ImportError:  # Windows, where a rename onto an existing file fails by itself
     fcntl = None
 
-__all__ = ["folder_key", "hashed", "redact", "unicode_only"]
+__all__ = ["folder_key", "hashed", "kept_line", "redact", "unicode_only"]
 
 _HASHED_ARGUMENTS: Final = "_hashed"
 """The one argument that stands for all arguments of a call whose content was hashed."""
 
 _KEY_FILE: Final = ".hash-key"
 _KEY_BYTES: Final = 32
+
+
+def kept_line(event: Event, content: Content, key: Callable[[], bytes]) -> bytes:
+    """The event as a line of a recording; one that nobody could read back in full is kept hashed, by `key`.
+
+    Raises DataError when no form of it can be written.
+    """
+    kept = redact(event, content, key() if content == "hashed" else b"")
+    try:
+        try:
+            line = encode(kept, content=content)
+        except DataError:  # only a lone surrogate can be mended; anything else is refused again
+            line = encode(unicode_only(kept), content=content)
+        if len(line) > MAX_LINE_BYTES:
+            raise DataError(f"an event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.")
+    except DataError:
+        if content != "full":
+            raise
+        return kept_line(event, "hashed", key)
+    return line
 
 
 def redact(event: Event, content: Content, key: bytes) -> Event:

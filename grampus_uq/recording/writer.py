@@ -10,10 +10,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.recording.appending import open_to_append, write_line
-from grampus_uq.recording.codec import MAX_LINE_BYTES, Content, encode
-from grampus_uq.recording.kept_content import folder_key, redact, unicode_only
+from grampus_uq.recording.codec import Content
+from grampus_uq.recording.kept_content import folder_key, kept_line
 from grampus_uq.recording.run_names import file_name, latest_part, next_part
 from grampus_uq.recording.syncing import Syncer
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, StepEvent
@@ -99,7 +99,7 @@ class RecordingProcessor:
 
     def on_event(self, event: Event) -> None:
         """Append one event. Raises OSError when the disk refuses it, DataError when no form of it can be written."""
-        line = self._line(event)
+        line = kept_line(event, self._content, self._hash_key)
         name = file_name(event.session_id)
         if self._process != os.getpid():
             self._begin()
@@ -133,22 +133,11 @@ class RecordingProcessor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _line(self, event: Event) -> bytes:
-        """The event as its line, with all the content that is wanted and that a reader could read back."""
-        if self._content == "full":
-            try:
-                line = _encoded(event, "full")
-            except DataError:
-                line = b""
-            if 0 < len(line) <= MAX_LINE_BYTES:
-                return line
-        fallback: Content = "hashed" if self._content == "full" else self._content
-        if self._key is None and fallback == "hashed":
+    def _hash_key(self) -> bytes:
+        """The key of hashes, which is made in the folder when the first is needed."""
+        if self._key is None:
             self._key = folder_key(self._folder)
-        line = _encoded(redact(event, fallback, self._key or b""), fallback)
-        if len(line) > MAX_LINE_BYTES:
-            raise DataError(f"An event of {len(line)} bytes is longer than {MAX_LINE_BYTES}.", path=str(self._folder))
-        return line
+        return self._key
 
     def _open(self, name: str) -> _Open:
         """The part of a session's recording that is written now."""
@@ -197,13 +186,6 @@ class _Open(NamedTuple):
     descriptor: int
     name: str
     since_s: float
-
-
-def _encoded(event: Event, content: Content) -> bytes:
-    try:
-        return encode(event, content=content)
-    except DataError:  # only a lone surrogate can be mended; anything else is refused again
-        return encode(unicode_only(event), content=content)
 
 
 def _decides(event: Event) -> bool:

@@ -9,22 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.importers.verifier_scores import read_scores
+from grampus_uq.importers.verifier_scores import is_score_table, read_scores
 from grampus_uq.learn.columns import TASK, Columns, columns_of, other_trials, read_columns, recorded_rows
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
-from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.runs import Refused, Run
 
-__all__ = ["is_table", "read_detector_runs", "runs_of_recordings"]
-
-TABLES = (".csv", ".csv.gz", ".parquet")
+__all__ = ["read_detector_runs", "runs_of_recordings"]
 
 
 def runs_of_recordings(
@@ -63,7 +59,7 @@ def read_detector_runs(
     many. `on_runs` is called with the number of runs of each part, `on_refused` with what is wrong with a file, whose
     rest is then left out. Holds eight bytes a score, and the ids.
     """
-    tables = [path for path in paths if is_table(path)]
+    tables = [path for path in paths if is_score_table(path)]
     if not tables:
         read = partial(recorded_rows, profile=profile, streams=tuple(streams))
         found = read_columns(
@@ -80,11 +76,6 @@ def read_detector_runs(
         outcomes=table.solved if labelled else None,
         streams=streams,
     )
-
-
-def is_table(path: str) -> bool:
-    """Say whether a path names a table of scores, and not recordings."""
-    return path.endswith(TABLES) and not Path(path).is_dir() and not is_packed(Path(path))
 
 
 def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool) -> DetectorRuns:
