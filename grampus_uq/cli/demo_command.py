@@ -43,7 +43,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 @click.option("--api-base", metavar="URL", help="An OpenAI-compatible server to ask, for --model if that is given.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Limit of an answer.  [default: 24 embedded, else 1024]")
 @click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Questions at a time.")
-@click.option("--advisory", is_flag=True, help="Hold nothing, only record what would have been held.")
+@click.option("--advisory", is_flag=True, help="Pause nothing, only record what would have been paused.")
 @click.option("--profile", "profile_file", type=click.Path(dir_okay=False), help="Let a fitted profile decide.")
 @click.option("--every-signal", is_flag=True, help="Sample every answer again, not only the undecided: to fit on.")
 @click.option("--otlp", metavar="URL", help="Send the spans there, such as http://localhost:4317.")
@@ -59,7 +59,7 @@ def command(model: str | None, api_base: str | None, max_tokens: int | None, as_
 
     The questions are the capitals of all members of the United Nations, the symbols of all elements, and graded
     arithmetic. Each answer is an agent's run: the model answers, the monitor reads its signals, and publish_answer,
-    which cannot be undone, is held or released by the policy. Then the answer key says who was right.
+    which cannot be undone, is paused or cleared by the policy. Then the answer key grades the answers.
     """
     name = model or ("local" if api_base is None else "")
     limit = max_tokens or (_EMBEDDED_TOKENS if name == "local" and api_base is None else _OTHER_TOKENS)
@@ -104,7 +104,7 @@ def _shown(screen: Screen) -> Iterator[Screen]:
         with Live(screen, console=console, refresh_per_second=4, redirect_stdout=False):
             yield screen
     else:
-        screen.tell_lines(lambda line: click.echo(line, err=True))
+        screen.print_lines(lambda line: click.echo(line, err=True))
         yield screen
 
 

@@ -1,1 +1,1 @@
-"""A monitored agent on real questions: it answers, it wants to publish, and the monitor lets it or holds it."""
+"""A monitored agent answers questions and asks to publish each answer; the monitor clears or pauses the call."""

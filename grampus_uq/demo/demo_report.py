@@ -1,4 +1,4 @@
-"""What a run of the demo comes to: who was published and who was held, how many were right, what each signal is worth.
+"""Figures of a run of the demo: how many answers were published, paused and right, and the worth of each signal.
 
 All of it is counted from what happened; a figure that is not defined (no wrong answer, no reading) is None, never 0.5.
 """
@@ -29,7 +29,7 @@ _STEP_TYPE: Final = "llm_call"
 _DRAWS: Final = 2_000
 _LEAST_OF_EACH: Final = 5
 _NO_PROMISE: Final = (
-    "The tiers carry no guarantee: nothing bounds how many right answers they hold or wrong ones they release."
+    "The tiers carry no guarantee: nothing bounds how many right answers they pause or wrong ones they publish."
 )
 
 
@@ -79,7 +79,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """The figures of a run; `remarks` says in words what in them needs explaining."""
+    """The figures of a run; `remarks` are sentences that explain them."""
 
     asked: int
     seconds: float
@@ -90,14 +90,14 @@ class DemoReport:
     signals: tuple[SignalWorth, ...]
     agent: Spent
     monitor: Spent
-    let_through: tuple[Answered, ...]
+    wrong_published: tuple[Answered, ...]
     remarks: tuple[str, ...]
 
 
 def summarise(answers: Sequence[Answered], profile: Profile, promises: Sequence[str] = ()) -> DemoReport:
     """Count a run, finished or interrupted. With an advisory profile the groups are what the policy wanted.
 
-    `promises` are those of a fitted profile; without one the remarks explain what the guide's defaults came to.
+    `promises` are those of a fitted profile; without one the remarks explain the effect of the default tiers.
     """
     answered = [one for one in answers if one.right is not None]
     groups = _groups(answers)
@@ -114,7 +114,7 @@ def summarise(answers: Sequence[Answered], profile: Profile, promises: Sequence[
         signals=signals,
         agent=_spent_by_agent(answered),
         monitor=_spent_by_monitor(answered),
-        let_through=tuple(one for one in published if not one.right),
+        wrong_published=tuple(one for one in published if not one.right),
         remarks=(*promises, *_remarks_on(signals))
         if promises
         else (*_remarks(answered, published, profile), *_remarks_on(signals), _NO_PROMISE),
@@ -210,28 +210,28 @@ def _spent_by_monitor(answered: Sequence[Answered]) -> Spent:
 
 
 def _remarks(answered: Sequence[Answered], published: Sequence[Answered], profile: Profile) -> Iterator[str]:
-    """Say why everything was held or nothing was, what could not happen, and that nothing is promised."""
+    """Explain why all or no answers were paused, and why an abort was out of reach."""
     assessments = [one.assessment for one in answered if one.assessment is not None]
     confidences = [assessment.propagated_confidence for assessment in assessments]
     fused = [assessment.fused_confidence for assessment in assessments]
     if not confidences:
         return
-    held = "would have been held" if profile.advisory else "was held"
+    paused = "would have been paused" if profile.advisory else "was paused"
     if not isinstance(profile.propagator, UncertaintyPropagator):
-        return  # what follows is the arithmetic of the guide's rule
+        return  # the remarks below are the arithmetic of the default propagator
     policy, weight = profile.policy, profile.propagator.weight(_STEP_TYPE)
     if not published:
         needed = max(0.0, (policy.low_threshold - (1.0 - weight)) / weight)
         yield (
-            f"Everything {held}. {TOOL} cannot be undone, so the policy releases it only at LOW, a confidence of "
+            f"Everything {paused}. {TOOL} cannot be undone, so the policy clears it only at LOW, a confidence of "
             f"{policy.low_threshold:.2f} or more; the highest was {max(confidences):.2f}. From a start at 1, one "
             f"{_STEP_TYPE} step stays LOW with a fused confidence of {needed:.2f} or more; the highest was "
-            f"{max(fused):.2f}. Weights, biases and thresholds are the guide's defaults, not fitted to this model."
+            f"{max(fused):.2f}. Weights, biases and thresholds are the defaults, not fitted to this model."
         )
     elif len(published) == len(answered):
         yield (
-            f"Nothing {held}: the lowest confidence was {min(confidences):.2f}, and LOW begins at "
-            f"{policy.low_threshold:.2f}. The thresholds are the guide's defaults, not fitted to this model."
+            f"Nothing {paused}: the lowest confidence was {min(confidences):.2f}, and LOW begins at "
+            f"{policy.low_threshold:.2f}. The thresholds are the defaults, not fitted to this model."
         )
     if 1.0 - weight >= policy.high_threshold:
         yield (
@@ -253,6 +253,6 @@ def _remarks_on(signals: Sequence[SignalWorth]) -> Iterator[str]:
     best, source = max(of_all)
     if best > fused.auroc and fused.low is not None:
         yield (
-            f"{NAMES.get(source, source)} alone orders these answers better (AUROC {best:.2f}) than the guide's fusion "
+            f"{NAMES.get(source, source)} alone orders these answers better (AUROC {best:.2f}) than the default fusion "
             f"of all signals ({fused.auroc:.2f})."
         )

@@ -1,6 +1,6 @@
 """The demo's agent: one answer a question, then `publish_answer`, which cannot be undone, if the monitor allows it.
 
-Nothing is scripted: the answer is whatever the model says, the monitor senses it, and `session.would_allow` decides.
+Nothing is scripted: the model answers, the monitor senses, and `session.would_allow` decides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from grampus_uq.records.values import (
 from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyAction
 from grampus_uq.wire.model_call import ask_model
 
-__all__ = ["ANSWER_STEP", "TOOL", "Answered", "Fate", "Work", "attend", "demo_policy"]
+__all__ = ["ANSWER_STEP", "TOOL", "Answered", "Fate", "Work", "answer_questions", "demo_policy"]
 
 TOOL: Final = "publish_answer"
 ANSWER_STEP: Final = "answer"
@@ -61,17 +61,17 @@ Fate = Literal["published", "paused", "aborted", "unanswered"]
 
 
 def demo_policy() -> UncertaintyPolicy:
-    """The guide's policy with its default tiers, both paths on, and the demo's tool among the irreversible ones."""
+    """The default tiers with the fast and the slow path on, and the demo's tool among the irreversible ones."""
     return UncertaintyPolicy(enable_semantic_sampling=True, irreversible_tool_names=[TOOL])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What became of one question.
+    """One question, its answer and the decision.
 
-    `fate` says whether the answer was published, or held (`wanted` is what the policy wanted: with an advisory monitor
-    it may be a pause although the answer was published). `surprisal` is U_t of the answer in nats, where the model
-    reports log-probabilities. `right` is the answer key's word, None without an answer.
+    `fate`: published, paused, aborted or unanswered. `wanted`: the action of the policy (under an advisory monitor
+    maybe a pause although the answer was published). `surprisal` is U_t of the answer in nats, where the model
+    reports log-probabilities. `right`: grade by the answer key, None without an answer.
     `started_s` is on the monotonic clock.
     """
 
@@ -124,10 +124,10 @@ class ShortAnswers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a run of the demo works with. `publish` is the irreversible tool: question, answer -> what it says.
+    """Parts of a run of the demo. `publish` is the irreversible tool: question, answer -> its result.
 
     `monitor` must have `readings` among its processors. `run_id` begins every session id. With a `tracer` every
-    question is one span, and the monitor's spans lie beneath it.
+    question is one span, the parent of the monitor's.
     """
 
     client: ModelClient
@@ -141,25 +141,25 @@ class Work:
     tracer: Tracer | None = None
 
 
-async def attend(work: Work, questions: Sequence[Question], on_answered: Callable[[Answered], None]) -> None:
-    """Answer every question, `parallel` at a time; `on_answered` is told of each, in the order in which they end.
+async def answer_questions(work: Work, questions: Sequence[Question], on_answered: Callable[[Answered], None]) -> None:
+    """Answer every question, `parallel` at a time; `on_answered` receives each in the order in which they end.
 
-    The first question goes alone: when the model cannot be had at all, its error is raised before the rest is tried.
-    Raises ModelError also when eight questions in a row got no answer. When cancelled, the open sessions are recorded
+    The first question runs alone: if the model is unavailable, its error is raised before the others are tried.
+    Also raises ModelError when eight questions in a row got no answer. When cancelled, the open sessions are recorded
     as cancelled.
     """
     waiting = iter(questions)
     in_a_row = 0
     reason_to_end: ModelError | None = None
 
-    async def attend_next(most_failures: int) -> bool:
+    async def answer_next(most_failures: int) -> bool:
         """Take the next question; False when there is none, or when too many failed."""
         nonlocal in_a_row, reason_to_end
         question = next(waiting, None) if reason_to_end is None else None
         if question is None:
             return False
         try:
-            answered = await _attend_one(work, question)
+            answered = await _run_question(work, question)
             in_a_row = 0
         except _NoAnswerError as failure:
             answered = failure.answered
@@ -169,15 +169,15 @@ async def attend(work: Work, questions: Sequence[Question], on_answered: Callabl
         on_answered(answered)
         return reason_to_end is None
 
-    async def attend_all() -> None:
-        while await attend_next(_FAILURES_IN_A_ROW):
+    async def answer_all() -> None:
+        while await answer_next(_FAILURES_IN_A_ROW):
             pass
 
-    if await attend_next(1):
+    if await answer_next(1):
         try:
             async with anyio.create_task_group() as group:
                 for _ in range(work.parallel):
-                    group.start_soon(attend_all)
+                    group.start_soon(answer_all)
         except ExceptionGroup as errors:
             raise _first_of(errors) from None  # as it came: the others ended because of it
     if reason_to_end is not None:
@@ -191,7 +191,7 @@ def _first_of(error: Exception) -> Exception:
 
 
 class _NoAnswerError(Exception):
-    """The agent's own model call failed; carries what is known of the question."""
+    """The agent's own model call failed."""
 
     def __init__(self, answered: Answered, error: ModelError) -> None:
         super().__init__(str(error))
@@ -199,7 +199,7 @@ class _NoAnswerError(Exception):
         self.error = error
 
 
-async def _attend_one(work: Work, question: Question) -> Answered:
+async def _run_question(work: Work, question: Question) -> Answered:
     session_id = f"{work.run_id}-{question.id}"
     started = time.monotonic()
     with _span(work.tracer, session_id):
@@ -230,7 +230,7 @@ async def _attend_one(work: Work, question: Question) -> Answered:
 
 
 async def _answer_and_publish(work: Work, question: Question, session: Session, started: float) -> Answered:
-    """The agent's whole run: ask, let the monitor sense, propose to publish, and do so only if it is allowed."""
+    """The agent's whole run: ask, sense, propose to publish, and publish only if it is allowed."""
     prompt = [Message(role=Role.USER, content=question.text)]
     reply = await _ask_patiently(work, prompt)
     answer = reply.content.strip()
@@ -274,7 +274,7 @@ async def _answer_and_publish(work: Work, question: Question, session: Session, 
 
 
 async def _ask_patiently(work: Work, prompt: Sequence[Message]) -> ModelResponse:
-    """Ask the agent's question; wait and ask again, twice at most, when the service says that we are too quick."""
+    """Ask the agent's question; after a rate limit wait and ask again, at most twice."""
     options = {"temperature": 0.0, "max_tokens": work.max_tokens, "top_logprobs": TOP_LOGPROBS}
     for wait_s in _RATE_LIMIT_WAITS_S:
         try:
@@ -291,7 +291,7 @@ def _outcome(success: bool | None, stop_reason: StopReason, *, note: str | None 
 
 @contextlib.contextmanager
 def _span(tracer: Tracer | None, session_id: str) -> Iterator[None]:
-    """One span a question, named as the conventions for agents say; the monitor's spans lie beneath it."""
+    """One span a question, named by the conventions for agents; the monitor's spans are its children."""
     if tracer is None:
         yield
         return

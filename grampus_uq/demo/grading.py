@@ -100,10 +100,10 @@ def _without_echo(text: str, subject: str, accepted: frozenset[str]) -> str:
     """The text without the subject of the question; where that is part of the answer too (Mexico City), with care."""
     if not subject:
         return text
-    said = re.escape(subject)
+    name = re.escape(subject)
     if not any(f" {subject} " in f" {name} " for name in accepted):
-        return re.sub(rf" {said}s?(?= )", "", text)
-    return re.sub(rf" (?:(?:of|in|for)(?: the)? {said}|{said}s)(?= )", "", text)
+        return re.sub(rf" {name}s?(?= )", "", text)
+    return re.sub(rf" (?:(?:of|in|for)(?: the)? {name}|{name}s)(?= )", "", text)
 
 
 @functools.lru_cache(maxsize=256)
@@ -158,8 +158,8 @@ def _claimed_number(question: str, answer: str) -> Decimal | None:
     result = exact_number(answer.rpartition("=")[2].strip(" \t\n*.`$\\()")) if "=" in answer else None
     if result is not None:
         return result
-    said = Counter(numbers(answer))
-    if len(said) > 1:
+    stated = Counter(numbers(answer))
+    if len(stated) > 1:
         asked = Counter(numbers(question))
-        said = Counter({number: n for number, n in said.items() if number not in asked}) or said - asked
-    return next(iter(said)) if len(said) == 1 else None
+        stated = Counter({number: n for number, n in stated.items() if number not in asked}) or stated - asked
+    return next(iter(stated)) if len(stated) == 1 else None

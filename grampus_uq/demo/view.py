@@ -1,4 +1,4 @@
-"""What the demo shows: a live table while it runs, and the report at the end. Text of a model is never markup here."""
+"""The demo's live table and its report. Text of a model is never markup here."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def printable(text: str) -> str:
 
 
 class Screen:
-    """What is shown while the demo runs; told of progress on any thread, rendered on the display's."""
+    """The display while the demo runs. Progress may come from any thread; the display renders on its own."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._stage = "Starting"
         self._answers: list[Answered] = []
         self._started = time.monotonic()
-        self._tell: Callable[[str], None] | None = None
+        self._print_line: Callable[[str], None] | None = None
 
-    def tell_lines(self, tell: Callable[[str], None]) -> None:
-        """Have every new stage and every tenth answer told as a line: for where nothing can be drawn."""
-        self._tell = tell
+    def print_lines(self, print_line: Callable[[str], None]) -> None:
+        """Print a line for every new stage and every tenth answer, where no live display is possible."""
+        self._print_line = print_line
 
     def on_progress(self, stage: str, done: int, total: int | None) -> None:
         """Take progress of the embedded model: bytes while fetching and checking, seconds while starting."""
         words = _STAGES.get(stage, stage)
-        if self._tell is not None and not self._stage.startswith(words):
-            self._tell(f"{words} ...")
+        if self._print_line is not None and not self._stage.startswith(words):
+            self._print_line(f"{words} ...")
         if stage == "start":
             self._stage = f"{words}: {done} s"
         elif total:
@@ -69,18 +69,20 @@ class Screen:
     def on_answered(self, answered: Answered) -> None:
         """Take one question's end."""
         self._answers.append(answered)
-        if self._tell is not None and len(self._answers) % 10 == 0:
-            self._tell(self.line)
+        if self._print_line is not None and len(self._answers) % 10 == 0:
+            self._print_line(self.line)
 
     @property
     def line(self) -> str:
         """The state in one line."""
         if not self._answers:
             return self._stage
-        held = sum(one.fate in ("paused", "aborted") for one in self._answers)
+        paused = sum(one.fate in ("paused", "aborted") for one in self._answers)
         published = sum(one.fate == "published" for one in self._answers)
         seconds = time.monotonic() - self._started
-        return f"{len(self._answers)} of {self._total} answered, {published} published, {held} held, {seconds:.0f} s"
+        return (
+            f"{len(self._answers)} of {self._total} answered, {published} published, {paused} paused, {seconds:.0f} s"
+        )
 
     def __rich__(self) -> RenderableType:
         if not self._answers:
@@ -89,7 +91,7 @@ class Screen:
 
 
 def answers_view(answers: Sequence[Answered]) -> Table:
-    """One row an answer: what was asked and said, what the signals read, what was decided."""
+    """One row an answer: question, answer, readings, decision."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("question", max_width=44, no_wrap=True, overflow="ellipsis")
     table.add_column("answer", max_width=30, no_wrap=True, overflow="ellipsis")
@@ -113,12 +115,12 @@ def answers_view(answers: Sequence[Answered]) -> Table:
 
 
 def report_view(report: DemoReport, plan: DemoPlan, *, interrupted: bool) -> Stack:
-    """The figures, and in words what in them needs explaining."""
+    """The figures and their remarks."""
     return Stack(*_report_parts(report, plan, interrupted))
 
 
 def closing_lines(report: DemoReport, plan: DemoPlan) -> list[str]:
-    """Where the recording lies and what to do next: plain lines that no table wraps, to be copied."""
+    """Place of the recording and the next command, as plain lines to copy."""
     published = any(group.n for group in report.groups if group.fate == "published")
     where = f"Recording: {plan.folder}" + (f" (published answers in {PUBLISHED})" if published else "")
     return [where, f"Next:      {plan.next_command}"]
@@ -134,10 +136,10 @@ def _report_parts(report: DemoReport, plan: DemoPlan, interrupted: bool) -> Iter
     )
     yield Text()
     yield _groups_view(report)
-    if report.let_through:
-        shown = [f"{printable(one.answer)[:60]!r}" for one in report.let_through[:3]]
-        more = len(report.let_through) - len(shown)
-        yield Text(f"Wrong, and let through: {', '.join(shown)}" + (f", and {more} more" if more else ""))
+    if report.wrong_published:
+        shown = [f"{printable(one.answer)[:60]!r}" for one in report.wrong_published[:3]]
+        more = len(report.wrong_published) - len(shown)
+        yield Text(f"Wrong, and published: {', '.join(shown)}" + (f", and {more} more" if more else ""))
     yield Text()
     yield _signals_view(report.signals)
     yield Text()

@@ -18,7 +18,7 @@ import anyio.to_thread
 from grampus_uq import Sensing
 from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.risk import TrajectoryRiskSettings
-from grampus_uq.demo.demo_run import Answered, ReadingsOfAnswers, Work, attend, demo_policy
+from grampus_uq.demo.demo_run import Answered, ReadingsOfAnswers, Work, answer_questions, demo_policy
 from grampus_uq.demo.question_file import read_questions
 from grampus_uq.demo.questions import Question, all_questions, draw
 from grampus_uq.errors import ConfigurationError, DataError
@@ -41,7 +41,7 @@ _ALWAYS_SLOW: Final = UncertaintyEstimator(semantic_trigger_low=0.0, semantic_tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
-    """What will be run: the drawn questions, out of how many, and the folder that the run is kept in."""
+    """A run to come: the drawn questions, out of how many, and the folder of the run."""
 
     questions: tuple[Question, ...]
     out_of: int
@@ -59,7 +59,7 @@ class DemoPlan:
 
     @property
     def next_command(self) -> str:
-        """What to do with the recorded runs: look at them, or fit on them where nothing was held."""
+        """Command for the recorded runs: list them, or fit on them after an advisory run."""
         what = "fit" if self.monitor.profile.advisory else "runs list"
         return f"grampus-uq {what} {shlex.quote(str(self.folder))}"
 
@@ -84,7 +84,7 @@ def plan_demo(
     `n` defaults to 60, or to every question of a shorter file. `content` says how much text the recording keeps: by
     default all of it for the demo's own questions, and keyed hashes for the user's. With `every_signal` the slow path
     is taken for every answer, not only where the fast signals are undecided: what a profile is best fitted on. A
-    `profile_file` is an artifact of `grampus-uq fit`: it decides in place of the guide's policy, where it was fitted
+    `profile_file` is an artifact of `grampus-uq fit`: it decides in place of the default tiers, where it was fitted
     for this model and agent (else it only advises, or the run is refused).
 
     Raises DataError for a wrong questions file or profile, or a folder that cannot be written, ConfigurationError for
@@ -139,7 +139,7 @@ def plan_demo(
 
 
 async def run_demo(plan: DemoPlan, client: ModelClient, on_answered: Callable[[Answered], None]) -> None:
-    """Answer the plan's questions with a model, inside `completing`. Raises as `attend` does."""
+    """Answer the plan's questions with a model, inside `completing`. Raises as `answer_questions` does."""
     published = _Publisher(plan.folder / PUBLISHED)
     work = Work(
         client=client,
@@ -152,12 +152,12 @@ async def run_demo(plan: DemoPlan, client: ModelClient, on_answered: Callable[[A
         max_tokens=plan.max_tokens,
         tracer=None if plan.tracer is None else plan.tracer.provider.get_tracer("grampus_uq.demo"),
     )
-    await attend(work, plan.questions, on_answered)
+    await answer_questions(work, plan.questions, on_answered)
 
 
 @contextlib.asynccontextmanager
 async def completing(plan: DemoPlan) -> AsyncIterator[None]:
-    """See to it that recording and spans are complete, however the block ends; a run of nothing leaves no folder."""
+    """Complete recording and spans however the block ends; a run without a session leaves no folder."""
     try:
         yield
     finally:
@@ -171,13 +171,13 @@ async def completing(plan: DemoPlan) -> AsyncIterator[None]:
 
 
 class _Publisher:
-    """The tool: appends to a file, for anybody to read. Out there it would be a mail, a deletion, a deployment."""
+    """The tool: appends to a file. In production it would be a mail, a deletion, a deployment."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def publish(self, question: Question, answer: str) -> str:
-        """Write question and answer on one line; returns what the tool says to the agent."""
+        """Write question and answer on one line; returns the tool's result."""
         line = "\t".join(" ".join(text.split()) for text in (question.text, answer))
         try:
             with self._path.open("a", encoding="utf-8", errors="replace") as file:

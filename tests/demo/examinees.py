@@ -48,7 +48,7 @@ def work_for(
     profile: Profile | None = None,
     parallel: int = 4,
 ) -> tuple[Work, dict[str, str], RecordingProcessor]:
-    """What `attend` needs, what the tool was given (answers by question id), and the recording."""
+    """What `answer_questions` needs, what the tool was given (answers by question id), and the recording."""
     readings, recording = ReadingsOfAnswers(), RecordingProcessor(folder, content="full")
     published: dict[str, str] = {}
 

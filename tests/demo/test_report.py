@@ -15,7 +15,7 @@ from rich.console import Console
 
 from grampus_uq import Profile, Reading, StepUncertainty, TokenUsage, UncertaintyAction
 from grampus_uq.demo.demo_report import FUSED, DemoReport, SignalWorth, summarise
-from grampus_uq.demo.demo_run import Answered, Fate, attend, demo_policy
+from grampus_uq.demo.demo_run import Answered, Fate, answer_questions, demo_policy
 from grampus_uq.demo.questions import all_questions, draw
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.view import Screen, closing_lines, printable, report_view
@@ -150,16 +150,16 @@ def remarks(answers: Sequence[Answered], profile: Profile = PROFILE) -> str:
 def test_it_says_so_when_everything_is_held_and_why() -> None:
     held = [answered(i, right=i % 2 == 0, fused=0.4) for i in range(4)]
     words = remarks(held)
-    assert "Everything was held" in words
+    assert "Everything was paused" in words
     assert "0.80 or more; the highest was 0.67" in words
     assert "fused confidence of 0.64 or more; the highest was 0.40" in words  # (0.80 - 0.45) / 0.55
-    assert "Everything was held" not in remarks([*held, answered(5, right=True, fused=0.9, fate="published")])
+    assert "Everything was paused" not in remarks([*held, answered(5, right=True, fused=0.9, fate="published")])
 
 
 def test_it_says_so_when_nothing_is_held_when_a_signal_misleads_and_always_that_nothing_is_promised() -> None:
     answers = [answered(i, right=i < 10, fused=0.7, p_true=0.1 + 0.04 * i, fate="published") for i in range(20)]
     words = remarks(answers)
-    assert "Nothing was held: the lowest confidence was 0.83" in words
+    assert "Nothing was paused: the lowest confidence was 0.83" in words
     assert "P(True) misleads here" in words
     assert "carry no guarantee" in words
     assert "carry no guarantee" in remarks([])
@@ -173,13 +173,13 @@ def test_with_an_advisory_monitor_the_groups_are_what_the_policy_wanted() -> Non
         answered(2, right=False, fused=0.1, fate="published", wanted=UncertaintyAction.ABORT),
     ]
     report = summarise(answers, profile)
-    assert "Everything would have been held" in remarks(answers[1:], profile)
+    assert "Everything would have been paused" in remarks(answers[1:], profile)
     assert [(group.fate, group.n, group.right) for group in report.groups] == [
         ("published", 1, 1),
         ("paused", 1, 0),
         ("aborted", 1, 0),
     ]
-    assert report.let_through == ()
+    assert report.wrong_published == ()
 
 
 def test_the_figures_follow_from_the_recording_alone(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_the_figures_follow_from_the_recording_alone(tmp_path: Path) -> None:
     )
     answers: list[Answered] = []
     with recording:
-        anyio.run(attend, work, QUESTIONS, answers.append)
+        anyio.run(answer_questions, work, QUESTIONS, answers.append)
     by_session = {one.session_id: one for one in answers}
     read_back = []
     for run in runs(tmp_path):
@@ -238,7 +238,7 @@ def test_the_report_shows_every_figure_and_the_next_command(plan: DemoPlan) -> N
         "published                 1   0 (0 %)",
         "paused for a human        9  5 (56 %)",
         "no answer                 1",
-        "Wrong, and let through: '[red]Lyon [2J'",
+        "Wrong, and published: '[red]Lyon [2J'",
         "token probability  10",
         "monitor 10 calls, 520 tokens",
     ):
@@ -267,7 +267,7 @@ def test_no_text_of_a_model_can_move_the_cursor_or_turn_the_line(text: str) -> N
 def test_the_screen_takes_hostile_text_and_tells_lines_where_nothing_can_be_drawn() -> None:
     screen = Screen(total=20)
     lines: list[str] = []
-    screen.tell_lines(lines.append)
+    screen.print_lines(lines.append)
     screen.on_progress("download", 0, None)
     screen.on_progress("download", 5_000_000, 98_000_000)
     screen.on_progress("start", 3, None)

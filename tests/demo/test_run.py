@@ -11,7 +11,7 @@ import pytest
 
 from grampus_uq import ModelError, RateLimitedError, UncertaintyAction, UncertaintyPolicy, UncertaintyPropagator
 from grampus_uq.core.state import Profile
-from grampus_uq.demo.demo_run import TOOL, Answered, attend, demo_policy
+from grampus_uq.demo.demo_run import TOOL, Answered, answer_questions, demo_policy
 from grampus_uq.demo.questions import Question, all_questions, draw
 from grampus_uq.recording import runs
 from grampus_uq.recording.runs import Run
@@ -43,7 +43,7 @@ async def attended(
     work, published, recording = work_for(client, folder, profile=profile, parallel=parallel)
     answers: list[Answered] = []
     with recording:
-        await attend(work, questions, answers.append)
+        await answer_questions(work, questions, answers.append)
     assert len(answers) == len({one.question.id for one in answers})
     return {one.question.id: one for one in answers}, published, client
 
@@ -91,7 +91,7 @@ async def test_one_at_a_time_and_many_at_a_time_give_the_same_numbers(tmp_path: 
         work, _, recording = work_for(client, tmp_path / str(parallel), parallel=parallel)
         answers: list[Answered] = []
         with recording:
-            await attend(work, QUESTIONS, answers.append)
+            await answer_questions(work, QUESTIONS, answers.append)
         numbers.append({one.question.id: (one.assessment and one.assessment.fused_confidence) for one in answers})
         assert client.most_in_flight <= 3 * parallel  # a question asks for its own, then at most three samples at once
     assert numbers[0] == numbers[1]
@@ -171,7 +171,7 @@ async def test_a_model_that_cannot_be_had_is_asked_once_and_its_error_is_raised(
     work, published, recording = work_for(client, tmp_path)
     answers: list[Answered] = []
     with recording, pytest.raises(ModelError, match="no such key"):
-        await attend(work, QUESTIONS, answers.append)
+        await answer_questions(work, QUESTIONS, answers.append)
     assert len(client.calls) == 1
     assert [one.fate for one in answers] == ["unanswered"]
     assert not published
@@ -207,7 +207,7 @@ async def test_a_model_that_breaks_for_good_ends_the_run_with_its_error(tmp_path
     work, _, recording = work_for(client, tmp_path, parallel=2)
     answers: list[Answered] = []
     with recording, pytest.raises(ModelError, match="gone"):
-        await attend(work, QUESTIONS, answers.append)
+        await answer_questions(work, QUESTIONS, answers.append)
     assert len([one for one in answers if one.fate != "unanswered"]) == 4
     assert 8 <= len([one for one in answers if one.fate == "unanswered"]) < 16
 
@@ -231,7 +231,7 @@ async def test_whatever_the_tool_raises_ends_the_run_as_it_came(tmp_path: Path) 
 
     object.__setattr__(work, "publish", broken)
     with recording, pytest.raises(OSError, match="No space left"):
-        await attend(work, QUESTIONS, lambda one: None)
+        await answer_questions(work, QUESTIONS, lambda one: None)
 
 
 async def test_a_cancelled_run_leaves_a_readable_recording_of_every_session_that_began(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ async def test_a_cancelled_run_leaves_a_readable_recording_of_every_session_that
     answers: list[Answered] = []
     with recording:
         async with anyio.create_task_group() as group:
-            group.start_soon(attend, work, QUESTIONS, answers.append)
+            group.start_soon(answer_questions, work, QUESTIONS, answers.append)
             with anyio.fail_after(10):
                 await all_hang.wait()
             group.cancel_scope.cancel()
@@ -269,7 +269,7 @@ async def test_a_cancelled_run_leaves_a_readable_recording_of_every_session_that
     assert published.keys() <= {one.question.id for one in answers}
 
 
-def test_the_policy_is_the_guides_own() -> None:
+def test_the_policy_is_the_default_one() -> None:
     changed = demo_policy().model_dump(exclude_defaults=True)
     assert changed == {"enable_semantic_sampling": True, "irreversible_tool_names": [TOOL]}
     assert UncertaintyPolicy().low_threshold == 0.80

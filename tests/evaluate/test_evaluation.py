@@ -12,7 +12,6 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns, StopRow, evaluate, read_recordings
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
-from grampus_uq.stats.weight_schedules import SCHEDULES
 from tests.evaluate.recorded import events, write
 
 AUDIT = (StopRow(stop_reason="clean", use="scored", why="", runs=1, successes=1, failures=0),)
@@ -121,13 +120,6 @@ def test_without_censoring_open_runs_are_left_out_and_under_exact_those_without_
     found = judged(runs, censoring=Censoring(mode="exact", q={runs.ids[-1]: 0.5}))
     assert row(found, "truthful").runs == 101
     assert any("19 censored runs have no q" in warning for warning in found.warnings)
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=str)
-def test_every_schedule_scores_as_the_library_does(schedule):
-    runs, _ = simulated(60, np.random.default_rng(8))
-    want = tps(runs.streams["squared"], runs.outcomes, schedule=schedule).mean()
-    assert row(judged(runs, schedule=schedule), "squared").tps_log == pytest.approx(want, abs=1e-12)
 
 
 def test_one_run_is_scored_without_recalibration_and_says_so(tmp_path: Path):

@@ -24,7 +24,7 @@ from grampus_uq.stats.conformal import whole_rank_size
 __all__ = ["FIT_SHARE", "Parts", "attribute", "fit_and_calibrate", "part_labelled"]
 
 FIT_SHARE = 0.5
-"""Share of the labelled failures that fits the step scorer, as long as the others resolve the level."""
+"""Share of the labelled failures that fits the step scorer; less where the level needs more of them to calibrate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,8 @@ class Parts:
     calibration: tuple[LabelledTrajectory, ...]
 
 
-def part_labelled(
-    labelled: Sequence[LabelledTrajectory], level: float, *, fit_share: float = FIT_SHARE, seed: int = 0
-) -> Parts:
-    """Part labelled failures by their ids, so that neither the order of the rows nor the day changes who is where.
+def part_labelled(labelled: Sequence[LabelledTrajectory], level: float, *, seed: int = 0) -> Parts:
+    """Split labelled failures by their ids, independently of the order of the rows.
 
     Trials of one task stay together, and sizes count tasks.
 
@@ -46,18 +44,14 @@ def part_labelled(
         labelled: at least two failures with unique ids, of two tasks.
         level: wanted coverage; the calibration part is shrunk to a size at which the rank is whole
             (`whole_rank_size`), and what is left over goes to the fit.
-        fit_share: share of the failures for the fitting part, in (0, 1); less where the level needs more of them to
-            calibrate, and there are that many.
         seed: of the order.
 
     Returns:
         The parts, each with at least one failure.
 
     Raises:
-        ConfigurationError: fewer than two failures, a repeated id, fit_share or level outside (0, 1).
+        ConfigurationError: fewer than two failures, a repeated id, level outside (0, 1).
     """
-    if not 0.0 < fit_share < 1.0:
-        raise ConfigurationError.of("fit_share", "part_labelled", "in (0, 1)", fit_share)
     if len(labelled) < 2:
         hint = "one fits, one calibrates; bring a scorer of your own to calibrate on all"
         raise ConfigurationError.of("labelled", "part_labelled", "at least two failures", len(labelled), hint)
@@ -68,7 +62,7 @@ def part_labelled(
     draws = uniform_draws([name for name, _ in tasks], seed, "parts")
     ordered = [tasks[i][1] for i in draws.argsort(kind="stable")]
     spare = max(1, len(ordered) - smallest_calibration(level))
-    fitting = min(max(1, math.ceil(fit_share * len(ordered) - 1e-9)), spare)
+    fitting = min(max(1, math.ceil(FIT_SHARE * len(ordered) - 1e-9)), spare)
     calibration = max(1, whole_rank_size(len(ordered) - fitting, level))
     return Parts(fitting=tuple(chain(*ordered[:-calibration])), calibration=tuple(chain(*ordered[-calibration:])))
 

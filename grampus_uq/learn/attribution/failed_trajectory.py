@@ -1,6 +1,6 @@
-"""A run that failed, as attribution sees it: steps with a speaker and a text; once it is labelled, its errors too.
+"""A failed run for attribution: steps with a speaker and a text, and, once labelled, its errors.
 
-There is deliberately no field for a reference answer: what a scorer cannot see it cannot lean on.
+There is deliberately no field for a reference answer, so that no scorer can use one.
 """
 
 from __future__ import annotations

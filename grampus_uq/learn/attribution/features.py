@@ -1,4 +1,4 @@
-"""Cheap features of a step: where it stands, who speaks, what the tools said, what was repeated, how it is written.
+"""Cheap features of a step: position, speaker, tool results, repetition, style.
 
 No model call, no label, no reference answer. Linear in the text: each step is read up to `READ_CHARACTERS`.
 """

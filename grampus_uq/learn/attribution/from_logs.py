@@ -49,8 +49,8 @@ def read_labelled_failures(
 
     Args:
         path: JSON lines, one JSON array or a single object; plain or gzip.
-        on_left_out: is told of every log that cannot calibrate: no label, a label beyond the end, a repeated id, a run
-            that did not fail. None raises at the first.
+        on_left_out: receives the reason for every log that cannot calibrate: no label, a label beyond the end, a
+            repeated id, a run that did not fail. None raises at the first.
 
     Returns:
         The labelled failures in file order.

@@ -18,7 +18,6 @@ from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_boot
 from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.scoring import LOG
 from grampus_uq.stats.trajectory_scores import ForecastTraces, weighted_forecast
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
 
 __all__ = ["DifferenceRow", "difference_rows"]
 
@@ -45,7 +44,6 @@ def difference_rows(
     *,
     rng: np.random.Generator,
     draws: int = 2000,
-    schedule: WeightSchedule = LINEAR_FRONT,
 ) -> Iterator[DifferenceRow]:
     """Compare: each stream recalibrated with itself raw and with its base rate; the best one with every other.
 
@@ -53,14 +51,13 @@ def difference_rows(
         streams: as `scored_streams` returns them.
         rng: source of the resamples.
         draws: resamples a comparison.
-        schedule: weights of the score.
     """
-    best = _best(streams, schedule)
+    best = _best(streams)
     for stream in streams:
         if stream.platt is None:
             continue
         named = f"{stream.name}, recalibrated"
-        compare = partial(_compare, stream.chance, stream.complete, rng=rng, draws=draws, schedule=schedule)
+        compare = partial(_compare, stream.chance, stream.complete, rng=rng, draws=draws)
         yield from compare(stream.name, stream.raw, named, stream.platt)
         yield from compare(BASE_RATE, base_rate(stream), named, stream.platt)
         if best is not None and best is not stream and best.platt is not None:
@@ -76,19 +73,16 @@ def difference_rows(
                     best.platt.select(its),
                     rng=rng,
                     draws=draws,
-                    schedule=schedule,
                 )
 
 
-def _best(streams: list[ScoredStream], schedule: WeightSchedule) -> ScoredStream | None:
+def _best(streams: list[ScoredStream]) -> ScoredStream | None:
     """The recalibrated stream of the highest mean log score over its base rate's: runs differ between streams."""
 
     def gain(stream: ScoredStream) -> float:
         if stream.platt is None:
             return -np.inf
-        gained = tps_of(stream.platt, stream.chance, LOG, schedule) - tps_of(
-            base_rate(stream), stream.chance, LOG, schedule
-        )
+        gained = tps_of(stream.platt, stream.chance, LOG) - tps_of(base_rate(stream), stream.chance, LOG)
         return float(gained.mean())
 
     return max(streams, key=gain, default=None)
@@ -104,17 +98,14 @@ def _compare(
     *,
     rng: np.random.Generator,
     draws: int,
-    schedule: WeightSchedule,
 ) -> Iterator[DifferenceRow]:
-    scores = [mean_rows(tps_of(traces, chance, LOG, schedule)) for traces in (one, other)]
+    scores = [mean_rows(tps_of(traces, chance, LOG)) for traces in (one, other)]
     got = paired_bootstrap(scores[0], scores[1], len(chance), rng=rng, draws=draws)
     yield _row(first, second, "tps_log", len(chance), got)
     failed = 1.0 - chance[complete]
     if first == BASE_RATE or len(failed) == 0:
         return  # a constant has no rank
-    ranks = [
-        partial(auroc_rows, 1.0 - weighted_forecast(traces, schedule)[complete], failed) for traces in (one, other)
-    ]
+    ranks = [partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in (one, other)]
     got = paired_bootstrap(ranks[0], ranks[1], len(failed), rng=rng, draws=draws)
     yield _row(first, second, "auroc", len(failed), got)
 

@@ -15,7 +15,7 @@ from grampus_uq.learn.evaluate.differences import DifferenceRow, difference_rows
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
 from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, scored_streams, table_rows
 from grampus_uq.stats.calibration_watch import WatchStatus
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -32,7 +32,6 @@ class Evaluation:
     warnings: tuple[str, ...]
     censoring: str
     censored_runs: int
-    schedule: str
     draws: int
     table: tuple[TableRow, ...]
     differences: tuple[DifferenceRow, ...]
@@ -47,7 +46,7 @@ class Evaluation:
         return {
             "censoring": self.censoring,
             "censored_runs": self.censored_runs,
-            "schedule": self.schedule,
+            "schedule": LINEAR_FRONT.name,
             "draws": self.draws,
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
@@ -64,7 +63,6 @@ def evaluate(
     *,
     rng: np.random.Generator,
     censoring: Censoring | None = None,
-    schedule: WeightSchedule = LINEAR_FRONT,
     draws: int = 2000,
     watch: Sequence[WatchStatus] = (),
 ) -> Evaluation:
@@ -74,7 +72,6 @@ def evaluate(
         runs: as `read_recordings` or `read_table` returns them.
         rng: source of the bootstrap; the same state gives the same report.
         censoring: how runs at their step budget are scored; None leaves them out.
-        schedule: how steps count, fixed before scoring.
         draws: resamples of each paired bootstrap.
         watch: how the watch on a deployed calibration stands; an alarm of it becomes the first warning.
 
@@ -86,7 +83,7 @@ def evaluate(
         ConfigurationError: draws below 2.
     """
     how = censoring or Censoring()
-    streams = scored_streams(runs, how, schedule)
+    streams = scored_streams(runs, how)
     if not any(len(stream.raw) for stream in streams):
         raise DataError(_nothing(runs))
     return Evaluation(
@@ -95,10 +92,9 @@ def evaluate(
         warnings=(*(s.sentence for s in watch if s.alarmed), *_warnings(runs, streams, how)),
         censoring=how.mode,
         censored_runs=int(runs.censored.sum()),
-        schedule=schedule.name,
         draws=draws,
-        table=tuple(table_rows(streams, schedule)),
-        differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws, schedule=schedule)),
+        table=tuple(table_rows(streams)),
+        differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws)),
         streams=tuple(streams),
         watch=tuple(watch),
     )

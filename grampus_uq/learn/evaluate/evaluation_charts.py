@@ -11,7 +11,6 @@ from grampus_uq.learn.pages.charts import Chart, Series
 from grampus_uq.stats.ranking import risk_coverage
 from grampus_uq.stats.reliability import reliability_bins
 from grampus_uq.stats.trajectory_scores import ForecastTraces, weighted_forecast
-from grampus_uq.stats.weight_schedules import WeightSchedule
 
 __all__ = ["forecasts_chart", "reliability_chart", "risk_coverage_chart"]
 
@@ -20,13 +19,13 @@ _CURVE_POINTS = 200  # more are not seen
 _SHOWN_RUNS = 12
 
 
-def reliability_chart(stream: ScoredStream, schedule: WeightSchedule) -> Chart:
+def reliability_chart(stream: ScoredStream) -> Chart:
     """Success rate against the front-weighted forecast in tie-aware quantile bins, raw and recalibrated."""
     outcomes = stream.chance[stream.complete]
     series = []
     for label, colour, traces in (("raw", _GREY, stream.raw), ("recalibrated", _BLUE, stream.platt)):
         if traces is not None and len(outcomes):
-            bins = reliability_bins(weighted_forecast(traces, schedule)[stream.complete], outcomes)
+            bins = reliability_bins(weighted_forecast(traces)[stream.complete], outcomes)
             series.append(
                 Series(
                     label=label,
@@ -44,13 +43,13 @@ def reliability_chart(stream: ScoredStream, schedule: WeightSchedule) -> Chart:
     )
 
 
-def risk_coverage_chart(streams: Sequence[ScoredStream], schedule: WeightSchedule) -> Chart:
+def risk_coverage_chart(streams: Sequence[ScoredStream]) -> Chart:
     """Failure rate among the runs that are kept, from the most confident on; one curve a recalibrated stream."""
     series = []
     for number, stream in enumerate(streams):
         traces = stream.platt if stream.platt is not None else stream.raw
         if stream.complete.any():
-            scalar = weighted_forecast(traces, schedule)[stream.complete]
+            scalar = weighted_forecast(traces)[stream.complete]
             curve = np.stack(risk_coverage(scalar, stream.chance[stream.complete]), axis=1)
             picked = np.unique(np.linspace(0, len(curve) - 1, _CURVE_POINTS).astype(np.intp))
             series.append(Series(label=stream.name, colour=number, points=curve[picked]))

@@ -1,4 +1,4 @@
-"""The evaluation as one HTML page, without a word of what a model or a user said."""
+"""The evaluation as one HTML page; it quotes no text of a model or a user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from grampus_uq.learn.evaluate.evaluation import Evaluation
 from grampus_uq.learn.evaluate.evaluation_charts import forecasts_chart, reliability_chart, risk_coverage_chart
 from grampus_uq.learn.evaluate.transparency import TableRow
 from grampus_uq.learn.pages import printable, render_page
-from grampus_uq.stats.weight_schedules import SCHEDULES
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 __all__ = ["evaluation_html"]
 
@@ -23,11 +23,11 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         title: heading, for example the name of the folder.
         made: time in the footer; None: now.
     """
-    schedule = SCHEDULES[evaluation.schedule]
     streams = [stream for stream in evaluation.streams if len(stream.raw)]
     return render_page(
         "evaluation.html",
         found=evaluation,
+        schedule=LINEAR_FRONT.name,
         title=printable(title, 300),
         made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M %Z").strip(),
         scored=sum(row.runs for row in evaluation.audit if row.use == "scored"),
@@ -42,8 +42,8 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
             for row in evaluation.table
         ],
         differences=_difference_rows(evaluation),
-        risk_coverage=risk_coverage_chart(streams, schedule),
-        streams=[(s.name, reliability_chart(s, schedule), forecasts_chart(s)) for s in streams],
+        risk_coverage=risk_coverage_chart(streams),
+        streams=[(s.name, reliability_chart(s), forecasts_chart(s)) for s in streams],
     )
 
 

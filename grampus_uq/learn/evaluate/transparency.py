@@ -29,7 +29,6 @@ from grampus_uq.stats.trajectory_scores import (
     tps_exact,
     weighted_forecast,
 )
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
 
 __all__ = ["BASE_RATE", "SCORES", "ScoredStream", "TableRow", "scored_streams", "table_rows", "tps_of"]
 
@@ -90,9 +89,7 @@ class TableRow:
     t_brier: float | None = None
 
 
-def scored_streams(
-    runs: ForecastRuns, censoring: Censoring, schedule: WeightSchedule = LINEAR_FRONT
-) -> list[ScoredStream]:
+def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStream]:
     """Take each stream on the runs that it can be scored on, and recalibrate it."""
     chance = censoring.chances(runs)
     usable = ~np.isnan(chance)
@@ -101,7 +98,7 @@ def scored_streams(
     for name, traces in runs.streams.items():
         kept = usable & ~traces.missing
         raw, complete = traces.select(kept), ~runs.censored[kept]
-        fitted = _cross_fitted(raw, chance[kept], complete, list(ids[kept]), schedule)
+        fitted = _cross_fitted(raw, chance[kept], complete, list(ids[kept]))
         found.append(
             ScoredStream(
                 name=name,
@@ -119,36 +116,34 @@ def scored_streams(
 
 
 def _cross_fitted(
-    traces: ForecastTraces, chance: FloatArray, complete: BoolArray, ids: list[str], schedule: WeightSchedule
+    traces: ForecastTraces, chance: FloatArray, complete: BoolArray, ids: list[str]
 ) -> tuple[ForecastTraces, CrossFit] | None:
     """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two maps."""
     outcomes, names = chance[complete], [name for name, known in zip(ids, complete, strict=True) if known]
     second = split_halves(outcomes, names)
     if not second.any() or second.all():
         return None
-    fitted = cross_fit(traces.select(complete), outcomes, names, schedule=schedule)
+    fitted = cross_fit(traces.select(complete), outcomes, names)
     mapped = np.mean([m(traces.forecasts) for m in fitted.maps], axis=0)
     mapped[np.repeat(complete, traces.lengths)] = fitted.traces.forecasts
     return traces.with_forecasts(mapped), fitted
 
 
-def tps_of(
-    traces: ForecastTraces, chance: FloatArray, score: ProperScore, schedule: WeightSchedule = LINEAR_FRONT
-) -> FloatArray:
+def tps_of(traces: ForecastTraces, chance: FloatArray, score: ProperScore) -> FloatArray:
     """Score every run with its outcome, or with the q that stands for it; shape (n,)."""
-    return tps_exact(traces, np.full(len(traces), np.nan), chance, score=score, schedule=schedule)
+    return tps_exact(traces, np.full(len(traces), np.nan), chance, score=score)
 
 
-def table_rows(streams: list[ScoredStream], schedule: WeightSchedule = LINEAR_FRONT) -> Iterator[TableRow]:
+def table_rows(streams: list[ScoredStream]) -> Iterator[TableRow]:
     """All rows: each stream raw and recalibrated, the base rate of its runs, and the AUQ scalars of both."""
-    told: set[bytes] = set()
+    scored: set[bytes] = set()
     for stream in streams:
-        yield _row(stream, stream.raw, schedule, calibrated=False)
+        yield _row(stream, stream.raw, calibrated=False)
         if stream.platt is not None:
-            yield _row(stream, stream.platt, schedule, calibrated=True)
-        if stream.kept.tobytes() not in told:  # streams on the same runs share their base rate
-            told.add(stream.kept.tobytes())
-            yield _row(stream, base_rate(stream), schedule, calibrated=False, scalar=BASE_RATE)
+            yield _row(stream, stream.platt, calibrated=True)
+        if stream.kept.tobytes() not in scored:  # streams on the same runs share their base rate
+            scored.add(stream.kept.tobytes())
+            yield _row(stream, base_rate(stream), calibrated=False, scalar=BASE_RATE)
     for stream in streams:
         for calibrated, traces in ((False, stream.raw), (True, stream.platt)):
             for name, scalar in AUQ.items():
@@ -173,7 +168,6 @@ def base_rate(stream: ScoredStream) -> ForecastTraces:
 def _row(
     stream: ScoredStream,
     traces: ForecastTraces,
-    schedule: WeightSchedule,
     *,
     calibrated: bool,
     scalar: str = "front-weighted mean",
@@ -182,8 +176,8 @@ def _row(
     parts = None
     if len(traces):
         for name, score in SCORES.items():
-            scores[name] = float(tps_of(traces, stream.chance, score, schedule).mean())
-        weights = step_weights(traces, schedule)
+            scores[name] = float(tps_of(traces, stream.chance, score).mean())
+        weights = step_weights(traces)
         parts = decompose(traces.forecasts, traces.spread(stream.chance), LOG, bins=10, weights=weights)
     return TableRow(
         stream=stream.name,
@@ -196,7 +190,7 @@ def _row(
         reliability=parts.reliability if parts else None,
         resolution=parts.resolution if parts else None,
         uncertainty=parts.uncertainty if parts else None,
-        **_scalar_metrics(stream, weighted_forecast(traces, schedule)),
+        **_scalar_metrics(stream, weighted_forecast(traces)),
     )
 
 

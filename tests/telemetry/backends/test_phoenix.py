@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from grampus_uq import GrampusTracer, UncertaintyMonitor
 from grampus_uq.cli import main
 from grampus_uq.core.state import Profile
-from grampus_uq.demo.demo_run import Answered, attend, demo_policy
+from grampus_uq.demo.demo_run import Answered, answer_questions, demo_policy
 from grampus_uq.demo.questions import all_questions, draw
 from grampus_uq.recording import encode, read, runs
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, SessionStarted, StepEvent
@@ -136,7 +136,9 @@ async def demo(folder: Path, tracer: GrampusTracer) -> list[Answered]:
     )
     answers: list[Answered] = []
     with recording:
-        await attend(dataclasses.replace(work, monitor=monitor, tracer=tracer._tracer), QUESTIONS, answers.append)
+        await answer_questions(
+            dataclasses.replace(work, monitor=monitor, tracer=tracer._tracer), QUESTIONS, answers.append
+        )
     return answers
 
 
