@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.components import ObservedStep, sense_steps
 from grampus_uq.signals.text import RunEnd, TurnEvent
@@ -17,7 +18,7 @@ def run_components(
     events: Iterable[TurnEvent], embedder: Embedder, settings: ComponentSettings | None = None
 ) -> list[StepComponents]:
     """Compute the components of every step, embedding each text once; the run ends after the last event."""
-    settings = ComponentSettings() if settings is None else settings
+    settings = TrajectoryRiskSettings() if settings is None else settings
     state = ComponentState()
     steps: list[ObservedStep] = []
     for event in (*events, RunEnd()):

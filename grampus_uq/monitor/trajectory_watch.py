@@ -33,7 +33,7 @@ from grampus_uq.signals.components import ObservedStep, needs_embedding, sense_s
 from grampus_uq.signals.driver import Budget, within
 from grampus_uq.signals.embedding import CachedEmbedder, CallableEmbedder, HashingEmbedder
 from grampus_uq.signals.text import RunEnd, TurnEvent, turn_of_observation, turn_of_step
-from grampus_uq.signals.trajectory import ComponentSettings, ComponentState, advance
+from grampus_uq.signals.trajectory import ComponentState, advance
 
 __all__ = [
     "ReadTurns",
@@ -106,7 +106,7 @@ class TrajectorySensor:
     `instant`: the embedder needs about a millisecond a text, so that what is left when a run ends may be read at once.
     """
 
-    settings: ComponentSettings
+    settings: TrajectoryRiskSettings
     embedder: Embedder
     timeout_s: float
     instant: bool
@@ -125,12 +125,9 @@ class TrajectorySensor:
             embedder = HashingEmbedder()
         elif not isinstance(embedder, Embedder):
             embedder = CallableEmbedder(embedder)
-        components = ComponentSettings(
-            window=settings.window, sentinels=settings.sentinels, pi_0=settings.pi_0, eps=settings.eps
-        )
         instant = isinstance(embedder, HashingEmbedder)
         cached = CachedEmbedder(embedder, capacity=remembered)
-        return cls(settings=components, embedder=cached, timeout_s=timeout_s, instant=instant)
+        return cls(settings=settings, embedder=cached, timeout_s=timeout_s, instant=instant)
 
     def step(self, memory: TurnMemory, step: Step) -> Turns:
         """Take a step of the session."""

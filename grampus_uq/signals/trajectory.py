@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import TokenLogprob, ToolCall
 from grampus_uq.signals.components import AgentText, ObservedStep
 from grampus_uq.signals.text import (
     READ_CHARACTERS,
-    SENTINELS,
     AgentTurn,
     Observation,
     ProposedCall,
@@ -47,25 +46,21 @@ MAX_CALLS: Final = 256
 _NAME_CHARACTERS: Final = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentSettings:
-    """The constants of the components; the paper prints none of them.
+class ComponentSettings(Protocol):
+    """The constants of the components; the paper prints none of them. A profile's `TrajectoryRiskSettings` has them.
 
-    `window`: earlier agent turns that repetition compares with, 1 to 100. `sentinels`: what closes a run in a user's
-    message. `pi_0` in (0, 1) and `eps` >= 0: see `stats.surprisal.content_surprisal`.
+    `window`: earlier agent turns that repetition compares with. `sentinels`: what closes a run in a user's message.
+    `pi_0`, `eps`: see `stats.surprisal.content_surprisal`.
     """
 
-    window: int = 3
-    sentinels: tuple[str, ...] = SENTINELS
-    pi_0: float = 0.95
-    eps: float = 1e-4
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.window <= 100:
-            raise ConfigurationError.of("window", "ComponentSettings", "in [1, 100]", self.window)
-        if not all(self.sentinels):
-            raise ConfigurationError.of("sentinels", "ComponentSettings", "texts that are not empty", self.sentinels)
-        content_surprisal((), (), pi_0=self.pi_0, eps=self.eps)  # refuses what it cannot use
+    @property
+    def window(self) -> int: ...
+    @property
+    def sentinels(self) -> tuple[str, ...]: ...
+    @property
+    def pi_0(self) -> float: ...
+    @property
+    def eps(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.records.values import Step, TokenLogprob, ToolCall
@@ -30,13 +31,13 @@ from grampus_uq.signals.text import (
     UserTurn,
     turn_of_step,
 )
-from grampus_uq.signals.trajectory import ComponentSettings, ComponentState, advance
+from grampus_uq.signals.trajectory import ComponentState, advance
 from grampus_uq.stats.content_words import STOP_WORDS
 from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_scores
 from tests.signals import _transcription as paper
 from tests.trajectory_runs import run_components
 
-DEFAULTS = ComponentSettings()
+DEFAULTS = TrajectoryRiskSettings()
 HASHING = CachedEmbedder(HashingEmbedder(128), capacity=1 << 14)
 
 
@@ -291,7 +292,7 @@ def test_closing_turns_are_no_steps_and_a_talkative_user_has_one_gap() -> None:
     steps = run_components(events, HASHING)
     assert [step.is_agent for step in steps] == [False, True, False, False, True]
     assert [step.user_gap is None for step in steps] == [True, True, False, True, True]
-    kept = run_components(events, HASHING, ComponentSettings(sentinels=()))
+    kept = run_components(events, HASHING, TrajectoryRiskSettings(sentinels=()))
     assert [step.user_gap is None for step in kept] == [True, True, False, True, True, False]
 
 
@@ -382,4 +383,4 @@ def test_settings_outside_of_their_domain_are_refused() -> None:
     )
     for wrong in wrongs:
         with pytest.raises(ConfigurationError):
-            ComponentSettings(**wrong)
+            TrajectoryRiskSettings(**wrong)
