@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from grampus_uq.cli import main
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.models.choose import open_model
 from grampus_uq.models.doctor import Examination, examine
-from grampus_uq.models.local import LocalModel
+from grampus_uq.models.local_model import LocalModel
+from grampus_uq.models.model_choice import open_model
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse

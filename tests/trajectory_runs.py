@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.components import ObservedStep, sense_steps
-from grampus_uq.signals.text import RunEnd, TurnEvent
 from grampus_uq.signals.trajectory import ComponentSettings, ComponentState, advance
+from grampus_uq.signals.turn_events import RunEnd, TurnEvent
 from grampus_uq.stats.trajectory_risk import StepComponents
 
 __all__ = ["run_components"]

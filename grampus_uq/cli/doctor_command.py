@@ -14,8 +14,8 @@ import click
 
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json
-from grampus_uq.models.choose import open_model
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
+from grampus_uq.models.model_choice import open_model
 from grampus_uq.models.model_file import Progress
 from grampus_uq.models.probes import Finding
 from grampus_uq.signals.registry import LABELS

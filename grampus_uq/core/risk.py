@@ -15,7 +15,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.vocabulary import MissingReason
-from grampus_uq.signals.text import SENTINELS
+from grampus_uq.signals.turn_events import SENTINELS
 from grampus_uq.stats.trajectory_risk import TracerParameters, TracerState, TracerStream
 
 __all__ = ["RiskField", "RiskState", "TrajectoryRiskSettings", "confidence_of_risk", "risk_step"]

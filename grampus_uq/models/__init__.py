@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from grampus_uq.models.choose import open_model
     from grampus_uq.models.doctor import Examination, examine
     from grampus_uq.models.litellm_model import LiteLLMModel
-    from grampus_uq.models.local import LocalModel
+    from grampus_uq.models.local_model import LocalModel
+    from grampus_uq.models.model_choice import open_model
     from grampus_uq.models.openai_compatible import OpenAICompatibleModel
     from grampus_uq.models.refusals import Capabilities
 
@@ -31,10 +31,10 @@ _PLACES = {
     "Capabilities": "refusals",
     "Examination": "doctor",
     "LiteLLMModel": "litellm_model",
-    "LocalModel": "local",
+    "LocalModel": "local_model",
     "OpenAICompatibleModel": "openai_compatible",
     "examine": "doctor",
-    "open_model": "choose",
+    "open_model": "model_choice",
 }
 
 

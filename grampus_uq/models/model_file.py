@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError
-from grampus_uq.models.child import Child
+from grampus_uq.models.child_process import Child
 
 __all__ = ["SMOLLM2", "ModelSource", "Progress", "checked_gguf", "find_model_file"]
 

@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
 from grampus_uq.models.chat_format import CallOptions, Prices, parse_completion, request_body
-from grampus_uq.models.pool import LoopPools
+from grampus_uq.models.http_pools import LoopPools
 from grampus_uq.models.refusals import (
     Capabilities,
     RefusalMemory,

@@ -32,8 +32,8 @@ from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.components import ObservedStep, needs_embedding, sense_steps, unsensed
 from grampus_uq.signals.driver import Budget, within
 from grampus_uq.signals.embedding import CachedEmbedder, CallableEmbedder, HashingEmbedder
-from grampus_uq.signals.text import RunEnd, TurnEvent, turn_of_observation, turn_of_step
 from grampus_uq.signals.trajectory import ComponentState, advance
+from grampus_uq.signals.turn_events import RunEnd, TurnEvent, turn_of_observation, turn_of_step
 
 __all__ = [
     "ReadTurns",

@@ -25,7 +25,7 @@ from grampus_uq.errors import (
 from grampus_uq.records.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
-from grampus_uq.signals.claim import claim_reading
+from grampus_uq.signals.claim_probability import claim_reading
 from grampus_uq.signals.token_signals import TOKEN_SOURCES, token_readings
 from grampus_uq.wire.model_call import ask_model
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.protocols import Embedder
-from grampus_uq.signals.text import READ_CHARACTERS
+from grampus_uq.signals.turn_events import READ_CHARACTERS
 
 __all__ = ["CachedEmbedder", "CallableEmbedder", "HashingEmbedder", "cosine_similarity", "semantic_distance"]
 

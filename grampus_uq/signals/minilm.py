@@ -22,7 +22,7 @@ from grampus_uq.signals.minilm_files import (
     read_max_tokens,
     read_weights,
 )
-from grampus_uq.signals.text import READ_CHARACTERS
+from grampus_uq.signals.turn_events import READ_CHARACTERS
 
 __all__ = ["MiniLM", "installed_minilm"]
 

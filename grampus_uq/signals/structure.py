@@ -22,8 +22,8 @@ from pydantic import ConfigDict, JsonValue, TypeAdapter
 from grampus_uq.errors import DataError
 from grampus_uq.records.events import Event, ObservationEvent, SessionStarted, StepEvent
 from grampus_uq.records.values import Reading, Step, ToolCall
-from grampus_uq.signals.text import READ_CHARACTERS, Observation, UserTurn, is_closing, turn_of_observation
 from grampus_uq.signals.tool_outcome import REMEMBERED, digest_of, failed
+from grampus_uq.signals.turn_events import READ_CHARACTERS, Observation, UserTurn, is_closing, turn_of_observation
 from grampus_uq.stats.fusion import COUNT
 from grampus_uq.wire.calls import is_unparsed
 

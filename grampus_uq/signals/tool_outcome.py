@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any, Final
 
-from grampus_uq.signals.text import READ_CHARACTERS, Observation
+from grampus_uq.signals.turn_events import READ_CHARACTERS, Observation
 
 __all__ = ["REMEMBERED", "digest_of", "failed", "remembered"]
 

@@ -18,7 +18,8 @@ from typing import Final, Protocol
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.values import TokenLogprob, ToolCall
 from grampus_uq.signals.components import AgentText, ObservedStep
-from grampus_uq.signals.text import (
+from grampus_uq.signals.tool_outcome import digest_of, failed, remembered
+from grampus_uq.signals.turn_events import (
     READ_CHARACTERS,
     AgentTurn,
     Observation,
@@ -30,7 +31,6 @@ from grampus_uq.signals.text import (
     is_closing,
     observation_text,
 )
-from grampus_uq.signals.tool_outcome import digest_of, failed, remembered
 from grampus_uq.stats.surprisal import content_surprisal
 
 __all__ = [

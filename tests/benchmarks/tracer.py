@@ -50,7 +50,7 @@ from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.structure import StructureState, observe_structure, structure_step
-from grampus_uq.signals.text import (
+from grampus_uq.signals.turn_events import (
     AgentTurn,
     Observation,
     TurnEvent,

@@ -18,7 +18,7 @@ import anyio.to_thread
 import pytest
 
 from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
-from grampus_uq.models.local import LocalModel
+from grampus_uq.models.local_model import LocalModel
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, Role
 from tests.models.conftest import Runner

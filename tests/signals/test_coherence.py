@@ -21,7 +21,8 @@ from grampus_uq.records.protocols import Embedder
 from grampus_uq.records.values import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.components import ObservedStep, sense_steps, unsensed
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
-from grampus_uq.signals.text import (
+from grampus_uq.signals.trajectory import ComponentState, advance
+from grampus_uq.signals.turn_events import (
     READ_CHARACTERS,
     AgentTurn,
     Observation,
@@ -31,7 +32,6 @@ from grampus_uq.signals.text import (
     UserTurn,
     turn_of_step,
 )
-from grampus_uq.signals.trajectory import ComponentState, advance
 from grampus_uq.stats.content_words import STOP_WORDS
 from grampus_uq.stats.trajectory_risk import StepComponents, TracerParameters, tracer_scores
 from tests.signals import _transcription as paper

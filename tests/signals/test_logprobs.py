@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import MissingReason, Step, TokenLogprob, ToolCall
 from grampus_uq.signals.action_span import action_places
-from grampus_uq.signals.claim import claim_reading
+from grampus_uq.signals.claim_probability import claim_reading
 from grampus_uq.signals.token_signals import (
     NO_TOKEN_READINGS,
     TOKEN_SOURCES,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.signals.text import Observation
 from grampus_uq.signals.tool_outcome import REMEMBERED, digest_of, failed, remembered
+from grampus_uq.signals.turn_events import Observation
 
 FAILURES = [
     "Error: payment method not found",

@@ -11,8 +11,8 @@ from grampus_uq.importers import ImportedRun, read_failure_logs
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
-from grampus_uq.signals.text import Observation
 from grampus_uq.signals.tool_outcome import failed
+from grampus_uq.signals.turn_events import Observation
 
 __all__ = ["label_run", "read_labelled_failures", "trajectory_from_run"]
 

@@ -20,7 +20,7 @@ import anyio
 import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError, ModelTimeoutError
-from grampus_uq.models.child import Child
+from grampus_uq.models.child_process import Child
 from grampus_uq.models.model_file import Progress, checked_gguf, find_model_file
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel, checked_timeout
 from grampus_uq.models.refusals import Capabilities

@@ -6,7 +6,7 @@ import pytest
 
 from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.values import Step, TokenLogprob, ToolCall
-from grampus_uq.signals.text import (
+from grampus_uq.signals.turn_events import (
     READ_CHARACTERS,
     SENTINELS,
     AgentTurn,

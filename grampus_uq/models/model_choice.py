@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from grampus_uq.models.litellm_model import LiteLLMModel
-from grampus_uq.models.local import LocalModel
+from grampus_uq.models.local_model import LocalModel
 from grampus_uq.models.model_file import Progress
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grampus_uq import ConfigurationError, Message, Role, UncertaintyMonitor
 from grampus_uq.records.protocols import Processor
 from grampus_uq.records.values import Reading, Step, TokenLogprob, ToolCall
-from grampus_uq.signals.claim import MAX_TOKENS, claim_reading, least_new_word_probability, requested_words
+from grampus_uq.signals.claim_probability import MAX_TOKENS, claim_reading, least_new_word_probability, requested_words
 
 FRANCE = frozenset({"the", "capital", "of", "france", "is"})
 
