@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_type_checker_takes_the_clients_and_tools_of_users() -> None:
-    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "tests/compat/typed_clients.py"]
+    files = ["tests/compat/typed_clients.py", "tests/compat/typed_face.py"]
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
