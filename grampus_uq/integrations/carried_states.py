@@ -10,6 +10,7 @@ releases nothing that may be irreversible for the rest of the run.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -53,13 +54,12 @@ class Carried:
     place: str
 
     def record(self, call: ToolCall) -> CallRecord | None:
-        """The record of this call: proposed, or edited by a human, with just this id, name and arguments."""
-        for record in self.records:
-            proposed = record.proposed
-            if (proposed.id, proposed.name) == (call.id, call.name) and (
-                call.arguments == proposed.arguments or call.arguments == record.call.arguments
-            ):
-                return record
+        """The record of this call: proposed or edited by a human, with this id, name and signed arguments."""
+        with contextlib.suppress(TypeError, ValueError):  # arguments that are no JSON are no record's
+            for record in self.records:
+                for known in (record.proposed, record.call):
+                    if call.arguments == known.arguments and call == known:  # 1, 1.0 and True are equal to Python only
+                        return record
         return None
 
 

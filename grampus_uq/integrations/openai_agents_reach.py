@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents import Agent, Handoff, Model
+from agents import Agent, ApplyPatchTool, CustomTool, Handoff, Model, ShellTool
 
 from grampus_uq import ConfigurationError
 from grampus_uq.integrations.held_calls import note_schema
@@ -19,6 +19,25 @@ from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, 
 __all__ = ["AgentWatch"]
 
 log = logging.getLogger("grampus_uq.integrations.openai_agents")
+_TEXT, _NUMBER = {"type": "string"}, {"type": ["integer", "null"]}
+_LIMITS = dict.fromkeys(("timeout_ms", "timeoutMs", "timeout", "max_output_length", "maxOutputLength"), _NUMBER)
+_FORMS: tuple[tuple[type, dict[str, Any]], ...] = (
+    (ShellTool, {"properties": {"commands": {"type": "array", "items": _TEXT}, **_LIMITS}, "required": ["commands"]}),
+    (
+        ApplyPatchTool,
+        {
+            "properties": {
+                "type": {"enum": ["create_file", "update_file", "delete_file"]},
+                "path": _TEXT,
+                "diff": {"type": ["string", "null"]},
+                "move_to": {"type": ["string", "null"]},
+            },
+            "required": ["type", "path"],
+        },
+    ),
+    (CustomTool, {"properties": {"input": _TEXT}, "required": ["input"]}),
+)
+"""JSON schemas of the arguments of tools that declare none: a human's edit must fit them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +118,8 @@ class AgentWatch:
         gated, without = gate_tools(tools, self.current, acts=acts, allow_ungated=self.allow_ungated if acts else None)
         for tool in gated:
             if hasattr(tool, "name"):
-                note_schema(self.schemas, tool.name, getattr(tool, "params_json_schema", None))
+                form = next((form for kind, form in _FORMS if isinstance(tool, kind)), None)
+                note_schema(self.schemas, tool.name, getattr(tool, "params_json_schema", form))
         self._report(without)
         return gated
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
-from grampus_uq import ApprovalPolicy, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import ApprovalPolicy, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.gate.call import CallRecord
 from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
+from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.judged_turns import TurnJudge
 from grampus_uq.integrations.langchain import UncertaintyMiddleware
 from grampus_uq.integrations.langchain_messages import shown
@@ -119,6 +122,16 @@ def signed(required: int = 1, **more: Any) -> ApprovalPolicy:
 
 
 # -- who may decide ---------------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_found_by_arguments_as_they_are_signed_not_as_python_compares_them() -> None:
+    call = ToolCall(id="a", name="pay", arguments={"amount": 1})
+    nothing: Any = None
+    record = CallRecord(proposed=call, call=call, step_id="llm_0")
+    carried = Carried(session=nothing, belief=nothing, terms=nothing, turn=None, records=(record,), place="")
+    assert carried.record(call.model_copy(deep=True)) is record
+    for other in (True, 1.0, "1", Decimal(1)):
+        assert carried.record(ToolCall.model_construct(id="a", name="pay", arguments={"amount": other})) is None
 
 
 def test_only_a_signature_of_an_approver_lets_a_call_run(langchain: bool) -> None:

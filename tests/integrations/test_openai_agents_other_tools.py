@@ -160,6 +160,28 @@ async def test_an_edit_runs_with_the_humans_arguments_and_a_rejection_runs_nothi
         assert desk.did == did
 
 
+WRONG: dict[str, list[Any]] = {
+    "shell": [{"commands": "pay bob 1"}, {"commands": [1]}, {}, {"commands": ["x"], "timeout_ms": "9"}, {"do": ["x"]}],
+    "apply_patch": [{"type": "update_file"}, {"type": "run", "path": "due.txt"}, {"type": "update_file", "path": 1}],
+    "till": [{"input": ["pay bob 1"]}, {"text": "pay bob 1"}],
+}
+
+
+@pytest.mark.parametrize(("name", "arguments"), [(name, wrong) for name, found in WRONG.items() for wrong in found])
+async def test_an_edit_that_the_tool_cannot_take_runs_nothing_and_the_request_still_stands(
+    name: str, arguments: dict[str, Any]
+) -> None:
+    desk = Desk([ITEMS[name]], [])
+    paused = await desk.pause(await desk.go())
+    (request,) = paused.requests
+    edit = ANN.sign(request.decide("edit", principal="ann", arguments=arguments))
+    with pytest.raises(ApprovalError):
+        await desk.guard.resume(desk.agent, paused.text, [edit])
+    assert desk.did == []
+    await desk.guard.resume(desk.agent, paused.text, [ANN.sign(request.decide("approve", principal="ann"))])
+    assert desk.did == ["pay bob 5"]
+
+
 @pytest.mark.parametrize("name", ITEMS)
 async def test_a_rejected_call_that_is_proposed_again_is_neither_run_nor_asked(name: str) -> None:
     desk = Desk([ITEMS[name]], [{**ITEMS[name], "call_id": "c2"}], [])
