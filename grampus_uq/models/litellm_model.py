@@ -20,7 +20,7 @@ from grampus_uq.errors import (
 from grampus_uq.models.chat_format import CallOptions, Prices, read_completion, wire_messages
 from grampus_uq.models.loop_thread import run_on_loop_thread
 from grampus_uq.models.openai_compatible import checked_prices, checked_timeout
-from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, with_what_is_left
+from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, retry_after, send_without_refused
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -136,7 +136,7 @@ class LiteLLMModel:
             return await run_on_loop_thread(lambda: self._send(name, written, trying, limit_s))
 
         with anyio.move_on_after(limit_s):
-            return await with_what_is_left(self._memory, name, options, send)
+            return await send_without_refused(self._memory, name, options, send)
         raise ModelTimeoutError(f"The model {name!r} did not answer within {limit_s:g} s.", retryable=True)
 
     async def _send(

@@ -20,7 +20,7 @@ from grampus_uq.models.refusals import (
     error_of,
     retry_after,
     scrubbed,
-    with_what_is_left,
+    send_without_refused,
 )
 from grampus_uq.records.values import Message, ModelResponse
 
@@ -161,7 +161,7 @@ class OpenAICompatibleModel:
             return parse_completion(raw, model=name, prices=self._prices)
 
         with anyio.move_on_after(limit_s):
-            return await with_what_is_left(self._memory, name, options, send)
+            return await send_without_refused(self._memory, name, options, send)
         raise ModelTimeoutError(f"{self._where()} did not answer within {limit_s:g} s.", retryable=True)
 
     async def _post(self, body: bytes, options: CallOptions) -> bytes:

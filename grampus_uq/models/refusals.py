@@ -16,14 +16,13 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from grampus_uq.errors import ModelError, ModelTimeoutError, RateLimitedError, UnsupportedByModelError
 from grampus_uq.models.chat_format import CallOptions
+from grampus_uq.records.values import ModelResponse
 
-__all__ = ["Capabilities", "RefusalMemory", "error_from", "error_of", "retry_after", "scrubbed", "with_what_is_left"]
-
-T = TypeVar("T")
+__all__ = ["Capabilities", "RefusalMemory", "error_from", "error_of", "retry_after", "scrubbed", "send_without_refused"]
 
 _REMEMBERED_MODELS = 256
 # Many services that do report alternatives report at most five.
@@ -102,9 +101,9 @@ class RefusalMemory:
                 self._known.popitem(last=False)
 
 
-async def with_what_is_left(
-    memory: RefusalMemory, model: str, options: CallOptions, send: Callable[[CallOptions], Awaitable[T]]
-) -> T:
+async def send_without_refused(
+    memory: RefusalMemory, model: str, options: CallOptions, send: Callable[[CallOptions], Awaitable[ModelResponse]]
+) -> ModelResponse:
     """Send a call; leave out a parameter that the model refuses and send it again, and remember that if it helped.
 
     Only "logprobs", "temperature" and "max_tokens" can be left out, each once, so a call is sent at most five times.

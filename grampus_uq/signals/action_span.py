@@ -8,11 +8,11 @@ call leave nothing to read.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from grampus_uq.records.values import TokenLogprob, ToolCall
 
-__all__ = ["action_places"]
+__all__ = ["action_places", "overlapping_tokens"]
 
 _MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
 _MOST_DEPTH = 8
@@ -31,16 +31,23 @@ def action_places(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> 
     if spans is None:
         return None
     found: list[int] = []
-    spans.sort()
-    at = start = 0
-    for place, token in enumerate(tokens):
-        end = start + len(token.token)
-        while at < len(spans) and spans[at][1] <= start:
-            at += 1
-        if at < len(spans) and start < spans[at][1] and spans[at][0] < end:
-            found.append(place)
-        start = end
+    for places in overlapping_tokens(tokens, sorted(spans)):
+        found += range(max(places.start, found[-1] + 1 if found else 0), places.stop)
     return found
+
+
+def overlapping_tokens(tokens: Sequence[TokenLogprob], spans: Iterable[tuple[int, int]]) -> Iterator[range]:
+    """For each span of the joined text, in order, the indices of the tokens that write some of it."""
+    first = start = 0
+    for begin, end in spans:
+        while first < len(tokens) and start + len(tokens[first].token) <= begin:
+            start += len(tokens[first].token)
+            first += 1
+        last, place = first, start
+        while last < len(tokens) and place < end:
+            place += len(tokens[last].token)
+            last += 1
+        yield range(first, last)
 
 
 def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:

@@ -22,6 +22,7 @@ from typing import Final
 
 from grampus_uq.records.values import Message, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
+from grampus_uq.signals.action_span import overlapping_tokens
 from grampus_uq.signals.token_signals import says_something
 
 __all__ = ["claim_reading", "least_new_word_probability", "requested_words"]
@@ -71,20 +72,13 @@ def least_new_word_probability(tokens: Sequence[TokenLogprob], given: frozenset[
 
 def _scored_words(tokens: Sequence[TokenLogprob]) -> Iterator[tuple[str, float]]:
     """Each word of the completion with the sum of the log-probabilities of the tokens that write some of it."""
-    text = "".join(token.token for token in tokens)
-    at = start = 0
-    for match in _WORD.finditer(text):
-        begin, end = match.span()
-        while at < len(tokens) and start + len(tokens[at].token) <= begin:
-            start += len(tokens[at].token)
-            at += 1
-        total, index, place = 0.0, at, start
-        while index < len(tokens) and place < end:
-            logprob = tokens[index].logprob
+    words = list(_WORD.finditer("".join(token.token for token in tokens)))
+    for word, places in zip(words, overlapping_tokens(tokens, (word.span() for word in words)), strict=True):
+        total = 0.0
+        for place in places:
+            logprob = tokens[place].logprob
             total += min(logprob, 0.0) if logprob <= 1e-3 else math.nan
-            place += len(tokens[index].token)
-            index += 1
-        yield match.group().lower(), total
+        yield word[0].lower(), total
 
 
 def claim_reading(step: Step, messages: Sequence[Message]) -> Reading:
