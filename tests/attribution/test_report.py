@@ -7,6 +7,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grampus_uq.learn.attribution import Plan, attribute, attribution_html, calibrate, fit_and_calibrate, locate
 from grampus_uq.learn.attribution.error_positions import error_positions
@@ -71,6 +73,35 @@ def test_nothing_that_a_run_says_becomes_markup() -> None:
     assert "alert(1)" in parsed.text, "it is still there to be read"
     assert "\x00" not in page
     page.encode("utf-8")
+
+
+PIECES = [
+    "<b>",
+    "</pre>",
+    "</title>",
+    "<script>",
+    '"',
+    "'",
+    "&",
+    "&lt;",
+    "\x00",
+    "\x1b[31m",
+    "\ud83d",
+    "{{ x }}",
+    "]]>",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.text(st.characters(exclude_categories=())), max_size=6).map("".join))
+def test_any_text_of_a_run_is_text_of_the_page(text: str) -> None:
+    run = trajectory("x", [text, "b"], task=text)
+    run = replace(run, steps=tuple(replace(step, speaker=text) for step in run.steps))
+    page = attribution_html(locate(run, CALIBRATED))
+    page.encode("utf-8")
+    assert not re.search("[\x00-\x08\x0b-\x1f]", page)
+    plain = attribution_html(locate(trajectory("x", ["a", "b"]), CALIBRATED))
+    assert {tag for tag, _ in Page(page).tags} <= {tag for tag, _ in Page(plain).tags} | {"p"}
 
 
 def test_the_page_fetches_nothing() -> None:

@@ -61,10 +61,11 @@ def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
     known = ~runs.censored
     if not known.any() or not runs.streams:
         raise DataError("no run has a known outcome: nothing says how censored ones would have ended.")
-    lengths = next(iter(runs.streams.values())).lengths
+    traces = next(iter(runs.streams.values()))
+    lengths = traces.lengths
     rate = float(runs.outcomes[known].mean())
-    stopped = [name for name, open_ in zip(runs.ids, runs.censored, strict=True) if open_]
-    going = np.repeat(known, lengths) & (_steps(lengths) < np.repeat(lengths, lengths))
+    stopped = [name for name, is_censored in zip(runs.ids, runs.censored, strict=True) if is_censored]
+    going = np.repeat(known, lengths) & (traces.steps < np.repeat(lengths, lengths))
     if runs.features is None or not going.any():
         return PlugIn(q=dict.fromkeys(stopped, rate), brier=None, brier_of_base=None)
     second = np.zeros(len(runs), dtype=np.bool_)
@@ -72,11 +73,9 @@ def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
     in_second = np.repeat(second, lengths)
     weights = 1.0 / np.repeat(np.maximum(lengths - 1, 1), lengths)
     outcomes = np.repeat(runs.outcomes, lengths)
-    models = [
-        _fit(runs.features[half], outcomes[half], weights[half], l2, rate)
-        for half in (going & ~in_second, going & in_second)
+    predicted = [
+        _predicted(runs.features, outcomes, weights, half, l2, rate) for half in (going & ~in_second, going & in_second)
     ]
-    predicted = [_predict(model, runs.features) for model in models]
     last = (np.cumsum(lengths) - 1)[~known]
     q = dict(zip(stopped, np.mean([p[last] for p in predicted], axis=0).tolist(), strict=True))
     apart = np.where(in_second, predicted[0], predicted[1])[going]
@@ -84,31 +83,16 @@ def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
     return PlugIn(q=q, brier=float(w @ np.square(apart - y)), brier_of_base=float(w @ np.square(float(w @ y) - y)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Model:
-    mean: FloatArray
-    sd: FloatArray
-    beta: FloatArray
-
-
-def _steps(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.arange(1, int(lengths.sum()) + 1) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-
-
-def _fit(features: FloatArray, outcomes: FloatArray, weights: FloatArray, l2: float, rate: float) -> _Model:
-    """Fit one half; with outcomes of one class, or no prefix, the overall rate."""
+def _predicted(
+    features: FloatArray, outcomes: FloatArray, weights: FloatArray, half: BoolArray, l2: float, rate: float
+) -> FloatArray:
+    """Fit one half of the prefixes and predict all; the overall rate where the half has outcomes of one class only."""
+    if len(np.unique(outcomes[half])) < 2:
+        return np.full(len(features), rate)
     k = features.shape[1]
-    flat = _Model(mean=np.zeros(k), sd=np.ones(k), beta=np.concatenate([[float(log_odds(rate))], np.zeros(k)]))
-    if len(outcomes) == 0 or (outcomes == outcomes[0]).all():
-        return flat
-    mean = features.mean(axis=0)
-    sd = np.maximum(features.std(axis=0), 1e-9)
-    design = np.column_stack([np.ones(len(features)), (features - mean) / sd])
-    penalty = np.full(k + 1, l2)
-    penalty[0] = 0.0
-    return _Model(mean=mean, sd=sd, beta=fit_logistic(design, outcomes, weights, l2=penalty, start=flat.beta))
-
-
-def _predict(model: _Model, features: FloatArray) -> FloatArray:
-    scaled = (features - model.mean) / model.sd
-    return logistic(model.beta[0] + scaled @ model.beta[1:])
+    scaled = (features - features[half].mean(axis=0)) / np.maximum(features[half].std(axis=0), 1e-9)
+    design = np.column_stack([np.ones(len(features)), scaled])
+    start = np.append(float(log_odds(rate)), np.zeros(k))
+    penalty = np.append(0.0, np.full(k, l2))
+    beta = fit_logistic(design[half], outcomes[half], weights[half], l2=penalty, start=start)
+    return logistic(design @ beta)
