@@ -8,12 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from grampus_uq.cli.plain_text import arguments_in_short, legend, plain, short, whole_arguments
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, print_json, print_table
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
@@ -87,16 +84,23 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
     if not found:
         click.echo("Nothing waits for a human.")
         return
-    table = Table("request", "agent", "session", "what", "level", "why", "waits", "expires", "stands")
-    for request, decisions in found:
-        call = request.call
-        what = "the answer" if call is None else f"{plain(call.name)} {arguments_in_short(call.arguments)}"
-        expires = "never" if request.expires_s is None else f"in {request.expires_s - now_s:.0f} s"
-        waits = f"{now_s - request.created_s:.0f} s"
-        names = (plain(request.agent_id), plain(request.session_id))
-        cells = (*names, what, request.level.value, plain(short(request.reason, 200)), waits, expires)
-        table.add_row(plain(request.id[:8]), *(Text(cell) for cell in (*cells, _stands(decisions))))
-    Console().print(table)
+    columns = ("request", "agent", "session", "what", "level", "why", "waits", "expires", "stands")
+    print_table(columns, (_list_row(request, decisions, now_s) for request, decisions in found))
+
+
+def _list_row(request: ApprovalRequest, decisions: Sequence[ApprovalDecision], now_s: float) -> list[str]:
+    call = request.call
+    return [
+        plain(request.id[:8]),
+        plain(request.agent_id),
+        plain(request.session_id),
+        "the answer" if call is None else f"{plain(call.name)} {arguments_in_short(call.arguments)}",
+        request.level.value,
+        plain(short(request.reason, 200)),
+        f"{now_s - request.created_s:.0f} s",
+        "never" if request.expires_s is None else f"in {request.expires_s - now_s:.0f} s",
+        _stands(decisions),
+    ]
 
 
 def _stands(decisions: Sequence[ApprovalDecision]) -> str:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import click
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Sequence
 
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
+import click
+
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
 from grampus_uq.cli.spreading import n_files_of_fits, spread_over, spreading
 from grampus_uq.cli.watch_command import read_statuses, status_json
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.importers.verifier_scores import is_score_table
 from grampus_uq.learn.alarm_figures import Figure
-from grampus_uq.learn.fit.backtest import backtest
+from grampus_uq.learn.fit.backtest import BacktestRow, backtest
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording.artifacts import load
 from grampus_uq.stats.calibration_watch import detector_id
@@ -72,28 +72,29 @@ def command(
             return
         if overlap:
             click.echo(f"CAUTION: {overlap} of these files served the fit; these figures are too good.", err=True)
-        mode = detector.threshold.mode.value
-        rows = [row for row in rows if everything or row.threshold.mode.value == mode]
-        table = Table("mode", "level", "false alarms", "power", "precision", "position", "pauses/100", "cost used")
-        for row in rows:
-            mark = " *" if row.deployed else ""
-            table.add_row(
-                row.threshold.mode.value,
-                f"{row.threshold.alpha:.3g}{mark}",
-                _interval(row.figures.false_alarms),
-                _interval(row.figures.power),
-                _interval(row.figures.precision),
-                _interval(row.figures.position),
-                _interval(row.figures.paused, unit=100.0, digits=1),
-                _interval(row.figures.cost_used),
-            )
-        Console().print(table)
-        deployed = next(row for row in rows if row.deployed)
-        click.echo(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_promise(deployed.threshold)}")
+        mode = None if everything else detector.threshold.mode
+        _print([row for row in rows if mode in (None, row.threshold.mode)])
         for status in watched:
             click.echo(f"watch, {status.variant.value}: {status.sentence}")
         if store is not None and not watched:
             click.echo("watch: this detector is not watched in that store.")
+
+
+def _print(rows: Sequence[BacktestRow]) -> None:
+    columns = ("mode", "level", "false alarms", "power", "precision", "position", "pauses/100", "cost used")
+    cells = (
+        [
+            row.threshold.mode.value,
+            f"{row.threshold.alpha:.3g}{' *' if row.deployed else ''}",
+            *map(_interval, (row.figures.false_alarms, row.figures.power, row.figures.precision, row.figures.position)),
+            _interval(row.figures.paused, unit=100.0, digits=1),
+            _interval(row.figures.cost_used),
+        ]
+        for row in rows
+    )
+    print_table(columns, cells)
+    deployed = next(row for row in rows if row.deployed)
+    click.echo(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_promise(deployed.threshold)}")
 
 
 def _judge_of(profile: Profile) -> Profile | None:

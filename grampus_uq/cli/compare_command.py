@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
+from grampus_uq.cli.printing import as_json_option, counts_line, naming_refused, print_json, print_table, progress
 from grampus_uq.cli.spreading import n_files_of_fits, spread_over, spreading
 from grampus_uq.recording.artifacts import load
+
+if TYPE_CHECKING:
+    from grampus_uq.learn.profiles.comparing import Comparison
 
 __all__ = ["command"]
 
@@ -60,24 +65,26 @@ def command(
             click.echo(
                 f"CAUTION: {served} of these files served the fit of a profile; its figures are too good.", err=True
             )
-        click.echo(f"runs       {', '.join(f'{n} {what}' for what, n in found.counts.items() if n)}")
-        columns = ("measure", "better", "first", "second", "difference", "95 % interval", "runs")
-        print_table(
-            columns,
-            (
-                [
-                    row.measure,
-                    row.better,
-                    _figure(row.first),
-                    _figure(row.second),
-                    _figure(row.delta, sign=True),
-                    "-" if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]",
-                    row.runs,
-                ]
-                for row in found.rows
-            ),
-        )
-        click.echo("Each interval stands alone: of many, some exclude 0 by chance.")
+        _print(found)
+
+
+def _print(found: Comparison) -> None:
+    click.echo(counts_line(found.counts))
+    columns = ("measure", "better", "first", "second", "difference", "95 % interval", "runs")
+    cells = (
+        [
+            row.measure,
+            row.better,
+            _figure(row.first),
+            _figure(row.second),
+            _figure(row.delta, sign=True),
+            "-" if row.low is None or row.high is None else f"[{row.low:+.3f}, {row.high:+.3f}]",
+            row.runs,
+        ]
+        for row in found.rows
+    )
+    print_table(columns, cells)
+    click.echo("Each interval stands alone: of many, some exclude 0 by chance.")
 
 
 def _figure(value: float | None, *, sign: bool = False) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import click
 import numpy as np
 
-from grampus_uq.cli.fit_whole import counts_line, detector_json, fit_whole, written_lines
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
+from grampus_uq.cli.fit_whole import detector_json, fit_whole, written_lines
+from grampus_uq.cli.printing import as_json_option, counts_line, naming_refused, print_json, progress
 from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile

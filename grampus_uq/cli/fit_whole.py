@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from grampus_uq.cli.printing import naming_refused, print_json, progress
+from grampus_uq.cli.printing import counts_line, naming_refused, print_json, progress
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.detector import DetectorFit
 from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
 from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 
-__all__ = ["counts_line", "detector_json", "fit_whole", "written_lines"]
+__all__ = ["detector_json", "fit_whole", "written_lines"]
 
 _WIDTH = 110
 _INDENT = " " * 11
@@ -95,11 +95,6 @@ def detector_json(fit: DetectorFit | None) -> dict[str, Any]:
         "guarantee": threshold.guarantee,
         "shortage": threshold.shortage,
     }
-
-
-def counts_line(counts: Mapping[str, int]) -> str:
-    """How many runs there were of each kind, as the first line of a report."""
-    return f"runs       {', '.join(f'{n} {what}' for what, n in counts.items() if n) or 'none'}"
 
 
 def _account(fit: ProfileFit) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,9 +13,22 @@ import click
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.errors import DataError
 
-__all__ = ["as_json_option", "naming_refused", "print_json", "print_json_array", "print_table", "progress"]
+__all__ = [
+    "as_json_option",
+    "counts_line",
+    "naming_refused",
+    "print_json",
+    "print_json_array",
+    "print_table",
+    "progress",
+]
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def counts_line(counts: Mapping[str, int]) -> str:
+    """How many runs there were of each kind, as the first line of a report."""
+    return f"runs       {', '.join(f'{n} {what}' for what, n in counts.items() if n) or 'none'}"
 
 
 def print_json(value: Any) -> None:
