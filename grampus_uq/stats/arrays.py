@@ -32,7 +32,7 @@ class RaggedBatch:
         return np.asarray(np.arange(self.values.shape[1]) < self.lengths[:, None], dtype=np.bool_)
 
     def reversed(self) -> RaggedBatch:
-        """Every row read from its end; the padding stays where it is. Its own inverse."""
+        """Every row reversed, padding in place; its own inverse."""
         column = np.arange(self.values.shape[1])
         mirrored = self.lengths[:, None] - 1 - column
         index = np.where(mirrored >= 0, mirrored, column)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.conformal_martingale import WatchState, capped, watch_start, watch_update
+from grampus_uq.stats.conformal_martingale import MartingaleState, capped, martingale_start, martingale_update
 from grampus_uq.stats.eprocess import Detector, detector_to_json
 from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, exceeds, tie_uniform
 from grampus_uq.stats.stored_values import STORED, Extended, from_json, to_json
@@ -97,7 +97,7 @@ class _Bets:
     """One variant: the runs gathered to compare with, later the martingale that replaces them."""
 
     gathered: tuple[Extended, ...] = ()
-    martingale: WatchState | None = None
+    martingale: MartingaleState | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ def take_run(state: CalibrationWatchState, variant: Variant, run_id: str, log_pe
         fresh = _begun(state, variant, _Bets(gathered=(*bets.gathered, value)))
     else:
         draw = tie_uniform(run_id, f"{state.salt}/{variant.value}")
-        fresh = _Bets(martingale=watch_update(bets.martingale, value, draw)[0])
+        fresh = _Bets(martingale=martingale_update(bets.martingale, value, draw)[0])
     return replace(state, bets={**state.bets, variant: fresh})
 
 
@@ -230,7 +230,7 @@ def _begun(state: CalibrationWatchState, variant: Variant, bets: _Bets) -> _Bets
         return bets
     seed = hashlib.sha256(f"{state.salt}/{variant.value}".encode()).digest()
     rng = np.random.default_rng(int.from_bytes(seed[:16], "big"))
-    return _Bets(martingale=watch_start(bets.gathered, rng))
+    return _Bets(martingale=martingale_start(bets.gathered, rng))
 
 
 def watching_to_json(state: CalibrationWatchState) -> dict[str, Any]:

@@ -37,7 +37,7 @@ _TAILS = (0.05, 0.2)  # f(p) = 2 for p <= a, less above: wins when the strangest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchState:
+class MartingaleState:
     """The state of one martingale: bounded however many runs it has seen.
 
     Attributes:
@@ -61,20 +61,20 @@ class WatchState:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shares", _all_accounts(self.shares))
         if list(self.edges) != sorted(self.edges) or len(self.counts) != len(self.edges) + 1:
-            raise ConfigurationError.of("edges", "WatchState", "ascending, one fewer than counts", self.edges)
+            raise ConfigurationError.of("edges", "MartingaleState", "ascending, one fewer than counts", self.edges)
         if any(math.isnan(edge) for edge in self.edges) or min(self.counts) < 0 or self.runs < 0:
-            raise ConfigurationError.of("counts", "WatchState", "not negative", self.counts)
+            raise ConfigurationError.of("counts", "MartingaleState", "not negative", self.counts)
         if len(self.shares) != len(JUMP_RATES) * ACCOUNTS or min(self.shares) < 0.0:
-            raise ConfigurationError.of("shares", "WatchState", "one a jump rate and account", self.shares)
+            raise ConfigurationError.of("shares", "MartingaleState", "one a jump rate and account", self.shares)
         if not abs(sum(self.shares) - 1.0) < 1e-6 or not self.log_capital <= self.log_peak < math.inf:
-            raise ConfigurationError.of("shares", "WatchState", "a division of one capital", sum(self.shares))
+            raise ConfigurationError.of("shares", "MartingaleState", "a division of one capital", sum(self.shares))
 
 
 ACCOUNTS = 1 + len(_LINEAR) + len(_TAILS)
 """The first account never bets: it preserves capital until a change."""
 
 
-def watch_start(peaks: Sequence[float], rng: np.random.Generator) -> WatchState:
+def martingale_start(peaks: Sequence[float], rng: np.random.Generator) -> MartingaleState:
     """Begin with calibration runs.
 
     Args:
@@ -88,20 +88,20 @@ def watch_start(peaks: Sequence[float], rng: np.random.Generator) -> WatchState:
     """
     values = np.asarray(peaks, dtype=np.float64)
     if values.ndim != 1 or np.isnan(values).any():
-        raise ConfigurationError.of("peaks", "watch_start", "one-dimensional and free of NaN", peaks)
+        raise ConfigurationError.of("peaks", "martingale_start", "one-dimensional and free of NaN", peaks)
     order = rng.permutation(len(values))
     size = min(_EDGES, len(values) // 3)
     edges = tuple(sorted(values[order[:size]].tolist()))
     bins = [bisect_left(edges, value) for value in values[order[size:]].tolist()]
     accounts = len(JUMP_RATES) * ACCOUNTS
-    return WatchState(
+    return MartingaleState(
         edges=edges,
         counts=tuple(np.bincount(bins, minlength=size + 1).tolist()) if bins else (0,) * (size + 1),
         shares=(1.0 / accounts,) * accounts,
     )
 
 
-def watch_update(state: WatchState, peak: float, draw: float) -> tuple[WatchState, float]:
+def martingale_update(state: MartingaleState, peak: float, draw: float) -> tuple[MartingaleState, float]:
     """Take one finished run: rank it against the past runs, bet, and count it among them.
 
     Guarantee: if calibration runs and later runs are exchangeable, `P(exp(log_peak) ever >= 1/level) <= level`,
@@ -120,7 +120,7 @@ def watch_update(state: WatchState, peak: float, draw: float) -> tuple[WatchStat
         ConfigurationError: a NaN peak or a draw outside [0, 1].
     """
     if math.isnan(peak) or not 0.0 <= draw <= 1.0:
-        raise ConfigurationError.of("peak", "watch_update", "a number, with a draw in [0, 1]", (peak, draw))
+        raise ConfigurationError.of("peak", "martingale_update", "a number, with a draw in [0, 1]", (peak, draw))
     place = bisect_left(state.edges, peak)
     above, same, bag = sum(state.counts[place + 1 :]), state.counts[place], sum(state.counts)
     p = (above + draw * (same + 1)) / (bag + 1)
@@ -128,7 +128,7 @@ def watch_update(state: WatchState, peak: float, draw: float) -> tuple[WatchStat
     log_capital = state.log_capital + math.log(float(growth))
     counts = list(state.counts)
     counts[place] += 1
-    fresh = WatchState(
+    fresh = MartingaleState(
         edges=state.edges,
         counts=tuple(counts),
         shares=tuple(shares.tolist()),

@@ -11,7 +11,7 @@ Source: Feng et al., "Conformal Agent Error Attribution" (2026), section 3.1 and
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ __all__ = [
     "right_filtration_entry",
     "two_way_entry",
     "vanilla_entry",
-    "with_fallback",
 ]
 
 
@@ -111,7 +110,7 @@ def left_filtration_entry(batch: RaggedBatch) -> EntryThresholds:
 def two_way_entry(batch: RaggedBatch) -> EntryThresholds:
     """Two-way filtration (TWF): suffix and prefix intersected, so `E_j = max(E_LF_j, E_RF_j)` (eq. 7).
 
-    Sets are intervals, and may be empty: see `with_fallback` and `keep_first`.
+    Sets are intervals, and may be empty: see `keep_first`.
     """
     right, left = right_filtration_entry(batch), left_filtration_entry(batch)
     return EntryThresholds(values=np.maximum(left.values, right.values), lengths=batch.lengths)
@@ -153,15 +152,6 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresho
         entry = np.maximum(g[depth] - u * (g[depth] - g[depth + 1]), g[depth + 1])
         values = np.where(nodes[depth] & ~nodes[depth + 1], entry[:, None], values)
     return EntryThresholds(values=values, lengths=batch.lengths, fallback=leaf)
-
-
-def with_fallback(entry: EntryThresholds, batch: RaggedBatch) -> EntryThresholds:
-    """Let an empty set become the single best-scored step, as the paper does for TWF (appendix A.3).
-
-    Calibration is untouched, so coverage can only rise: its upper bound becomes `k/(n+1) + P(empty)`. `keep_first`
-    puts the stand-in inside the nested family and keeps coverage exact.
-    """
-    return replace(entry, fallback=_best_scored(batch))
 
 
 def keep_first(entry: EntryThresholds) -> EntryThresholds:

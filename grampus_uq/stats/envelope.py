@@ -1,8 +1,8 @@
 """The unimodal envelope of step scores, and its suffix form: intervals that grow from the most suspect step.
 
-A step score that jumps up and down gives sets with holes. The envelope replaces it by the closest curve that rises to
-the mode and falls behind it, so that the set above any level is an interval around the mode, and nested. Being a fixed
-function of the scores it leaves the conformal guarantee untouched.
+Step scores that jump give sets with holes. The envelope is the closest curve that rises to the mode and falls behind
+it: the set above any level is an interval around the mode, and nested. It is a fixed function of the scores and leaves
+the conformal guarantee untouched.
 
 Not in the source paper (Feng et al. 2026); the pool-adjacent-violators fit is Ayer et al. (1955). Why it pays: among
 the intervals that contain the mode, the next block of the fit is the extension with the greatest mean score, which for

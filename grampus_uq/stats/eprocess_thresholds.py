@@ -1,8 +1,8 @@
-"""When evidence of failure becomes an alarm: thresholds for the running maximum of log M, each with its promise.
+"""Thresholds for the running maximum of log M, each with its guarantee.
 
-A run's evidence is the pair (largest log M so far, one uniform number drawn for the run); pairs are compared in
-lexicographic order and strictly, so that two runs with equal evidence (models say round numbers) are told apart by
-the draw and a threshold keeps its exact level. The one exception is Ville's, whose `>=` belongs to its theorem.
+A run's evidence is the pair (largest log M so far, one uniform number drawn for the run). Pairs are compared in
+lexicographic order and strictly: the draw separates runs with equal evidence (models say round numbers), so that a
+threshold keeps its exact level. Ville's threshold is compared with `>=`, as in its theorem.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threshold:
-    """A level of evidence, and what is promised about runs that pass it.
+    """A level of evidence with its guarantee.
 
     Attributes:
         mode: the theorem.
         alpha: in (0, 1): the false-alarm probability promised (for `budget`, the share of all runs).
         delta: in (0, 1) for `pac`: the probability that calibration was unlucky; None otherwise.
-        log_value: natural log of the threshold; +inf is an alarm that never rings.
+        log_value: natural log of the threshold; +inf never alarms.
         tie: in [0, 1]: at equal evidence only runs with a larger draw alarm.
         runs: number of calibration runs behind it, 0 for `ville` and `bonferroni`.
         rank: which of them it is, from the smallest; None where none is.
-        guarantee: the promise, in a sentence, with its assumptions.
+        guarantee: the guarantee in a sentence, with its assumptions.
         shortage: why the threshold is +inf and how many runs are needed; empty otherwise.
     """
 
@@ -207,25 +207,16 @@ def ville_threshold(alpha: float) -> Threshold:
         f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded ever raise "
         "this alarm, however long they run. For a ratio learned from data this is not a guarantee."
     )
-    return _of_known_ratio(Mode.VILLE, alpha, -math.log(alpha), sentence)
-
-
-def bonferroni_threshold(alpha: float, longest: int) -> Threshold:
-    """Set the baseline longest/alpha: a Markov bound at every step, split over the steps of the longest run.
-
-    Guarantee: as `ville_threshold`, and only for runs of at most `longest` steps; always more conservative.
-
-    >>> bonferroni_threshold(0.1, 10).log_value == math.log(100.0)
-    True
-    """
-    check_level("alpha", "bonferroni_threshold", alpha)
-    if longest < 1 or longest != int(longest):
-        raise ConfigurationError.of("longest", "bonferroni_threshold", "a whole number of at least 1", longest)
-    sentence = (
-        f"If M is the true likelihood ratio, at most {_percent(alpha)} of runs that would have succeeded within "
-        f"{longest} steps ever raise this alarm. For a ratio learned from data this is not a guarantee."
+    return Threshold(
+        mode=Mode.VILLE,
+        alpha=alpha,
+        delta=None,
+        log_value=-math.log(alpha),
+        tie=0.0,
+        runs=0,
+        rank=None,
+        guarantee=sentence,
     )
-    return _of_known_ratio(Mode.BONFERRONI, alpha, math.log(longest / alpha), sentence)
 
 
 def exceeds(threshold: Threshold, log_peak: float, tie: float) -> bool:
@@ -310,12 +301,6 @@ def _at_rank(
         rank=rank,
         guarantee=sentence,
         shortage=lacking if rank is None else "",
-    )
-
-
-def _of_known_ratio(mode: Mode, alpha: float, log_value: float, sentence: str) -> Threshold:
-    return Threshold(
-        mode=mode, alpha=alpha, delta=None, log_value=log_value, tie=0.0, runs=0, rank=None, guarantee=sentence
     )
 
 

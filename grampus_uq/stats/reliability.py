@@ -1,9 +1,9 @@
-"""Is a forecast right on average, and does it tell cases apart: binned calibration error, Brier loss, decompositions.
+"""Calibration and resolution of forecasts: binned calibration error, Brier loss, decompositions of a proper score.
 
 T-ECE and T-Brier read one scalar a trajectory (`trajectory_scores.weighted_forecast`, `last_forecast`, ...). T-ECE
 sees reliability and is blind to resolution (theorem A of the Trajectory Proper Score paper); T-Brier elicits the
-scalar and not the trace (theorem B). They are printed beside a proper score, never instead of it. The decompositions
-say where a proper score comes from, and their parts sum to it exactly.
+scalar and not the trace (theorem B). They stand beside a proper score, never instead of it. The parts of a
+decomposition sum to the score exactly.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Which cases to let go ahead: the least chance of success from which on enough of those released are right.
+"""Release thresholds: the least chance of success at which enough of the released cases are right.
 
 A case has a calibrated chance p of success and is released where p is at least a threshold. `certified_threshold` finds
 one for which "at least a share `target` of the released are right" holds with high probability over the calibration
 cases; `budget_of_wrong_releases` bounds how many of all cases are released and wrong, which takes far fewer labels;
-`estimated_threshold` finds one that merely did well; `share_threshold` bounds how many are held; `cost_thresholds`
-follow from what a failure, a pause and an abort cost.
+`estimated_threshold` estimates one without a guarantee; `share_threshold` bounds how many are held; `cost_thresholds`
+follow from the costs of a failure, a pause and an abort.
 
-Counting a case whose outcome is not known as wrong keeps every promise here, however it was chosen which outcomes are
-known: it can only make a threshold stricter.
+Counting a case of unknown outcome as wrong only makes a threshold stricter, so every promise here holds whichever
+outcomes are known.
 """
 
 from __future__ import annotations
@@ -251,10 +251,10 @@ def estimated_threshold(
 ) -> Released:
     """Take the threshold that releases most while `(right + 1/2)/(released + 1) >= target` on the cases themselves.
 
-    That is the mean of the share right a posteriori, under Jeffreys' prior; and at least `1/(1 - target)` cases are
-    released, so that one wrong among them would not break the target. It carries no guarantee: it was looked for among
-    the very cases that it is right on. With `weights` (one over the probability that a case was seen) counts are sums
-    of weights, and the largest weight stands for one case.
+    That is the posterior mean of the share right under Jeffreys' prior; at least `1/(1 - target)` cases are released,
+    so that one wrong among them would not break the target. No guarantee: the threshold was chosen on these very
+    cases. With `weights` (one over the probability that a case was seen) counts are sums of weights, and the largest
+    weight stands for one case.
 
     Args and errors as `certified_threshold`.
 

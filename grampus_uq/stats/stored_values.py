@@ -21,10 +21,17 @@ STORED: Final = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 _INFINITIES: Final = {"inf": math.inf, "-inf": -math.inf}
 
+
+def _extended(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError('a finite number, "inf" or "-inf"')
+    return _INFINITIES.get(value, value) if isinstance(value, str) else value
+
+
 Extended = Annotated[
     float,
     Field(allow_inf_nan=True),
-    BeforeValidator(lambda value: _INFINITIES.get(value, value) if isinstance(value, str) else value),
+    BeforeValidator(_extended),
     PlainSerializer(lambda value: value if math.isfinite(value) else str(value), when_used="json"),
 ]
 """A number that may be infinite: JSON has no infinity, so it stands as the word "inf" or "-inf"."""
@@ -57,6 +64,6 @@ def from_json(kind: type[T], data: Any, name: str) -> T:
         if isinstance(broken, ConfigurationError):
             raise broken from None
         place = ".".join(map(str, first["loc"])) or name
-        rule = first["msg"].removeprefix("Input should be ")
+        rule = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
         raise ConfigurationError.of(place, "from_json", rule, first["input"]) from error
     return value

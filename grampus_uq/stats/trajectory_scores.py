@@ -237,9 +237,8 @@ def min_forecast(traces: ForecastTraces) -> FloatArray:
 def _weighted_mean(traces: ForecastTraces, weights: FloatArray) -> FloatArray:
     """Average within trajectories without the noise that would order what is equal.
 
-    A constant 0.8 averaged over 3 and over 7 steps differs in the last bit, and rank metrics read that bit: on one
-    real set a constant stream had AUROC .44. So averages are taken from the first step on (exact for constants) and
-    rounded to 1e-12 (equal averages of the round numbers that models say).
+    A constant 0.8 averaged over 3 and over 7 steps differs in the last bit, which rank metrics read: on one real set a
+    constant stream had AUROC .44. So averages are offsets from the first step (exact for constants), rounded to 1e-12.
     """
     first = traces.forecasts[traces.starts]
     return np.round(first + traces.sums(weights * (traces.forecasts - traces.spread(first))), 12)

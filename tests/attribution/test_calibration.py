@@ -36,9 +36,9 @@ from grampus_uq.stats.arrays import RaggedBatch
 from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     two_way_entry,
-    with_fallback,
 )
 from tests.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
+from tests.benchmarks.split_evaluation import with_fallback
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
 

@@ -40,12 +40,17 @@ from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     right_filtration_entry,
     two_way_entry,
-    with_fallback,
 )
 from grampus_uq.stats.ranking import auprc, auroc
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.attribution_judge import JudgeScorer
-from tests.benchmarks.split_evaluation import SplitEvaluation, conformity_at, evaluate_splits, random_splits
+from tests.benchmarks.split_evaluation import (
+    SplitEvaluation,
+    conformity_at,
+    evaluate_splits,
+    random_splits,
+    with_fallback,
+)
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)
 FloatArray = npt.NDArray[np.float64]

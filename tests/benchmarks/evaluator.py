@@ -38,14 +38,13 @@ from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector, alarm_steps, log_peaks, score_rows
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
-    bonferroni_threshold,
     pac_threshold,
     tie_uniform,
     ville_threshold,
 )
 from grampus_uq.stats.step_blocks import StepBlocks, first_step_where
 from tests.benchmarks._report import emit, existing
-from tests.benchmarks.published_evaluator import fit_paper
+from tests.benchmarks.published_evaluator import bonferroni_threshold, fit_paper
 from tests.detector_rows import detector_runs
 
 FloatArray = npt.NDArray[np.float64]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.stats.conformal_martingale import bet, watch_start
+from grampus_uq.stats.conformal_martingale import bet, martingale_start
 from tests.benchmarks._report import emit
 
 FloatArray = npt.NDArray[np.float64]
@@ -38,8 +38,8 @@ def first_alarms(
     size: float = 0.0,
     growing: bool = True,
 ) -> IntArray:
-    """Run at which each history first alarms, 0 where it never does: `watch_update`, many histories at once."""
-    starts = [watch_start(peaks, rng) for peaks in rng.normal(size=(histories, calibration))]
+    """Run at which each history first alarms, 0 where it never does: `martingale_update`, many histories at once."""
+    starts = [martingale_start(peaks, rng) for peaks in rng.normal(size=(histories, calibration))]
     edges = np.array([start.edges for start in starts])
     counts = np.array([start.counts for start in starts])
     shares = np.array([start.shares for start in starts])

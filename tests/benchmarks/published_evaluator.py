@@ -12,7 +12,8 @@ from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.learn.fit.detector import LEVELS, DetectorFit, FitReport, set_thresholds
 from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess_scorers import PaperScorer
-from grampus_uq.stats.eprocess_thresholds import bonferroni_threshold, ville_threshold
+from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, ville_threshold
+from grampus_uq.stats.ranks import check_level
 
 LEAST_OF_A_CLASS = 5
 """A step with fewer successes or failures than this keeps the ratio of the step before; step 1 has to have them."""
@@ -127,3 +128,30 @@ def _prefixes(runs: DetectorRuns) -> np.ndarray[tuple[int, int], np.dtype[np.flo
         seen = np.maximum.accumulate(np.where(np.isnan(scores), -1, np.arange(length)))
         result[place, :length] = np.where(seen < 0, 0.5, scores[np.maximum(seen, 0)])
     return result
+
+
+def bonferroni_threshold(alpha: float, longest: int) -> Threshold:
+    """Set the baseline longest/alpha: a Markov bound at every step, split over the steps of the longest run.
+
+    Guarantee: as `ville_threshold`, and only for runs of at most `longest` steps; always more conservative.
+
+    >>> bonferroni_threshold(0.1, 10).log_value == math.log(100.0)
+    True
+    """
+    check_level("alpha", "bonferroni_threshold", alpha)
+    if longest < 1 or longest != int(longest):
+        raise ConfigurationError.of("longest", "bonferroni_threshold", "a whole number of at least 1", longest)
+    sentence = (
+        f"If M is the true likelihood ratio, at most {100.0 * alpha:.6g} % of runs that would have succeeded within "
+        f"{longest} steps ever raise this alarm. For a ratio learned from data this is not a guarantee."
+    )
+    return Threshold(
+        mode=Mode.BONFERRONI,
+        alpha=alpha,
+        delta=None,
+        log_value=math.log(longest / alpha),
+        tie=0.0,
+        runs=0,
+        rank=None,
+        guarantee=sentence,
+    )

@@ -6,17 +6,17 @@ Source of the measures: Feng et al., "Conformal Agent Error Attribution" (2026),
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.arrays import FloatArray, IntArray
+from grampus_uq.stats.arrays import FloatArray, IntArray, RaggedBatch
 from grampus_uq.stats.conformal import coverage_rank
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
-__all__ = ["SplitEvaluation", "conformity_at", "evaluate_splits", "random_splits"]
+__all__ = ["SplitEvaluation", "conformity_at", "evaluate_splits", "random_splits", "with_fallback"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +75,15 @@ def conformity_at(entry: EntryThresholds, true_step: npt.ArrayLike) -> FloatArra
     """
     steps = _checked_true_steps(entry, true_step, "conformity_at")
     return np.asarray(entry.values[np.arange(len(steps)), steps])
+
+
+def with_fallback(entry: EntryThresholds, batch: RaggedBatch) -> EntryThresholds:
+    """Let an empty set become the single best-scored step, as the paper does for TWF (appendix A.3).
+
+    Calibration is untouched, so coverage can only rise: its upper bound becomes `k/(n+1) + P(empty)`. `keep_first`
+    puts the stand-in inside the nested family and keeps coverage exact.
+    """
+    return replace(entry, fallback=np.argmax(np.where(batch.valid, batch.values, -np.inf), axis=1))
 
 
 def evaluate_splits(

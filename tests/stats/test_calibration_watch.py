@@ -176,6 +176,7 @@ def test_nonsense_is_refused() -> None:
         {**stored, "acting": "yes"},
         {**stored, "level": 2.0},
         {**stored, "bets": {}},
+        {**stored, "bets": {**stored["bets"], "all_runs": {"gathered": [math.nan], "martingale": None}}},
     ):
         with pytest.raises(ConfigurationError):
             watching_from_json(broken)

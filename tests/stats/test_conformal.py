@@ -24,9 +24,8 @@ from grampus_uq.stats.entry_thresholds import (
     right_filtration_entry,
     two_way_entry,
     vanilla_entry,
-    with_fallback,
 )
-from tests.benchmarks.split_evaluation import conformity_at, evaluate_splits, random_splits
+from tests.benchmarks.split_evaluation import conformity_at, evaluate_splits, random_splits, with_fallback
 
 
 def small_world(seed: int, n: int = 23) -> tuple[list[list[float]], np.ndarray, np.random.Generator]:

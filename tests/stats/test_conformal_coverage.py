@@ -19,10 +19,9 @@ from grampus_uq.stats.entry_thresholds import (
     right_filtration_entry,
     two_way_entry,
     vanilla_entry,
-    with_fallback,
 )
 from grampus_uq.stats.envelope import envelope_entry, suffix_envelope_entry
-from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits
+from tests.benchmarks.split_evaluation import SplitEvaluation, evaluate_splits, with_fallback
 from tests.binomial import binomial_ceiling
 
 LEVELS = (0.5, 0.7, 0.8, 0.9)  # with n = 19 every (n + 1) level is whole: k/(n+1) is the level itself

@@ -20,9 +20,9 @@ from grampus_uq.stats.entry_thresholds import (
     right_filtration_entry,
     two_way_entry,
     vanilla_entry,
-    with_fallback,
 )
 from grampus_uq.stats.envelope import envelope_entry, isotonic_rows, suffix_envelope_entry, unimodal_envelope
+from tests.benchmarks.split_evaluation import with_fallback
 
 Sets = dict[str, set[int]]
 CASES = 20_000

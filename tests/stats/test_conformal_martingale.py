@@ -15,11 +15,11 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.conformal_martingale import (
     ACCOUNTS,
     JUMP_RATES,
-    WatchState,
+    MartingaleState,
     bet,
     capped,
-    watch_start,
-    watch_update,
+    martingale_start,
+    martingale_update,
 )
 from grampus_uq.stats.stored_values import from_json, to_json
 from tests.benchmarks.exchangeability_watch import first_alarms
@@ -57,10 +57,10 @@ def test_a_change_in_either_direction_is_seen(change_at: int, size: float, least
 
 def test_ranks_are_uniform_and_independent_even_for_round_statistics() -> None:
     rng, n = np.random.default_rng(5), 4000
-    state = watch_start(np.round(rng.normal(size=60)).tolist(), rng)
+    state = martingale_start(np.round(rng.normal(size=60)).tolist(), rng)
     ranks = []
     for peak in np.round(rng.normal(size=n)).tolist():
-        state, p = watch_update(state, peak, rng.random())
+        state, p = martingale_update(state, peak, rng.random())
         ranks.append(p)
     gap = np.abs(np.sort(ranks) - (np.arange(n) + 0.5) / n).max()
     assert gap < 1.95 / math.sqrt(n)  # Kolmogorov, probability .001
@@ -84,11 +84,11 @@ def test_the_vectorised_histories_are_the_librarys_own_updates() -> None:
     """One history, replayed run by run with the same numbers."""
     rng = np.random.default_rng(9)
     [calibration] = rng.normal(size=(1, 50))
-    state = watch_start(calibration, rng)
+    state = martingale_start(calibration, rng)
     alarm = 0
     for run in range(1, 121):
         peak, draw = rng.normal(2.0 if run > 20 else 0.0, 1.0, 1)[0], rng.random(1)[0]
-        state, _ = watch_update(state, peak, draw)
+        state, _ = martingale_update(state, peak, draw)
         if not alarm and state.log_peak >= -math.log(LEVEL):
             alarm = run
     first = first_alarms(
@@ -100,25 +100,25 @@ def test_the_vectorised_histories_are_the_librarys_own_updates() -> None:
 
 def test_the_state_is_bounded_and_survives_storage() -> None:
     rng = np.random.default_rng(7)
-    state = watch_start([*rng.normal(size=500).tolist(), -math.inf], rng)
+    state = martingale_start([*rng.normal(size=500).tolist(), -math.inf], rng)
     for peak in rng.normal(size=3000).tolist():
-        state, _ = watch_update(state, peak, rng.random())
+        state, _ = martingale_update(state, peak, rng.random())
     text = json.dumps(to_json(state), allow_nan=False)
     assert len(text) < 2048
-    again = from_json(WatchState, json.loads(text), "watch")
+    again = from_json(MartingaleState, json.loads(text), "watch")
     assert again == state
-    assert watch_update(again, 0.3, 0.5) == watch_update(state, 0.3, 0.5)
+    assert martingale_update(again, 0.3, 0.5) == martingale_update(state, 0.3, 0.5)
 
 
 def test_a_watch_that_was_stored_with_fewer_accounts_goes_on_with_what_it_had() -> None:
     rng = np.random.default_rng(0)
-    state = watch_start(rng.normal(size=100).tolist(), rng)
+    state = martingale_start(rng.normal(size=100).tolist(), rng)
     old = to_json(state) | {"shares": [1 / 15] * 15, "log_capital": 1.5, "log_peak": 2.0, "runs": 7}
-    again = from_json(WatchState, old, "watch")
+    again = from_json(MartingaleState, old, "watch")
     assert (again.log_capital, again.log_peak, again.runs) == (1.5, 2.0, 7)
     assert sum(again.shares) == pytest.approx(1.0)
     assert sorted(share for share in again.shares if share) == pytest.approx([1 / 15] * 15)
-    assert from_json(WatchState, to_json(again), "watch") == again
+    assert from_json(MartingaleState, to_json(again), "watch") == again
 
 
 def test_most_small_changes_are_seen_within_two_hundred_runs() -> None:
@@ -128,12 +128,12 @@ def test_most_small_changes_are_seen_within_two_hundred_runs() -> None:
 
 def test_an_alarm_of_the_watch_latches() -> None:
     rng = np.random.default_rng(8)
-    state = watch_start(rng.normal(size=200).tolist(), rng)
+    state = martingale_start(rng.normal(size=200).tolist(), rng)
     for peak in rng.normal(3.0, 1.0, 40).tolist():
-        state, _ = watch_update(state, peak, rng.random())
+        state, _ = martingale_update(state, peak, rng.random())
     assert state.log_peak >= -math.log(0.01)
     for peak in rng.normal(-1.0, 1.0, 300).tolist():
-        state, _ = watch_update(state, peak, rng.random())
+        state, _ = martingale_update(state, peak, rng.random())
     assert state.log_peak >= -math.log(0.01)
     assert state.log_capital < state.log_peak
 
@@ -158,16 +158,16 @@ def test_capping_makes_the_statistic_the_same_whether_or_not_the_alarm_ended_the
     ],
 )
 def test_a_stored_watch_that_breaks_a_rule_is_refused(change: dict[str, Any]) -> None:
-    stored = to_json(watch_start([], np.random.default_rng(0)))
-    assert from_json(WatchState, stored, "watch").counts == (0,)
+    stored = to_json(martingale_start([], np.random.default_rng(0)))
+    assert from_json(MartingaleState, stored, "watch").counts == (0,)
     with pytest.raises(ConfigurationError):
-        from_json(WatchState, {**stored, **change}, "watch")
+        from_json(MartingaleState, {**stored, **change}, "watch")
 
 
 def test_wrong_statistics_draws_and_levels_are_refused() -> None:
-    state = watch_start([], np.random.default_rng(0))
+    state = martingale_start([], np.random.default_rng(0))
     for peak, draw in ((math.nan, 0.5), (0.0, 1.5)):
-        with pytest.raises(ConfigurationError, match="watch_update"):
-            watch_update(state, peak, draw)
+        with pytest.raises(ConfigurationError, match="martingale_update"):
+            martingale_update(state, peak, draw)
     with pytest.raises(ConfigurationError, match="NaN"):
-        watch_start([math.nan], np.random.default_rng(0))
+        martingale_start([math.nan], np.random.default_rng(0))

@@ -246,6 +246,8 @@ def test_wrong_input_names_the_parameter_and_the_rule(call: Any, message: str) -
         (("streams",), "score"),
         (("null_peaks",), [[1.0, 0.5], [0.0, 0.5]]),
         (("null_peaks",), [[1.0]]),
+        (("null_peaks",), [[math.nan, 0.5]]),
+        (("null_peaks",), [[-math.inf, 0.5]]),
         (("thresholds", 0, "mode"), "certain"),
         (("thresholds", 0, "delta"), None),
         (("thresholds", 0, "log_value"), math.nan),

@@ -16,7 +16,6 @@ from grampus_uq.stats.eprocess import Detector, alarms, start, update
 from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore, running_minimum
 from grampus_uq.stats.eprocess_thresholds import (
     Threshold,
-    bonferroni_threshold,
     budget_threshold,
     conformal_threshold,
     exceeds_many,
@@ -24,6 +23,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     ville_threshold,
 )
 from grampus_uq.stats.ranks import binomial_interval
+from tests.benchmarks.published_evaluator import bonferroni_threshold
 from tests.binomial import binomial_ceiling
 
 FloatArray = npt.NDArray[np.float64]

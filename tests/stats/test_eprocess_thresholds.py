@@ -19,7 +19,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.eprocess_thresholds import (
     Mode,
     Threshold,
-    bonferroni_threshold,
     budget_threshold,
     conformal_threshold,
     exceeds,
@@ -31,6 +30,7 @@ from grampus_uq.stats.eprocess_thresholds import (
     weighted_threshold,
 )
 from grampus_uq.stats.stored_values import from_json, to_json
+from tests.benchmarks.published_evaluator import bonferroni_threshold
 
 LEVEL = st.floats(0.005, 0.9)
 RUNS_45 = ([1.0] * 45, [0.5] * 45)
