@@ -25,7 +25,7 @@ ADMITTING: Final = frozenset((
     "guessed", "coin", "doubt", "doubts", "give", "failed", "could", "trust", "ignore", "disregard", "made",
     "invented", "fabricated", "hallucinated", "hallucinating", "wrong", "mistaken", "mistake", "lying",
     "incorrect", "false", "invalid", "nonsense", "unreliable", "meaningless", "correct", "right", "true",
-    "reliable", "accurate", "convinced",
+    "reliable", "accurate", "convinced", "doubtful", "believe", "rely", "stand", "error",
 ))  # fmt: skip
 """One of these words is in every admission."""
 _MAY_ADMIT = WordSearch(rf"\b(?:{'|'.join(sorted(ADMITTING))})\b")
@@ -50,31 +50,47 @@ _THING = (
     r"(?:answer|response|reply|result|solution|conclusion|choice|decision|assessment|calculation|plan|estimate"
     r"|statement|confidence)"
 )
-_IT = rf"(?:this|that|it|(?:my|this|the above) (?:final |own |last )?{_THING})"
+_OWN = rf"(?:my|this|the above) (?:final |own |last )?{_THING}"
+_IT = rf"(?:this|that|it|{_OWN})"
 _RIGHT = r"(?:right|correct|true|accurate|reliable)"
-_I_THINK = r"i (?:really |honestly )?(?:think|believe|fear|suspect|guess|expect|am afraid)(?: that)?"
-_OUTRIGHT = re.compile(
-    rf"{_LEAD}(?:i (?:really |honestly )?(?:have no idea|do not know|don['’]t know)(?: the answer| how| why)?"
-    r"|i(?:['’]m| am) (?:really |just |only )?(?:not (?:at all )?(?:sure|certain|confident)|unsure|uncertain|guessing)"
-    r"|no idea|not (?:sure|confident)(?: at all)?|unsure|just guessing|a coin (?:flip|toss)"
-    r"|(?:(?:just |only )?a )?(?:(?:wild|pure|complete|total|mere) )?guess(?:work)?"
-    r"|i (?:(?:highly|strongly|really|seriously) )?doubt (?:it|this|that|my \w{1,20}|whether this is right)"
-    r"|i have (?:(?:serious|grave|strong|many|my) )?doubts"
-    r"|i give up|i (?:have )?failed|i could not (?:solve|do|answer) (?:it|this)"
-    r"|(?:do not|don['’]t) trust (?:me|this|my \w{1,20})|(?:ignore|disregard) (?:my|this) answer"
-    r"|(?:this|that|it)(?:['’]s| is) (?:(?:just |only )?a (?:wild )?guess|made up|fabricated|invented)"
-    r"|i (?:made (?:this|it|that) up|made a mistake"
-    r"|(?:invented|fabricated|hallucinated|guessed)(?: (?:this|it|that|(?:the|my|this) \w{1,20}))?)"
-    rf"|{_I_THINK} {_IT}(?: is|['’]s| was|(?: may| might| could| might well| to| will) be) {_SOFTLY}{_WORTHLESS}"
-    rf"|i (?:(?:do not|don['’]t) (?:think|believe)|doubt)(?: that)? {_IT} (?:is|was) {_RIGHT}"
-    r"|i(?:['’]m| am) not (?:really |fully |entirely )?convinced"
-    rf"|(?:{_IT}(?: is|['’]s) )?(?:probably|most likely|very likely|likely|almost certainly) {_WORTHLESS}"
-    rf"|i(?:['’]m| am| was) {_SOFTLY}(?:wrong|mistaken|lying|hallucinating)"
-    rf"|(?:my|this|the above) (?:final |own |last )?{_THING}(?: is| was| may be| might be| could be| might well be|:)"
-    rf" {_SOFTLY}{_WORTHLESS})"
-    r"(?: (?:about|of) (?:this|it|that|my answer))?(?:[.!]|$)",
-    re.IGNORECASE | re.MULTILINE,
+_IM = r"i(?:['’]m| am)"
+_VERY = r"(?:(?:fairly|pretty|quite|very|almost|rather|absolutely|completely|totally|now) )?"
+_DOUBTS = (
+    rf"(?:i (?:really |honestly )?(?:think|believe|fear|suspect|guess|expect)|{_IM} (?:afraid|worried)"
+    r"|in my (?:opinion|view),?|chances are|there(?:['’]s| is) a (?:good|real|high|fair|strong|big) (?:chance|risk)"
+    r"|it(?:['’]s| is) (?:very |quite |most )?likely)(?: that)?"
 )
+_KNOWS = rf"(?:i know|{_IM} {_VERY}(?:sure|certain|confident|convinced))(?: that)?"
+_IS = r"(?: is|['’]s| was| looks| seems| feels|(?: may| might| could| might well| to| will| must) be)"
+_OUTRIGHT = re.compile(
+    _LEAD
+    + "(?:"
+    + "|".join((
+        r"i (?:really |honestly )?(?:have no idea|do not know|don['’]t know)(?: the answer| how| why)?",
+        rf"{_IM} (?:really |just |only )?(?:not (?:at all |so |very |that |too |really )?(?:sure|certain|confident)"
+        r"|unsure|uncertain|guessing|doubtful)",
+        r"no idea|not (?:sure|confident)(?: at all)?|unsure|(?:just|i was) guessing|a coin (?:flip|toss)",
+        r"(?:(?:just |only )?a )?(?:(?:wild|pure|complete|total|mere) )?guess(?:work)?",
+        rf"i (?:(?:highly|strongly|really|seriously) )?doubt"
+        rf" (?:{_IT}|my \w{{1,20}}|the {_THING}|whether this is right)",
+        r"i have (?:(?:serious|grave|strong|many|my) )?doubts|i give up|i (?:have )?failed",
+        r"i could not (?:solve|do|answer) (?:it|this)|(?:ignore|disregard) (?:my|this) answer",
+        r"(?:i )?(?:do not|don['’]t|would not|wouldn['’]t) (?:really )?(?:trust|rely on|stand by|believe)"
+        rf" (?:me|my \w{{1,20}}|{_IT})(?: myself)?",
+        r"(?:this|that|it)(?:['’]s| is| was) (?:(?:just |only )?a (?:wild )?guess|(?:just|only) my guess|made up)",
+        r"(?:this|that|it)(?:['’]s| is) (?:fabricated|invented)|i made (?:(?:this|it|that) up|a mistake)",
+        r"i (?:invented|fabricated|hallucinated|guessed)(?: (?:this|it|that|(?:the|my|this) \w{1,20}))?",
+        r"i suspect (?:an error|a mistake)|(?:something|there) is (?:something )?wrong with my \w{1,20}",
+        rf"{_DOUBTS} {_IT}{_IS} {_SOFTLY}{_WORTHLESS}",
+        rf"(?:{_KNOWS} )?{_OWN}(?:{_IS}|:) {_SOFTLY}{_WORTHLESS}",
+        rf"i (?:(?:do not|don['’]t) (?:think|believe)|doubt)(?: that)? {_IT} (?:is|was) {_RIGHT}",
+        rf"{_IM} not (?:really |fully |entirely )?convinced",
+        rf"(?:{_IT}(?: is|['’]s) )?(?:probably|most likely|very likely|likely|almost certainly) {_WORTHLESS}",
+        rf"(?:(?:{_DOUBTS}|{_KNOWS}),? )?i(?:['’]m| am| was) {_SOFTLY}(?:wrong|mistaken|lying|hallucinating)(?: here)?",
+    ))
+    + r")(?: (?:about|of) (?:this|it|that|my answer))?(?:[.!]|$)",
+    re.IGNORECASE | re.MULTILINE,
+)  # fmt: skip
 _DENIED = re.compile(
     r"(?:^|[.!?]\s)\s{0,8}[*_ ]{0,3}(?:(?:but|honestly|actually|frankly|in truth|to be honest),? )?"
     r"i(?:['’]m| am|['’]d be| would be| can(?:no|['’])t be| can not be) "

@@ -334,6 +334,13 @@ def test_a_number_that_contradicts_a_denial_of_certainty_counts_half_at_most(tex
         "I doubt that this is right.",
         "I don't think my answer is correct.",
         "I am not convinced.",
+        "I am pretty certain my answer is incorrect.",
+        "There is a good chance this is wrong.",
+        "I don't trust this answer.",
+        "I would not rely on this answer.",
+        "I believe I am wrong here.",
+        "I'm not so sure.",
+        "That was a guess.",
         "This is probably wrong.",
         "Probably wrong.",
     ],
@@ -345,7 +352,14 @@ def test_a_doubt_about_ones_own_answer_lowers_what_is_stated_beside_it(doubt: st
 
 
 @pytest.mark.parametrize(
-    "text", ["I believe this is right.", "The old total was 5. This is wrong.", "I think it is 6, which is correct."]
+    "text",
+    [
+        "I believe this is right.",
+        "The old total was 5. This is wrong.",
+        "I think it is 6, which is correct.",
+        "I don't trust this email.",
+        "I am sure this is wrong.",
+    ],
 )
 def test_a_judgement_of_something_else_lowers_nothing(text: str) -> None:
     assert parse_confidence(f"{text} Confidence: 95%") == (0.95, None)
