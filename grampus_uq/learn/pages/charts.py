@@ -36,7 +36,8 @@ def bars(values: Sequence[float], *, width: float, top: float, floor: float) -> 
     scale = (floor - top) / (high - low) if high > low else 0.0
     heights = [max(1.5, (value - low) * scale) for value in values]
     inner = max(1.0, cell - min(3.0, cell * 0.3))
-    return [Bar(i * cell, floor - height, inner, height) for i, height in enumerate(heights)]
+    corners = [(i * cell, floor - height, inner, height) for i, height in enumerate(heights)]
+    return [Bar(*(round(value, 2) for value in corner)) for corner in corners]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
