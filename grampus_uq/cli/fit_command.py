@@ -204,7 +204,7 @@ def _costs(missed_failure: float | None, false_alarm: float | None, step: float)
 
 
 def _policy(streams: Sequence[str]) -> UncertaintyPolicy:
-    """The guide's policy with those signals switched on that the detector reads: without them it would never ring."""
+    """The default policy with the signals switched on that the detector reads: without them it would never ring."""
     return UncertaintyPolicy(
         enable_prefix_verifier=UncertaintySource.PREFIX_VERIFIER in streams,
         enable_semantic_sampling=UncertaintySource.SEMANTIC_ENTROPY in streams,

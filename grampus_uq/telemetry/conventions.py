@@ -81,7 +81,7 @@ _BOTH: Final = (ESTIMATE, PARENT)
 _ALARM: Final = (ESTIMATE, ESCALATE)
 
 _ALL: Final = (
-    # The guide's bare keys.
+    # Bare keys.
     _a("session_id", "string", _EVERY, "always", "id"),
     _a("agent_id", "string", _EVERY, "always", "id"),
     _a("step_id", "string", _EVERY, "always; on an approval where the decision names one", "id"),

@@ -1,4 +1,4 @@
-"""The attributes of each span of a step: the guide's keys, the evidence, the alarm, the monitor's own calls and cost.
+"""The attributes of each span of a step: bare keys, the evidence, the alarm, the monitor's own calls and cost.
 
 Every key is in `grampus_uq.telemetry.conventions`.
 """
@@ -12,7 +12,7 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.records.events import DecisionEvent, StepEvent
 from grampus_uq.records.values import Reading, StepUncertainty
-from grampus_uq.telemetry.conventions import ESCALATED
+from grampus_uq.telemetry.conventions import ATTRIBUTES, ESCALATED, PARENT
 from grampus_uq.telemetry.evaluations import WORDS, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
@@ -28,6 +28,7 @@ __all__ = [
 
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far")
 _WHERE_READ: Final = ("missing_reason", "token_probability", "token_entropy", "semantic_confidence")
+_ON_PARENT: Final = tuple(key for key, attribute in ATTRIBUTES.items() if PARENT in attribute.on)
 Attributes = dict[str, AttributeValue]
 
 
@@ -62,7 +63,7 @@ def approval_attributes(event: DecisionEvent) -> Attributes:
 def estimate_attributes(
     event: StepEvent, *, escalates: bool = False, tool_names: Collection[str] | None = None
 ) -> Attributes:
-    """The guide's keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
+    """The bare keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
     step, session_id, agent_id = event.assessment, event.session_id, event.agent_id
     fields = step.__dict__  # an attribute of a pydantic model takes several times as long, and some twenty are read
     level, action, p_true = WORDS[fields["level"]], WORDS[fields["action"]], fields["p_true_confidence"]
@@ -116,24 +117,11 @@ def estimate_attributes(
     return attributes
 
 
-def parent_attributes(step: StepUncertainty, *, escalates: bool) -> Attributes:
-    """The attributes of a recording parent span: those of its latest step."""
-    attributes: Attributes = {
-        "uncertainty.step_id": step.step_id,
-        "uncertainty.level": WORDS[step.level],
-        "uncertainty.action": WORDS[step.action],
-        "uncertainty.confidence.propagated": step.propagated_confidence,
-    }
-    fused = fused_of(step)
-    if fused is not None:
-        attributes["uncertainty.confidence.fused"] = fused
-    if step.p_success is not None:
-        attributes["uncertainty.p_success"] = step.p_success
-    if step.trajectory_risk is not None:
-        attributes["uncertainty.trajectory_risk"] = step.trajectory_risk
-    if escalates:
-        attributes[ESCALATED] = True  # stays true, whatever later steps say
-    return attributes
+def parent_attributes(estimate: Attributes) -> Attributes:
+    """The attributes of a recording parent span: those of its latest step's estimate that the table puts there too."""
+    found: Attributes = {key: estimate[key] for key in _ON_PARENT if key in estimate}
+    found["uncertainty.step_id"] = estimate["step_id"]
+    return found
 
 
 def _add_alarm(attributes: Attributes, step: StepUncertainty) -> None:

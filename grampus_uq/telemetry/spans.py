@@ -1,4 +1,4 @@
-"""Turns a committed step into the guide's three spans, under whatever span is current, with the step's own times.
+"""Turns a committed step into spans (estimate, semantic, escalate) below the current span, at the step's own times.
 
 Numbers, words and ids only: no message, no tool argument and no tool output ever becomes an attribute, unless `content`
 asks for it. Every attribute is in `grampus_uq.telemetry.conventions`.
@@ -17,10 +17,10 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.events import DecisionEvent, Event, StepEvent
-from grampus_uq.records.values import Reading
+from grampus_uq.records.values import Reading, StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
-from grampus_uq.telemetry.evaluations import FUSED, SCORES, escalates
+from grampus_uq.telemetry.evaluations import escalates, evaluations
 from grampus_uq.telemetry.log_events import EventLog
 from grampus_uq.telemetry.span_attributes import (
     Attributes,
@@ -140,9 +140,9 @@ class SpanEmitter:
         current, around = surroundings()  # looked up once here instead of three times in the SDK
         context, links, place = self._traces.parent(event.session_id, current, around.get_span_context())
         step = event.assessment
-        grave = escalates(step)
+        escalated = escalates(step)
         model_readings = list(filter(_calls_of, event.readings))
-        attributes = estimate_attributes(event, escalates=grave, tool_names=self._tool_names)
+        attributes = estimate_attributes(event, escalates=escalated, tool_names=self._tool_names)
         if model_readings:
             attributes |= spending_attributes(model_readings)
         if self._content:
@@ -156,12 +156,12 @@ class SpanEmitter:
         self._traces.started(place, own)
         if step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
             self._traces.pause(place, own, ended_ns)
-        self._evaluate(attributes, span, context, ended_ns)
-        if model_readings or grave:
-            self._beneath(event, model_readings, span, context, ended_ns, grave)
+        self._evaluate(step, span, context, ended_ns)
+        if model_readings or escalated:
+            self._beneath(event, model_readings, span, context, ended_ns, escalated)
         span.end(ended_ns)
         if self._copy and around.is_recording():
-            around.set_attributes(parent_attributes(step, escalates=grave))
+            around.set_attributes(parent_attributes(attributes))
 
     def _approval(self, event: DecisionEvent) -> None:
         """Emit the span of the waiting time, below the step that paused, with a link to the span of the decision."""
@@ -179,17 +179,14 @@ class SpanEmitter:
             links=(Link(decision),) if decision.is_valid else (),
         ).end(max(since_ns, int(event.time_s * 1e9)))
 
-    def _evaluate(self, attributes: Attributes, span: Span, context: Context, ended_ns: int) -> None:
-        """Add an evaluation event for each score among the span's attributes."""
+    def _evaluate(self, step: StepUncertainty, span: Span, context: Context, ended_ns: int) -> None:
+        """Add an evaluation event for each score of the step."""
         if not (self._on_span and span.is_recording()) and self._log is None:
             return
-        for name in SCORES:
-            value = attributes.get(name)
-            if value is None:
-                continue
-            scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value}
-            if name == FUSED:  # which decides the level
-                scores["gen_ai.evaluation.score.label"] = attributes["level"]
+        for found in evaluations(step):
+            scores: Attributes = {"gen_ai.evaluation.name": found.name, "gen_ai.evaluation.score.value": found.value}
+            if found.label is not None:
+                scores["gen_ai.evaluation.score.label"] = found.label
             if self._log is None:
                 span.add_event(EVALUATION, scores, timestamp=ended_ns)
             else:
@@ -202,7 +199,7 @@ class SpanEmitter:
         estimate: Span,
         context: Context,
         ended_ns: int,
-        grave: bool,
+        escalated: bool,
     ) -> None:
         """Emit the spans under the estimate: sampling where it ran, escalation where the step escalates."""
         below = trace.set_span_in_context(estimate, context)
@@ -213,7 +210,7 @@ class SpanEmitter:
                 start_time=semantic.started_ns,
                 attributes=semantic_attributes(event, semantic),
             ).end(_end_ns(semantic, ended_ns))
-        if grave:
+        if escalated:
             self._tracer.start_span(
                 ESCALATE,
                 context=below,
