@@ -115,7 +115,7 @@ def events(
     Signals that ask a model cannot be run on a finished run; readings that the format holds are taken, and those of
     `signals` where it has none of their name. A step without readings is recorded as one without evidence. What the
     profile would have stopped is recorded as stopped only if `profile.advisory` is not set: set it, since the run
-    really went on. The default profile has the default tiers, advisory. The session's metadata names the task (`task_id`);
+    really went on. The default is the default tiers, advisory. The session's metadata names the task (`task_id`);
     what TRACER reads is added by `trajectory_watch.filled_in`.
     """
     profile = profile if profile is not None else Profile(advisory=True)

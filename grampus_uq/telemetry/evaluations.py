@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
 
 
 def escalates(step: StepUncertainty) -> bool:
-    """True for a step that stops the run, or would if the monitor did not only advise, and for one at a stopping level."""
+    """True for a step at a stopping level, or whose action stops the run or would if the monitor were not advisory."""
     fields = step.__dict__  # an attribute of a pydantic model takes several times as long
     return (fields["advisory_action"] or fields["action"]) in STOPPING or fields["level"] in STOPPING_LEVELS
 
