@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from grampus_uq.records.protocols import Signal
-from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.records.vocabulary import UncertaintySource as Source
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
 
-__all__ = ["BUILT_IN", "BUILT_IN_NAMES", "LABELS", "BuiltIn"]
+__all__ = ["BUILT_IN", "BUILT_IN_NAMES", "LABELS"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIn:
+class _Signal(NamedTuple):
     """A signal that a monitor may run.
 
     `label` is its name in reports, `lost_without` what a user gives up without it. A signal that asks a model at every
-    step has `make`, and `switch`: the field that has to be true in both the policy and the estimator.
-    A `replaceable` one gives way to the caller's own signal of the same name, which may have another model.
+    step has `make`, and `switch`: the field that has to be true in both the policy and the estimator. A `replaceable`
+    one gives way to the caller's own signal of the same name, which may have another model.
     """
 
-    source: UncertaintySource
+    source: Source
     label: str
     lost_without: str = ""
     make: Callable[[], Signal] | None = None
@@ -32,45 +30,17 @@ class BuiltIn:
 
 
 BUILT_IN: Final = (
-    BuiltIn(
-        source=UncertaintySource.VERBALIZED,
-        label="stated confidence",
-        lost_without="the confidence that the model states; it costs a few tokens a step",
-    ),
-    BuiltIn(
-        source=UncertaintySource.TOKEN_PROBABILITY,
-        label="token probability",
-        lost_without="the cheapest signal: it costs no call, and often ranks best",
-    ),
-    BuiltIn(
-        source=UncertaintySource.TOKEN_ENTROPY,
-        label="token entropy",
-        lost_without="how sharply the model chose its words; it costs no call",
-    ),
-    BuiltIn(source=UncertaintySource.SEQUENCE_PROBABILITY, label="sequence probability"),
-    BuiltIn(source=UncertaintySource.ACTION_PROBABILITY, label="action probability"),
-    BuiltIn(source=UncertaintySource.ACTION_ENTROPY, label="action entropy"),
-    BuiltIn(source=UncertaintySource.CLAIM_PROBABILITY, label="claim probability"),
-    BuiltIn(
-        source=UncertaintySource.P_TRUE,
-        label="P(True)",
-        lost_without="the model's own check of its answer or its proposed call",
-        make=PTrue,
-        switch="enable_p_true",
-    ),
-    BuiltIn(
-        source=UncertaintySource.PREFIX_VERIFIER,
-        label="prefix verifier",
-        make=PrefixVerifier,
-        switch="enable_prefix_verifier",
-        replaceable=True,
-    ),
-    BuiltIn(
-        source=UncertaintySource.SEMANTIC_ENTROPY,
-        label="semantic entropy",
-        lost_without="whether the model says the same thing when it is asked again",
-    ),
-    BuiltIn(source=UncertaintySource.TRAJECTORY_RISK, label="trajectory risk"),
+    _Signal(Source.VERBALIZED, "stated confidence", "the confidence that the model states, for a few tokens a step"),
+    _Signal(Source.TOKEN_PROBABILITY, "token probability", "the cheapest signal: no call, and often the best ranking"),
+    _Signal(Source.TOKEN_ENTROPY, "token entropy", "how sharply the model chose its words; it costs no call"),
+    _Signal(Source.SEQUENCE_PROBABILITY, "sequence probability"),
+    _Signal(Source.ACTION_PROBABILITY, "action probability"),
+    _Signal(Source.ACTION_ENTROPY, "action entropy"),
+    _Signal(Source.CLAIM_PROBABILITY, "claim probability"),
+    _Signal(Source.P_TRUE, "P(True)", "the model's own check of its answer or proposed call", PTrue, "enable_p_true"),
+    _Signal(Source.PREFIX_VERIFIER, "prefix verifier", "", PrefixVerifier, "enable_prefix_verifier", replaceable=True),
+    _Signal(Source.SEMANTIC_ENTROPY, "semantic entropy", "whether the model says the same when asked again"),
+    _Signal(Source.TRAJECTORY_RISK, "trajectory risk"),
 )
 
 BUILT_IN_NAMES: Final = frozenset(signal.source.value for signal in BUILT_IN)
