@@ -130,7 +130,7 @@ def mean_rows(values: npt.ArrayLike) -> RowStatistic:
     """Make the row statistic "mean of these values": counts (rows, n) to counts @ values / counts.sum.
 
     Args:
-        values: shape (n,), finite; one number a trajectory, for example its proper score.
+        values: shape (n,), finite; one number per trajectory, for example its proper score.
 
     Returns:
         A row statistic.

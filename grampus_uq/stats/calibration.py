@@ -101,7 +101,7 @@ def fit_platt(
 def step_records(
     traces: ForecastTraces, outcomes: npt.ArrayLike, schedule: WeightSchedule = LINEAR_FRONT
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Flatten trajectories into (forecast, outcome, weight) a step, without trajectories that miss a forecast.
+    """Flatten complete trajectories into one (forecast, outcome, weight) per step.
 
     Fit under the schedule that will judge: otherwise a mismatch of weights passes for miscalibration.
 

@@ -1,4 +1,4 @@
-"""Does one detector's calibration still hold: which finished runs are compared with which, and the result.
+"""Does a detector's calibration still hold? Finished runs are compared with the calibration runs.
 
 Two variants of the conformal test martingale (`conformal_martingale`) run side by side and share one level:
 
@@ -110,7 +110,7 @@ class CalibrationWatchState:
         threshold: the detector's deployed threshold.
         acting: True when the alarm pauses runs: only runs without an alarm have an outcome of their own.
         level: allowed probability of a false alarm of all variants together, at any time.
-        bets: one a variant.
+        bets: one per variant.
     """
 
     detector: str
@@ -173,7 +173,7 @@ def start_watching(detector: Detector, *, level: float = 0.01, acting: bool = Tr
 
 
 def take_run(state: CalibrationWatchState, variant: Variant, run_id: str, log_peak: float) -> CalibrationWatchState:
-    """Take one finished run into a variant that it belongs to, once.
+    """Count one finished run in a variant that it belongs to; call it once for each run.
 
     Args:
         variant: `ALL_RUNS` for any finished run; `SUCCESSES` for one that was labelled a success and left alone.

@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieBrokenThreshold:
-    """A threshold and the tie draw that came with it: steps with `(E_j, u) <= (value, draw)`, as a dictionary orders.
+    """A threshold with its tie draw: the set holds the steps with `(E_j, u) <= (value, draw)`, in lexicographic order.
 
     value: +inf when calibration is too small for the level (`rank` is None): the set is then the whole trajectory.
     draw: +inf when ties are not broken (every tie enters). n: number of calibration trajectories.
@@ -102,7 +102,7 @@ def conformal_threshold(
     Args:
         conformity: shape (n,), n >= 0; +inf allowed, NaN refused.
         level: wanted coverage 1 - alpha, in (0, 1).
-        draws: shape (n,), independent uniforms in [0, 1), one a trajectory; None leaves ties unbroken: coverage is
+        draws: shape (n,), independent uniforms in [0, 1), one per trajectory; None leaves ties unbroken: coverage is
             then at least k/(n+1) and, with rounded scores, far above it.
 
     Returns:
@@ -132,7 +132,7 @@ def conformal_threshold(
 def prediction_sets(
     entry: EntryThresholds, threshold: TieBrokenThreshold, draws: npt.ArrayLike | None = None
 ) -> BoolArray:
-    """Predict: the steps that entered by the threshold, `{j : (E_j, u) <= (value, draw)}`; the fallback when none did.
+    """Predict the set `{j : (E_j, u) <= (value, draw)}` of each trajectory; the fallback when it is empty.
 
     Args:
         entry: entry thresholds of m new trajectories.

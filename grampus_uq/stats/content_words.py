@@ -1,4 +1,4 @@
-"""Which words and which tokens carry content: the filter of TRACER's surprisal and lexical overlap (eq. 5, 9).
+"""Content words and content tokens: the filter of TRACER's surprisal and lexical overlap (eq. 5, 9).
 
 The filter reads whole words. A language model emits pieces (" don", "'t", "Ġthe", "▁the"), most of which are in no list
 of stop words. So the pieces are joined, words are found in the joined text, and a piece is content when it overlaps a
@@ -56,7 +56,7 @@ def content_tokens(tokens: Sequence[str]) -> list[bool]:
     "'t"), byte-level ("Ġthe"), SentencePiece ("▁the"), raw bytes ("<0xE2>" or "bytes:\\\\xe2\\\\x80"). The byte-level
     marks are read as white space wherever they stand, so a real Maltese "Ġ" splits its word.
 
-    Returns one bool a token. A piece that touches two words is content when either is.
+    Returns one bool per token. A piece that touches two words is content when either is.
 
     >>> content_tokens([" don", "'t", " refund", " $", "5", " **", "now", "**", " un", "believ", "able"])
     [False, False, True, False, False, False, False, False, True, True, True]
@@ -80,7 +80,7 @@ def _content_spans(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _joined(tokens: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Join the pieces to one text and say which characters each piece covers; a run of byte pieces shares its span."""
+    """Join the pieces to one text, with the span of characters of each piece; a run of byte pieces shares its span."""
     parts: list[str] = []
     spans: list[tuple[int, int]] = []
     length = 0

@@ -1,4 +1,4 @@
-"""Entropies in nats: of meaning clusters (semantic entropy), of a token's alternatives; and as confidence."""
+"""Entropies in nats of meaning clusters (semantic entropy) and of a token's alternatives, and their confidences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One number a step: the entry threshold E_j, the smallest q at which step j enters the prediction set.
+"""One number per step: the entry threshold E_j, the smallest q at which step j enters the prediction set.
 
 Every method of error attribution is a nested family of sets F(x; q), growing with q, so `E_j = inf{q : j in F(x; q)}`
 says everything about it: the set at threshold q is `{j : E_j <= q}` and the conformity score of a labelled trajectory
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryThresholds:
-    """Entry thresholds of n trajectories, and the step that stands in when a set comes out empty.
+    """Entry thresholds of n trajectories, and the fallback step of an empty set.
 
     values: shape (n, longest), padding +inf (+inf is also a legal threshold: `lengths` tells them apart). NaN never.
     lengths: shape (n,), at least 1. fallback: shape (n,), a step index, or None when an empty set stays empty.
@@ -129,7 +129,7 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresho
 
     Args:
         batch: step scores.
-        draws: shape (n,), independent uniforms in [0, 1), one a trajectory (u in the paper).
+        draws: shape (n,), independent uniforms in [0, 1), one per trajectory (u in the paper).
 
     Returns:
         Entry thresholds with the leaf as fallback. The tree halves every node (the left half is the longer one); the

@@ -1,4 +1,4 @@
-"""Evidence that a run will fail, step by step, and an alarm with a stated error rate: the detector, frozen and pure.
+"""The detector: evidence, step by step, that a run will fail, and an alarm with a stated error rate.
 
     M_t = p0(S_1..S_t) / p1(S_1..S_t),   null hypothesis: the run will succeed        (e-valuator, eq. 2)
 
@@ -114,7 +114,7 @@ def update(
 
     Args:
         state: what `start` or the previous `update` returned.
-        score: the stream's score, or one a stream; None (or NaN) is missing and leaves log M_t where it was.
+        score: the stream's score, or one per stream; None (or NaN) is missing and leaves log M_t where it was.
         last: True when the caller knows that this is the run's last step; read only by a detector fitted for it.
 
     Returns:
@@ -182,7 +182,7 @@ def alarm_steps(blocks: StepBlocks, log_m: FloatArray, threshold: Threshold, tie
     """Step at which each run first alarms, 0 where it never does; runs and `ties` in the caller's order.
 
     Args:
-        log_m: one a row, in block order, as `score_rows` gives it.
+        log_m: one per row, in block order, as `score_rows` gives it.
     """
     of_row = np.concatenate([ties[blocks.order[: rows.stop - rows.start]] for _, rows in blocks] or [ties[:0]])
     return first_step_where(blocks, exceeds_many(threshold, log_m, of_row))

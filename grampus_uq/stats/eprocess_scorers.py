@@ -40,20 +40,20 @@ LOGIT_LIMIT = math.log((1.0 - 1e-6) / 1e-6)
 """Where logit f_t is clipped: at estimated probabilities within 1e-6 of certainty."""
 
 MINIMUM_CLIP = 1e-6
-"""Where a running minimum holds a probability before its logit becomes evidence; the order of runs is untouched."""
+"""Where a running minimum clips probabilities before their logit; it does not change the order of runs."""
 
 MINIMA_OF = ("ewma_50", "low", "ewma_20", "ewma_10")
-"""What a running minimum may be taken of, by what did best untrained on other people's runs."""
+"""Features that a running minimum may use, best first (untrained, on published runs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScore:
-    """A linear function of some features, its own at each step up to the last row of the table and that row's after.
+    """A linear function of some features: one row of weights per step, the last row for all later steps.
 
     Attributes:
         columns: features used, ascending; `13 * stream + place`, then the step, then the last-step flag.
-        intercepts: one a step; a single one serves every step.
-        weights: for each of them, one weight a column.
+        intercepts: one per step; a single one serves every step.
+        weights: for each of them, one weight per column.
         terms: (derived) pairs of column and weight, what a live step walks through.
     """
 
@@ -79,9 +79,9 @@ class FeatureScorer:
 
     Attributes:
         name: which member of the bank this is.
-        clips: one a stream: its scores are probabilities and enter as logits held within [clip, 1 - clip]; None takes
+        clips: one per stream: its scores are probabilities and enter as logits held within [clip, 1 - clip]; None takes
             them as they are.
-        neutral: one value a stream, on the scale of the model: stands in until the stream's first score.
+        neutral: one value per stream, on the scale of the model: stands in until the stream's first score.
         longest: longest fitted step.
         linear: the linear part, already times its share; None without one.
         trees: the trees; None without any.
@@ -116,7 +116,7 @@ class FeatureScorer:
             raise ConfigurationError.of("longest", "FeatureScorer", "at least 1, with a positive limit", self.longest)
 
     def start(self) -> Memory:
-        """Memory of a run before its first step: one empty state a stream."""
+        """Memory of a run before its first step: one empty state per stream."""
         return (EMPTY_STREAM,) * len(self.neutral)
 
     def advance(self, memory: Memory, scores: Sequence[float | None], step: int, last: bool) -> tuple[Memory, float]:
@@ -158,7 +158,7 @@ class FeatureScorer:
         return _keep_where_missing(blocks, self.prior_log_odds - total)
 
     def features(self, blocks: StepBlocks, columns: Sequence[int] | None = None) -> FloatArray:
-        """All features of all rows, shape (features, rows); lines that `columns` leaves out are not computed."""
+        """All features of all rows, shape (features, rows); only the lines in `columns` are computed."""
         streams = len(self.neutral)
         _check_streams(blocks, streams)
         pairs = zip(blocks.values.T, self.clips, strict=True)
@@ -206,7 +206,7 @@ def running_minimum(
 
     Args:
         bounded: True for each stream whose scores are probabilities.
-        neutral: one raw score a stream, which stands in while only other streams have given one.
+        neutral: one raw score per stream, which stands in while only other streams have given one.
         stream: which one counts.
         prior_log_odds: log(pi1 / (1 - pi1)) where the success rate is known; moves the scale, never an alarm.
         of: "low" for the scores themselves, or "ewma_50", "ewma_20", "ewma_10": exponentially weighted means of their
@@ -233,7 +233,7 @@ class PaperScorer:
     A missing score keeps the ratio too, and the last score seen stands in for it in later prefixes.
 
     Attributes:
-        intercepts: one a step up to the longest fitted one; None where no model was fitted.
+        intercepts: one per step up to the longest fitted one; None where no model was fitted.
         weights: t weights at step t, none where no model was fitted.
         prior_log_odds: log(pi1 / (1 - pi1)), pi1 the share of successes among the fitting runs at step 1.
         fill: stands in for scores missing before the first one.

@@ -24,7 +24,7 @@ _ONCE = "one run of each, a run that names none being one of its own"
 
 
 class Mode(StrEnum):
-    """Which theorem stands behind a threshold."""
+    """The theorem behind a threshold."""
 
     PAC = "pac"
     CONFORMAL = "conformal"
@@ -134,7 +134,7 @@ def conformal_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: fl
 def weighted_threshold(
     log_peaks: npt.ArrayLike, ties: npt.ArrayLike, weights: npt.ArrayLike, alpha: float
 ) -> Threshold:
-    """Set the conformal threshold from runs that were seen with known probabilities 1/w: the smallest pair at which
+    """Set the conformal threshold from runs observed with known probabilities 1/w: the smallest pair at which
 
         sum of w_i over runs up to it  >=  (1 - alpha) (sum of all w_i + the largest w_i).
 
@@ -172,7 +172,7 @@ def weighted_threshold(
 
 
 def budget_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, share: float) -> Threshold:
-    """Set the interruption budget: the conformal quantile over *all* recorded runs, whatever became of them.
+    """Set the interruption budget: the conformal quantile over *all* recorded runs, whatever their outcome.
 
     Guarantee: if the n recorded runs and the new one are exchangeable, the new run is interrupted with probability at
     most `share`. Needs no label, and promises nothing about which runs are interrupted.
@@ -220,7 +220,7 @@ def ville_threshold(alpha: float) -> Threshold:
 
 
 def exceeds(threshold: Threshold, log_peak: float, tie: float) -> bool:
-    """Say whether a run whose evidence peaked at `log_peak` alarms.
+    """Return True if a run whose evidence peaked at `log_peak` alarms.
 
     >>> at = pac_threshold([0.0] * 30, [i / 30 for i in range(30)], 0.1, 0.1)
     >>> exceeds(at, 0.0, 0.99), exceeds(at, 0.0, 0.9), exceeds(at, 1e-9, 0.0)
@@ -243,7 +243,7 @@ def exceeds_many(threshold: Threshold, log_values: FloatArray, ties: FloatArray)
 
 
 def tie_uniform(session_id: str, salt: str) -> float:
-    """Draw a run's number in (0, 1) from its id: the same wherever and whenever it is asked for.
+    """Draw a run's number in (0, 1) from its id: the same in every process.
 
     The salt is the detector's own, so that the draws of two detectors are independent and an id cannot be chosen to
     win its ties without knowing it.

@@ -1,4 +1,4 @@
-"""Several readings of one step as one calibrated probability of success, whichever of them are there.
+"""Fuse the available readings of one step into one calibrated probability of success.
 
 `p = sigma(intercept + sum over present i of (offset_i + slope_i (logit(v_i) - mean_i) / sd_i))`, slopes not negative
 except those of counts, whose direction is learned. A missing reading drops out with its offset, so that the absence of
@@ -28,7 +28,7 @@ def is_count(name: str) -> bool:
 
 
 class FusedReading(BaseModel):
-    """How one reading counts: standardised log-odds times `slope`, plus `offset` for being there at all."""
+    """The contribution of one reading: standardised log-odds times `slope`, plus `offset` for its presence."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -39,7 +39,7 @@ class FusedReading(BaseModel):
 
 
 class LogisticFusion(BaseModel):
-    """A fitted fusion: frozen, JSON-able, and impossible to build unfitted.
+    """A fitted fusion: frozen and JSON-able.
 
     With one reading and no offset it is the `PlattMap` of the same numbers. The result does not decrease in any
     reading but a count, and lies in [epsilon, 1 - epsilon].
@@ -51,7 +51,7 @@ class LogisticFusion(BaseModel):
     """By name of the stream: a reading's source, or `fused`, `propagated`, `semantic_entropy`."""
     intercept: float
     epsilon: float = Field(default=1e-6, gt=0.0, lt=0.5)
-    """Readings are clipped to [epsilon, 1 - epsilon] before their log-odds, and the result before it goes out."""
+    """Readings are clipped to [epsilon, 1 - epsilon] before their log-odds, and so is the result."""
 
     @model_validator(mode="after")
     def _confidences_are_not_turned_around(self) -> Self:
@@ -66,7 +66,7 @@ class LogisticFusion(BaseModel):
         return tuple(name for name, reading in self.readings.items() if reading.slope != 0.0)
 
     def worst_of(self, name: str) -> float:
-        """The value of a reading at which the result is least: 0, or 1 for a count whose absence is a bad sign."""
+        """The value of a reading that gives the lowest result: 0, or 1 for a count with a negative slope."""
         return 0.0 if self.readings[name].slope >= 0.0 else 1.0
 
     @property
@@ -76,7 +76,7 @@ class LogisticFusion(BaseModel):
 
     @property
     def without_gaps(self) -> tuple[str, ...]:
-        """The readings that count and that no step lacked when this was fitted: a gap in them has no learned offset."""
+        """The readings with a slope that were present at every fitted step: their absence has no learned offset."""
         return tuple(name for name, one in self.readings.items() if one.slope != 0.0 and one.offset == 0.0)
 
     def __call__(self, values: Mapping[str, float | None]) -> float | None:
@@ -87,7 +87,7 @@ class LogisticFusion(BaseModel):
                 the fusion does not know are left alone.
 
         Returns:
-            Probability that the run will succeed, in [epsilon, 1 - epsilon]; None when none of its readings is there.
+            Probability that the run will succeed, in [epsilon, 1 - epsilon]; None without any of its readings.
 
         Raises:
             ConfigurationError: a value outside [0, 1], or NaN.

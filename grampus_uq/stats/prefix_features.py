@@ -1,4 +1,4 @@
-"""Causal features of a run so far: thirteen numbers a score stream and the step, updated in constant time and memory.
+"""Causal features of a run so far: thirteen numbers per score stream and the step, updated in constant time and memory.
 
 `stream_update` and `stream_features` (one live run, plain Python) agree to the last bit with `prefix_features` (many
 recorded runs, NumPy): the same additions in the same order, and logarithms by `math.log`, because NumPy's may differ in
@@ -35,13 +35,13 @@ STREAM_FEATURES = (
     "recent",  # mean of the last three
     "fall",  # last minus high: 0 at the top, negative below
 )
-"""Names of a stream's features in order. All rise with the scores, so a monotone fit may demand that."""
+"""Names of a stream's features in order. All increase with the scores, so a fit may be monotone in them."""
 
 LARGEST = 1e100
-"""Scores that are no probabilities have to stay within +-this, so that no feature can overflow."""
+"""Bound on scores that are not probabilities: no feature can then overflow."""
 
 EMPTY_STREAM: StreamState = (0.0,) * 13
-"""A stream that has given no score yet."""
+"""The state of a stream before its first score."""
 
 _FEATURES = len(STREAM_FEATURES)
 _STATE_NAMES = (
@@ -51,7 +51,7 @@ _STATE_NAMES = (
 
 
 def stream_update(state: StreamState, x: float) -> StreamState:
-    """Take one score into a stream's state; a missing score is simply not passed.
+    """Add one score to a stream's state; missing scores are not passed.
 
     Args:
         state: (n, first, last, previous, older, low, high, total, ewma 50, 20, 10, low of ewma 50, of ewma 20).
@@ -102,7 +102,7 @@ def prefix_features(blocks: StepBlocks, neutral: Sequence[float], columns: Seque
 
     Args:
         blocks: the runs, scores already on the scale of the model; NaN is missing.
-        neutral: one value a stream.
+        neutral: one value per stream.
         columns: which features, in any order: `13 * stream + place in STREAM_FEATURES`; None is all of them.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How a step's confidence travels through a run: the guide's rule, SAUP's root mean square, the AUQ aggregates.
+"""Propagation of step confidences through a run: the guide's rule, SAUP's root mean square, the AUQ aggregates.
 
 Every rule is an update `(state, reading) -> state` in O(1), equal at every prefix to its batch definition.
 """
@@ -41,7 +41,7 @@ class SaupState:
 
 
 def saup_update(state: SaupState, uncertainty: float, weight: float) -> SaupState:
-    """Take one step's uncertainty U_i (higher is worse) with its situational weight W_i into the SAUP state."""
+    """Add one step's uncertainty U_i (higher is worse) with its situational weight W_i."""
     n = state.n + 1
     square = (weight * uncertainty) ** 2
     return SaupState(n=n, mean_square=state.mean_square + (square - state.mean_square) / n)
@@ -82,7 +82,7 @@ class AuqState:
 
 
 def auq_update(state: AuqState, confidence: float) -> AuqState:
-    """Take one step's confidence in [0, 1] (higher is better) into the four aggregates.
+    """Add one step's confidence in [0, 1] (higher is better) to the four aggregates.
 
     >>> s = auq_update(auq_update(AuqState(), 0.5), 0.8)
     >>> s.last, s.minimum, round(s.mean, 3), round(s.product, 3)

@@ -1,4 +1,4 @@
-"""How well a scalar orders trajectories: AUROC, AUPRC, AURC and AUARC, with ties right and weights for resampling.
+"""Ranking metrics of one scalar per trajectory: AUROC, AUPRC, AURC and AUARC, exact under ties.
 
 None of these reads the probability scale: they are unchanged by any strictly increasing transform of the scalar. They
 stand beside a proper score (`grampus_uq.stats.trajectory_scores`) and never replace it.

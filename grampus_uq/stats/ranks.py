@@ -1,4 +1,4 @@
-"""Which order statistic carries a guarantee: conformal and PAC ranks, and the exact binomial tails they rest on.
+"""Order statistics with a guarantee: conformal and PAC ranks, and the exact binomial tails behind them.
 
 Orientation: a *violation* is a future value strictly above the threshold, so thresholds are upper ones; negate the
 values for a lower threshold. All binomial tails are in log space and exact to rounding; no normal approximation
@@ -206,7 +206,7 @@ def binomial_log_sf(n: int, p: float) -> FloatArray:
 
 
 def check_level(parameter: str, owner: str, value: float) -> None:
-    """Refuse a level outside (0, 1), NaN included, in the name of its parameter and of whoever has it."""
+    """Refuse a level outside (0, 1), NaN included."""
     if not 0.0 < value < 1.0:
         hint = f"A percentage? Use {value / 100:g}." if 1.0 <= value < 100.0 else ""
         raise ConfigurationError.of(parameter, owner, "in (0, 1)", value, hint)

@@ -1,6 +1,6 @@
 """Calibration and resolution of forecasts: binned calibration error, Brier loss, decompositions of a proper score.
 
-T-ECE and T-Brier read one scalar a trajectory (`trajectory_scores.weighted_forecast`, `last_forecast`, ...). T-ECE
+T-ECE and T-Brier read one scalar per trajectory (`trajectory_scores.weighted_forecast`, `last_forecast`, ...). T-ECE
 sees reliability and is blind to resolution (theorem A of the Trajectory Proper Score paper); T-Brier elicits the
 scalar and not the trace (theorem B). They stand beside a proper score, never instead of it. The parts of a
 decomposition sum to the score exactly.
@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilityBin:
-    """One point of a reliability diagram: forecasts from `low` to `high`, both taken on, and what came of them."""
+    """One point of a reliability diagram: the forecasts from `low` to `high` (inclusive) and their success rate."""
 
     low: float
     high: float
@@ -74,7 +74,7 @@ def reliability_bins(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: in
     """Summarise each quantile bin, from the lowest forecasts to the highest; empty for no forecast.
 
     Args:
-        forecasts: shape (n,), probabilities of success in [0, 1], one a trajectory.
+        forecasts: shape (n,), probabilities of success in [0, 1], one per trajectory.
         outcomes: shape (n,), 1 = success, 0 = failure.
         bins: as `quantile_bins`.
 
@@ -99,7 +99,7 @@ def trajectory_ece(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int 
     """Trajectory ECE: `sum_b (n_b / n) |mean forecast - success rate|` over tie-aware quantile bins (eq. 10).
 
     Args:
-        forecasts: shape (n,), one scalar a trajectory in [0, 1], higher = more likely to succeed.
+        forecasts: shape (n,), one scalar per trajectory in [0, 1], higher = more likely to succeed.
         outcomes: shape (n,), 1 = success, 0 = failure.
         bins: as `quantile_bins`.
 
@@ -117,7 +117,7 @@ def trajectory_ece(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int 
 
 
 def trajectory_brier(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> float | None:
-    """Trajectory Brier loss of one scalar a trajectory: the mean of `(forecast - outcome)^2`.
+    """Trajectory Brier loss of one scalar per trajectory: the mean of `(forecast - outcome)^2`.
 
     Args:
         forecasts: shape (n,), in [0, 1].

@@ -94,7 +94,7 @@ class BrierScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BetaScore:
-    """The beta family: cost thresholds c weigh `c^(a-1) (1-c)^(b-1)`, which shapes what kind of mistake costs most.
+    """The beta family: cost thresholds c weigh `c^(a-1) (1-c)^(b-1)`, which sets the kind of mistake that costs most.
 
     `s(p, 1) = -int_p^1 c^(a-1) (1-c)^b dc` and `s(p, 0) = -int_0^p c^a (1-c)^(b-1) dc`, for whole numbers a, b from 1
     to 30, where both are polynomials. Bounded: `s(0, 1) = -B(a, b+1)`, `s(1, 0) = -B(a+1, b)`. a < b punishes

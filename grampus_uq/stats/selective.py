@@ -131,7 +131,7 @@ def certified_by_count(chances: npt.ArrayLike, right: npt.ArrayLike, *, target: 
 
 
 def _sizes(n: int, target: float, delta: float) -> list[int]:
-    """Sizes to test, each half as large again as the one before: the least can pass when none of its cases is wrong."""
+    """Sizes to test, each 1.5 times the one before; the least can pass only without a wrong case."""
     found: list[int] = []
     while True:
         count = len(found) + 1
@@ -210,7 +210,7 @@ def budget_of_wrong_releases(
 
 
 def budget_needed(budget: float, delta: float | None = None) -> int:
-    """Least number of cases (tasks) with which a budget of wrong releases can let anything out.
+    """Least number of cases (tasks) for which a budget of wrong releases can release any.
 
     >>> budget_needed(0.05), budget_needed(0.05, 0.1)
     (19, 45)

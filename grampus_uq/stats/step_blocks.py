@@ -18,7 +18,7 @@ from grampus_uq.stats.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBlocks:
-    """Values of many runs, a block a step; within a block the runs stand in order of falling length.
+    """Values of many runs, a block per step; within a block the runs stand in order of falling length.
 
     Attributes:
         values: shape (rows, streams); block t holds rows `starts[t]` to `starts[t + 1]`. NaN is a missing score.
@@ -42,7 +42,7 @@ def step_blocks(values: npt.ArrayLike, lengths: npt.ArrayLike) -> StepBlocks:
     """Lay out runs that stand one after the other, each in order of its steps.
 
     Args:
-        values: shape (rows,) or (rows, streams); a row a step. NaN is a missing score; infinities are refused.
+        values: shape (rows,) or (rows, streams); a row per step. NaN is a missing score; infinities are refused.
         lengths: shape (runs,), whole numbers of at least 1 that sum to the number of rows.
 
     Raises:
@@ -74,7 +74,7 @@ def step_blocks(values: npt.ArrayLike, lengths: npt.ArrayLike) -> StepBlocks:
 
 
 def in_caller_order(blocks: StepBlocks, column: FloatArray) -> FloatArray:
-    """Bring one number a row from block order back to the order of the caller's rows."""
+    """Bring one number per row from block order back to the order of the caller's rows."""
     result = np.empty_like(column)
     result[blocks.rows] = column
     return result

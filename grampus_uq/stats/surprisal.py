@@ -10,10 +10,10 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.content_words import content_tokens
 
 MAX_SURPRISAL: Final = 20.0
-"""Nats at which -ln p is clipped: interfaces report -9999 or -inf for "below what we list", which no mean survives."""
+"""Nats at which -ln p is clipped: interfaces report -9999 or -inf for tokens below those they list."""
 
 _ROUNDING: Final = 1e-3
-"""A log-probability this little above 0 is float rounding of p = 1 and is read as 0; more is an error of the caller."""
+"""A log-probability at most this far above 0 is rounding of p = 1 and reads as 0; more is an error of the caller."""
 
 
 def content_surprisal(

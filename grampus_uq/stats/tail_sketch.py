@@ -1,6 +1,6 @@
-"""The mean of the largest K of N risks, K = max(1, floor(kN)) (TRACER, eq. 21-22), of a growing run in bounded memory.
+"""The mean of the largest K = max(1, floor(kN)) of N risks (TRACER, eq. 21-22): a stream in bounded memory.
 
-The error of every value that it gives is known.
+Every value comes with a bound on its error.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _ROUNDING: Final = 1e-6
-"""By how much a component may leave its range: similarities of unit vectors in single precision reach 1 + 1e-7."""
+"""Tolerance around the range of a component: similarities of unit vectors in single precision reach 1 + 1e-7."""
 
 
 class Composite(StrEnum):
@@ -87,7 +87,7 @@ class TracerParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepComponents:
-    """What was sensed at one step; None says that a component does not exist there, and it then adds no risk.
+    """The components sensed at one step; None for one that does not exist there, which adds no risk.
 
     `surprisal` U_t in nats, >= 0 (eq. 7): None without log-probabilities. `repetition` D_rep in [0, 1] (eq. 11): agent
     steps. `agent_gap` D_o^A in [0, 2] (eq. 14): agent steps that were answered by an observation. `user_gap` D_o^U in
@@ -144,7 +144,7 @@ def _clipped_rounding(value: float, highest: float, name: str) -> float:
 
 
 def weighted_components(step: StepComponents, parameters: TracerParameters) -> tuple[float, float, float, float, float]:
-    """Give r^U, r^rep, r^A, r^Uo (eq. 16-19) and the event component.
+    """Return r^U, r^rep, r^A, r^Uo (eq. 16-19) and the event component.
 
     A component that does not exist is 0, as the paper has it. Each is >= 0, higher is worse.
     """
@@ -169,7 +169,7 @@ def _combined(components: Sequence[float], composite: Composite) -> float:
 
 
 def extended_step_risk(step: StepComponents) -> float:
-    """Give max(wording repetition, tool error, duplicate call, duplicate observation), events counting 1.
+    """Return max(wording repetition, tool error, duplicate call, duplicate observation), events counting 1.
 
     Not the paper's. The repetition in it reads a call word by word, so that a call repeated with one argument changed
     counts in part; D_rep itself compares calls as wholes.

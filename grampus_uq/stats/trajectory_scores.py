@@ -65,7 +65,7 @@ class ForecastTraces:
 
     @classmethod
     def of(cls, traces: Iterable[Sequence[float | None]]) -> ForecastTraces:
-        """Build from one sequence of forecasts a trajectory; None is a missing forecast."""
+        """Build from one sequence of forecasts per trajectory; None is a missing forecast."""
         rows = [[np.nan if p is None else p for p in trace] for trace in traces]
         return cls(
             forecasts=np.array([p for row in rows for p in row], dtype=np.float64),
@@ -92,11 +92,11 @@ class ForecastTraces:
         return self.sums(np.isnan(self.forecasts).astype(np.float64)) > 0.0
 
     def sums(self, values: FloatArray) -> FloatArray:
-        """Sum one value a step within each trajectory; (steps,) in, (n,) out."""
+        """Sum one value per step within each trajectory; (steps,) in, (n,) out."""
         return np.add.reduceat(values, self.starts) if len(self) else np.empty(0)
 
     def spread(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Repeat one value a trajectory over its steps; (n,) in, (steps,) out."""
+        """Repeat one value per trajectory over its steps; (n,) in, (steps,) out."""
         return np.repeat(np.asarray(values, dtype=np.float64), self.lengths)
 
     def with_forecasts(self, forecasts: FloatArray) -> ForecastTraces:
@@ -235,7 +235,7 @@ def min_forecast(traces: ForecastTraces) -> FloatArray:
 
 
 def _weighted_mean(traces: ForecastTraces, weights: FloatArray) -> FloatArray:
-    """Average within trajectories without the noise that would order what is equal.
+    """Average within trajectories so that equal averages are equal numbers.
 
     A constant 0.8 averaged over 3 and over 7 steps differs in the last bit, which rank metrics read: on one real set a
     constant stream had AUROC .44. So averages are offsets from the first step (exact for constants), rounded to 1e-12.

@@ -1,4 +1,4 @@
-"""A sum of small decision trees as plain arrays, evaluated without the library that fitted it."""
+"""A sum of small decision trees as plain arrays, evaluated without scikit-learn."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class TreeEnsemble:
         object.__setattr__(self, "nested", self._nested())
 
     def _nested(self) -> tuple[_Node | float, ...]:
-        """Write the trees once as nested tuples: walking those is what a live step can afford."""
+        """The trees as nested tuples, which a live step walks fast."""
         built: list[_Node | float] = [0.0] * len(self.feature)
         for node in range(len(self.feature) - 1, -1, -1):
             leaf = self.feature[node] < 0

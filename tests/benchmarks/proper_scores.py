@@ -46,9 +46,9 @@ from grampus_uq.stats.trajectory_scores import (
     tps,
     weighted_forecast,
 )
-from grampus_uq.stats.weight_schedules import SCHEDULES
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
+from tests.benchmarks.schedules import SCHEDULES
 
 Row = dict[str, Any]
 SCORES = {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}

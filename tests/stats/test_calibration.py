@@ -19,8 +19,9 @@ from grampus_uq.stats.logistic_fit import logistic
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore, expected_score, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps
-from grampus_uq.stats.weight_schedules import LINEAR_BACK, LINEAR_FRONT
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 from tests.benchmarks.proper_scores import load
+from tests.benchmarks.schedules import LINEAR_BACK
 
 DENSE = np.linspace(0, 1, 501)
 

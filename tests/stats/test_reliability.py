@@ -19,7 +19,7 @@ from grampus_uq.stats.reliability import (
 )
 from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, expected_score
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
-from grampus_uq.stats.weight_schedules import SCHEDULES
+from tests.benchmarks.schedules import SCHEDULES
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
 every_score = pytest.mark.parametrize("score", SCORES, ids=[score.name for score in SCORES])

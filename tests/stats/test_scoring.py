@@ -12,7 +12,8 @@ from scipy import integrate, special
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.scoring import BRIER, EPSILON, LOG, BetaScore, LogScore, expected_score, log_odds
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, SCHEDULES
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT
+from tests.benchmarks.schedules import SCHEDULES
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=1, b=1), BetaScore(a=4, b=2), BetaScore(a=1, b=7)]
 ids = [score.name for score in SCORES]

@@ -26,9 +26,10 @@ from grampus_uq.stats.trajectory_scores import (
     tps_exact,
     weighted_forecast,
 )
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, SCHEDULES, UNIFORM
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM
 from tests.benchmarks.censored_scores import artificial_censoring, tps_simple, truncated
 from tests.benchmarks.proper_scores import length_stratified, load
+from tests.benchmarks.schedules import SCHEDULES
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4), BetaScore(a=4, b=1)]
 every_score = pytest.mark.parametrize("score", SCORES, ids=[score.name for score in SCORES])

@@ -21,7 +21,7 @@ from grampus_uq.stats.trajectory_scores import (
     tps,
     weighted_forecast,
 )
-from grampus_uq.stats.weight_schedules import SCHEDULES
+from tests.benchmarks.schedules import SCHEDULES
 
 SCORES = [LOG, BRIER, BetaScore(a=2, b=4)]
 
