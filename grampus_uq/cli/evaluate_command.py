@@ -31,12 +31,12 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
     type=click.Choice(["none", "simple", "exact"]),
     default="none",
     show_default=True,
-    help="Runs at their step budget: left out, scored as failures, or scored with their chance of success.",
+    help="Runs at their step budget: left out, scored as failures, or scored with their probability of success.",
 )
 @click.option(
     "--continuation",
     metavar="FILE.csv",
-    help="Columns session_id, q: chances of success of censored runs, for --censoring exact. Others are estimated.",
+    help="Columns session_id, q: probability of success of censored runs, for --censoring exact. Others are estimated.",
 )
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
@@ -114,13 +114,13 @@ def _profile(path: str | None) -> Profile | None:
 
 
 def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
-    """Measured chances first; for the other censored runs those of a model that sees no forecast."""
+    """Measured probabilities first; for the other censored runs those of a model that sees no forecast."""
     from grampus_uq.learn.evaluate import Censoring
     from grampus_uq.learn.evaluate.plug_in import plug_in
 
     if mode != "exact" or not runs.censored.any():
         return Censoring(mode=mode)  # type: ignore[arg-type]  # click's Choice has checked it
-    measured = _chances(path, set(runs.ids)) if path is not None else {}
+    measured = _measured(path, set(runs.ids)) if path is not None else {}
     model = plug_in(runs)
     guessed = sum(name not in measured for name in model.q)
     notes = [f"q: {len(model.q) - guessed} measured ones, {guessed} from a model of facts that no forecast enters."]
@@ -134,7 +134,7 @@ def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
     return Censoring(mode="exact", q=dict(model.q) | measured, notes=tuple(notes))
 
 
-def _chances(path: str, known: set[str]) -> dict[str, float]:
+def _measured(path: str, known: set[str]) -> dict[str, float]:
     """Read session_id and q; every row is checked."""
     found: dict[str, float] = {}
     try:
@@ -148,13 +148,13 @@ def _chances(path: str, known: set[str]) -> dict[str, float]:
                 if name in found or name not in known:
                     what = "comes twice" if name in found else "is no run that may be scored"
                     raise DataError(f"{name!r:.100} {what}.", path=path, line=rows.line_num, field="session_id")
-                found[name] = _chance(value, path, rows.line_num)
+                found[name] = _probability(value, path, rows.line_num)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot be read: {error!s:.200}.", path=path) from error
     return found
 
 
-def _chance(text: str | None, path: str, line: int) -> float:
+def _probability(text: str | None, path: str, line: int) -> float:
     try:
         value = float(text or "")
     except ValueError:

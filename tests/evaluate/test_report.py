@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_json_and_plots_do_not_depend_on_the_clock(
     assert pages[0] == pages[1]
 
 
-def test_measured_chances_come_from_a_file_and_change_the_score(folder: Path, tmp_path: Path) -> None:
+def test_measured_probabilities_come_from_a_file_and_change_the_score(folder: Path, tmp_path: Path) -> None:
     q = tmp_path / "q.csv"
     q.write_text("session_id,q\n" + "".join(f"run-{i:04},0.999\n" for i in range(0, 60, 8)))
     plain = json.loads(run(folder, "--censoring", "exact", "--json", "--draws", 20).stdout)

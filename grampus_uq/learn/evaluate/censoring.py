@@ -57,11 +57,11 @@ class Censoring:
     def __post_init__(self) -> None:
         if self.mode not in ASSUMPTIONS:
             raise ConfigurationError.of("mode", "Censoring", "'none', 'simple' or 'exact'", self.mode)
-        for name, chance in self.q.items():
-            if not 0.0 <= chance <= 1.0:
-                raise ConfigurationError.of("q", "Censoring", f"in [0, 1] (run {name!r:.80})", chance)
+        for name, q in self.q.items():
+            if not 0.0 <= q <= 1.0:
+                raise ConfigurationError.of("q", "Censoring", f"in [0, 1] (run {name!r:.80})", q)
 
-    def chances(self, runs: ForecastRuns) -> FloatArray:
+    def targets(self, runs: ForecastRuns) -> FloatArray:
         """Return the outcome of each run, or what stands for it; NaN for a run that is to be left out."""
         if self.mode == "none":
             return runs.outcomes

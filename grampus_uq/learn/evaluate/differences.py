@@ -57,7 +57,7 @@ def difference_rows(
         if stream.platt is None:
             continue
         named = f"{stream.name}, recalibrated"
-        compare = partial(_compare, stream.chance, stream.complete, rng=rng, draws=draws)
+        compare = partial(_compare, stream.target, stream.complete, rng=rng, draws=draws)
         yield from compare(stream.name, stream.raw, named, stream.platt)
         yield from compare(BASE_RATE, base_rate(stream), named, stream.platt)
         if best is not None and best is not stream and best.platt is not None:
@@ -65,7 +65,7 @@ def difference_rows(
             if both.any():
                 mine, its = both[stream.kept], both[best.kept]
                 yield from _compare(
-                    stream.chance[mine],
+                    stream.target[mine],
                     stream.complete[mine],
                     named,
                     stream.platt.select(mine),
@@ -82,14 +82,14 @@ def _best(streams: list[ScoredStream]) -> ScoredStream | None:
     def gain(stream: ScoredStream) -> float:
         if stream.platt is None:
             return -np.inf
-        gained = tps_of(stream.platt, stream.chance, LOG) - tps_of(base_rate(stream), stream.chance, LOG)
+        gained = tps_of(stream.platt, stream.target, LOG) - tps_of(base_rate(stream), stream.target, LOG)
         return float(gained.mean())
 
     return max(streams, key=gain, default=None)
 
 
 def _compare(
-    chance: FloatArray,
+    target: FloatArray,
     complete: npt.NDArray[np.bool_],
     first: str,
     one: ForecastTraces,
@@ -99,10 +99,10 @@ def _compare(
     rng: np.random.Generator,
     draws: int,
 ) -> Iterator[DifferenceRow]:
-    scores = [mean_rows(tps_of(traces, chance, LOG)) for traces in (one, other)]
-    got = paired_bootstrap(scores[0], scores[1], len(chance), rng=rng, draws=draws)
-    yield _row(first, second, "tps_log", len(chance), got)
-    failed = 1.0 - chance[complete]
+    scores = [mean_rows(tps_of(traces, target, LOG)) for traces in (one, other)]
+    got = paired_bootstrap(scores[0], scores[1], len(target), rng=rng, draws=draws)
+    yield _row(first, second, "tps_log", len(target), got)
+    failed = 1.0 - target[complete]
     if first == BASE_RATE or len(failed) == 0:
         return  # a constant has no rank
     ranks = [partial(auroc_rows, 1.0 - weighted_forecast(traces)[complete], failed) for traces in (one, other)]

@@ -102,7 +102,7 @@ def evaluate(
 
 def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censoring) -> list[str]:
     found = []
-    scored = int((~np.isnan(censoring.chances(runs))).sum())
+    scored = int((~np.isnan(censoring.targets(runs))).sum())
     if scored < FEW_RUNS:
         found.append(f"Only {scored} runs are scored: intervals are wide, and T-ECE is biased upwards on few runs.")
     known = runs.outcomes[~runs.censored]

@@ -21,7 +21,7 @@ _SHOWN_RUNS = 12
 
 def reliability_chart(stream: ScoredStream) -> Chart:
     """Success rate against the front-weighted forecast in tie-aware quantile bins, raw and recalibrated."""
-    outcomes = stream.chance[stream.complete]
+    outcomes = stream.target[stream.complete]
     series = []
     for label, colour, traces in (("raw", _GREY, stream.raw), ("recalibrated", _BLUE, stream.platt)):
         if traces is not None and len(outcomes):
@@ -50,7 +50,7 @@ def risk_coverage_chart(streams: Sequence[ScoredStream]) -> Chart:
         traces = stream.platt if stream.platt is not None else stream.raw
         if stream.complete.any():
             scalar = weighted_forecast(traces)[stream.complete]
-            curve = np.stack(risk_coverage(scalar, stream.chance[stream.complete]), axis=1)
+            curve = np.stack(risk_coverage(scalar, stream.target[stream.complete]), axis=1)
             picked = np.unique(np.linspace(0, len(curve) - 1, _CURVE_POINTS).astype(np.intp))
             series.append(Series(label=stream.name, colour=number, points=curve[picked]))
     return Chart(
@@ -67,7 +67,7 @@ def forecasts_chart(stream: ScoredStream) -> Chart:
     longest = max(2, int(np.quantile(traces.lengths, 0.95))) if len(traces) else 2
     series = []
     for label, colour, wanted in (("succeeded", _BLUE, 1.0), ("failed", _ORANGE, 0.0)):
-        chosen = stream.complete & (stream.chance == wanted)
+        chosen = stream.complete & (stream.target == wanted)
         if chosen.any():
             series.append(_outcome_series(traces.select(chosen), longest, label, colour))
     recalibrated = "" if stream.platt is None else " (recalibrated)"

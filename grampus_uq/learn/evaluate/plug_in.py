@@ -29,7 +29,7 @@ BoolArray = npt.NDArray[np.bool_]
 class PlugIn:
     """Estimates of the model.
 
-    q: chance of success by the id of each censored run: the mean of two models, neither of which saw it. brier,
+    q: probability of success by the id of each censored run: the mean of two models, neither of which saw it. brier,
     brier_of_base: its loss on prefixes of runs whose outcome is known, each predicted by the model of the other half,
     and that of the success rate alone; when the first is not lower, q is no better than the rate. None: no run with a
     known outcome went on for more than a step, and q is the success rate.
@@ -41,7 +41,7 @@ class PlugIn:
 
 
 def plug_in(runs: ForecastRuns, *, l2: float = 1.0) -> PlugIn:
-    """Estimate the chance of success of every censored run from the facts of its prefix.
+    """Estimate the probability of success of every censored run from the facts of its prefix.
 
     Assumes that runs which reached the budget are like runs with the same facts which were still going at that step
     and ended later. What breaks it: a budget below the length of nearly all runs, facts that miss what matters.

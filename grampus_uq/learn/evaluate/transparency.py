@@ -46,14 +46,14 @@ AUQ = MappingProxyType({"last": last_forecast, "mean": mean_forecast, "min": min
 class ScoredStream:
     """One stream on the runs that it can be scored on.
 
-    kept: shape (n,), those runs. chance: shape (kept,), their outcome, or the q of a censored one. complete: shape
+    kept: shape (n,), those runs. target: shape (kept,), their outcome, or the q of a censored one. complete: shape
     (kept,), outcome observed. raw, platt: their forecasts; platt is None where too few runs can be cross-fitted.
     missing: runs without a forecast at some step. unresolved: censored runs left out because censoring says so.
     """
 
     name: str
     kept: BoolArray
-    chance: FloatArray
+    target: FloatArray
     complete: BoolArray
     raw: ForecastTraces
     platt: ForecastTraces | None
@@ -91,19 +91,19 @@ class TableRow:
 
 def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStream]:
     """Take each stream on the runs that it can be scored on, and recalibrate it."""
-    chance = censoring.chances(runs)
-    usable = ~np.isnan(chance)
+    target = censoring.targets(runs)
+    usable = ~np.isnan(target)
     ids = np.array(runs.ids, dtype=object)
     found = []
     for name, traces in runs.streams.items():
         kept = usable & ~traces.missing
         raw, complete = traces.select(kept), ~runs.censored[kept]
-        fitted = _cross_fitted(raw, chance[kept], complete, list(ids[kept]))
+        fitted = _cross_fitted(raw, target[kept], complete, list(ids[kept]))
         found.append(
             ScoredStream(
                 name=name,
                 kept=kept,
-                chance=chance[kept],
+                target=target[kept],
                 complete=complete,
                 raw=raw,
                 platt=None if fitted is None else fitted[0],
@@ -116,10 +116,10 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
 
 
 def _cross_fitted(
-    traces: ForecastTraces, chance: FloatArray, complete: BoolArray, ids: list[str]
+    traces: ForecastTraces, target: FloatArray, complete: BoolArray, ids: list[str]
 ) -> tuple[ForecastTraces, CrossFit] | None:
     """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two maps."""
-    outcomes, names = chance[complete], [name for name, known in zip(ids, complete, strict=True) if known]
+    outcomes, names = target[complete], [name for name, known in zip(ids, complete, strict=True) if known]
     second = split_halves(outcomes, names)
     if not second.any() or second.all():
         return None
@@ -129,9 +129,9 @@ def _cross_fitted(
     return traces.with_forecasts(mapped), fitted
 
 
-def tps_of(traces: ForecastTraces, chance: FloatArray, score: ProperScore) -> FloatArray:
+def tps_of(traces: ForecastTraces, target: FloatArray, score: ProperScore) -> FloatArray:
     """Score every run with its outcome, or with the q that stands for it; shape (n,)."""
-    return tps_exact(traces, np.full(len(traces), np.nan), chance, score=score)
+    return tps_exact(traces, np.full(len(traces), np.nan), target, score=score)
 
 
 def table_rows(streams: list[ScoredStream]) -> Iterator[TableRow]:
@@ -161,7 +161,7 @@ def table_rows(streams: list[ScoredStream]) -> Iterator[TableRow]:
 
 def base_rate(stream: ScoredStream) -> ForecastTraces:
     """Forecast the success rate of the stream's own runs at every step: what knowing nothing else scores."""
-    rate = float(stream.chance.mean()) if len(stream.chance) else float("nan")
+    rate = float(stream.target.mean()) if len(stream.target) else float("nan")
     return stream.raw.with_forecasts(np.full_like(stream.raw.forecasts, rate))
 
 
@@ -176,9 +176,9 @@ def _row(
     parts = None
     if len(traces):
         for name, score in SCORES.items():
-            scores[name] = float(tps_of(traces, stream.chance, score).mean())
+            scores[name] = float(tps_of(traces, stream.target, score).mean())
         weights = step_weights(traces)
-        parts = decompose(traces.forecasts, traces.spread(stream.chance), LOG, bins=10, weights=weights)
+        parts = decompose(traces.forecasts, traces.spread(stream.target), LOG, bins=10, weights=weights)
     return TableRow(
         stream=stream.name,
         calibrated=calibrated,
@@ -196,7 +196,7 @@ def _row(
 
 def _scalar_metrics(stream: ScoredStream, scalar: FloatArray) -> dict[str, float | None]:
     """Ranks and calibration of one scalar a run, on the runs whose outcome was observed."""
-    p, outcomes = scalar[stream.complete], stream.chance[stream.complete]
+    p, outcomes = scalar[stream.complete], stream.target[stream.complete]
     return {
         "auroc": auroc(1.0 - p, 1.0 - outcomes),
         "auprc": auprc(1.0 - p, 1.0 - outcomes) if (outcomes == 0.0).any() else None,
