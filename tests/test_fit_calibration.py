@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from grampus_uq.core.engine import advance
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.fit.fit_calibration import apply_fusion, fit_fusion, fit_success, with_calibration
+from grampus_uq.learn.fit.fit_calibration import apply_fusion, fit_fusion, fit_success
 from grampus_uq.records.values import Reading, Step
 from grampus_uq.stats.calibration import fit_platt, step_records
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
@@ -177,7 +177,7 @@ def test_a_calibrated_profile_sets_p_success_and_changes_nothing_else(source: st
     fusion = LogisticFusion(readings={source: FusedReading(mean=0.0, sd=1.0, slope=2.0)}, intercept=0.3)
     readings = (STATED, Reading(source="semantic_entropy", value=0.7))
     plain_state, plain = taken(Profile(), *readings)
-    state, seen = taken(with_calibration(Profile(), fusion), *readings)
+    state, seen = taken(Profile(calibration=fusion), *readings)
     value = {
         "verbalized": 0.8,
         "fused": plain.fused_confidence,
@@ -195,10 +195,10 @@ def test_a_calibrated_profile_sets_p_success_and_changes_nothing_else(source: st
 @pytest.mark.parametrize("source", ["verbalized", "fused", "propagated", "p_true"])
 def test_where_nothing_was_read_there_is_no_p_success(source: str):
     fusion = LogisticFusion(readings={source: FusedReading(mean=0.0, sd=1.0, slope=2.0)}, intercept=0.3)
-    assert taken(with_calibration(Profile(), fusion), SILENT)[1].p_success is None
+    assert taken(Profile(calibration=fusion), SILENT)[1].p_success is None
 
 
 def test_the_profile_with_its_calibration_goes_through_json():
     fusion = LogisticFusion(readings={"p_true": FusedReading(mean=0.1, sd=1.0, slope=2.0)}, intercept=1 / 3)
-    profile = with_calibration(Profile(), fusion)
+    profile = Profile(calibration=fusion)
     assert Profile.model_validate_json(profile.model_dump_json()) == profile

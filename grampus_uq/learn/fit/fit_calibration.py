@@ -13,16 +13,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.calibration import SD_FLOOR, split_halves
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion, is_count
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import EPSILON, LOG, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
-from grampus_uq.stats.weight_schedules import LINEAR_FRONT, WeightSchedule
+from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
-__all__ = ["FittedSuccess", "apply_exactly", "apply_fusion", "fit_fusion", "fit_success", "with_calibration"]
+__all__ = ["FittedSuccess", "apply_exactly", "apply_fusion", "fit_fusion", "fit_success"]
 
 FloatArray = npt.NDArray[np.float64]
 Streams = Mapping[str, ForecastTraces]
@@ -51,8 +50,6 @@ def fit_success(
     outcomes: npt.ArrayLike,
     ids: Sequence[str],
     *,
-    l2: float = 1.0,
-    schedule: WeightSchedule = LINEAR_FRONT,
     run_weights: npt.ArrayLike | None = None,
 ) -> FittedSuccess:
     """Fit the fusion, and judge it by cross-fitting.
@@ -62,8 +59,6 @@ def fit_success(
             live step has: a source, `fused`, `propagated`, `semantic_entropy`.
         outcomes: shape (n,), 0 or 1; censored runs and informative stops have no place here.
         ids: n distinct, stable names.
-        l2: penalty on slopes and offsets, >= 0.
-        schedule: weights of the score that will judge.
         run_weights: shape (n,), > 0, one over the chance that a run's outcome was seen; None: 1 for all. They enter the
             fit; the score reported is that of the runs as they are.
 
@@ -80,22 +75,16 @@ def fit_success(
     said = np.full(len(first.forecasts), np.nan)
     rates = np.empty(len(first))
     for trained in (~second, second):
-        fitted = fit_fusion(
-            _select(streams, trained),
-            y[trained],
-            l2=l2,
-            schedule=schedule,
-            run_weights=counts[trained],
-        )
+        fitted = fit_fusion(_select(streams, trained), y[trained], run_weights=counts[trained])
         inside = np.repeat(~trained, first.lengths)
         said[inside] = apply_fusion(fitted, {name: t.forecasts[inside] for name, t in streams.items()})
         rates[~trained] = y[trained].mean()
     traces = first.with_forecasts(said)
     kept = ~traces.missing
-    scores = tps(traces.select(kept), y[kept], score=LOG, schedule=schedule)
-    base = tps(first.with_forecasts(first.spread(rates)).select(kept), y[kept], score=LOG, schedule=schedule)
+    scores = tps(traces.select(kept), y[kept], score=LOG)
+    base = tps(first.with_forecasts(first.spread(rates)).select(kept), y[kept], score=LOG)
     return FittedSuccess(
-        fusion=fit_fusion(streams, y, l2=l2, schedule=schedule, run_weights=counts),
+        fusion=fit_fusion(streams, y, run_weights=counts),
         traces=traces,
         second_half=second,
         score=float(scores.mean()) if kept.any() else None,
@@ -109,8 +98,6 @@ def fit_fusion(
     outcomes: npt.ArrayLike,
     *,
     l2: float = 1.0,
-    schedule: WeightSchedule = LINEAR_FRONT,
-    epsilon: float = EPSILON,
     run_weights: npt.ArrayLike | None = None,
 ) -> LogisticFusion:
     """Maximise `sum w ln P(y | p) - l2 (|slopes|^2 + |offsets|^2) / 2` over slopes >= 0 (of counts: any).
@@ -120,7 +107,7 @@ def fit_fusion(
     missing beside others, has offset 0: its presence says nothing. Steps without any reading are not fitted on. With
     one stream that is never missing, and no count, this is `fit_platt`.
 
-    Args, raises: as `fit_success`.
+    Args, raises: as `fit_success`; l2: penalty on slopes and offsets, >= 0.
 
     Returns:
         The fitted fusion; flat at the success rate when nothing usable was found or all outcomes agree.
@@ -136,12 +123,12 @@ def fit_fusion(
     counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
     if counts.shape != y.shape or not (np.isfinite(counts) & (counts > 0.0)).all():
         raise ConfigurationError.of("run_weights", "fit_fusion", f"{len(first)} finite numbers > 0", run_weights)
-    w, targets = (step_weights(first, schedule) * first.spread(counts))[read], first.spread(y)[read]
-    present, x = ~np.isnan(values[read]), log_odds(values[read], epsilon)
+    w, targets = (step_weights(first, LINEAR_FRONT) * first.spread(counts))[read], first.spread(y)[read]
+    present, x = ~np.isnan(values[read]), log_odds(values[read], EPSILON)
     mean, sd = _standard(x, present, w)
     z = np.where(present, (np.nan_to_num(x) - mean) / sd, 0.0)
     either_sign = np.array([is_count(name) for name in streams])
-    beta = _constrained(z, present, targets, w, l2, epsilon, either_sign)
+    beta = _constrained(z, present, targets, w, l2, either_sign)
     k = len(streams)
     return LogisticFusion(
         readings={
@@ -151,7 +138,7 @@ def fit_fusion(
             for i, name in enumerate(streams)
         },
         intercept=float(beta[0]),
-        epsilon=epsilon,
+        epsilon=EPSILON,
     )
 
 
@@ -184,11 +171,6 @@ def apply_exactly(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> F
     return np.array([math.nan if p is None else p for p in told], dtype=np.float64)
 
 
-def with_calibration(profile: Profile, fusion: LogisticFusion) -> Profile:
-    """Return the profile with `p_success` set; what it decides stays as it was."""
-    return profile.model_copy(update={"calibration": fusion})
-
-
 def _standard(x: FloatArray, present: npt.NDArray[np.bool_], w: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Weighted mean and standard deviation of each stream where it is there; (0, 1) for one that never is."""
     mass = w @ present
@@ -205,14 +187,13 @@ def _constrained(
     y: FloatArray,
     w: FloatArray,
     l2: float,
-    epsilon: float,
     either_sign: npt.NDArray[np.bool_],
 ) -> FloatArray:
     """Coefficients (intercept, slopes, offsets), fitted again until no slope is negative but those that may be."""
     k = z.shape[1]
     rate = float(w @ y / w.sum())
     beta = np.zeros(1 + 2 * k)
-    beta[0] = float(log_odds(rate, epsilon))
+    beta[0] = float(log_odds(rate, EPSILON))
     if not 0.0 < rate < 1.0:
         return beta
     design = np.column_stack([np.ones(len(y)), z, present.astype(np.float64)])
@@ -223,7 +204,7 @@ def _constrained(
         penalty = np.full(n, l2)
         penalty[0] = 0.0
         start = np.zeros(n)
-        start[0] = float(log_odds(rate, epsilon))
+        start[0] = float(log_odds(rate, EPSILON))
         beta = np.zeros(1 + 2 * k)
         beta[free] = fit_logistic(design[:, free], y, w, l2=penalty, start=start)
         slopes = np.where(either_sign, 0.0, beta[1 : 1 + k])

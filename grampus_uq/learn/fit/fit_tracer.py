@@ -22,7 +22,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.tail_sketch import tail_count
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, weighted_components
 
-__all__ = ["TracerCrossValidation", "TracerFit", "TracerFitOptions", "cross_validate_tracer", "fit_tracer"]
+__all__ = ["TracerCrossValidation", "TracerFit", "cross_validate_tracer", "fit_tracer"]
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
@@ -35,29 +35,13 @@ _W: Final = tuple(i / 20 for i in range(21))
 _CELLS: Final = 4_000_000
 """Numbers held at once while a block of settings is scored (32 MB)."""
 
+_TAU: Final = 1.0
+"""Temperature of the loss."""
+_FOLDS: Final = 5
+_MAX_PAIRS: Final = 200_000
+"""Of more pairs of a failure and a success so many are drawn once, and every setting is judged on the same ones."""
+
 _UNWEIGHTED: Final = TracerParameters()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracerFitOptions:
-    """How to fit. `tau` > 0 is the temperature of the loss; `composite` says which variant of Table IV is fitted.
-
-    `folds` >= 2 of the cross-validation. Where there are more than `max_pairs` pairs of a failure and a success, that
-    many are drawn once, and every setting is judged on the same ones.
-    """
-
-    tau: float = 1.0
-    composite: Composite = Composite.MAX
-    folds: int = 5
-    max_pairs: int = 200_000
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.tau < math.inf:
-            raise ConfigurationError.of("tau", "TracerFitOptions", "a finite number > 0", self.tau)
-        if self.folds < 2:
-            raise ConfigurationError.of("folds", "TracerFitOptions", "at least 2", self.folds)
-        if self.max_pairs < 1:
-            raise ConfigurationError.of("max_pairs", "TracerFitOptions", "at least 1", self.max_pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +55,8 @@ class TracerFit:
     parameters: TracerParameters
     loss: float
     default_loss: float
-    tau: float
     failures: int
     successes: int
-    tasks: int
-    settings_tried: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +65,13 @@ class TracerCrossValidation:
 
     `auroc`: probability that a failure is scored above a success of the same fold, each scored by the parameters of the
     other folds, ties one half; higher is better, .5 says nothing. `default_auroc`: the same pairs, unfitted defaults.
-    Both None when no fold holds a failure and a success. `fold_of` gives each run's fold, `parameters` each fold's fit,
-    `scores` each run's held-out score as its rank among the scores of the runs it was fitted on, in [0, 1]: comparable
-    over folds, higher is worse.
+    Both None when no fold holds a failure and a success. `fold_of`: each run's fold. `parameters`: each fold's fit.
     """
 
     auroc: float | None
     default_auroc: float | None
-    pairs: int
     parameters: tuple[TracerParameters, ...]
     fold_of: tuple[int, ...]
-    scores: tuple[float, ...]
 
 
 def fit_tracer(
@@ -102,24 +79,23 @@ def fit_tracer(
     failed: Sequence[bool],
     *,
     rng: np.random.Generator,
-    tasks: Sequence[Hashable] | None = None,
-    options: TracerFitOptions | None = None,
+    composite: Composite = Composite.MAX,
 ) -> TracerFit:
     """Find the parameters that best separate failed runs from successes.
 
-    `runs`: the components of every step of each run, at least one step each. `failed`: True for a failure; of both
-    kinds there must be one. Leave out runs whose outcome was selected (stopped by the monitor or a human). `tasks`:
-    only counted here. `rng` draws pairs when there are too many. The largest of the fitted weights is 1, none is
-    negative; surprisal has weight 1 as in the paper. The loss depends on the scale of scores, so `tau` matters.
+    The largest of the fitted weights is 1, none is negative; surprisal has weight 1 as in the paper.
 
-    Raises ConfigurationError for unequal lengths, an empty run, or runs of one kind only.
+    Args:
+        runs: the components of every step of each run, at least one step each; without runs whose outcome was selected
+            (stopped by the monitor or a human).
+        failed: True for a failure; of both kinds there must be one.
+        rng: draws pairs when there are too many.
+        composite: which variant of Table IV is fitted.
+
+    Raises:
+        ConfigurationError: unequal lengths, an empty run, or runs of one kind only.
     """
-    options = TracerFitOptions() if options is None else options
-    table = _Table.of(runs, failed)
-    groups = list(range(len(runs))) if tasks is None else list(tasks)
-    if len(groups) != len(runs):
-        raise ConfigurationError.of("tasks", "fit_tracer", f"one a run ({len(runs)})", len(groups))
-    return _fit(table, np.arange(len(runs)), len(set(groups)), options, rng)
+    return _fit(_Table.of(runs, failed), np.arange(len(runs)), composite, rng)
 
 
 def cross_validate_tracer(
@@ -128,7 +104,7 @@ def cross_validate_tracer(
     tasks: Sequence[Hashable],
     *,
     rng: np.random.Generator,
-    options: TracerFitOptions | None = None,
+    composite: Composite = Composite.MAX,
 ) -> TracerCrossValidation:
     """Fit on all folds but one and score that one, for every fold; all runs of a task are in one fold.
 
@@ -137,37 +113,23 @@ def cross_validate_tracer(
 
     Raises ConfigurationError when there are fewer tasks than folds, or when the runs outside of a fold are of one kind.
     """
-    options = TracerFitOptions() if options is None else options
     table = _Table.of(runs, failed)
     if len(tasks) != len(runs):
         raise ConfigurationError.of("tasks", "cross_validate_tracer", f"one a run ({len(runs)})", len(tasks))
-    fold_of = _folds(tasks, options.folds, rng)
-    default = table.scores(replace(_UNWEIGHTED, composite=options.composite))
-    scores = np.empty(len(runs))
+    fold_of = _folds(tasks, _FOLDS, rng)
+    default = table.scores(replace(_UNWEIGHTED, composite=composite))
     held_out = np.empty(len(runs))
     parameters = []
-    for fold in range(options.folds):
-        inside = np.flatnonzero(fold_of != fold)
-        outside = np.flatnonzero(fold_of == fold)
-        known = len({tasks[int(i)] for i in inside})
-        fitted = _fit(table, inside, known, options, rng).parameters
+    for fold in range(_FOLDS):
+        outside = fold_of == fold
+        fitted = _fit(table, np.flatnonzero(~outside), composite, rng).parameters
         parameters.append(fitted)
-        values = table.scores(fitted)
-        held_out[outside] = values[outside]
-        reference = np.sort(values[inside])
-        below = np.searchsorted(reference, values[outside], "left") + np.searchsorted(
-            reference, values[outside], "right"
-        )
-        scores[outside] = below / (2 * len(reference))
-    wins, pairs = _concordance(held_out, table.failed, fold_of)
-    default_wins, _ = _concordance(default, table.failed, fold_of)
+        held_out[outside] = table.scores(fitted)[outside]
     return TracerCrossValidation(
-        auroc=wins / pairs if pairs else None,
-        default_auroc=default_wins / pairs if pairs else None,
-        pairs=pairs,
+        auroc=_concordance(held_out, table.failed, fold_of),
+        default_auroc=_concordance(default, table.failed, fold_of),
         parameters=tuple(parameters),
-        fold_of=tuple(int(fold) for fold in fold_of),
-        scores=tuple(float(score) for score in scores),
+        fold_of=tuple(fold_of.tolist()),
     )
 
 
@@ -241,61 +203,50 @@ def _composed(values: FloatArray, factors: FloatArray, composite: Composite) -> 
     return np.expm1(risks) if composite is Composite.MULTIPLICATIVE else risks
 
 
-def _fit(table: _Table, chosen: IntArray, tasks: int, options: TracerFitOptions, rng: np.random.Generator) -> TracerFit:
+def _fit(table: _Table, chosen: IntArray, composite: Composite, rng: np.random.Generator) -> TracerFit:
     table = _Table(table.values[chosen], table.lengths[chosen], table.failed[chosen])
-    pairs = _pairs(table.failed, options.max_pairs, rng)
-    default = replace(_UNWEIGHTED, composite=options.composite)
+    pairs = _pairs(table.failed, _MAX_PAIRS, rng)
+    default = replace(_UNWEIGHTED, composite=composite)
     grid = [weights for weights in product(_COARSE_WEIGHTS, repeat=3) if max(weights) == 1.0]
-    best, tried = _search(table, pairs, options, grid, _COARSE_K, default), len(grid) * len(_COARSE_K)
+    best = _search(table, pairs, grid, _COARSE_K, default)
     for step in _FINE_STEPS:
-        grid = _neighbours(best[1], step)
         ks = sorted({min(1.0, round(best[1].k * factor, 6)) for factor in _FINE_K})
-        best = min(best, _search(table, pairs, options, grid, ks, default), key=lambda found: found[0])
-        tried += len(grid) * len(ks)
+        best = min(best, _search(table, pairs, _neighbours(best[1], step), ks, default), key=lambda found: found[0])
     parameters = best[1]
-    losses = [(_loss(table.scores(replace(parameters, w=w)), pairs, options.tau), replace(parameters, w=w)) for w in _W]
+    losses = [(_loss(table.scores(replace(parameters, w=w)), pairs), replace(parameters, w=w)) for w in _W]
     loss, parameters = min([best, *losses], key=lambda found: found[0])
     return TracerFit(
         parameters=parameters,
         loss=loss,
-        default_loss=_loss(table.scores(default), pairs, options.tau),
-        tau=options.tau,
+        default_loss=_loss(table.scores(default), pairs),
         failures=int(table.failed.sum()),
         successes=int((~table.failed).sum()),
-        tasks=tasks,
-        settings_tried=tried + len(_W),
     )
 
 
 def _search(
     table: _Table,
     pairs: tuple[IntArray, IntArray],
-    options: TracerFitOptions,
     grid: Sequence[tuple[float, ...]],
     ks: Sequence[float],
     base: TracerParameters,
 ) -> tuple[float, TracerParameters]:
     """Try every weights with every k, at the default w; the first of equally good ones wins."""
-    best: tuple[float, TracerParameters] | None = None
-    for start, tails, worst in table.blocks(np.array(grid), options.composite, ks):
+    best = (math.inf, base)
+    for start, tails, worst in table.blocks(np.array(grid), base.composite, ks):
         for i, j in np.ndindex(*tails.shape[:2]):
-            loss = _loss((1.0 - base.w) * tails[i, j] + base.w * worst[i], pairs, options.tau)
-            if best is None or loss < best[0]:
+            loss = _loss((1.0 - base.w) * tails[i, j] + base.w * worst[i], pairs)
+            if loss < best[0]:
                 alpha, beta, gamma = grid[start + i]
                 best = loss, replace(base, alpha=alpha, beta=beta, gamma=gamma, k=ks[j])
-    if best is None:
-        raise AssertionError("the grids are never empty")
     return best
 
 
 def _neighbours(center: TracerParameters, step: float) -> list[tuple[float, ...]]:
     """Give the weights one step around, inside [0, 1], the largest of each being 1."""
-    axes = [sorted({min(1.0, max(0.0, weight + move)) for move in (-step, 0.0, step)}) for weight in _weights(center)]
-    return [weights for weights in product(*axes) if max(weights) == 1.0]
-
-
-def _weights(parameters: TracerParameters) -> tuple[float, float, float]:
-    return parameters.alpha, parameters.beta, parameters.gamma
+    weights = (center.alpha, center.beta, center.gamma)
+    axes = [sorted({min(1.0, max(0.0, weight + move)) for move in (-step, 0.0, step)}) for weight in weights]
+    return [found for found in product(*axes) if max(found) == 1.0]
 
 
 def _pairs(failed: npt.NDArray[np.bool_], most: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
@@ -311,9 +262,9 @@ def _pairs(failed: npt.NDArray[np.bool_], most: int, rng: np.random.Generator) -
     return rng.choice(failures, most), rng.choice(successes, most)
 
 
-def _loss(scores: FloatArray, pairs: tuple[IntArray, IntArray], tau: float) -> float:
+def _loss(scores: FloatArray, pairs: tuple[IntArray, IntArray]) -> float:
     """Average ln(1 + exp(-(s_i - s_j)/tau)) over the pairs, without overflow."""
-    return float(np.logaddexp(0.0, (scores[pairs[1]] - scores[pairs[0]]) / tau).mean())
+    return float(np.logaddexp(0.0, (scores[pairs[1]] - scores[pairs[0]]) / _TAU).mean())
 
 
 def _folds(tasks: Sequence[Hashable], folds: int, rng: np.random.Generator) -> IntArray:
@@ -334,12 +285,12 @@ def _folds(tasks: Sequence[Hashable], folds: int, rng: np.random.Generator) -> I
     return fold_of
 
 
-def _concordance(scores: FloatArray, failed: npt.NDArray[np.bool_], fold_of: IntArray) -> tuple[float, int]:
-    """Count, over pairs of a failure and a success in one fold, those in the right order (ties one half), and all."""
+def _concordance(scores: FloatArray, failed: npt.NDArray[np.bool_], fold_of: IntArray) -> float | None:
+    """The share of pairs of a failure and a success in one fold that are in the right order, ties one half."""
     wins, pairs = 0.0, 0
     for fold in np.unique(fold_of):
         bad = scores[(fold_of == fold) & failed]
         good = np.sort(scores[(fold_of == fold) & ~failed])
         wins += 0.5 * float((np.searchsorted(good, bad, "left") + np.searchsorted(good, bad, "right")).sum())
         pairs += len(bad) * len(good)
-    return wins, pairs
+    return wins / pairs if pairs else None

@@ -15,7 +15,6 @@ from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.learn.fit.fit_tracer import (
     TracerCrossValidation,
     TracerFit,
-    TracerFitOptions,
     cross_validate_tracer,
     fit_tracer,
 )
@@ -23,6 +22,7 @@ from grampus_uq.learn.fit.streams import runs_of_recordings
 from grampus_uq.learn.trajectories import Trajectories, labelled_trajectories
 from grampus_uq.recording.runs import Refused
 from grampus_uq.recording.runs import runs as read_runs
+from grampus_uq.stats.trajectory_risk import Composite
 
 __all__ = [
     "LEAST_OF_EACH",
@@ -56,7 +56,6 @@ def fit_tracer_settings(
     *,
     rng: np.random.Generator,
     base: TrajectoryRiskSettings | None = None,
-    options: TracerFitOptions | None = None,
 ) -> TracerRunsFit:
     """Fit (alpha, beta, gamma, k, w) on labelled trajectories, and cross-validate the fit with whole tasks in folds.
 
@@ -66,7 +65,7 @@ def fit_tracer_settings(
     Raises ConfigurationError with fewer than `LEAST_OF_EACH` failures or successes.
     """
     base = TrajectoryRiskSettings() if base is None else base
-    options = TracerFitOptions(composite=base.parameters.composite) if options is None else options
+    composite = base.parameters.composite
     runs = trajectories.runs
     failures = sum(run.failed for run in runs)
     successes = len(runs) - failures
@@ -74,9 +73,9 @@ def fit_tracer_settings(
         rule = f"at least {LEAST_OF_EACH} failures and {LEAST_OF_EACH} successes that were watched with TRACER"
         got = f"{failures} failures, {successes} successes; left out: {dict(trajectories.excluded)}"
         raise ConfigurationError.of("trajectories", "fit_tracer_settings", rule, got)
-    steps, failed, tasks = [run.steps for run in runs], [run.failed for run in runs], [run.task for run in runs]
-    validated = cross_validated(trajectories, rng=rng, options=options)
-    fit = fit_tracer(steps, failed, rng=rng, tasks=tasks, options=options)
+    steps, failed = [run.steps for run in runs], [run.failed for run in runs]
+    validated = cross_validated(trajectories, rng=rng, composite=composite)
+    fit = fit_tracer(steps, failed, rng=rng, composite=composite)
     return TracerRunsFit(
         settings=base.model_copy(update={"parameters": fit.parameters}),
         fit=fit,
@@ -86,7 +85,7 @@ def fit_tracer_settings(
 
 
 def cross_validated(
-    trajectories: Trajectories, *, rng: np.random.Generator, options: TracerFitOptions | None = None
+    trajectories: Trajectories, *, rng: np.random.Generator, composite: Composite = Composite.MAX
 ) -> TracerCrossValidation | None:
     """Cross-validate the fit, whole tasks in folds; None where the runs do not allow it."""
     runs = trajectories.runs
@@ -96,7 +95,7 @@ def cross_validated(
             [run.failed for run in runs],
             [run.task for run in runs],
             rng=rng,
-            options=options,
+            composite=composite,
         )
     except ConfigurationError:  # fewer tasks than folds, or only failures, or only successes, outside of one
         return None
