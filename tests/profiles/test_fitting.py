@@ -17,10 +17,10 @@ from grampus_uq import ConfigurationError, Outcome, Reading, Step, ToolCall, Unc
 from grampus_uq.cli import _group
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
+from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
 from grampus_uq.learn.profiles.chance import MOST_STEPS, _enough
 from grampus_uq.learn.profiles.labelled import labelled_runs
-from grampus_uq.learn.profiles.splitting import held_out_runs
 from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import load, save
 from grampus_uq.recording.replay import replay

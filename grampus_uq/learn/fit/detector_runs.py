@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.fit.one_a_task import one_a_task
+from grampus_uq.learn.fit.task_draws import one_a_task
 from grampus_uq.stats.prefix_features import LARGEST
 from grampus_uq.stats.step_blocks import StepBlocks, step_blocks
 

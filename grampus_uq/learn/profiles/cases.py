@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.learn.fit.fit_calibration import apply_exactly
-from grampus_uq.learn.fit.one_a_task import one_a_task
+from grampus_uq.learn.fit.task_draws import one_a_task
 from grampus_uq.learn.profiles.chance import FittedChance
 from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions

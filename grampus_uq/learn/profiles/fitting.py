@@ -28,6 +28,7 @@ from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.eligibility import eligibility, traffic_weight
 from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
+from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles.attribution_part import fit_attribution
 from grampus_uq.learn.profiles.cases import worth_labelling
 from grampus_uq.learn.profiles.chance import FittedChance, can_learn, fit_chance, keep_chance, rank_by_one
@@ -37,7 +38,6 @@ from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import fit_release
 from grampus_uq.learn.profiles.risk_part import fit_risk
-from grampus_uq.learn.profiles.splitting import held_out_runs
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.parts import over_parts

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.learn.fit.detector import fit_budget
 from grampus_uq.learn.fit.detector_split import split, split_at
-from grampus_uq.learn.fit.one_a_task import one_a_task
+from grampus_uq.learn.fit.task_draws import one_a_task
 from tests.detector_rows import detector_runs
 
 names = st.lists(st.sampled_from("abcdefg"), max_size=40)
