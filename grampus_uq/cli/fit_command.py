@@ -63,7 +63,7 @@ __all__ = ["command"]
 @click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
 @click.option(
     "--keep-p-success",
-    "keep_chance",
+    "keep_p_success",
     is_flag=True,
     help="Keep p_success of --base: all labels set thresholds.",
 )

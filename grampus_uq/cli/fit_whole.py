@@ -99,8 +99,8 @@ def detector_json(fit: DetectorFit | None) -> dict[str, Any]:
 
 def _account(fit: ProfileFit) -> Iterator[str]:
     yield counts_line(fit.counts)
-    untold = f"; {fit.untold} runs name no task and count as one each" if fit.untold else ""
-    tasks = f"of {fit.tasks} independent tasks{untold}"
+    without_task = f"; {fit.without_task} runs name no task and count as one each" if fit.without_task else ""
+    tasks = f"of {fit.tasks} independent tasks{without_task}"
     yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
     for part in fit.parts:
         yield from _part_lines(part)

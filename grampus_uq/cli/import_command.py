@@ -225,6 +225,6 @@ def pack_(paths: tuple[str, ...], output: str, workers: int | None, backend: str
     if as_json:
         print_json([asdict(file) for file in files])
         return
-    torn = sum(file.torn for file in files)
+    partial_lines = sum(file.partial_lines for file in files)
     sessions, lines = sum(file.sessions for file in files), sum(file.lines for file in files)
-    click.echo(f"{sessions} sessions, {lines} lines in {len(files)} files; {torn} unfinished lines left out.")
+    click.echo(f"{sessions} sessions, {lines} lines in {len(files)} files; {partial_lines} unfinished lines left out.")

@@ -17,8 +17,8 @@ from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, 
 from grampus_uq.errors import DataError
 from grampus_uq.recording import (
     Label,
+    PartialLine,
     Run,
-    TornLine,
     encode,
     export,
     find_run,
@@ -64,7 +64,7 @@ def list_(paths: tuple[str, ...], as_json: bool, unlabelled: bool, paused: bool)
 
     def wanted() -> Iterator[dict[str, Any]]:
         with progress("Reading runs") as advance:
-            for run in runs(paths, on_torn=_tell_torn, on_refused=refuse):
+            for run in runs(paths, on_partial_line=_tell_partial_line, on_refused=refuse):
                 advance(1)
                 summary = summarise(run)
                 if not (unlabelled and summary.success is not None) and not (paused and summary.pauses == 0):
@@ -283,6 +283,10 @@ def validate_(paths: tuple[str, ...], as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _tell_torn(torn: TornLine) -> None:
-    place = DataError(f"an unfinished line of {len(torn.data)} bytes was left out.", path=torn.path, line=torn.line)
+def _tell_partial_line(found: PartialLine) -> None:
+    place = DataError(
+        f"an unfinished line of {len(found.data)} bytes was left out.",
+        path=found.path,
+        line=found.line,
+    )
     click.echo(f"warning: {one_line(place)}", err=True)

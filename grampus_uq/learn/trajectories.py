@@ -73,21 +73,21 @@ def _unread(run: Run) -> str:
 
 def trajectory_of(run: Run, *, task_key: str = TASK) -> Trajectory | None:
     """Read one run, complete to its last step; None when it was not watched with TRACER. Failed unless a success."""
-    told = _Told()
+    walk = _Walk()
     kept = {id(event) for event in run.steps}
     for event in run.events:
         if isinstance(event, StepEvent) and id(event) in kept:
-            told.step(event)
+            walk.step(event)
         elif isinstance(event, ObservationEvent):
-            told.heard += _length(event.text)
+            walk.heard += _length(event.text)
         elif isinstance(event, OutcomeEvent) and event.trajectory is not None:
-            told.end(event)
-    steps, characters = told.whole()
+            walk.end(event)
+    steps, characters = walk.whole()
     if not steps:
         return None
     readings = {
         source: tuple(values.get(place, math.nan) for place in range(len(steps)))
-        for source, values in told.readings.items()
+        for source, values in walk.readings.items()
     }
     return Trajectory(
         run_id=run.session_id,
@@ -99,7 +99,7 @@ def trajectory_of(run: Run, *, task_key: str = TASK) -> Trajectory | None:
     )
 
 
-class _Told:
+class _Walk:
     """What the events of a run came to so far."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from grampus_uq.recording.kept_content import redact
 from grampus_uq.recording.labels import Label, label, label_all, read_labels
 from grampus_uq.recording.packing import PackedFile, pack
 from grampus_uq.recording.parts import RecordingPart, recording_parts, runs_of_part
-from grampus_uq.recording.reader import TornLine, read
+from grampus_uq.recording.reader import PartialLine, read
 from grampus_uq.recording.run_names import file_name
 from grampus_uq.recording.runs import Run, RunSummary, find_run, recording_files, runs, summarise
 from grampus_uq.recording.table import export, step_rows
@@ -22,12 +22,12 @@ __all__ = [
     "Finding",
     "Label",
     "PackedFile",
+    "PartialLine",
     "RecordingPart",
     "RecordingProcessor",
     "Run",
     "RunSummary",
     "SyncPolicy",
-    "TornLine",
     "decode",
     "encode",
     "export",

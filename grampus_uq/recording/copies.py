@@ -70,13 +70,13 @@ def copies(paths: Paths) -> Copies:
         for name in _session_ids(file):
             if (other := first.setdefault(name, file)) != file:
                 shared.setdefault(name, {other: None})[file] = None
-    told: dict[str, list[_Told]] = {}
+    digests: dict[str, list[_Digests]] = {}
     for file in dict.fromkeys(file for places in shared.values() for file in places):
-        for run in refusing(runs_of_file(Path(file), on_torn=lambda torn: None), lambda error: None):
+        for run in refusing(runs_of_file(Path(file), on_partial_line=lambda _: None), lambda error: None):
             if run.session_id in shared:
-                told.setdefault(run.session_id, []).append(_told(run))
+                digests.setdefault(run.session_id, []).append(_digests_of(run))
     result: Copies = {}
-    for name, same in told.items():
+    for name, same in digests.items():
         for copy, path in _copied(sorted(same, key=lambda one: one.order)):
             reason = f"the session {name!r:.100} is also in {path}, and a run counts once."
             error = DataError(reason, path=copy.path, line=copy.line, field="session_id")
@@ -85,7 +85,7 @@ def copies(paths: Paths) -> Copies:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Told:
+class _Digests:
     """Where a run is, digests of it up to each event that is no label, how many labels it has, and no texts."""
 
     path: str
@@ -100,7 +100,7 @@ class _Told:
         return (-len(self.so_far), -self.labels, self.hashed, self.path, self.line)
 
 
-def _told(run: Run) -> _Told:
+def _digests_of(run: Run) -> _Digests:
     digest, labels, hashed = hashlib.blake2b(digest_size=16), 0, False
     so_far: dict[bytes, None] = {}
     for event in run.events:
@@ -111,7 +111,7 @@ def _told(run: Run) -> _Told:
             hashed = hashed or is_hashed
             digest.update(b"%d %b" % (length, encode(redact(event, "none", b""))))
             so_far[digest.digest()] = None
-    return _Told(path=run.path, line=run.line, so_far=so_far, labels=labels, hashed=hashed)
+    return _Digests(path=run.path, line=run.line, so_far=so_far, labels=labels, hashed=hashed)
 
 
 def _text_of(event: Event) -> tuple[int, bool]:
@@ -123,10 +123,10 @@ def _text_of(event: Event) -> tuple[int, bool]:
     return (int(kept[1]), True) if kept else (len(text), False)
 
 
-def _copied(told: list[_Told]) -> Iterator[tuple[_Told, str]]:
+def _copied(digests: list[_Digests]) -> Iterator[tuple[_Digests, str]]:
     """Each copy, and the file of the run that it is one of; `told` begins with those that go on longest."""
     seen: dict[bytes, str] = {}
-    for one in told:
+    for one in digests:
         whole = seen.get(next(reversed(one.so_far), b""), one.path)
         if whole != one.path:
             yield one, whole

@@ -13,7 +13,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.packed import PACKED_SUFFIX, PackedWriter, is_packed
 from grampus_uq.recording.parallel import Backend, in_order
 from grampus_uq.recording.parts import RecordingPart, recording_parts
-from grampus_uq.recording.reader import TornLine, scan
+from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths
 
 __all__ = ["FILE_BYTES", "PackedFile", "pack"]
@@ -28,7 +28,7 @@ class PackedFile:
     path: str
     sessions: int
     lines: int
-    torn: int
+    partial_lines: int
 
 
 def pack(
@@ -65,20 +65,20 @@ def _pack_part(folder: Path, numbered: tuple[int, RecordingPart]) -> PackedFile:
     path = folder / f"part-{number:05d}{PACKED_SUFFIX}"
     writer = PackedWriter(path)
     sessions = lines = 0
-    torn: list[TornLine] = []
+    partial_lines: list[PartialLine] = []
     try:
         for source in part.files:
-            for session_id, found in _sessions(source, torn.append):
+            for session_id, found in _sessions(source, partial_lines.append):
                 writer.write(session_id, found)
                 sessions, lines = sessions + 1, lines + len(found)
     except BaseException:
         writer.discard()
         raise
     writer.close()
-    return PackedFile(path=os.fspath(path), sessions=sessions, lines=lines, torn=len(torn))
+    return PackedFile(path=os.fspath(path), sessions=sessions, lines=lines, partial_lines=len(partial_lines))
 
 
-def _sessions(path: Path, on_torn: Callable[[TornLine], None]) -> Iterator[tuple[str, list[bytes]]]:
+def _sessions(path: Path, on_partial_line: Callable[[PartialLine], None]) -> Iterator[tuple[str, list[bytes]]]:
     """The lines of each session of a file, those of a session id that was used again with those before."""
     if is_packed(path):
         raise DataError("is packed already.", path=os.fspath(path))
@@ -87,8 +87,8 @@ def _sessions(path: Path, on_torn: Callable[[TornLine], None]) -> Iterator[tuple
     for number, found, line in scan(path):
         if isinstance(found, DataError):
             raise found
-        if isinstance(found, TornLine):
-            on_torn(found)
+        if isinstance(found, PartialLine):
+            on_partial_line(found)
             continue
         if found.session_id != current or not lines:
             if lines:

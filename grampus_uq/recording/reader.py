@@ -20,7 +20,7 @@ from grampus_uq.recording.packed import is_parquet, packed_lines
 from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.records.events import Event
 
-__all__ = ["TornLine", "raw_lines", "read", "read_numbered", "report", "scan"]
+__all__ = ["PartialLine", "raw_lines", "read", "read_numbered", "report", "scan"]
 
 _log = logging.getLogger("grampus_uq.recording")
 _START: Final = b'{"v":1,"type":"'
@@ -29,7 +29,7 @@ _MOST_PIECES: Final = 8  # a line can be behind several pieces; more than this m
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TornLine:
+class PartialLine:
     """A piece of a line that a killed writer left: where, and its bytes."""
 
     path: str
@@ -37,25 +37,25 @@ class TornLine:
     data: bytes
 
 
-def report(torn: TornLine) -> None:
+def report(found: PartialLine) -> None:
     """Log a warning that names the place of the piece."""
-    _log.warning("%s:%d: an unfinished line of %d bytes was left out.", torn.path, torn.line, len(torn.data))
+    _log.warning("%s:%d: an unfinished line of %d bytes was left out.", found.path, found.line, len(found.data))
 
 
-def read(path: str | os.PathLike[str], *, on_torn: Callable[[TornLine], None] = report) -> Iterator[Event]:
+def read(path: str | os.PathLike[str], *, on_partial_line: Callable[[PartialLine], None] = report) -> Iterator[Event]:
     """Yield the events of one recording, in commit order, holding one line at a time.
 
     An unfinished line is given to `on_torn` (default: a logged warning) and left out; it is never fatal. Raises
     DataError with path, line and field for a damaged line, a newer version, or a line longer than `MAX_LINE_BYTES`.
     """
-    for _, event in read_numbered(path, on_torn=on_torn):
+    for _, event in read_numbered(path, on_partial_line=on_partial_line):
         yield event
 
 
 def read_numbered(
     path: str | os.PathLike[str],
     *,
-    on_torn: Callable[[TornLine], None] = report,
+    on_partial_line: Callable[[PartialLine], None] = report,
     groups: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, Event]]:
     """Like `read`, with the number of the line (from 1) beside each event; in a packed file, that of the row.
@@ -65,15 +65,15 @@ def read_numbered(
     for number, found, _ in scan(path, groups=groups):
         if isinstance(found, DataError):
             raise found
-        if isinstance(found, TornLine):
-            on_torn(found)
+        if isinstance(found, PartialLine):
+            on_partial_line(found)
         else:
             yield number, found
 
 
 def scan(
     path: str | os.PathLike[str], *, groups: Sequence[int] | None = None
-) -> Iterator[tuple[int, Event | TornLine | DataError, bytes]]:
+) -> Iterator[tuple[int, Event | PartialLine | DataError, bytes]]:
     """Like `read_numbered`, but what is wrong is yielded in its place, and the lines behind it are read too.
 
     Beside each event come the bytes that it was read from.
@@ -128,7 +128,7 @@ def _too_long(path: str, number: int) -> DataError:
 
 def _salvage(
     line: bytes, path: str, number: int, error: DataError
-) -> Iterator[tuple[Event | TornLine | DataError, bytes]]:
+) -> Iterator[tuple[Event | PartialLine | DataError, bytes]]:
     """Take apart a line that does not decode: an unfinished piece and what follows it, or else the error."""
     start = len(line)
     for _ in range(_MOST_PIECES):
@@ -142,12 +142,12 @@ def _salvage(
         try:
             yield decode(line[:start], path=path, number=number), line[:start] + b"\n"  # whole but for its newline
         except DataError:
-            yield TornLine(path=path, line=number, data=line[:start]), b""
+            yield PartialLine(path=path, line=number, data=line[:start]), b""
         yield event, line[start:]
         return
     # A last line that is whole JSON and merely wrong is no piece.
-    torn = TornLine(path=path, line=number, data=line)
-    yield error if line.endswith(b"\n") or _is_json(line) else torn, b""
+    partial_line = PartialLine(path=path, line=number, data=line)
+    yield error if line.endswith(b"\n") or _is_json(line) else partial_line, b""
 
 
 def _is_json(line: bytes) -> bool:

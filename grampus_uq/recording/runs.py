@@ -12,7 +12,7 @@ from pathlib import Path
 from grampus_uq.errors import DataError
 from grampus_uq.recording.codec import decode
 from grampus_uq.recording.packed import PACKED_SUFFIX, is_packed
-from grampus_uq.recording.reader import TornLine, raw_lines, read_numbered, report
+from grampus_uq.recording.reader import PartialLine, raw_lines, read_numbered, report
 from grampus_uq.recording.run_names import SUFFIX, file_name, follows
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.values import Outcome
@@ -149,7 +149,7 @@ def _may_be_packed(path: Path) -> bool:
 
 
 def runs(
-    paths: Paths, *, on_torn: Callable[[TornLine], None] = report, on_refused: Refused | None = None
+    paths: Paths, *, on_partial_line: Callable[[PartialLine], None] = report, on_refused: Refused | None = None
 ) -> Iterator[Run]:
     """Yield every run under files and folders, holding one at a time; file by file, in the order of names.
 
@@ -158,7 +158,7 @@ def runs(
     left out; without `on_refused` it is raised.
     """
     for path in recording_files(paths):
-        yield from refusing(runs_of_file(path, on_torn=on_torn), on_refused)
+        yield from refusing(runs_of_file(path, on_partial_line=on_partial_line), on_refused)
 
 
 def refusing(found: Iterator[Run], on_refused: Refused | None) -> Iterator[Run]:
@@ -177,13 +177,13 @@ def refuse_to(on_refused: Refused | None, error: DataError) -> None:
 
 
 def runs_of_file(
-    path: Path, *, on_torn: Callable[[TornLine], None] = report, groups: Sequence[int] | None = None
+    path: Path, *, on_partial_line: Callable[[PartialLine], None] = report, groups: Sequence[int] | None = None
 ) -> Iterator[Run]:
     """Yield the runs of one file, holding one at a time; with `groups`, of these row groups of a packed file."""
     seen: set[str] = set()
     events: list[Event] = []
     first = 0
-    for number, event in chain(read_numbered(path, on_torn=on_torn, groups=groups), ((0, None),)):
+    for number, event in chain(read_numbered(path, on_partial_line=on_partial_line, groups=groups), ((0, None),)):
         current = events[0].session_id if events else None
         if event is not None and event.session_id != current:
             if event.session_id in seen:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from grampus_uq.errors import DataError
 from grampus_uq.recording.codec import encode
-from grampus_uq.recording.reader import TornLine, scan
+from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.records.events import Event, SessionStarted, StepEvent
 
@@ -84,7 +84,7 @@ class _Check:
             lines = number
             if isinstance(found, DataError):
                 self._find("error", number, found.field, found.reason)
-            elif isinstance(found, TornLine):
+            elif isinstance(found, PartialLine):
                 self._find("warning", number, "", f"an unfinished line of {len(found.data)} bytes is left out.")
             else:
                 self._event(number, found, line)
@@ -141,9 +141,9 @@ class _Check:
         expected = 0 if self._index is None else self._index + 1
         if index != expected:
             # A recording may begin in the middle, and a session may be taken up from an older state than its last.
-            told = (self._index is None and index > 0) or (self._resumed and index < expected)
+            explained = (self._index is None and index > 0) or (self._resumed and index < expected)
             reason = f"{index} follows {'no step' if self._index is None else self._index}; expected {expected}."
-            self._find("warning" if told else "error", number, "assessment.index", reason)
+            self._find("warning" if explained else "error", number, "assessment.index", reason)
         self._resumed = False
         if event.assessment.step_id != event.step.step_id:
             reason = f"{event.assessment.step_id!r:.50} is not the step {event.step.step_id!r:.50}."

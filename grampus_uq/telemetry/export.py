@@ -15,7 +15,7 @@ from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.recording.reader import TornLine, scan
+from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.records.events import Event, SessionStarted, StepEvent
 from grampus_uq.telemetry.export_run import RunAsSpans, time_ns_of, wrong_number
@@ -163,7 +163,7 @@ def _sound_events(path: Path, report: ExportReport, refuse: Callable[[DataError]
         for line, found, _ in scan(path):
             if isinstance(found, DataError):
                 refuse(found)
-            elif isinstance(found, TornLine):
+            elif isinstance(found, PartialLine):
                 report.torn_lines += 1
             elif (wrong := wrong_number(found, str(path), line)) is not None:
                 refuse(wrong)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from grampus_uq import ConfigurationError
 from grampus_uq.cli import _group
 from grampus_uq.core.state import Profile
-from grampus_uq.learn.profiles import FitOptions, fit_profile, judge_run
+from grampus_uq.learn.profiles import FitOptions, counterfactual, fit_profile
 from grampus_uq.learn.profiles.comparing import Comparison, compare_profiles
 from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import ProfileArtifact, save
@@ -55,14 +55,14 @@ def test_the_measures_are_those_of_the_library_on_the_same_runs(fitted: ProfileA
     scored = compared(fresh, fitted.profile, fitted.profile)
     kept = [run for run in runs(fresh) if run.outcome.success is not None]
     for side, profile in (("first", GUIDE), ("second", fitted.profile)):
-        judged = [judge_run(run, profile) for run in kept]
-        held, good = np.array([one.held for one in judged]), np.array([one.success for one in judged])
+        judged = [counterfactual(run, profile) for run in kept]
+        held, good = np.array([one.paused for one in judged]), np.array([one.success for one in judged])
         assert getattr(found["share paused"], side) == pytest.approx(held.mean())
         assert getattr(found["false alarms (paused, of successes)"], side) == pytest.approx(held[good].mean())
         assert getattr(found["precision of pauses"], side) == pytest.approx((~good)[held].mean())
         assert getattr(found["right among the rest"], side) == pytest.approx(good[~held].mean())
-    judged = [judge_run(run, fitted.profile) for run in kept]
-    traces = ForecastTraces.of([one.chances for one in judged])
+    judged = [counterfactual(run, fitted.profile) for run in kept]
+    traces = ForecastTraces.of([one.p_success for one in judged])
     rows = {row.measure: row.first for row in scored.rows}
     assert rows["TPS log of p_success"] == pytest.approx(tps(traces, good).mean())
     assert rows["AUROC of p_success"] == pytest.approx(auroc(weighted_forecast(traces), good))

@@ -111,14 +111,14 @@ def test_an_older_p_success_is_kept_on_request_and_its_own_runs_set_no_threshold
     old = recorded(tmp_path, 120, seed=1)
     older = fit_profile(old, base=BASE, options=FitOptions(detector=False)).artifact
     new = recorded(tmp_path, 60, seed=2)
-    options = FitOptions(wrong_releases=0.1, keep_chance=True, detector=False)
+    options = FitOptions(wrong_releases=0.1, keep_p_success=True, detector=False)
     fit = fit_profile([new], base=older, options=options)
     assert fit.artifact.profile.calibration == older.profile.calibration
     assert (fit.splits, fit.artifact.profile.release.runs) == ({"learn": 0, "thresholds": 60}, 60)
     both = fit_profile([old, new], base=older, options=options)
     assert both.splits == {"learn": 120, "thresholds": 60}
     assert both.artifact.profile.release.runs == 60
-    with pytest.raises(ConfigurationError, match="keep_chance"):
+    with pytest.raises(ConfigurationError, match="keep_p_success"):
         fit_profile([new], base=BASE, options=options)
 
 
@@ -128,7 +128,7 @@ def test_a_run_that_taught_an_older_p_success_sets_no_threshold_though_its_file_
     learned = older.provenance.splits["learn"]
     more = recorded(tmp_path, 40, seed=2)
     old.write_bytes(old.read_bytes() + more.read_bytes())
-    options = FitOptions(wrong_releases=0.1, keep_chance=True, detector=False)
+    options = FitOptions(wrong_releases=0.1, keep_p_success=True, detector=False)
     once = fit_profile([old], base=older, options=options)
     assert once.splits == {"learn": learned, "thresholds": 160 - learned}
     again = fit_profile([more], base=older, options=options).artifact
@@ -199,7 +199,7 @@ def test_the_forecast_says_what_replay_stops_on_the_same_runs(tmp_path: Path) ->
                 stopped = session.commit(call, ()).action.stops
             reason = StopReason.MONITOR_STOP if stopped else StopReason.CLEAN
             session.finish(Outcome(success=None if stopped else bool(runs.success[i]), stop_reason=reason))
-    fit = fit_profile(folder, base=first.artifact, options=FitOptions(wrong_releases=0.1, keep_chance=True))
+    fit = fit_profile(folder, base=first.artifact, options=FitOptions(wrong_releases=0.1, keep_p_success=True))
     counts = replay_all(folder, fit.artifact.profile)
     paused = fit.expected["paused"]
     assert paused["of"] == counts.runs == 120

@@ -18,9 +18,9 @@ from grampus_uq.cli import _group
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.task_draws import held_out_runs
-from grampus_uq.learn.profiles import FitOptions, ProfileFit, fit_profile, judge_run, rates
-from grampus_uq.learn.profiles.chance import MOST_STEPS, _enough
+from grampus_uq.learn.profiles import FitOptions, ProfileFit, counterfactual, fit_profile, rates
 from grampus_uq.learn.profiles.labelled import labelled_runs
+from grampus_uq.learn.profiles.p_success import MOST_STEPS, _enough
 from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import load, save
 from grampus_uq.recording.replay import replay
@@ -73,8 +73,8 @@ def test_everything_that_the_labels_allow_is_fitted_and_the_rest_says_why(fitted
 def test_the_promises_hold_on_fresh_runs(fitted: ProfileFit, tmp_path: Path) -> None:
     record(tmp_path, 500, 2)
     fresh = [run for run in runs(tmp_path) if run.outcome.success is not None]
-    found = rates(judge_run(run, fitted.artifact.profile) for run in fresh)
-    alarms = [one for one in fresh if judge_run(one, fitted.artifact.profile).held_by == "detector"]
+    found = rates(counterfactual(run, fitted.artifact.profile) for run in fresh)
+    alarms = [one for one in fresh if counterfactual(one, fitted.artifact.profile).paused_by == "detector"]
     good = sum(run.outcome.success for run in fresh)
     assert sum(run.outcome.success for run in alarms) <= binomial_ceiling(good, 0.1)
     assert part(fitted, "release").promise  # certified

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq.recording import TornLine, read
+from grampus_uq.recording import PartialLine, read
 from grampus_uq.records.events import StepEvent
 
 ROOT = Path(__file__).parents[2]
@@ -24,27 +24,27 @@ def run(*arguments: object) -> list[dict[str, object]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def counts(path: Path, torn: list[TornLine]) -> dict[str, int]:
+def counts(path: Path, torn: list[PartialLine]) -> dict[str, int]:
     """Steps of each writer; raises when a writer's steps are out of order or one is missing between others."""
     found: dict[str, int] = defaultdict(int)
     if path.exists():
-        for event in read(path, on_torn=torn.append):
+        for event in read(path, on_partial_line=torn.append):
             assert isinstance(event, StepEvent)
             assert event.assessment.index == found[event.agent_id]
             found[event.agent_id] += 1
     return found
 
 
-def lost(path: Path, lives: list[dict[str, object]], torn: list[TornLine]) -> int:
+def lost(path: Path, lives: list[dict[str, object]], torn: list[PartialLine]) -> int:
     """How many steps that a writer was told were written are not in the file."""
     found = counts(path, torn)
     return sum(max(0, int(str(life["written"])) - found[str(life["writer"])]) for life in lives)
 
 
-def kill(folder: Path, kind: str, lives: int) -> tuple[int, int, list[TornLine]]:
+def kill(folder: Path, kind: str, lives: int) -> tuple[int, int, list[PartialLine]]:
     """Kill a writer again and again on one session; return steps lost, steps written, pieces left in the file."""
     told = run("kill", folder, "s1", kind, lives, 1)
-    torn: list[TornLine] = []
+    torn: list[PartialLine] = []
     missing = lost(folder / "s1.jsonl", told, torn)
     return missing, sum(int(str(life["written"])) for life in told), torn
 
@@ -83,6 +83,6 @@ def test_the_kills_would_show_a_writer_that_keeps_lines_in_memory(tmp_path: Path
 def test_processes_that_write_one_session_at_once_never_mix_their_lines(tmp_path: Path, writers: int) -> None:
     told = run("together", tmp_path, "s1", "none", writers, 150)
     assert [life["written"] for life in told] == [150] * writers
-    torn: list[TornLine] = []
+    torn: list[PartialLine] = []
     assert counts(tmp_path / "s1.jsonl", torn) == {str(writer): 150 for writer in range(writers)}
     assert not torn

@@ -113,7 +113,7 @@ def test_an_unfinished_line_is_left_out_and_counted_and_a_damaged_one_is_named(t
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:50])
     (file,) = pack(path, tmp_path / "out")
-    assert (file.lines, file.torn) == (3, 1)
+    assert (file.lines, file.partial_lines) == (3, 1)
     path.write_bytes(whole.replace(b"llm_call", b"\xff", 1))
     with pytest.raises(DataError) as caught:
         pack(path, tmp_path / "no")

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.errors import DataError
-from grampus_uq.recording import RecordingProcessor, TornLine, encode, read
+from grampus_uq.recording import PartialLine, RecordingProcessor, encode, read
 from grampus_uq.recording.reader import scan
 from grampus_uq.records.events import Event
 from tests.recording.events import session, started, step_event
@@ -21,9 +21,9 @@ def written(path: Path, data: bytes) -> Path:
     return path
 
 
-def found(path: Path) -> tuple[list[Event], list[TornLine]]:
-    torn: list[TornLine] = []
-    return list(read(path, on_torn=torn.append)), torn
+def found(path: Path) -> tuple[list[Event], list[PartialLine]]:
+    torn: list[PartialLine] = []
+    return list(read(path, on_partial_line=torn.append)), torn
 
 
 WHOLE = b"".join(map(encode, session(steps=2)))

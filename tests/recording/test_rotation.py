@@ -125,7 +125,7 @@ def test_a_part_that_a_killed_writer_left_torn_is_set_aside_and_the_next_part_is
     path = tmp_path / "run-1.jsonl"
     path.write_bytes(path.read_bytes() + b'{"v":1,"type":"step","sess')
     torn = []
-    whole = list(read(path, on_torn=torn.append))
+    whole = list(read(path, on_partial_line=torn.append))
     assert len(torn) == 1
     assert len(whole) == 12
 

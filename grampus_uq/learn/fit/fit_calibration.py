@@ -72,14 +72,14 @@ def fit_success(
     if len(y) != len(first):
         raise ConfigurationError.of("outcomes", "fit_success", f"of shape ({len(first)},)", y.shape)
     counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
-    said = np.full(len(first.forecasts), np.nan)
+    forecasts = np.full(len(first.forecasts), np.nan)
     rates = np.empty(len(first))
     for trained in (~second, second):
         fitted = fit_fusion(_select(streams, trained), y[trained], run_weights=counts[trained])
         inside = np.repeat(~trained, first.lengths)
-        said[inside] = apply_fusion(fitted, {name: t.forecasts[inside] for name, t in streams.items()})
+        forecasts[inside] = apply_fusion(fitted, {name: t.forecasts[inside] for name, t in streams.items()})
         rates[~trained] = y[trained].mean()
-    traces = first.with_forecasts(said)
+    traces = first.with_forecasts(forecasts)
     kept = ~traces.missing
     scores = tps(traces.select(kept), y[kept], score=LOG)
     base = tps(first.with_forecasts(first.spread(rates)).select(kept), y[kept], score=LOG)
@@ -167,8 +167,8 @@ def apply_exactly(fusion: LogisticFusion, values: Mapping[str, FloatArray]) -> F
     """
     names = [name for name in fusion.readings if name in values]
     rows = zip(*(values[name].tolist() for name in names), strict=True)
-    told = (fusion({n: None if math.isnan(v) else v for n, v in zip(names, row, strict=True)}) for row in rows)
-    return np.array([math.nan if p is None else p for p in told], dtype=np.float64)
+    probabilities = (fusion({n: None if math.isnan(v) else v for n, v in zip(names, row, strict=True)}) for row in rows)
+    return np.array([math.nan if p is None else p for p in probabilities], dtype=np.float64)
 
 
 def _standard(x: FloatArray, present: npt.NDArray[np.bool_], w: FloatArray) -> tuple[FloatArray, FloatArray]:

@@ -32,8 +32,8 @@ def fit_attribution(
         why = "No label names the step of an error."
         return None, Part(name=NAME, status="not fitted", why=why, needs=f"some twenty labelled failures ({_HOW})")
     refused: list[DataError] = []
-    told = (run for run in distinct_runs(paths, on_refused=on_refused) if names_a_step(run.outcome))
-    labelled = labelled_recordings(told, refused.append, options.task_key)
+    chosen = (run for run in distinct_runs(paths, on_refused=on_refused) if names_a_step(run.outcome))
+    labelled = labelled_recordings(chosen, refused.append, options.task_key)
     plan = Plan(level=options.attribution_level, seed=options.seed)
     try:
         found = fit_and_calibrate(labelled, plan)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from grampus_uq.learn.fit.fit_calibration import apply_exactly
 from grampus_uq.learn.fit.task_draws import one_a_task
-from grampus_uq.learn.profiles.chance import FittedChance
 from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
+from grampus_uq.learn.profiles.p_success import FittedPSuccess
 
 __all__ = ["Cases", "cases_of", "worth_labelling"]
 
@@ -27,16 +27,16 @@ _FEW = 10  # cases to learn on, below which candidates for a threshold are not c
 class Cases:
     """Runs with an irreversible call: what its decision reads, and how the run ended.
 
-    chances: shape (n,), p_success at the first irreversible call, NaN where there is none. right, weights: shape (n,).
+    p_success: shape (n,), at the first irreversible call, NaN where there is none. right, weights: shape (n,).
     once: shape (n,), one case a task at most, drawn before it was asked whether the run has a call. mass: shape (n,),
     one over the runs of the case's task, with a call or without. labelled: how many have a label (they come first);
-    the others count as wrong. learnt: chances and outcomes of the labelled cases that were learned
+    the others count as wrong. learnt: p_success and outcomes of the labelled cases that were learned
     on, for the choice of candidates; empty where these are too few, or nothing was learned. kept: p_success comes from
     another profile. praised: every label is a success, so that labels may come from praise alone: the rest counts as
-    wrong. untold, stopped: runs that name no task; runs that somebody stopped, which are not among these.
+    wrong. without_task, stopped: runs that name no task; runs that somebody stopped, which are not among these.
     """
 
-    chances: FloatArray
+    p_success: FloatArray
     right: BoolArray
     weights: FloatArray
     mass: FloatArray
@@ -44,7 +44,7 @@ class Cases:
     labelled: int
     kept: bool = False
     praised: bool = False
-    untold: int = 0
+    without_task: int = 0
     stopped: int = 0
     learnt: tuple[FloatArray, BoolArray] = field(default_factory=lambda: (np.empty(0), np.empty(0, dtype=np.bool_)))
 
@@ -58,12 +58,12 @@ class Cases:
 
     def of_each_task(self) -> tuple[FloatArray, BoolArray]:
         """Chances and outcomes of one case a task."""
-        return self.chances[self.once], self.right[self.once]
+        return self.p_success[self.once], self.right[self.once]
 
 
 def cases_of(
     runs: LabelledRuns,
-    chance: FittedChance,
+    fitted: FittedPSuccess,
     options: FitOptions,
     rng: np.random.Generator,
     *,
@@ -75,12 +75,12 @@ def cases_of(
     their score, or may have been by their outcome; and always where no outcome is asked for (`outcomes` False). Of a
     task that was learned on none does.
     """
-    unlabelled, held = runs.unlabelled, ~chance.taught
-    theirs = apply_exactly(chance.fusion, unlabelled.streams) if len(unlabelled) else np.empty(0)
-    mine = runs.at_ask(chance.values)
-    joins = _to_threshold(runs, held, options, rng)
+    unlabelled, held_out = runs.unlabelled, ~fitted.taught
+    theirs = apply_exactly(fitted.fusion, unlabelled.streams) if len(unlabelled) else np.empty(0)
+    mine = runs.at_ask(fitted.values)
+    joins = _to_threshold(runs, held_out, options, rng)
     praised = outcomes and options.labels is None and len(unlabelled) > 0 and bool(runs.success[runs.has_call].all())
-    if outcomes and not praised and not _by_score(mine[held & runs.has_call], theirs, options):
+    if outcomes and not praised and not _by_score(mine[held_out & runs.has_call], theirs, options):
         joins[:] = False
     kept = [unlabelled.tasks[i] for i in np.flatnonzero(joins)]
     others = Counter(runs.others)
@@ -90,25 +90,25 @@ def cases_of(
     every = [*runs.tasks, *kept]
     drawn = one_a_task(every, rng, others)
     others.update(every)
-    pool = held & runs.has_call
-    learn = ~held & runs.has_call
+    pool = held_out & runs.has_call
+    learn = ~held_out & runs.has_call
     tasks = [*(runs.tasks[i] for i in np.flatnonzero(pool)), *kept]
     return Cases(
-        chances=np.concatenate([mine[pool], theirs[joins]]),
+        p_success=np.concatenate([mine[pool], theirs[joins]]),
         right=np.concatenate([runs.success[pool], np.zeros(len(kept), dtype=np.bool_)]),
         weights=np.concatenate([runs.weights[pool], np.ones(len(kept))]),
         mass=np.array([1.0 / others[task] for task in tasks]),
         once=np.concatenate([drawn[: len(runs)][pool], drawn[len(runs) :]]),
         labelled=int(pool.sum()),
-        kept=chance.kept,
+        kept=fitted.kept,
         praised=praised,
-        untold=runs.untold,
+        without_task=runs.without_task,
         stopped=runs.stopped,
         **({"learnt": (mine[learn], runs.success[learn])} if int(learn.sum()) >= _FEW else {}),
     )
 
 
-def worth_labelling(runs: LabelledRuns, chance: FittedChance | None, most: int = 50) -> tuple[str, ...]:
+def worth_labelling(runs: LabelledRuns, fitted: FittedPSuccess | None, most: int = 50) -> tuple[str, ...]:
     """The runs without a label that are likeliest right, best first: their labels let a release rule publish soonest.
 
     Without a `p_success` by the fused confidence, which needs no label.
@@ -116,20 +116,20 @@ def worth_labelling(runs: LabelledRuns, chance: FittedChance | None, most: int =
     unlabelled = runs.unlabelled
     if not len(unlabelled):
         return ()
-    if chance is not None:
-        values = apply_exactly(chance.fusion, unlabelled.streams)
+    if fitted is not None:
+        values = apply_exactly(fitted.fusion, unlabelled.streams)
     else:
         values = unlabelled.streams.get("fused", np.full(len(unlabelled), np.nan))
     order = np.argsort(-values, kind="stable")
     return tuple(unlabelled.ids[i] for i in order[:most] if not np.isnan(values[i]))
 
 
-def _to_threshold(runs: LabelledRuns, held: BoolArray, options: FitOptions, rng: np.random.Generator) -> BoolArray:
+def _to_threshold(runs: LabelledRuns, held_out: BoolArray, options: FitOptions, rng: np.random.Generator) -> BoolArray:
     """Deal the runs without a label to the two parts as the labelled ones were, whole tasks, known ones with theirs."""
     tasks = runs.unlabelled.tasks
-    if held.all():
+    if held_out.all():
         return np.ones(len(tasks), dtype=np.bool_)
-    part = dict(zip(runs.tasks, held.tolist(), strict=True))
+    part = dict(zip(runs.tasks, held_out.tolist(), strict=True))
     for task in sorted(set(tasks) - part.keys()):
         part[task] = bool(rng.random() < options.held_out)
     return np.array([part[task] for task in tasks], dtype=np.bool_)

@@ -16,7 +16,7 @@ from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.alarm_figures import alarm_shares
 from grampus_uq.learn.eligibility import eligibility
-from grampus_uq.learn.profiles.expected import Judged, judge_run
+from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run
@@ -84,21 +84,21 @@ def compare_profiles(
         ConfigurationError: no run that may be used.
         DataError: a damaged recording, unless `on_refused` takes it.
     """
-    judged: list[tuple[Judged, Judged]] = []
+    replayed: list[tuple[Counterfactual, Counterfactual]] = []
     weights: list[float] = []
     left_out: Counter[str] = Counter()
-    work = partial(_judged_by_both, first, second)
+    work = partial(_under_both, first, second)
     for part in over_parts(work, paths, workers=workers, backend=backend, on_refused=on_refused):
-        judged += part.judged
+        replayed += part.replayed
         weights += part.weights
         left_out += part.left_out
         if on_runs is not None:
-            on_runs(len(part.judged) + sum(part.left_out.values()))
-    if not judged:
+            on_runs(len(part.replayed) + sum(part.left_out.values()))
+    if not replayed:
         raise ConfigurationError.of("paths", "compare_profiles", "runs with an outcome of their own", dict(left_out))
-    good = np.array([one.success for one, _ in judged], dtype=np.bool_)
+    good = np.array([one.success for one, _ in replayed], dtype=np.bool_)
     w = np.array(weights)
-    sides = ([one for one, _ in judged], [other for _, other in judged])
+    sides = ([one for one, _ in replayed], [other for _, other in replayed])
     rows = [_compared(measure, sides, good, w, rng, draws) for measure in (*_shares(), *_scores(sides, good, w))]
     used = {"success": int(good.sum()), "failure": int((~good).sum())}
     return Comparison(rows=tuple(rows), counts={**used, **dict(sorted(left_out.items()))})
@@ -106,24 +106,24 @@ def compare_profiles(
 
 @dataclass(slots=True)
 class _Part:
-    judged: list[tuple[Judged, Judged]] = field(default_factory=list)
+    replayed: list[tuple[Counterfactual, Counterfactual]] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def _judged_by_both(first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None) -> _Part:
+def _under_both(first: Profile, second: Profile, runs: Iterator[Run], refuse: Refused | None) -> _Part:
     found = _Part()
     for run in runs:
         decided = eligibility(run)
         if not decided.usable or not run.steps:
             found.left_out[decided.reason or "no_step"] += 1
             continue
-        found.judged.append((judge_run(run, first), judge_run(run, second)))
+        found.replayed.append((counterfactual(run, first), counterfactual(run, second)))
         found.weights.append(decided.weight)
     return found
 
 
-Side = Sequence[Judged]
+Side = Sequence[Counterfactual]
 Statistic = Callable[[Side, BoolArray, FloatArray], RowStatistic]
 
 
@@ -152,8 +152,8 @@ def _shares() -> list[_Measure]:
 
 
 def _share(key: str, side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
-    held = np.array([one.held for one in side], dtype=np.bool_)
-    what, among = alarm_shares(held, good)[key]
+    paused = np.array([one.paused for one in side], dtype=np.bool_)
+    what, among = alarm_shares(paused, good)[key]
     return _ratio((what & among) * w, among * w)
 
 
@@ -161,7 +161,7 @@ def _scores(sides: tuple[Side, Side], good: BoolArray, w: FloatArray) -> list[_M
     """How good p_success was, on the runs where both have one at every step."""
     whole = np.array(
         [
-            bool(one.chances) and not any(map(math.isnan, (*one.chances, *other.chances)))
+            bool(one.p_success) and not any(map(math.isnan, (*one.p_success, *other.p_success)))
             for one, other in zip(*sides, strict=True)
         ],
         dtype=np.bool_,
@@ -171,7 +171,7 @@ def _scores(sides: tuple[Side, Side], good: BoolArray, w: FloatArray) -> list[_M
     n = int(whole.sum())
 
     def forecasts(side: Side) -> ForecastTraces:
-        return ForecastTraces.of([one.chances for one, kept in zip(side, whole, strict=True) if kept])
+        return ForecastTraces.of([one.p_success for one, kept in zip(side, whole, strict=True) if kept])
 
     def mean_of(score: Any) -> Statistic:
         def of(side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:

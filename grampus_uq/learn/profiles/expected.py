@@ -14,72 +14,72 @@ from grampus_uq.learn.alarm_figures import alarm_shares, share
 from grampus_uq.recording.replay import replay_run, would_stop
 from grampus_uq.recording.runs import Run
 
-__all__ = ["Judged", "judge_run", "rates"]
+__all__ = ["Counterfactual", "counterfactual", "rates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One run under a profile: whether it would have been held at all, by which rule first, and its chances.
+class Counterfactual:
+    """What a profile would have done with a recorded run: whether it would have paused it, and by which rule first.
 
-    chances: p_success at each step of the model, NaN where there is none. weight: how many runs of the traffic it
+    p_success: its value at each step of the model, NaN where there is none. weight: how many runs of the traffic it
     stands for. known: whether its outcome is known and its own.
     """
 
     session_id: str
     success: bool
-    held_by: str = ""
+    paused_by: str = ""
     step: int | None = None
-    chances: tuple[float, ...] = field(default=())
+    p_success: tuple[float, ...] = field(default=())
     weight: float = 1.0
     known: bool = True
 
     @property
-    def held(self) -> bool:
+    def paused(self) -> bool:
         """True when some step would have been stopped."""
         return self.step is not None
 
 
-def judge_run(run: Run, profile: Profile, *, keep_chances: bool = True) -> Judged:
+def counterfactual(run: Run, profile: Profile, *, keep_p_success: bool = True) -> Counterfactual:
     """Take a run's recorded readings through a profile, as `replay` does; nothing is asked anew.
 
-    Without `keep_chances` they are left out: of a million steps they take much memory. Raises DataError when the run's
-    steps do not follow each other.
+    Without `keep_p_success` its values are left out: of a million steps they take much memory. Raises DataError when
+    the run's steps do not follow each other.
     """
     kept = {id(event) for event in run.steps}
     rule, at = "", None
-    chances: list[float] = []
+    p_success: list[float] = []
     for number, replayed in enumerate(replay_run(run, profile)):
         event, seen = replayed.event, replayed.assessment
-        if keep_chances and event.step.kind != "tool_call" and id(event) in kept:
-            chances.append(float("nan") if seen.p_success is None else seen.p_success)
+        if keep_p_success and event.step.kind != "tool_call" and id(event) in kept:
+            p_success.append(float("nan") if seen.p_success is None else seen.p_success)
         if at is None and would_stop(seen):
             rule, at = seen.rule, number
     outcome = run.outcome
-    return Judged(
+    return Counterfactual(
         session_id=run.session_id,
         success=outcome is not None and outcome.success is True,
-        held_by=rule,
+        paused_by=rule,
         step=at,
-        chances=tuple(chances),
+        p_success=tuple(p_success),
     )
 
 
-def rates(judged: Iterable[Judged], *, runs_per_day: float | None = None) -> dict[str, JsonValue]:
+def rates(replayed: Iterable[Counterfactual], *, runs_per_day: float | None = None) -> dict[str, JsonValue]:
     """Shares with 95 % intervals: pauses of all runs, and what became of those whose outcome is known.
 
     These are precision, false alarms, failures caught, and what is right of the rest, without pauses and with. Runs
     count by their weight. The intervals are exact (binomial), of the effective number of runs where weights differ.
     `pauses_per_day` is None when nobody knows how many runs a day there are.
     """
-    every = list(judged)
-    held = np.array([one.held for one in every], dtype=np.bool_)
+    every = list(replayed)
+    paused = np.array([one.paused for one in every], dtype=np.bool_)
     good = np.array([one.success for one in every], dtype=np.bool_)
     known = np.array([one.known for one in every], dtype=np.bool_)
     weights = np.array([one.weight for one in every], dtype=np.float64)
-    rules = Counter(one.held_by for one in every if one.held)
+    rules = Counter(one.paused_by for one in every if one.paused)
     shares = {
         name: share(what, among if name == "paused" else known & among, weights)
-        for name, (what, among) in alarm_shares(held, good).items()
+        for name, (what, among) in alarm_shares(paused, good).items()
     }
     rate = shares["paused"].estimate
     return {

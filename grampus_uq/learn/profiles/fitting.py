@@ -31,10 +31,10 @@ from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
 from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles.attribution_part import fit_attribution
 from grampus_uq.learn.profiles.cases import worth_labelling
-from grampus_uq.learn.profiles.chance import FittedChance, can_learn, fit_chance, keep_chance, rank_by_one
-from grampus_uq.learn.profiles.expected import Judged, judge_run, rates
+from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, rates
 from grampus_uq.learn.profiles.labelled import NO_STEP, LabelledRuns, labelled_runs
 from grampus_uq.learn.profiles.options import FitOptions
+from grampus_uq.learn.profiles.p_success import FittedPSuccess, can_learn, fit_p_success, keep_p_success, rank_by_one
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.learn.profiles.releasing import fit_release
 from grampus_uq.learn.profiles.risk_part import fit_risk
@@ -60,10 +60,10 @@ class ProfileFit:
     """An artifact, and the account of how it came about.
 
     parts: what became of each part. counts: runs by kind and by reason of exclusion. splits: how many taught, and how
-    many could set thresholds; tasks: of how many tasks these are, untold: how many runs name none and count as one.
-    expected: what the profile would have done on all recorded runs, as `replay` says (`expected.rates`); of outcomes
-    only those that taught nothing, though they set its thresholds, so they look a little too good. label_next: runs
-    without a label that are the most worth one, best first. detector: the detector's own report, None without one.
+    many could set thresholds; tasks: of how many tasks these are; without_task: runs that name none and count as one
+    each. expected: what the profile would have done on all recorded runs, as `replay` says (`expected.rates`); of
+    outcomes only those that taught nothing, though they set its thresholds, so they look a little too good. label_next:
+    runs without a label that are the most worth one, best first. detector: the detector's own report, None without one.
     """
 
     artifact: ProfileArtifact
@@ -72,7 +72,7 @@ class ProfileFit:
     splits: dict[str, int]
     expected: dict[str, JsonValue]
     tasks: int = 0
-    untold: int = 0
+    without_task: int = 0
     label_next: tuple[str, ...] = ()
     detector: DetectorFit | None = field(default=None, repr=False)
 
@@ -128,15 +128,15 @@ def fit_profile(
     options = options or FitOptions()
     rng = np.random.default_rng(options.seed)
     given = base.profile if isinstance(base, ProfileArtifact) else base or Profile()
-    if options.keep_chance and given.calibration is None:
-        raise ConfigurationError.of("keep_chance", "fit_profile", "given with a base that has a p_success", base)
+    if options.keep_p_success and given.calibration is None:
+        raise ConfigurationError.of("keep_p_success", "fit_profile", "given with a base that has a p_success", base)
     bare = given.model_copy(update={"detector": None, "calibration": None, "release": None})
     spread: dict[str, Any] = {"workers": workers, "backend": backend, "on_refused": on_refused}
     runs = labelled_runs(paths, bare, task_key=options.task_key, on_runs=on_runs, **spread)
     if runs.recorded == runs.excluded.get(NO_STEP, 0):
         raise ConfigurationError.of("paths", "fit_profile", "recordings with at least one step of the model", 0)
     parted = held_out_runs(runs.tasks, runs.success, options.held_out, rng)
-    kept = given.calibration if options.keep_chance or not can_learn(runs, parted) else None
+    kept = given.calibration if options.keep_p_success or not can_learn(runs, parted) else None
     tracer, tracer_part = given.trajectory_risk, Part(name="tracer", status="not asked for", why="Kept with p_success.")
     if kept is None:
         tracer, tracer_part = fit_risk(paths, runs, parted, bare, options, rng, on_refused)
@@ -145,31 +145,31 @@ def fit_profile(
         # The same runs in the same order, with the risk among their streams.
         runs = labelled_runs(paths, bare, task_key=options.task_key, **spread)
     if kept is None:
-        chance, parts = fit_chance(runs, parted, rng)
+        fitted, parts = fit_p_success(runs, parted, rng)
     else:
-        chance, parts = keep_chance(runs, kept, _served(runs, base))
-    ranked = rank_by_one(runs) if chance is None else None
-    detector, detector_part = _detector(runs, parted, chance if ranked is None else ranked.solid, options, rng)
+        fitted, parts = keep_p_success(runs, kept, _served(runs, base))
+    ranked = rank_by_one(runs) if fitted is None else None
+    detector, detector_part = _detector(runs, parted, fitted if ranked is None else ranked.solid, options, rng)
     rings = detector is not None and not detector.detector.threshold.shortage
-    chance = chance or (None if ranked is None else ranked.chance)
-    release, release_part = fit_release(runs, chance, options, rng, alone=not rings)
+    fitted = fitted or (None if ranked is None else ranked.fitted)
+    release, release_part = fit_release(runs, fitted, options, rng, alone=not rings)
     if ranked is not None and (ranked.solid is not None or (release is not None and release.guarantee)):
         parts = [ranked.part]
     elif ranked is not None:  # it ranks, says nothing of how sure, and no promise came of it
-        chance = release = None
-    profile = _sensing(bare, runs, chance, detector).model_copy(
+        fitted = release = None
+    profile = _sensing(bare, runs, fitted, detector).model_copy(
         update={
-            "calibration": None if chance is None else chance.fusion,
+            "calibration": None if fitted is None else fitted.fusion,
             "release": release,
             "detector": detector.detector if detector is not None and rings else None,
         }
     )
     attribution, attribution_part = fit_attribution(paths, runs.errors_named, options, on_refused)
     parts = [tracer_part, *parts, release_part, detector_part, attribution_part]
-    taught = np.zeros(len(runs), dtype=np.bool_) if chance is None else chance.taught
+    taught = np.zeros(len(runs), dtype=np.bool_) if fitted is None else fitted.taught
     names = frozenset(name for name, out in zip(runs.ids, taught, strict=True) if out)
-    judge = partial(_judged_part, profile, names)
-    judged = [one for part in over_parts(judge, paths, **spread) for one in part]
+    judge = partial(_replayed_part, profile, names)
+    replayed = [one for part in over_parts(judge, paths, **spread) for one in part]
     splits = {"learn": int(taught.sum()), "thresholds": int((~taught).sum())}
     teachers = {_digest(name) for name in names} | (_teachers(base) if kept is not None else frozenset())
     return ProfileFit(
@@ -177,10 +177,10 @@ def fit_profile(
         parts=tuple(parts),
         counts=runs.counts,
         splits=splits,
-        expected=rates(judged, runs_per_day=options.runs_per_day or runs.runs_per_day),
+        expected=rates(replayed, runs_per_day=options.runs_per_day or runs.runs_per_day),
         tasks=len({task for task, out in zip(runs.tasks, taught, strict=True) if not out}),
-        untold=runs.untold,
-        label_next=worth_labelling(runs, chance),
+        without_task=runs.without_task,
+        label_next=worth_labelling(runs, fitted),
         detector=detector,
     )
 
@@ -207,7 +207,7 @@ def _digest(name: str) -> str:
 
 
 def _detector(
-    runs: LabelledRuns, parted: BoolArray, chance: FittedChance | None, options: FitOptions, rng: np.random.Generator
+    runs: LabelledRuns, parted: BoolArray, fitted: FittedPSuccess | None, options: FitOptions, rng: np.random.Generator
 ) -> tuple[DetectorFit | None, Part]:
     """The alarm, on p_success; where too few successes are left to set its threshold, on what nothing taught."""
     if not options.detector:
@@ -215,8 +215,8 @@ def _detector(
     if not len(runs):
         why = "No run with an outcome of its own."
         return None, Part(name="detector", status="not fitted", why=why, needs="labelled runs that nobody touched")
-    available = {**runs.streams, **({} if chance is None else {"p_success": chance.values})}
-    streams = options.streams or (("p_success",) if chance is not None else ("fused",))
+    available = {**runs.streams, **({} if fitted is None else {"p_success": fitted.values})}
+    streams = options.streams or (("p_success",) if fitted is not None else ("fused",))
     unknown = [name for name in streams if name not in available]
     if unknown and options.streams is None:
         why = "No step has a reading."
@@ -224,8 +224,8 @@ def _detector(
     if unknown:
         raise ConfigurationError.of("streams", "fit_profile", f"some of {sorted(available)}", unknown)
     taught = np.zeros(len(runs), dtype=np.bool_)
-    if chance is not None and "p_success" in streams:
-        taught |= chance.taught
+    if fitted is not None and "p_success" in streams:
+        taught |= fitted.taught
     if "trajectory_risk" in streams:
         taught |= ~parted
     found = _detector_on(streams, available, runs, taught, options, rng)
@@ -297,9 +297,9 @@ def _advice(found: DetectorFit, runs: LabelledRuns, options: FitOptions, share: 
             yield f"a false-alarm rate of {alpha:g} needs about {all_told - successes} more labelled successes"
 
 
-def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, detector: DetectorFit | None) -> Profile:
+def _sensing(bare: Profile, runs: LabelledRuns, fitted: FittedPSuccess | None, detector: DetectorFit | None) -> Profile:
     """The profile with those signals on that what was fitted reads, as they were on in the recordings."""
-    used = set() if chance is None else {name for name, one in chance.fusion.readings.items() if one.slope != 0.0}
+    used = set() if fitted is None else {name for name, one in fitted.fusion.readings.items() if one.slope != 0.0}
     used |= set() if detector is None else set(detector.detector.streams)
     policy, estimator = bare.policy, bare.estimator
     if UncertaintySource.PREFIX_VERIFIER in used and not policy.enable_prefix_verifier:
@@ -313,13 +313,15 @@ def _sensing(bare: Profile, runs: LabelledRuns, chance: FittedChance | None, det
     return bare.model_copy(update={"policy": policy, "estimator": estimator})
 
 
-def _judged_part(profile: Profile, taught: frozenset[str], runs: Iterator[Run], refuse: Refused | None) -> list[Judged]:
+def _replayed_part(
+    profile: Profile, taught: frozenset[str], runs: Iterator[Run], refuse: Refused | None
+) -> list[Counterfactual]:
     """Every run, whatever became of it; its outcome counts where it may be used and taught nothing."""
     found = []
     for run in runs:
-        judged = judge_run(run, profile, keep_chances=False)
+        replayed = counterfactual(run, profile, keep_p_success=False)
         known = eligibility(run).usable and run.session_id not in taught
-        found.append(replace(judged, weight=traffic_weight(run), known=known))
+        found.append(replace(replayed, weight=traffic_weight(run), known=known))
     return found
 
 

@@ -55,15 +55,19 @@ class Unlabelled:
 class LabelledRuns:
     """Runs whose outcome is known and was not selected.
 
-    ids: distinct names. paths: the file of each. success: shape (n,). weights: shape (n,), one over the chance that the
-    outcome was seen. tasks: trials of one task share a name; untold, how many of these runs name none and count as a
-    task each. streams: by name, one value a step of the model, NaN where missing. asks: shape (n,), which step of the
-    model the first irreversible call followed (-1: none came before it; the last step where there was no call).
-    has_call: whether there was one. excluded: runs left out, by reason; others, by task, those of them that have ended
-    in a way that can have no label of its own. unlabelled: runs that could be used if they were labelled. Of all
-    recorded runs, left out or not: recorded, how many; first_s, last_s, when the first and the last began; models,
-    prompts, tools, what they were made with; errors_named, how many labels name the step of an error; watched, how many
-    were watched with TRACER.
+    Attributes:
+        ids: distinct names; paths: the file of each.
+        success: shape (n,).
+        weights: shape (n,), one over the probability that the outcome was seen.
+        tasks: trials of one task share a name; without_task: how many name none, and count as a task each.
+        streams: by name, one value a step of the model, NaN where missing.
+        asks: shape (n,), the step of the model that the first irreversible call followed (-1: the call came before any;
+            the last step where there was no call); has_call: whether there was one.
+        excluded: runs left out, by reason; others: by task, those of them that can have no label of their own.
+        unlabelled: runs that could be used if they were labelled.
+        recorded: how many runs there were, left out or not; of all these: first_s and last_s, when the first and the
+            last began; models, prompts, tools, what they were made with; errors_named, how many labels name the step of
+            an error; watched, how many were watched with TRACER.
     """
 
     ids: tuple[str, ...]
@@ -77,7 +81,7 @@ class LabelledRuns:
     has_call: BoolArray
     excluded: Mapping[str, int]
     others: Mapping[str, int] = field(default_factory=dict)
-    untold: int = 0
+    without_task: int = 0
     unlabelled: Unlabelled = field(default_factory=Unlabelled)
     first_s: float | None = None
     last_s: float | None = None
@@ -199,7 +203,7 @@ def _labelled(columns: Columns) -> LabelledRuns:
         has_call=np.array([run.first_call is not None for run in usable], dtype=np.bool_),
         excluded=dict(sorted(reasons.items())),
         others=other_trials(runs),
-        untold=sum(run.task is None for run in usable),
+        without_task=sum(run.task is None for run in usable),
         unlabelled=_unlabelled(columns, ~rows),
         first_s=min(times, default=None),
         last_s=max(times, default=None),

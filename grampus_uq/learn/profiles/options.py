@@ -26,8 +26,8 @@ class FitOptions:
         pause_share: instead, pause at most this share of first irreversible calls.
         cost_of_failure, cost_of_pause, cost_of_abort: instead, release by expected cost; the first two together.
         certified_only: release nothing rather than by an estimated threshold, when none can be certified.
-        keep_chance: keep the `p_success` of the base profile, so that every label may set thresholds. Done anyhow where
-            there are too few labels to learn one.
+        keep_p_success: keep the `p_success` of the base profile, so that every label may set thresholds. Done in any
+            case where there are too few labels to learn one.
         labels: how the labelled runs were chosen among the recorded ones: "random" or "by_score" (the best by
             `p_success`, say); a run without a label then counts as wrong, and the promises hold however they were
             chosen. None: by score where the labelled ones score otherwise than the rest (Mann-Whitney at .001), or
@@ -51,7 +51,7 @@ class FitOptions:
     cost_of_pause: float | None = None
     cost_of_abort: float | None = None
     certified_only: bool = False
-    keep_chance: bool = False
+    keep_p_success: bool = False
     labels: Literal["random", "by_score"] | None = None
     streams: tuple[str, ...] | None = None
     held_out: float = 0.5

@@ -16,9 +16,9 @@ from pydantic import JsonValue
 
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.learn.profiles.cases import Cases, cases_of
-from grampus_uq.learn.profiles.chance import FittedChance
 from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
+from grampus_uq.learn.profiles.p_success import FittedPSuccess
 from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.stats.selective import (
     Released,
@@ -50,7 +50,7 @@ _WEIGHED = "Runs let through at random have no exact count."
 
 def fit_release(
     runs: LabelledRuns,
-    chance: FittedChance | None,
+    fitted: FittedPSuccess | None,
     options: FitOptions,
     rng: np.random.Generator,
     *,
@@ -60,7 +60,7 @@ def fit_release(
 
     Args:
         runs: the labelled runs, and those that lack a label.
-        chance: p_success at every step, and which runs it was learned on; None where it could not be fitted.
+        fitted: p_success at every step, and which runs it was learned on; None where it could not be fitted.
         options: which of the four.
         rng: draws one case a task.
         alone: nothing else that pauses could be fitted: a budget is then tried though nothing was asked for.
@@ -70,13 +70,13 @@ def fit_release(
     if not asked and options.pause_share is None and not costs and not (alone and runs.has_call.any()):
         why = "No accuracy, budget, share of pauses or costs were given: irreversible calls are left to the detector."
         return None, Part(name=NAME, status="not asked for", why=why)
-    if chance is None:
+    if fitted is None:
         return None, Part(name=NAME, status="not fitted", why="There is no p_success to release by.")
     if options.cost_of_failure is not None and options.cost_of_pause is not None:
         return _by_costs(options.cost_of_failure, options.cost_of_pause, options.cost_of_abort)
     if options.pause_share is not None:
-        return _by_share(cases_of(runs, chance, options, rng, outcomes=False), options.pause_share)
-    cases = cases_of(runs, chance, options, rng)
+        return _by_share(cases_of(runs, fitted, options, rng, outcomes=False), options.pause_share)
+    cases = cases_of(runs, fitted, options, rng)
     if options.accuracy is None:
         rule, part = _by_budget(cases, options.wrong_releases or BUDGET, options)
     else:
@@ -93,9 +93,9 @@ def _by_costs(failure: float, pause: float, abort: float | None) -> tuple[Releas
 
 
 def _by_share(cases: Cases, share: float) -> tuple[ReleaseRule | None, Part]:
-    chances = cases.chances[cases.once]
-    n = len(chances)
-    threshold = share_threshold(chances, share)
+    p_success = cases.p_success[cases.once]
+    n = len(p_success)
+    threshold = share_threshold(p_success, share)
     if threshold is None:
         least = math.ceil(1.0 / share) - 1
         why = f"{n} runs of independent tasks with an irreversible call do not resolve a share of {share:g}."
@@ -130,7 +130,7 @@ def _by_accuracy(cases: Cases, target: float, options: FitOptions) -> tuple[Rele
         why = f"Nothing is released: no threshold could be certified. {part.why}"
         return rule, Part(name=NAME, status="not fitted", why=why, needs=needs)
     known = slice(0, cases.labelled)
-    found = estimated_threshold(cases.chances[known], cases.right[known], target=target, weights=cases.weights[known])
+    found = estimated_threshold(cases.p_success[known], cases.right[known], target=target, weights=cases.weights[known])
     none = f"No guarantee. {shortage}"
     rule = ReleaseRule(at_least=found.threshold, mode="estimated", target=target, runs=found.cases, shortage=none)
     if found.threshold is None:
@@ -141,11 +141,11 @@ def _by_accuracy(cases: Cases, target: float, options: FitOptions) -> tuple[Rele
 
 
 def _certificate(cases: Cases, target: float, delta: float) -> Released:
-    chances, right = cases.of_each_task()
+    p_success, right = cases.of_each_task()
     if not len(cases.learnt[0]):
-        return certified_by_count(chances, right, target=target, delta=delta)
-    candidates = candidate_thresholds(*cases.learnt, target=target, cases=len(chances))
-    return certified_threshold(chances, right, candidates=candidates, target=target, delta=delta)
+        return certified_by_count(p_success, right, target=target, delta=delta)
+    candidates = candidate_thresholds(*cases.learnt, target=target, cases=len(p_success))
+    return certified_threshold(p_success, right, candidates=candidates, target=target, delta=delta)
 
 
 def _certified(cases: Cases, found: Released, target: float, delta: float) -> tuple[ReleaseRule, Part]:
@@ -173,7 +173,7 @@ def _by_budget(
         found = budget_of_wrong_releases(*cases.of_each_task(), budget=budget, delta=delta)
     if not weighted and found.threshold is None:
         delta = None
-        found = budget_of_wrong_releases(cases.chances, cases.right, budget=budget, mass=cases.mass)
+        found = budget_of_wrong_releases(cases.p_success, cases.right, budget=budget, mass=cases.mass)
     if found.threshold is None:
         return _no_budget(found, budget, options, weighted=weighted, instead=instead)
     if delta is None:
@@ -238,9 +238,9 @@ def _assumed(cases: Cases) -> str:
     """What a promise rests on, and which runs it is not about."""
     chosen = "" if cases.by_score else ", and labels given without regard to how a run went or scored"
     chosen += ", and that none of these runs taught the p_success that was kept" if cases.kept else ""
-    told = f" ({cases.untold} runs name no task and count as one each)" if cases.untold else ""
+    note = f" ({cases.without_task} runs name no task and count as one each)" if cases.without_task else ""
     text = (
-        f"This assumes independent tasks of one distribution{told}{chosen}; a changed agent, task mix or model breaks "
+        f"This assumes independent tasks of one distribution{note}{chosen}; a changed agent, task mix or model breaks "
         "it."
     )
     if cases.stopped:
@@ -260,13 +260,13 @@ def _figures(found: Released, of: int) -> dict[str, JsonValue]:
 
 def _needs(cases: Cases, target: float, delta: float) -> str:
     """How many labelled runs a certificate is likely to take, judged by the best fifth of the labelled."""
-    chances, right = cases.chances[: cases.labelled], cases.right[: cases.labelled]
-    there = ~np.isnan(chances)
+    p_success, right = cases.p_success[: cases.labelled], cases.right[: cases.labelled]
+    there = ~np.isnan(p_success)
     independent = int(cases.once.sum())
     least = released_needed(1.0, target, delta)
     if int(there.sum()) < 10 or independent < (least or 0):
         return f"There are {independent} independent cases; a certificate takes at least {least}, all of them right."
-    best = there & (chances >= np.quantile(chances[there], 0.8))
+    best = there & (p_success >= np.quantile(p_success[there], 0.8))
     seen = (float(right[best].sum()) + 0.5) / (int(best.sum()) + 1.0)
     needed = released_needed(seen, target, delta)
     if needed is None:

@@ -42,9 +42,9 @@ def fit_risk(
         )
     base = bare.trajectory_risk or TrajectoryRiskSettings()
     learn = {name for name, chosen in zip(labelled.ids, ~held, strict=True) if chosen}
-    told = (run for run in distinct_runs(paths, on_refused=on_refused) if run.session_id in learn)
+    chosen = (run for run in distinct_runs(paths, on_refused=on_refused) if run.session_id in learn)
     try:
-        found = fit_tracer_settings(labelled_trajectories(told, task_key=options.task_key), rng=rng, base=base)
+        found = fit_tracer_settings(labelled_trajectories(chosen, task_key=options.task_key), rng=rng, base=base)
     except ConfigurationError as error:
         needs = f"{LEAST_OF_EACH} failures and {LEAST_OF_EACH} successes to learn on"
         why = f"Its parameters stay as they are. {error}"

@@ -18,7 +18,7 @@ from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
 
-__all__ = ["LEAST_OF_EACH", "FittedChance", "can_learn", "fit_chance", "keep_chance", "rank_by_one"]
+__all__ = ["LEAST_OF_EACH", "FittedPSuccess", "can_learn", "fit_p_success", "keep_p_success", "rank_by_one"]
 
 LEAST_OF_EACH = 10
 """Successes, and failures, to learn on, below which a calibration would be noise."""
@@ -31,7 +31,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FittedChance:
+class FittedPSuccess:
     """The fusion, and p_success at every step of every run: nobody's own outcome taught what is said of it.
 
     taught: shape (n,), the runs whose outcomes taught which step is better than which, and that may set no threshold.
@@ -44,12 +44,12 @@ class FittedChance:
     kept: bool = False
 
 
-def can_learn(runs: LabelledRuns, held: BoolArray) -> bool:
+def can_learn(runs: LabelledRuns, held_out: BoolArray) -> bool:
     """Whether the runs that are not held out are enough to learn p_success on."""
-    return min(_of_each(runs, ~held)) >= LEAST_OF_EACH
+    return min(_of_each(runs, ~held_out)) >= LEAST_OF_EACH
 
 
-def keep_chance(runs: LabelledRuns, fusion: LogisticFusion, taught: BoolArray) -> tuple[FittedChance, list[Part]]:
+def keep_p_success(runs: LabelledRuns, fusion: LogisticFusion, taught: BoolArray) -> tuple[FittedPSuccess, list[Part]]:
     """Take p_success as it is: every run may then set a threshold but those that taught it (`taught`)."""
     values = apply_exactly(fusion, runs.streams) if len(runs) else np.empty(0)
     why = "Kept as it was in the profile given: it learned nothing here, so every label may set thresholds."
@@ -57,15 +57,15 @@ def keep_chance(runs: LabelledRuns, fusion: LogisticFusion, taught: BoolArray) -
         why += f" {int(taught.sum())} runs that served its fit may not."
     figures = _figures(runs, ~taught, values) if len(runs) else {}
     part = Part(name="p_success", status="fitted", why=why, figures=figures)
-    return FittedChance(fusion=fusion, values=values, taught=taught, kept=True), [part]
+    return FittedPSuccess(fusion=fusion, values=values, taught=taught, kept=True), [part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankedByOne:
     """A p_success that ranks runs by one stream; `solid` is it again where the labels also say how sure it is."""
 
-    chance: FittedChance
-    solid: FittedChance | None
+    fitted: FittedPSuccess
+    solid: FittedPSuccess | None
     part: Part
 
 
@@ -85,9 +85,9 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     why = f"On one stream, {name}, and all {len(runs)} runs: too few to part. Every label may still set thresholds."
     solid = min(good, bad) >= LEAST_OF_EACH
     why += "" if solid else " It ranks; how sure it is, so few cannot say."
-    chance = FittedChance(fusion=fusion, values=values, taught=np.zeros(len(runs), dtype=np.bool_))
+    fitted = FittedPSuccess(fusion=fusion, values=values, taught=np.zeros(len(runs), dtype=np.bool_))
     part = Part(name="p_success", status="fitted", why=why, figures={"streams": [name]})
-    return RankedByOne(chance=chance, solid=chance if solid else None, part=part)
+    return RankedByOne(fitted=fitted, solid=fitted if solid else None, part=part)
 
 
 def _most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
@@ -106,23 +106,25 @@ def _rising(fusion: LogisticFusion, name: str) -> LogisticFusion:
     return fusion.model_copy(update={"readings": {**fusion.readings, name: steeper}})
 
 
-def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) -> tuple[FittedChance | None, list[Part]]:
+def fit_p_success(
+    runs: LabelledRuns, held_out: BoolArray, rng: np.random.Generator
+) -> tuple[FittedPSuccess | None, list[Part]]:
     """Fit p_success on the runs that are not held out; report each stream's worth alone, and that of the fusion.
 
     The runs to learn on are judged by cross-fitting, all others by the fusion itself. Of very many runs a random part
     of about `MOST_STEPS` steps teaches it: a dozen numbers are not known better from more.
     """
-    learn = _enough(runs, ~held, rng)
+    learn = _enough(runs, ~held_out, rng)
     good, bad = _of_each(runs, learn)
     if min(good, bad) < LEAST_OF_EACH:
-        lacking = _lacking(runs, held, good, bad)
+        lacking = _lacking(runs, held_out, good, bad)
         why = f"{good} successes and {bad} failures to learn on; {LEAST_OF_EACH} of each are the least."
         return None, [Part(name="p_success", status="not fitted", why=why, needs=lacking)]
     names = [name for name in runs.streams if name not in DERIVED] or [n for n in DERIVED if n in runs.streams]
     names = [name for name in names if not np.isnan(runs.streams[name][_rows(runs, learn)]).all()]
     twins = _twins(runs, names)
     names = [name for name in names if name not in twins]
-    parts = [_stream_part(runs, held, learn, name) for name in names]
+    parts = [_stream_part(runs, held_out, learn, name) for name in names]
     for name, twin in twins.items():
         parts.append(
             Part(name=f"stream {name}", status="not fitted", why=f"Here it is the same as {twin} at every step.")
@@ -138,7 +140,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
     outside = _rows(runs, ~learn)
     if outside.any():
         values[outside] = apply_exactly(fusion, {name: runs.streams[name][outside] for name in names})
-    figures = _figures(runs, held, values) | {
+    figures = _figures(runs, held_out, values) | {
         "score": _number(found.score),
         "base_score": _number(found.base_score),
         "streams": [name for name, one in found.fusion.readings.items() if one.slope != 0.0],
@@ -150,7 +152,7 @@ def fit_chance(runs: LabelledRuns, held: BoolArray, rng: np.random.Generator) ->
         ", and it says no more than the success rate does." if useless else "."
     )
     parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
-    return FittedChance(fusion=fusion, values=values, taught=~held), parts
+    return FittedPSuccess(fusion=fusion, values=values, taught=~held_out), parts
 
 
 def _of_each(runs: LabelledRuns, chosen: BoolArray) -> tuple[int, int]:
@@ -183,7 +185,7 @@ def _enough(runs: LabelledRuns, learn: BoolArray, rng: np.random.Generator) -> B
     return chosen
 
 
-def _stream_part(runs: LabelledRuns, held: BoolArray, learn: BoolArray, name: str) -> Part:
+def _stream_part(runs: LabelledRuns, held_out: BoolArray, learn: BoolArray, name: str) -> Part:
     """A stream alone, calibrated: log score out of sample beside that of the success rate."""
     try:
         found = _fit(runs, learn, [name])
@@ -191,8 +193,8 @@ def _stream_part(runs: LabelledRuns, held: BoolArray, learn: BoolArray, name: st
         return Part(name=f"stream {name}", status="not fitted", why=str(error))
     one = found.fusion.readings[name]
     values = np.full(len(runs.streams[name]), np.nan)
-    if held.any():
-        values[_rows(runs, held)] = apply_fusion(found.fusion, {name: runs.streams[name][_rows(runs, held)]})
+    if held_out.any():
+        values[_rows(runs, held_out)] = apply_fusion(found.fusion, {name: runs.streams[name][_rows(runs, held_out)]})
     calibration: dict[str, JsonValue] = {"mean": one.mean, "sd": one.sd, "slope": one.slope}
     calibration["intercept"] = found.fusion.intercept
     figures: dict[str, JsonValue] = {
@@ -201,7 +203,7 @@ def _stream_part(runs: LabelledRuns, held: BoolArray, learn: BoolArray, name: st
         "base_score": _number(found.base_score),
         "runs_scored": found.scored,
         "share_of_steps_read": float((~np.isnan(runs.streams[name])).mean()),
-        **_figures(runs, held, values),
+        **_figures(runs, held_out, values),
     }
     worth = found.score is not None and found.base_score is not None and found.score > found.base_score
     why = "It says more than the success rate does." if worth else "Alone it says no more than the success rate does."
@@ -214,22 +216,22 @@ def _fit(runs: LabelledRuns, learn: BoolArray, names: list[str]) -> FittedSucces
     return fit_success(streams, runs.success[learn], ids, run_weights=runs.weights[learn])
 
 
-def _figures(runs: LabelledRuns, held: BoolArray, values: FloatArray) -> dict[str, JsonValue]:
+def _figures(runs: LabelledRuns, held_out: BoolArray, values: FloatArray) -> dict[str, JsonValue]:
     """Rank and calibration on the runs held out, at the step where an irreversible call is asked for."""
-    chances, good = runs.at_ask(values)[held], runs.success[held]
-    there = ~np.isnan(chances)
+    p_success, good = runs.at_ask(values)[held_out], runs.success[held_out]
+    there = ~np.isnan(p_success)
     if not there.any():
         return {"held_out_runs": 0}
-    chances, good = chances[there], good[there]
+    p_success, good = p_success[there], good[there]
     return {
         "held_out_runs": int(there.sum()),
-        "auroc": _number(auroc(chances, good)),
-        "t_ece": _number(trajectory_ece(chances, good)),
+        "auroc": _number(auroc(p_success, good)),
+        "t_ece": _number(trajectory_ece(p_success, good)),
     }
 
 
-def _lacking(runs: LabelledRuns, held: BoolArray, good: int, bad: int) -> str:
-    share = float((~held).mean()) if len(held) else 0.5
+def _lacking(runs: LabelledRuns, held_out: BoolArray, good: int, bad: int) -> str:
+    share = float((~held_out).mean()) if len(held_out) else 0.5
     more = {"successes": LEAST_OF_EACH - good, "failures": LEAST_OF_EACH - bad}
     wanted = [f"{math.ceil(n / max(share, 0.01))} more labelled {what}" for what, n in more.items() if n > 0]
     return " and ".join(wanted)
