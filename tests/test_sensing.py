@@ -21,7 +21,9 @@ from grampus_uq import (
     UncertaintyPolicy,
 )
 from grampus_uq.errors import ConfigurationError, RateLimitedError
+from grampus_uq.monitor import sensing
 from grampus_uq.monitor.sensing import LONG_COMPLETION, SensingPlan, StepInput
+from grampus_uq.signals import registry
 from grampus_uq.signals.equivalence import EntailmentEquivalence
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
@@ -68,6 +70,20 @@ def test_a_signal_runs_only_if_policy_and_estimator_both_allow_it(policy_allows,
     assert ("p_true" in found) is (policy_allows and estimator_allows)
     assert ("semantic_entropy" in found) is (policy_allows and estimator_allows)
     assert found >= {"verbalized", "token_probability", "token_entropy"}
+
+
+def test_a_line_in_the_registry_is_all_that_a_new_signal_needs(monkeypatch):
+    class Length:
+        source = "length"
+
+        def read(self, given):
+            return Reading(source=self.source, value=1.0 / (1.0 + len(given.text)))
+
+    line = registry.BUILT_IN[0]._replace(source="length", make=Length)
+    monkeypatch.setattr(sensing, "BUILT_IN", (*registry.BUILT_IN, line))
+    plan = SensingPlan.of(Profile())
+    assert "length" in plan.names
+    assert any(reading.source == "length" for reading in plan.read(step("abc")))
 
 
 def test_without_a_word_about_it_p_true_runs_and_sampling_does_not():

@@ -143,12 +143,14 @@ class SensingPlan:
         else:
             fast.append(ElicitedConfidence(repairs=sensing.repairs))
         own = {signal.source for signal in sensing.signals}
-        for known in BUILT_IN:
-            if known.make is None or (known.replaceable and known.source in own):
-                continue
-            if getattr(policy, known.switch) and getattr(estimator, known.switch):
-                fast.append(known.make())
-        for signal in sensing.signals:
+        built_in = [
+            known.make()
+            for known in BUILT_IN
+            if known.make is not None
+            and not (known.replaceable and known.source in own)
+            and (not known.switch or (getattr(policy, known.switch) and getattr(estimator, known.switch)))
+        ]
+        for signal in (*built_in, *sensing.signals):
             if isinstance(signal, Signal):
                 fast.append(signal)
             else:

@@ -1,11 +1,11 @@
-"""The built-in signals, one line each: a new one is its own file, a name in `UncertaintySource`, and a line here."""
+"""The built-in signals, one line each: a new one is its own file and a line here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from grampus_uq.records.protocols import Signal
+from grampus_uq.records.protocols import InstantSignal, Signal
 from grampus_uq.records.vocabulary import UncertaintySource as Source
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
@@ -16,15 +16,16 @@ __all__ = ["BUILT_IN", "BUILT_IN_NAMES", "LABELS"]
 class _Signal(NamedTuple):
     """A signal that a monitor may run.
 
-    `label` is its name in reports, `lost_without` what a user gives up without it. A signal that asks a model at every
-    step has `make`, and `switch`: the field that has to be true in both the policy and the estimator. A `replaceable`
-    one gives way to the caller's own signal of the same name, which may have another model.
+    `label` is its name in reports, `lost_without` what a user gives up without it. `make` builds it; a signal without
+    one is read by code of its own (a step's tokens in one pass, the slow path, the trajectory). `switch` is the field
+    that has to be true in both the policy and the estimator, "" for a signal that always runs. A `replaceable` signal
+    gives way to the caller's own of the same name, which may have another model.
     """
 
-    source: Source
+    source: str
     label: str
     lost_without: str = ""
-    make: Callable[[], Signal] | None = None
+    make: Callable[[], Signal | InstantSignal] | None = None
     switch: str = ""
     replaceable: bool = False
 
@@ -43,5 +44,5 @@ BUILT_IN: Final = (
     _Signal(Source.TRAJECTORY_RISK, "trajectory risk"),
 )
 
-BUILT_IN_NAMES: Final = frozenset(signal.source.value for signal in BUILT_IN)
-LABELS: Final[dict[str, str]] = {signal.source.value: signal.label for signal in BUILT_IN}
+BUILT_IN_NAMES: Final = frozenset(str(signal.source) for signal in BUILT_IN)
+LABELS: Final[dict[str, str]] = {str(signal.source): signal.label for signal in BUILT_IN}
