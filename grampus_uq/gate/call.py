@@ -212,7 +212,9 @@ def _doubt(judged: StepUncertainty | Verdict | ApprovalRequest, reason: str) -> 
 
 def cleared(record: CallRecord, by: str = "monitor") -> CallRecord:
     """Clear a call without a human decision; valid in this process only."""
-    return record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None).clear_here()
+    new = record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None)
+    new._cleared_here = new._identity(new.call)
+    return new
 
 
 def may_be_granted(record: CallRecord, terms: Terms) -> bool:

@@ -312,6 +312,8 @@ async def _asked_by_monitor(
         always = unwatched is not None and unwatched.asks_always(record.proposed.name)
         return ALWAYS_ASK if always else None, UncertaintyAction.PROCEED
     # One that came without arguments would run without any: they count as given, and are held against the turn.
-    proposed = record.proposed.model_copy(update={"arguments": record.proposed.arguments})
+    proposed = record.proposed
+    if "arguments" not in proposed.model_fields_set:
+        proposed = proposed.model_copy(update={"arguments": proposed.arguments})
     step, action = await session.observe_tool_call(proposed, record.step_id, effect=effect)
     return doubt_of(step) if action is UncertaintyAction.PAUSE_FOR_HUMAN else None, action

@@ -5,6 +5,7 @@ A seal hides nothing, and it does not tell an old state of a session from its ne
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import os
@@ -22,6 +23,7 @@ SEAL = "seal"
 """The key under which sealed values carry their seal."""
 
 
+@functools.lru_cache(maxsize=1_024)
 def session_place(agent_id: str, session_id: str, *, errors: str = "surrogatepass") -> str:
     """What the seal of a session's state is bound to; ids may hold any character, and no two sessions share a place.
 
