@@ -15,6 +15,7 @@ that order, so that no call ever waits for it or fails because of it. `wait_for`
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import queue
 import threading
@@ -46,8 +47,7 @@ __all__ = ["UncertaintyCallback"]
 
 log = logging.getLogger("grampus_uq.integrations.litellm")
 
-_MAX_SEEN = 4096
-_MAX_KINDS = 64
+_MAX_KNOWN = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,19 +72,14 @@ class _Watched:
 class UncertaintyCallback(CustomLogger):
     """Keeps one session of the monitor for each value of a metadata key; calls without the key are not watched.
 
-    Parameters
-    ----------
-    monitor
-        What judges. Sessions only advise unless `advisory` is False, which changes what `would_allow` answers.
-    key
-        The entry of the call's `metadata` that names its session.
-    model_client, model_id
-        The model that the signals ask, and its name there; its own calls must not carry the key.
-    max_sessions, expires_s
-        The session that was used longest ago goes when there are too many, and any after this many seconds without a
-        call. A call that names it later starts it anew.
-    max_waiting
-        Answers that may wait to be judged; what comes when there are more is dropped, and counted in `dropped`.
+    Args:
+        monitor: judges; `advisory` is its sessions', and changes what `would_allow` answers.
+        key: the entry of the call's `metadata` that names its session.
+        model_client, model_id: the model that the signals ask, and its name there; its own calls must not carry the
+            key.
+        max_sessions, expires_s: the session that was used longest ago goes when there are too many, and any after this
+            many seconds without a call. A call that names it later starts it anew.
+        max_waiting: answers that may wait to be judged; more are dropped, and counted in `dropped`.
     """
 
     def __init__(
@@ -111,9 +106,7 @@ class UncertaintyCallback(CustomLogger):
         self._client, self._model_id = model_client, model_id
         self._max_sessions, self._expires_s = max_sessions, expires_s
         self._sessions: OrderedDict[str, _Watched] = OrderedDict()
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        self._judged: OrderedDict[str, bool] = OrderedDict()
-        self._unread: set[str] = set()
+        self._known: OrderedDict[Any, bool | None] = OrderedDict()  # was the answer judged; None while it waits
         self._waiting: queue.Queue[_Call | None] = queue.Queue(max_waiting)
         self._lock = threading.Lock()
         self._over = threading.Condition(self._lock)
@@ -138,56 +131,37 @@ class UncertaintyCallback(CustomLogger):
             if getattr(response, "output", None) is None:
                 response = getattr(response, "response", response)  # the last event of a streamed `responses`
             if not (getattr(response, "choices", None) or getattr(response, "output", None)):
-                self._not_read(type(response).__name__)
+                _log_unread(type(response).__name__)
                 return
-            if not self._first(given.get("litellm_call_id")):
-                return
-            tools = (given.get("optional_params") or {}).get("tools")
+            call_id = given.get("litellm_call_id")
+            with self._lock:
+                if call_id in self._known:  # litellm may report one to both kinds of callback
+                    return
+                self._know(call_id, None)
             call = _Call(
-                call_id=given.get("litellm_call_id"),
+                call_id=call_id,
                 session_id=str(named),
                 model=str(given.get("model") or ""),
                 messages=given.get("messages"),
-                tools=tools,
+                tools=(given.get("optional_params") or {}).get("tools"),
                 response=response,
             )
             self._start()
             self._waiting.put_nowait(call)
         except queue.Full:
-            with self._lock:
+            with self._over:
                 self.dropped += 1
-            self._done(given.get("litellm_call_id"), False)
+                self._know(given.get("litellm_call_id"), False)
         except Exception as error:  # noqa: BLE001 (a callback must never take the call down)
             self._failed(error)
 
-    def _not_read(self, kind: str) -> None:
-        """Say once of each kind of answer that names a session that it is not watched."""
-        with self._lock:
-            if kind in self._unread or len(self._unread) >= _MAX_KINDS:
-                return
-            self._unread.add(kind)
-        log.warning("answers of the kind %s are not watched, although they name a session", kind)
-
-    def _done(self, call_id: Any, judged: bool) -> None:
-        if call_id is None:
-            return
-        with self._over:
-            self._judged[call_id] = judged
-            while len(self._judged) > _MAX_SEEN:
-                self._judged.popitem(last=False)
+    def _know(self, call_id: Any, judged: bool | None) -> None:
+        """Remember what became of a call's answer; under the lock."""
+        if call_id is not None:
+            self._known[call_id] = judged
+            while len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
             self._over.notify_all()
-
-    def _first(self, call_id: Any) -> bool:
-        """True the first time that a call is seen; litellm may report one to both kinds of callback."""
-        if call_id is None:
-            return True
-        with self._lock:
-            if call_id in self._seen:
-                return False
-            self._seen[call_id] = None
-            while len(self._seen) > _MAX_SEEN:
-                self._seen.popitem(last=False)
-            return True
 
     def _failed(self, error: Exception) -> None:
         with self._lock:
@@ -219,8 +193,9 @@ class UncertaintyCallback(CustomLogger):
                 except Exception as error:  # noqa: BLE001 (one answer that cannot be read must not end the thread)
                     self._failed(error)
                 finally:
+                    with self._over:
+                        self._know(call.call_id, judged)
                     self._waiting.task_done()
-                    self._done(call.call_id, judged)
 
     async def _judge(self, call: _Call) -> None:
         watched = self._session(call.session_id, call.model)
@@ -264,34 +239,28 @@ class UncertaintyCallback(CustomLogger):
                 "response", "UncertaintyCallback.wait_for", "what a call of litellm returned", type(response)
             )
         with self._over:
-            self._over.wait_for(lambda: call_id in self._judged, timeout_s)
-            return self._judged.get(call_id, False)
+            self._over.wait_for(lambda: self._known.get(call_id) is not None, timeout_s)
+            return bool(self._known.get(call_id))
 
     async def wait_for_async(self, response: Any, timeout_s: float = 10.0) -> bool:
         """`wait_for`, without standing in the event loop's way."""
         return await anyio.to_thread.run_sync(self.wait_for, response, timeout_s, abandon_on_cancel=True)
 
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until every answer that litellm has handed over is judged; False when the time is up first.
+    def close(self, timeout_s: float = 10.0) -> bool:
+        """Judge what waits and end the thread; False when the time is up first.
 
-        litellm hands an answer over a moment after its call returned: one that it still holds is not waited for. To ask
-        about an answer that you have, use `wait_for`.
+        Take the callback out of litellm's callbacks before.
+        An answer that litellm has not handed over yet is not waited for: use `wait_for` for one that you have.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while self._waiting.unfinished_tasks and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-        return not self._waiting.unfinished_tasks
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        """Judge what waits and end the thread. Take the callback out of litellm's callbacks first."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None and thread.is_alive():
             try:
                 self._waiting.put(None, timeout=timeout_s)
             except queue.Full:
-                return  # it judges on; being a daemon, it keeps no process alive
+                return False  # it judges on; being a daemon, it keeps no process alive
             thread.join(timeout_s)
+        return not self._waiting.unfinished_tasks
 
     def session(self, session_id: str) -> Session | None:
         """The session of this name, None when there is none any more or yet."""
@@ -308,3 +277,8 @@ class UncertaintyCallback(CustomLogger):
         """What would be said of a tool call now; None, which is no leave, for a session that nothing is known of."""
         session = self.session(session_id)
         return None if session is None else session.would_allow(call)
+
+
+@functools.lru_cache(maxsize=64)
+def _log_unread(kind: str) -> None:
+    log.warning("answers of the kind %s are not watched, although they name a session", kind)

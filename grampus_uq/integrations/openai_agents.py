@@ -13,7 +13,7 @@ import contextvars
 import json
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, Unpack
 
@@ -28,7 +28,8 @@ from grampus_uq import (
 )
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.seal import session_place
-from grampus_uq.integrations.held_calls import take_up, waiting_in
+from grampus_uq.integrations.call_records import waiting_in
+from grampus_uq.integrations.carried_calls import take_up
 from grampus_uq.integrations.settings import AdapterSettings, Settings
 
 try:
@@ -127,12 +128,14 @@ class UncertaintyGuard:
 
     # -- sessions -------------------------------------------------------------------------------------------------
 
-    @contextmanager
     def session(
         self, session_id: str, agent_id: str = "", *, model: str = "", snapshot: Mapping[str, Any] | None = None
-    ) -> Iterator[WatchedRun]:
+    ) -> AbstractContextManager[WatchedRun]:
         """The session that `Runner.run` belongs to inside this block, for those who call it themselves."""
-        run = self._start(session_id, agent_id, model, snapshot)
+        return self._inside(self._start(session_id, agent_id, model, snapshot))
+
+    @contextmanager
+    def _inside(self, run: WatchedRun) -> Iterator[WatchedRun]:
         token = self._running.set(run)
         try:
             yield run
@@ -173,7 +176,7 @@ class UncertaintyGuard:
             return system, items, tools
         if run.aborted is not None:  # an agent as a tool was aborted, and the SDK made a tool error of it
             raise run.aborted
-        notes = run.calls.notes(answered_ids(items)) if run.calls.edits else []
+        notes = run.calls.records.notes(answered_ids(items))
         told = "\n\n".join([*([system] if system else []), *notes]) if notes else system
         return told, run.vouched_items(items), tools
 
@@ -266,7 +269,7 @@ class UncertaintyGuard:
             "session_id": run.calls.session.session_id,
             "agent_id": run.calls.session.agent_id,
             "model": run.model,
-            "calls": run.calls.snapshot(),
+            "calls": run.snapshot(),
             "run_state": result.to_state().to_json(**serializing),
         }
         if self._gate.approvals.seal is not None:
@@ -296,11 +299,8 @@ class UncertaintyGuard:
         before anything ran: the text is good for another attempt.
         """
         state, run = await self._load(agent, text, decisions, session_id, given)
-        token = self._running.set(run)
-        try:
+        with self._inside(run):
             return self._remember(await Runner.run(agent, state, **self._configured(given)), run)
-        finally:
-            self._running.reset(token)
 
     async def resume_streamed(
         self,
@@ -313,11 +313,8 @@ class UncertaintyGuard:
     ) -> RunResultStreaming:
         """`resume`, streamed."""
         state, run = await self._load(agent, text, decisions, session_id, given)
-        token = self._running.set(run)
-        try:
+        with self._inside(run):
             return self._remember(Runner.run_streamed(agent, state, **self._configured(given)), run)
-        finally:
-            self._running.reset(token)
 
     async def _load(
         self,
@@ -341,12 +338,9 @@ class UncertaintyGuard:
         }
         if "context" in given:
             restoring["context_override"] = given.pop("context")
-        token = self._running.set(run)
-        try:
+        with self._inside(run):
             state = await RunState.from_json(agent, envelope["run_state"], **restoring)
             await self._decide(state, run, decisions)
-        finally:
-            self._running.reset(token)
         return state, run
 
     async def _decide(self, state: RunState[Any, Any], run: WatchedRun, decisions: Sequence[ApprovalDecision]) -> None:

@@ -198,12 +198,11 @@ def with_arguments(given: Any, arguments: Mapping[str, Any]) -> Any:
     return type(given)(**form_of(dict(arguments)), **kept)
 
 
-def answered_ids(items: Any) -> list[str]:
+def answered_ids(items: Any) -> Iterator[str]:
     """Ids of the calls whose results are in the input of a model."""
-    if isinstance(items, str):
-        return []
-    results = (item for item in items if text_field(item, "type").endswith("_output"))
-    return [text_field(item, "call_id") for item in results]
+    for item in () if isinstance(items, str) else items:
+        if text_field(item, "type").endswith("_output"):
+            yield text_field(item, "call_id")
 
 
 def read_output(output: Sequence[Any], usage: Any, tools: Iterable[Any] = ()) -> ModelTurn:

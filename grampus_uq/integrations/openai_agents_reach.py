@@ -12,9 +12,9 @@ from typing import Any
 from agents import Agent, ApplyPatchTool, CustomTool, Handoff, Model, ShellTool
 
 from grampus_uq import ConfigurationError
-from grampus_uq.integrations.held_calls import note_schema
 from grampus_uq.integrations.openai_agents_model import WatchedModel
 from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
+from grampus_uq.integrations.settings import note_schema
 
 __all__ = ["AgentWatch"]
 

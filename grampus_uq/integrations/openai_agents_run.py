@@ -10,6 +10,7 @@ from typing import Any
 from agents import AgentsException
 
 from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, UncertaintyError
+from grampus_uq.integrations.carried_calls import write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.model_turn import ModelTurn
 from grampus_uq.integrations.openai_agents_model import form_of, item_call, plain, tool_call, written_calls
@@ -70,7 +71,7 @@ class WatchedRun:
         An editor is given no id: the call of its operation that has not run yet is the one.
         """
         form = form_of(given)
-        for call in (*self.calls.known(name), *self._latest):
+        for call in (*self.calls.records.known(name), *self._latest):
             if call.name == name and call_id in ("", call.id) and form_of(call.arguments) == form:
                 return call
         return tool_call(call_id, name, form)
@@ -91,10 +92,14 @@ class WatchedRun:
             if kind != "mcp_approval_response" or field(item, "approve") is False:
                 return True
             call_id = text_field(item, "approval_request_id")
-            approved = calls.approved(call_id)
+            approved = calls.records.approved(call_id)
             return bool(approved) and all(call in approved for call in asked if call.id == call_id)
 
         return [item for kind, item in kinds if stands(kind, item)]
+
+    def snapshot(self) -> dict[str, Any]:
+        """The belief and the calls as JSON values, for `UncertaintyGuard.session(snapshot=...)` in another process."""
+        return write_snapshot(self.calls)
 
     @property
     def belief(self) -> AgentBeliefState:

@@ -14,7 +14,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from agents import (
     ApplyPatchResult,
@@ -28,10 +28,12 @@ from agents import (
 from agents.tool_context import ToolContext
 
 from grampus_uq import ConfigurationError, ToolCall
-from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.openai_agents_model import plain, with_arguments
 
-__all__ = ["GATE", "Gate", "WatchedRun", "gate_tools", "gated_by", "mcp_policy", "without_gate"]
+if TYPE_CHECKING:
+    from grampus_uq.integrations.openai_agents_run import WatchedRun
+
+__all__ = ["GATE", "Gate", "gate_tools", "gated_by", "mcp_policy", "without_gate"]
 
 GATE = "grampus_uq_gate"
 """The attribute by which a gate knows itself again."""
@@ -39,20 +41,6 @@ HELD = "Not executed: this call waits for a human. {reason}"
 _HARMLESS_HOSTED = frozenset(
     {"code_interpreter", "file_search", "image_generation", "programmatic_tool_calling", "tool_search", "web_search"}
 )
-
-
-class WatchedRun(Protocol):
-    """What a gate needs of the run that it is called in."""
-
-    calls: HeldCalls
-
-    def proposed(self, call_id: str, name: str, arguments: Any) -> ToolCall:
-        """The call of this id as the model's answer had it; another one where the name or the arguments differ."""
-        ...
-
-    def meant(self, call_id: str, name: str, given: Any) -> ToolCall:
-        """The call that a shell, apply-patch or custom tool is given, as the model's answer had it."""
-        ...
 
 
 Gate = Callable[[], "WatchedRun | None"]

@@ -33,9 +33,10 @@ from grampus_uq import (
     UncertaintyMonitor,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.integrations.held_calls import Release, note_schema, take_up
+from grampus_uq.integrations.carried_calls import take_up
+from grampus_uq.integrations.held_calls import Release
 from grampus_uq.integrations.model_turn import ModelTurn
-from grampus_uq.integrations.settings import AdapterSettings, Settings
+from grampus_uq.integrations.settings import AdapterSettings, Settings, note_schema
 from grampus_uq.wire import read_messages
 
 try:
@@ -130,7 +131,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> UncertaintyCapability:
         """One instance a run: it continues what the history carries, or the run of the agent that started this one."""
         run = RUNNING.get() or self._taken_up(ctx)
-        for record in run.calls.edited():  # the call in the transcript is the one that runs: its result belongs to it
+        for record in run.calls.records.edited():  # its result belongs to the call that the transcript shows
             with_arguments(ctx.messages, record.proposed, record.call.arguments)
         one = copy.copy(self)
         one.run, one.gated_tools, one._judged_outputs = run, set(), {}
@@ -278,7 +279,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         if ctx.tool_call_approved and not ours and (record := await run.calls.judge(proposed)).waiting:
             changed = None if call is record.proposed else call.arguments
             run.calls.accept_foreign(proposed, principal="pydantic-ai", arguments=changed)
-        release = await run.calls.release(run.calls.proposed_as(call), running=call)
+        release = await run.calls.release(run.calls.records.proposed_as(call), running=call)
         if release.answer is not None:
             return ToolDenied(release.answer) if release.record.is_error else release.answer
         if not release.run:
@@ -318,7 +319,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
             return await handler(output)
         if self._unread is not None:
             self._unread[proposed.id] = proposed
-        known_as = run.calls.proposed_as(call)
+        known_as = run.calls.records.proposed_as(call)
         await run.calls.judge(known_as, from_model=True, unread=unread)
         release = await run.calls.release(known_as, running=call)
         if release.run:

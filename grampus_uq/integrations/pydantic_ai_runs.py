@@ -12,7 +12,9 @@ from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 
 from grampus_uq import ApprovalDecision, ApprovalRequest, ToolCall
 from grampus_uq.gate.call import CallRecord
-from grampus_uq.integrations.held_calls import HeldCalls, calls_in, waiting_in
+from grampus_uq.integrations.call_records import calls_in, waiting_in
+from grampus_uq.integrations.carried_calls import write_snapshot
+from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.pydantic_ai_messages import (
     KEY,
     answered_parts,
@@ -54,7 +56,7 @@ class WatchedRun:
 
     def running(self, proposed: ToolCall, means: Callable[[Mapping[str, Any]], bool], args: Any) -> ToolCall:
         """The call that is about to run: the model's, or as a human edited it, unless its arguments mean others."""
-        record = self.calls.find(proposed)
+        record = self.calls.records.find(proposed)
         for call in (record.call, proposed) if record is not None and record.edited else (proposed,):
             if means(call.arguments):
                 return call
@@ -64,15 +66,15 @@ class WatchedRun:
 
     def write_into(self, messages: list[ModelMessage]) -> None:
         """Leave the belief, the calls and the waiting sub-agents in the history."""
-        tools = self.calls.waiting_tools()
+        tools = self.calls.records.waiting_tools()
         schemas = {name: schema for name, schema in self._schemas.items() if name in tools}
-        carry(messages, self.calls.snapshot(children=self.children, schemas=schemas))
+        carry(messages, write_snapshot(self.calls, children=self.children, schemas=schemas))
 
     def list_waiting(self, messages: list[ModelMessage], output: DeferredToolRequests) -> None:
         """Put all calls of the last answer that wait into the output; none of them keeps a result in the history."""
         listed = {part.tool_call_id for part in output.approvals}
         for part in answered_parts(messages):
-            record = self.calls.find(self.proposed(part))
+            record = self.calls.records.find(self.proposed(part))
             if record is None or not record.waiting:
                 continue
             without_result(messages, part.tool_call_id)

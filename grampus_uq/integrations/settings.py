@@ -13,7 +13,7 @@ from grampus_uq.gate.gate import Gate
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient
 
-__all__ = ["AdapterSettings", "Settings"]
+__all__ = ["AdapterSettings", "Settings", "note_schema"]
 
 
 class Settings(TypedDict, total=False):
@@ -58,3 +58,10 @@ class AdapterSettings:
     def gate(self, schema_of: Callable[[str], Mapping[str, Any] | None]) -> Gate:
         """The gate of these settings; `schema_of` gives the JSON schema of a tool's arguments, or None."""
         return Gate(approvals=self.approvals, effects=self.effects, precondition=self.precondition, schema_of=schema_of)
+
+
+def note_schema(schemas: dict[str, Any], name: str, schema: Any) -> None:
+    """Keep the JSON schema of a tool; where two tools of one name differ there is none to hold an edit against."""
+    known = schemas.setdefault(name, schema)
+    if known is not schema and known is not None and known != schema:
+        schemas[name] = None

@@ -127,7 +127,7 @@ class Scene:
         callback, seen = self.watch(model_client=ScriptedModel(HANG), max_waiting=1)
         answers = [self.call("s") for _ in range(6)]
         until(lambda: callback.dropped > 0)
-        return {"answers": answers, "judged": len(seen.steps), "flushed": callback.flush(0.1)}
+        return {"answers": answers, "judged": len(seen.steps), "closed": callback.close(0.1)}
 
     def a_monitor_that_fails(self) -> Any:
         callback, _ = self.watch()
@@ -220,8 +220,8 @@ class Scene:
             thread.join()
         until(lambda: len(seen.steps) == 30)
         beliefs = [callback.belief(f"s{number}") for number in range(10)]
-        callback.close()
-        return {"steps": [belief.total_steps for belief in beliefs if belief is not None], "flushed": callback.flush()}
+        closed = callback.close()
+        return {"steps": [belief.total_steps for belief in beliefs if belief is not None], "closed": closed}
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -47,7 +47,7 @@ def test_calls_tokens_and_probabilities_are_read(found: dict[str, Any]) -> None:
 
 
 def test_a_judge_that_hangs_does_not_reach_the_call(found: dict[str, Any]) -> None:
-    assert found["a_judge_that_hangs"] == {"answers": ["Paris"] * 6, "judged": 0, "flushed": False}
+    assert found["a_judge_that_hangs"] == {"answers": ["Paris"] * 6, "judged": 0, "closed": False}
 
 
 def test_a_monitor_that_fails_does_not_reach_the_call(found: dict[str, Any]) -> None:
@@ -68,7 +68,7 @@ def test_the_verdict_only_advises_unless_told_otherwise(found: dict[str, Any]) -
 
 
 def test_sessions_that_run_at_once_do_not_mix(found: dict[str, Any]) -> None:
-    assert found["ten_at_once"] == {"steps": [3] * 10, "flushed": True}
+    assert found["ten_at_once"] == {"steps": [3] * 10, "closed": True}
 
 
 def test_waiting_for_an_answer_returns_once_its_step_is_committed(found: dict[str, Any]) -> None:

@@ -161,7 +161,7 @@ async def test_the_sdks_own_approval_counts_unless_decisions_must_be_signed(tmp_
         result = await desk.guard.run(agent, "Pay.", session_id="s")
         state = result.to_state()
         state.approve(state.get_interruptions()[0])
-        snapshot = desk.guard.watched(result).calls.snapshot()
+        snapshot = desk.guard.watched(result).snapshot()
         with desk.guard.session("s", "clerk", snapshot=snapshot):
             result = await Runner.run(agent, state)
         assert (result.final_output, desk.paid) == ("Done.", paid)

@@ -355,7 +355,7 @@ async def test_an_allowed_mcp_call_is_a_step_with_its_arguments_and_its_result()
     result = await bank.guard.run(agent, "Pay.", session_id="s")
     run = bank.guard.watched(result)
     assert (sent, run.belief.total_steps) == (["bob"], 3)
-    (record,) = run.calls.snapshot()["calls"]
+    (record,) = run.snapshot()["calls"]
     assert (record["proposed"]["arguments"], record["phase"]) == ({"to": "bob", "amount": 5}, "settled")
 
 

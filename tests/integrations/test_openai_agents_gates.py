@@ -14,7 +14,8 @@ from agents.tool_context import ToolContext
 
 from grampus_uq import ApprovalKind, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.gate.gate import Gate
-from grampus_uq.integrations.held_calls import HeldCalls, take_up
+from grampus_uq.integrations.carried_calls import take_up, write_snapshot
+from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.openai_agents import UncertaintyGuard
 from grampus_uq.integrations.settings import AdapterSettings
 from tests.benchmarks.integrations_openai_agents import Canned
@@ -97,7 +98,7 @@ async def test_other_arguments_under_an_id_take_the_waiting_ones_place_and_leave
     for to in ("eve", "mallory"):
         await calls.judge(ToolCall(id="c", name="pay", arguments={"to": to}))
     assert [request.call.arguments["to"] for request in calls.requests() if request.call] == ["mallory"]
-    again = held(calls.snapshot())
+    again = held(write_snapshot(calls))
     await again.judge(ToolCall(id="c", name="pay", arguments={"to": "carol"}))
     assert [request.call.arguments["to"] for request in again.requests() if request.call] == ["carol"]
     request = (await again.release(CALL, principal="framework")).request

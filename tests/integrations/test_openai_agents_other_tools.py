@@ -217,7 +217,7 @@ async def test_the_sdks_own_approval_of_a_call_counts_unless_decisions_must_be_s
         result = await desk.go()
         state = result.to_state()
         state.approve(state.get_interruptions()[0])
-        with desk.guard.session("s", "clerk", snapshot=desk.guard.watched(result).calls.snapshot()):
+        with desk.guard.session("s", "clerk", snapshot=desk.guard.watched(result).snapshot()):
             await Runner.run(desk.agent, state)
         assert desk.did == did
 

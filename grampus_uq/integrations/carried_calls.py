@@ -1,0 +1,110 @@
+"""The calls of a session as JSON values that travel with a framework's own state, and taken up from them.
+
+With a signer they carry a seal. A state whose seal does not hold counts for nothing: its calls wait, and its belief
+releases nothing that may be irreversible for the rest of the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import JsonValue
+
+from grampus_uq import ApprovalDecision, ConfigurationError, DataError
+from grampus_uq.gate.call import MAX_REJECTED, bound
+from grampus_uq.gate.carried import write_record
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.recovery import restored
+from grampus_uq.gate.seal import session_place
+from grampus_uq.integrations.call_records import VERSION, calls_in, check_version
+from grampus_uq.integrations.held_calls import HeldCalls
+from grampus_uq.integrations.settings import AdapterSettings
+
+__all__ = ["take_up", "write_snapshot"]
+
+
+def write_snapshot(held: HeldCalls, **more: JsonValue) -> dict[str, Any]:
+    """The belief, the calls and what else the adapter carries, as JSON values, sealed where decisions are signed."""
+    values: dict[str, Any] = {
+        "v": VERSION,
+        "belief": held.session.snapshot(),
+        "calls": [write_record(record) for record in held.records.values()],
+        "unseen": [[key[0], key[1], step] for key, steps in held.unseen.items() for step in steps],
+        "arrived": [
+            [decision.model_dump(mode="json"), arrived_s]
+            for arrived in held.arrived.values()
+            for decision, arrived_s in arrived
+        ],
+        "rejected": list(held.rejected),
+        "turns": held.turns,
+        "vouched": held.terms.vouched,
+        **more,
+    }
+    seal = held.gate.approvals.seal
+    return values if seal is None else seal.sealed(held.place, values)
+
+
+def take_up(
+    settings: AdapterSettings,
+    gate: Gate,
+    session_id: str,
+    agent_id: str,
+    snapshot: Mapping[str, Any] | None = None,
+    *,
+    model: str = "",
+    vouched: bool = True,
+) -> HeldCalls:
+    """A session and its calls: new, or taken up from what `snapshot` gave, as far as that is believed.
+
+    `session_id` and `agent_id` are what the host knows the session as, and its seal is bound to; `vouched` False is for
+    a state that came with something else that does not hold. Raises DataError on state that is none; in advisory mode
+    it begins anew.
+    """
+    place, monitor = session_place(agent_id, session_id), settings.monitor
+    try:
+        if snapshot is not None:
+            check_version(snapshot)
+        seal = gate.approvals.seal
+        believed = snapshot is None or gate.believes(vouched and seal is not None and seal.authentic(place, snapshot))
+        session = monitor.session(
+            session_id,
+            agent_id,
+            model=model,
+            snapshot=None if snapshot is None else snapshot.get("belief"),
+            advisory=settings.advisory,
+        )
+        stays = snapshot is None or snapshot.get("vouched", True) is True
+        held = HeldCalls(session, gate, place=place, vouched=believed and vouched and stays)
+        if snapshot is not None:
+            _restore(held, snapshot, believed=believed)
+        return held
+    except (AttributeError, ConfigurationError, DataError, KeyError, TypeError, ValueError) as error:
+        if settings.acts:
+            raise error if isinstance(error, DataError) else DataError(f"not a session's state: {error}") from error
+        session = monitor.session(session_id, agent_id, model=model, advisory=settings.advisory)
+        return HeldCalls(session, gate, place=place, vouched=False)
+
+
+def _restore(held: HeldCalls, snapshot: Mapping[str, Any], *, believed: bool) -> None:
+    """Take up the calls of a snapshot (the session was started with its belief already); raises DataError."""
+    records, now_s = calls_in(snapshot), time.time()
+    try:
+        held.rejected = [str(digest) for digest in snapshot["rejected"]][-MAX_REJECTED:]
+        held.turns = max(held.turns, int(snapshot.get("turns", snapshot.get("steps", 0))))
+        arrived = [(ApprovalDecision.model_validate(d), float(s)) for d, s in snapshot.get("arrived", ())]
+        unseen = [(str(i), str(digest), str(step)) for i, digest, step in snapshot.get("unseen", ())]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"not the calls of a session: {error}", field="rejected") from error
+    for decision, arrived_s in arrived:  # an arrival that nobody vouches for is now: nothing expired is made good
+        entry = decision, arrived_s if believed else now_s
+        held.arrived.setdefault(decision.request_id, []).append(entry)
+    for call_id, digest, step_id in unseen if believed else ():
+        held.unseen.setdefault((call_id, digest), []).append(step_id)
+    for record in records:
+        new = restored(record, held.terms, held.gate.approvals, now_s, believed=believed)
+        slot = held.records.add(new)
+        held.from_outside.add(slot)
+        if new.waiting and not all(bound(request, new, held.terms) for request in new.requests):
+            held.ask_again(slot, "it was asked under other rules")
