@@ -51,7 +51,7 @@ __all__ = [
     "settled",
 ]
 
-REJECTED = "Not executed: a human rejected this call.{said} Do not propose it again."
+REJECTED = "Not executed: a human rejected this call.{message} Do not propose it again."
 REJECTED_BEFORE = "Not executed: a human already rejected exactly this call. Do something else."
 RAN_BEFORE = "Not executed again: this approved call was already let through once."
 NOT_EXECUTED = "Not executed: instead of deciding, a human gave guidance (see below)."
@@ -335,7 +335,7 @@ def answer_text(decision: ApprovalDecision) -> str:
     """What the model reads in place of a result when a human rejected the call, or answered for it."""
     if decision.kind is ApprovalKind.RESPOND:
         return decision.message or ""
-    return REJECTED.format(said=f" They said: {decision.message}" if decision.message else "")
+    return REJECTED.format(message=f" They said: {decision.message}" if decision.message else "")
 
 
 def edit_note(record: CallRecord) -> str | None:

@@ -5,7 +5,7 @@ record, `gate.clearance` the check whether a call may run.
 
     record = CallRecord(proposed=call, step_id=...)
     record, action = await gate.judge(record, session, terms, declared)         cleared, waiting, settled, or an abort
-    record, refused = gate.decide(record, terms, arrived)                       what humans said to it
+    record, refused = gate.decide(record, terms, arrived)                       the decisions on it
     record = await gate.start(record, call, terms, declared, policy)            just before it runs, and only then runs
 """
 
@@ -311,7 +311,7 @@ async def _asked_by_monitor(
     if session is None:
         always = unwatched is not None and unwatched.asks_always(record.proposed.name)
         return ALWAYS_ASK if always else None, UncertaintyAction.PROCEED
-    # One that came without arguments would run without any: they count as given, and are held against the turn.
+    # A call without arguments would run without any: they count as given, and are compared with the turn.
     proposed = record.proposed
     if "arguments" not in proposed.model_fields_set:
         proposed = proposed.model_copy(update={"arguments": proposed.arguments})

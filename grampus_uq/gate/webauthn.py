@@ -67,12 +67,12 @@ class WebAuthnKey:
         try:
             given = json.loads(_decoded(signature.removeprefix(_KIND))) if signature.startswith(_KIND) else {}
             data, client = _decoded(given["authenticatorData"]), _decoded(given["clientDataJSON"])
-            said, raw = json.loads(client), _decoded(given["signature"])
-            challenge, origin = _decoded(said["challenge"]), str(said["origin"])
+            client_data, raw = json.loads(client), _decoded(given["signature"])
+            challenge, origin = _decoded(client_data["challenge"]), str(client_data["origin"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return False
         return (
-            said.get("type") == "webauthn.get"
+            client_data.get("type") == "webauthn.get"
             and hmac.compare_digest(challenge, hashlib.sha256(text).digest())
             and origin in self._origins
             and len(data) >= 37

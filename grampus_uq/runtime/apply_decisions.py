@@ -183,10 +183,10 @@ def _review(turn: Turn, deciding: Sequence[ApprovalDecision]) -> None:
         state.answer_approved_by = " and ".join(decision.principal for decision in deciding)
         return
     state.output = ""
-    said = deciding[0].message or ""
+    message = deciding[0].message or ""
     if deciding[0].kind is ApprovalKind.REJECT:
-        said = f"A human rejected this answer. {said}".strip()
-    state.messages.append(Message(role=Role.USER, content=said))
+        message = f"A human rejected this answer. {message}".strip()
+    state.messages.append(Message(role=Role.USER, content=message))
 
 
 def _after_rollback(turn: Turn, decision: ApprovalDecision) -> None:

@@ -86,7 +86,7 @@ def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -
     peak = -math.inf if alarm is None or alarm.evidence.log_peak is None else alarm.evidence.log_peak
     answered = alarm is not None and (alarm.answered or alarm.rearmed > 0)
     if alarm is not None and alarm.rearmed:
-        peak = math.inf  # it rang before; what it reached then is cut at the threshold anyway
+        peak = math.inf  # it alarmed before; the evidence of then is cut at the threshold anyway
     clean = outcome.stop_reason is StopReason.CLEAN
     return FinishedRun(
         run_id=session.session_id,
@@ -144,9 +144,9 @@ class CalibrationWatch:
         return self._seen(self._fresh if found is None else _read(_Stored, found).state)
 
     async def finished(self, run: FinishedRun) -> tuple[WatchStatus, ...]:
-        """Take a finished run, once; told again it changes nothing, but a label that was missing is taken.
+        """Count a finished run, once; a repeated report changes nothing but a missing label.
 
-        Raises StoreError when the store cannot be reached: the run may then be told again.
+        Raises StoreError when the store cannot be reached: the run may then be reported again.
         """
         statuses, counted = await _take(self._store, self._fresh, run)
         self._latest = statuses
@@ -179,14 +179,14 @@ async def label_run(store: SessionStore, run_id: str, success: bool) -> list[Wat
         known = await store.get(_RUN, _run_key(state, run_id))
         if known is not None:
             run = _read(_Known, known)
-            told = FinishedRun(run_id=run_id, log_peak=run.log_peak, touched=run.touched, success=success)
-            statuses, _ = await _take(store, state, told)
+            report = FinishedRun(run_id=run_id, log_peak=run.log_peak, touched=run.touched, success=success)
+            statuses, _ = await _take(store, state, report)
             found += statuses
     return found
 
 
 class _Known(BaseModel):
-    """The document of one run: its evidence as it was told first, its newest label, and the variants that count it."""
+    """The document of one run: its first evidence, its newest label, and the variants that count it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
@@ -233,8 +233,8 @@ async def _take(
             for counted_id, variants in stored.counted.items():
                 if await _remember(store, stored.state, counted_id, counted=variants) is None:
                     raise StoreError(f"The watch counted run {counted_id!r:.80}, whose document is gone.")
-            told = _Known(log_peak=run.log_peak, touched=run.touched, success=run.success)
-            known = await _remember(store, stored.state, run.run_id, told) or told
+            report = _Known(log_peak=run.log_peak, touched=run.touched, success=run.success)
+            known = await _remember(store, stored.state, run.run_id, report) or report
             missing = [variant for variant in known.belongs_to() if variant not in known.counted]
             if not missing:
                 return watch_statuses(stored.state), False
@@ -255,20 +255,20 @@ async def _remember(
     store: SessionStore,
     state: CalibrationWatchState,
     run_id: str,
-    told: _Known | None = None,
+    report: _Known | None = None,
     *,
     counted: Sequence[Variant] = (),
 ) -> _Known | None:
-    """Store what is told of a run, and by which variants it is counted; what is known of it now, None for nothing."""
+    """Store a report on a run and the variants that count it; returns what is known of it, or None."""
     key = _run_key(state, run_id)
     found = await store.get(_RUN, key)
-    known = told if found is None else _read(_Known, found)
+    known = report if found is None else _read(_Known, found)
     if known is None:
         return None
     merged = known.model_copy(
         update={
-            "touched": known.touched or (told is not None and told.touched),
-            "success": known.success if told is None or told.success is None else told.success,
+            "touched": known.touched or (report is not None and report.touched),
+            "success": known.success if report is None or report.success is None else report.success,
             "counted": tuple(variant for variant in Variant if variant in known.counted or variant in counted),
         }
     )

@@ -105,10 +105,10 @@ class AgentLaboratory:
             ready, _, _ = select.select([self._out], [], [], max(0.0, deadline_s - time.monotonic()))
             if not ready:
                 return {}
-            heard = os.read(self._out.fileno(), 65536)
-            if not heard:
+            received = os.read(self._out.fileno(), 65536)
+            if not received:
                 raise AssertionError(f"the process of the agents ended:\n{self._last_words()}")
-            self._unread += heard
+            self._unread += received
         line, _, self._unread = self._unread.partition(b"\n")
         word: dict[str, Any] = json.loads(line)
         return word

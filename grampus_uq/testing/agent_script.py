@@ -124,12 +124,12 @@ class AgentSetup:
         )
 
     def decide(self, request: ApprovalRequest, decision: Decision) -> ApprovalDecision:
-        """What a human said, signed with the key that the check chose, if there are keys."""
-        said = request.decide(
+        """A human's decision, signed with the key that the check chose, if there are keys."""
+        made = request.decide(
             decision.said, principal=decision.principal, message=decision.message, arguments=decision.arguments
         )
         key = self.folder / f"{decision.key or decision.principal}.key"
-        return Ed25519Signer.from_file(key).sign(said) if key.exists() else said
+        return Ed25519Signer.from_file(key).sign(made) if key.exists() else made
 
     def note(self, kind: str, **facts: Any) -> None:
         """Append one line, in one write: lines of several processes do not mix, and a killed one leaves none torn."""

@@ -208,8 +208,8 @@ async def _all_or_nothing(stores: Sequence[SessionStore]) -> None:
 
 
 async def _clock(stores: Sequence[SessionStore]) -> None:
-    said = [await store.now() for _ in range(4) for store in stores]
-    _holds(all(b >= a - 0.001 for a, b in pairwise(said)), "the clock is one for all handles, and does not go back")
+    times = [await store.now() for _ in range(4) for store in stores]
+    _holds(all(b >= a - 0.001 for a, b in pairwise(times)), "the clock is one for all handles, and does not go back")
     before = await stores[0].now()
     written_s = await stores[1].write(Put(kind="clock", key="a", body="{}", expected=0))
     after = await stores[2].now()

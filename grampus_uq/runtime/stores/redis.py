@@ -212,8 +212,8 @@ class RedisStore(ThreadedStore):
         def work(client: Any) -> Any:
             return self._script(keys=[self._namespace], args=arguments, client=client)
 
-        said, text = await self._run(work)
-        if said == b"conflict":
+        status, text = await self._run(work)
+        if status == b"conflict":
             raise SessionConflictError(f"{text.decode()}: another writer was first.")
         return float(text)
 
