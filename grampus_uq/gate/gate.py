@@ -62,6 +62,7 @@ class Gate:
     """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
 
     `schema_of` gives the JSON schema of a tool's arguments, or None: a human's edit must fit it.
+    `clock` is the host's, in seconds since 1970: requests and grants are measured with it.
     """
 
     def __init__(
@@ -71,11 +72,13 @@ class Gate:
         effects: ToolEffects | None = None,
         precondition: Precondition | None = None,
         schema_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.approvals = approvals or ApprovalPolicy()
         self.effects = effects or ToolEffects()
         self.precondition = precondition
         self._schema_of = schema_of
+        self._clock = clock
         self._rules: tuple[UncertaintyPolicy | None, str] | None = None
         self._spent: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -120,7 +123,6 @@ class Gate:
         doubt: Doubt | None = None,
         framework_asks: bool = False,
         delegates: bool = False,
-        now_s: float | None = None,
     ) -> tuple[CallRecord, UncertaintyAction]:
         """Commit a new call to the belief, and clear it, make it wait, or abort the run.
 
@@ -135,9 +137,7 @@ class Gate:
             doubt: why the model's step that proposes it pauses by itself, if it does.
             framework_asks: the framework's own rule wants a human's approval.
             delegates: the call starts a sub-agent, whose own calls are judged one by one.
-            now_s: by the host's one clock.
         """
-        now_s = time.time() if now_s is None else now_s
         if rejected and record.proposed.digest() in rejected:
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
         effect = self.effects.resolve(record.proposed, declared)
@@ -158,7 +158,7 @@ class Gate:
         if why is None:
             by = "unmonitored" if session is None else "monitor"
             return cleared(record, by), UncertaintyAction.PROCEED
-        return asked(record, terms, self.approvals, why, now_s), UncertaintyAction.PAUSE_FOR_HUMAN
+        return asked(record, terms, self.approvals, why, self._clock()), UncertaintyAction.PAUSE_FOR_HUMAN
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Gate:
         if not record.waiting or request is None:
             return record, [(decision, "nothing of this call waits") for decision, _ in arrived]
         if not bound(request, record, terms):
-            again = asked_again(record, terms, self.approvals, time.time(), "it was asked under other rules")
+            again = asked_again(record, terms, self.approvals, self._clock(), "it was asked under other rules")
             return again, [(decision, "the request was made under other rules") for decision, _ in arrived]
         deciding, refused = self.approvals.holding(request, arrived, self.problem)
         return (decided(record, deciding) if deciding else record), refused
@@ -197,7 +197,6 @@ class Gate:
         policy: UncertaintyPolicy | None,
         *,
         delegates: bool = False,
-        now_s: float | None = None,
     ) -> CallRecord:
         """The record with its current effect and who cleared it; ApprovalError unless exactly this call may run."""
         effect = self.effect(call, declared, policy)
@@ -207,16 +206,12 @@ class Gate:
             terms,
             self.approvals,
             effect=Effect.READ if delegates else effect,
-            now_s=time.time() if now_s is None else now_s,
+            now_s=self._clock(),
         )
         by = authority(record)
         if effect is record.effect and by == record.cleared_by:
             return record
         return record.change(effect=effect, cleared_by=by)
-
-    def started(self, record: CallRecord) -> CallRecord:
-        """Mark a checked call as started, before anything is awaited, so that no other task starts it."""
-        return record.change(phase=CallPhase.STARTED)
 
     async def hindrance(self, record: CallRecord) -> str | None:
         """Why a call that a human or a grant cleared must not run now, by the user's precondition."""
@@ -224,10 +219,9 @@ class Gate:
             return None
         return await refusal_of(self.precondition, record.call)
 
-    def void(self, record: CallRecord, terms: Terms, why: str, now_s: float | None = None) -> CallRecord:
+    def void(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""
-        now_s = time.time() if now_s is None else now_s
-        return asked_again(record, terms, self.approvals, now_s, f"the approval is void: {why}")
+        return asked_again(record, terms, self.approvals, self._clock(), f"the approval is void: {why}")
 
     def _spend(self, request_id: str) -> bool:
         """True the first time that a call starts here on the decisions on this request.
@@ -277,7 +271,6 @@ class Gate:
         keep: Callable[[CallRecord], object],
         *,
         delegates: bool = False,
-        now_s: float | None = None,
     ) -> CallRecord:
         """Take a cleared call to `started`, or to `waiting` where it must not run; only what is `started` runs.
 
@@ -285,21 +278,19 @@ class Gate:
         one call here, the second finds it started.
         """
         try:
-            record = self.check(record, call, terms, declared, policy, delegates=delegates, now_s=now_s)
+            record = self.check(record, call, terms, declared, policy, delegates=delegates)
         except ApprovalError as error:
             if record.phase is CallPhase.CLEARED:
-                record = self.void(record, terms, str(error), now_s)
+                record = self.void(record, terms, str(error))
                 keep(record)
             return record
         if record.decisions and not self._spend(record.requests[0].id):
-            now_s = time.time() if now_s is None else now_s
-            keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, now_s))
+            keep(record := asked(record, terms, self.approvals, UNKNOWN_OUTCOME, self._clock()))
             return record
-        record = self.started(record)
-        keep(record)
+        keep(record := record.change(phase=CallPhase.STARTED))  # before anything is awaited
         why = await self.hindrance(record)
         if why is not None:
-            record = self.void(record, terms, why, now_s)
+            record = self.void(record, terms, why)
             keep(record)
         return record
 

@@ -102,10 +102,14 @@ class AgentRunner:
         self.monitor = None if isinstance(uncertainty_monitor, Unwatched) else uncertainty_monitor
         self.approvals = approvals or ApprovalPolicy()
         self.effects = effects or ToolEffects()
-        self.gate = Gate(
-            approvals=self.approvals, effects=self.effects, precondition=precondition, schema_of=self._schema_of
-        )
         self.ledger = Ledger(store if store is not None else MemoryStore(), seal=self.approvals.seal)
+        self.gate = Gate(
+            approvals=self.approvals,
+            effects=self.effects,
+            precondition=precondition,
+            schema_of=self._schema_of,
+            clock=self.ledger.now_s,
+        )
         self.sub_agents = {agent.name: agent for agent in sub_agents}
         self.logprobs = logprobs
         self.elicit_confidence = elicit_confidence

@@ -156,7 +156,6 @@ class Turn:
                 repeated=self._state.already_executed(record.proposed),
                 unwatched=self._unwatched,
                 delegates=record.proposed.name in self.delegates,
-                now_s=self.lease.now_s(),
             )
             if action is UncertaintyAction.ABORT:
                 return action
@@ -229,7 +228,6 @@ class Turn:
                 self.policy(),
                 self._state.keep,
                 delegates=record.call.name in self.delegates,
-                now_s=self.lease.now_s(),
             )
             if new.phase is CallPhase.STARTED:
                 started.append(new)

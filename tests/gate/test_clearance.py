@@ -166,7 +166,7 @@ def test_decisions_count_on_the_one_request_of_their_call_and_a_refusal_says_wha
 
 
 def test_a_call_runs_once() -> None:
-    record = Gate(approvals=SIGNED).started(approved())
+    record = approved().change(phase=CallPhase.STARTED)
     assert record.phase is CallPhase.STARTED
     assert not runs(record)
     assert not runs(settled(record, "done"))
@@ -364,7 +364,7 @@ async def test_what_nobody_decided_on_asks_no_precondition(anyio_backend: str) -
 
 
 def test_what_a_dead_process_left_started_is_asked_about_unless_it_only_reads() -> None:
-    started = Gate(approvals=UNSIGNED).started(cleared(CallRecord(proposed=PAY, step_id="llm_1")))
+    started = cleared(CallRecord(proposed=PAY, step_id="llm_1")).change(phase=CallPhase.STARTED)
     back = restored(stored(started), TERMS, UNSIGNED, NOW, believed=True)
     assert recovered(back, TERMS, UNSIGNED, Effect.READ, NOW).phase is CallPhase.CLEARED
     for effect in (Effect.REVERSIBLE, Effect.UNKNOWN, Effect.IRREVERSIBLE):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -61,6 +62,13 @@ NEW = CallRecord(proposed=PAY, step_id="llm_1")
 PAUSE, PROCEED, ABORT = UncertaintyAction.PAUSE_FOR_HUMAN, UncertaintyAction.PROCEED, UncertaintyAction.ABORT
 
 
+def at(now_s: float, gate: Gate = GATE) -> Gate:
+    """The same gate, with approvals that are used up and all, of a host with this clock."""
+    clocked = copy.copy(gate)
+    clocked._clock = lambda: now_s
+    return clocked
+
+
 def waiting(**given: Any) -> CallRecord:
     return asked(NEW.change(**given), TERMS, OPEN, DOUBT, NOW)
 
@@ -86,7 +94,7 @@ def judged(
     record = CallRecord(proposed=call, step_id="llm_1")
 
     async def judge() -> tuple[CallRecord, UncertaintyAction]:
-        return await gate.judge(record, session, terms, now_s=NOW, **given)
+        return await at(NOW, gate).judge(record, session, terms, **given)
 
     return anyio.run(judge)
 
@@ -393,7 +401,7 @@ def test_a_believed_record_is_cleared_here_only_where_nobody_else_let_it_through
     by_human = decided(waiting(), [says(waiting(), "approve")])
     for record in (by_human, granted(waiting(), grant), waiting(), NEW, settled(NEW, "done")):
         assert not restored(stored(record), TERMS, OPEN, NOW, believed=True).cleared_here
-    running = restored(stored(GATE.started(cleared(NEW))), TERMS, OPEN, NOW, believed=True)
+    running = restored(stored(cleared(NEW).change(phase=CallPhase.STARTED)), TERMS, OPEN, NOW, believed=True)
     assert running.cleared_here
     assert running.phase is CallPhase.STARTED
 
@@ -424,12 +432,12 @@ def test_a_sub_agents_call_waits_on_only_where_the_host_knows_the_tool_as_one() 
 
 
 def test_a_dead_processes_call_runs_again_by_itself_only_where_it_reads_and_was_let_through() -> None:
-    running = GATE.started(cleared(NEW, "unmonitored"))
+    running = cleared(NEW, "unmonitored").change(phase=CallPhase.STARTED)
     again = recovered(running, TERMS, OPEN, Effect.READ, NOW)
     assert (again.phase, again.cleared_by, again.cleared_here) == (CallPhase.CLEARED, "unmonitored", True)
     grant = Grant(tool="pay", principal="ann", expires_s=NOW + 1)
     for record in (granted(waiting(), grant), decided(waiting(), [says(waiting(), "approve")])):
-        by_human = recovered(stored(GATE.started(record)), TERMS, OPEN, Effect.READ, NOW)
+        by_human = recovered(stored(record.change(phase=CallPhase.STARTED)), TERMS, OPEN, Effect.READ, NOW)
         assert by_human == record
     for record, effect in ((stored(running), Effect.READ), (running, Effect.REVERSIBLE), (running, Effect.UNKNOWN)):
         back = recovered(record, TERMS, OPEN, effect, NOW)
@@ -462,7 +470,7 @@ def start(gate: Gate, record: CallRecord, **given: Any) -> tuple[CallRecord, lis
     kept: list[CallRecord] = []
 
     async def run() -> CallRecord:
-        return await gate.start(record, record.call, TERMS, None, None, kept.append, now_s=NOW, **given)
+        return await at(NOW, gate).start(record, record.call, TERMS, None, None, kept.append, **given)
 
     return anyio.run(run), kept
 
@@ -511,18 +519,18 @@ def test_what_must_not_run_after_all_is_asked_again_by_the_hosts_clock_and_kept(
 def test_the_check_writes_down_what_the_call_does_and_by_whose_word_it_runs_now() -> None:
     gate = Gate(approvals=OPEN, effects=ToolEffects({"pay": "irreversible"}))
     record = approved().change(cleared_by="somebody", effect=Effect.READ)
-    checked = gate.check(record, PAY, TERMS, None, None, now_s=NOW)
+    checked = at(NOW, gate).check(record, PAY, TERMS, None, None)
     assert (checked.effect, checked.cleared_by) == (Effect.IRREVERSIBLE, "approve of ann")
-    assert gate.check(checked, PAY, TERMS, None, None, now_s=NOW) is checked
+    assert at(NOW, gate).check(checked, PAY, TERMS, None, None) is checked
     half = checked.change(effect=Effect.READ)
-    assert gate.check(half, PAY, TERMS, None, None, now_s=NOW) == checked
+    assert at(NOW, gate).check(half, PAY, TERMS, None, None) == checked
     for declared, policy in ((None, GUARDS_PAY), (Effect.READ, GUARDS_PAY), (Effect.IRREVERSIBLE, None)):
         assert Gate(approvals=OPEN).check(approved(), PAY, TERMS, declared, policy).effect is Effect.IRREVERSIBLE
 
 
 def test_a_grant_is_measured_by_the_hosts_clock_or_else_this_machines() -> None:
     record = granted(waiting(), Grant(tool="pay", principal="ann", expires_s=NOW + 1))
-    assert GATE.check(record, PAY, TERMS, None, None, now_s=NOW).grant is not None
+    assert at(NOW).check(record, PAY, TERMS, None, None).grant is not None
     with pytest.raises(ApprovalError, match="grant"):
         GATE.check(record, PAY, TERMS, None, None)
 
@@ -535,9 +543,15 @@ def test_an_unvouched_belief_starts_a_sub_agent_whose_own_calls_are_judged() -> 
         GATE.check(*given)
 
 
-def started(record: CallRecord, declared: Effect | None, policy: UncertaintyPolicy | None, **given: Any) -> CallRecord:
+def started(
+    record: CallRecord,
+    declared: Effect | None,
+    policy: UncertaintyPolicy | None,
+    gate: Gate = GATE,
+    **given: Any,
+) -> CallRecord:
     async def run() -> CallRecord:
-        return await GATE.start(record, PAY, UNVOUCHED_TERMS, declared, policy, lambda _: None, **given)
+        return await gate.start(record, PAY, UNVOUCHED_TERMS, declared, policy, lambda _: None, **given)
 
     return anyio.run(run)
 
@@ -557,7 +571,7 @@ def test_an_unvouched_belief_starts_nothing_else_that_declaration_or_policy_call
 
 def test_a_grant_starts_its_call_by_the_hosts_clock_or_else_this_machines() -> None:
     record = granted(waiting(), Grant(tool="pay", principal="ann", expires_s=NOW + 1))
-    assert started(record, Effect.READ, None, now_s=NOW).phase is CallPhase.STARTED
+    assert started(record, Effect.READ, None, at(NOW)).phase is CallPhase.STARTED
     assert started(record, Effect.READ, None).waiting
     spent, before = approved(), time.time()
     gate = Gate()
