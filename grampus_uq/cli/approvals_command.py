@@ -22,7 +22,7 @@ from grampus_uq.runtime.run_state import AgentState
 
 __all__ = ["command"]
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 
 def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +48,7 @@ def command() -> None:
     """
 
 
-def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[Result]]) -> Result:
+def _with_ledger(url: str, work: Callable[[Ledger], Awaitable[_Result]]) -> _Result:
     return with_store(url, lambda store: work(Ledger(store)))
 
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 __all__ = ["n_files_of_fits", "spread_over", "spreading"]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three
 
 
-def spreading(command: Command) -> Command:
+def spreading(command: _Command) -> _Command:
     """Add --workers and --backend to a command; `spread_over` turns what was given into arguments."""
     backend = click.option(
         "--backend", type=click.Choice(BACKENDS), default="local", show_default=True, help="Where the workers are."

@@ -13,7 +13,7 @@ from grampus_uq.runtime.stores import open_store
 
 __all__ = ["store_option", "with_store"]
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 store_option = click.option(
     "--store",
@@ -24,10 +24,10 @@ store_option = click.option(
 )
 
 
-def with_store(url: str, work: Callable[[SessionStore], Awaitable[Result]], *, create: bool = False) -> Result:
+def with_store(url: str, work: Callable[[SessionStore], Awaitable[_Result]], *, create: bool = False) -> _Result:
     """Open the store, wait for `work` on it, and close it; a store that does not exist is made only with `create`."""
 
-    async def run() -> Result:
+    async def run() -> _Result:
         store = open_store(url, create=create)
         try:
             return await work(store)

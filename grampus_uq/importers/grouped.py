@@ -9,43 +9,41 @@ from typing import Final, Generic, TypeVar
 from grampus_uq.errors import DataError
 from grampus_uq.importers.imported_records import Refused
 
-__all__ = ["MAX_OPEN_CHARS", "Grouped", "grouped"]
+__all__ = ["Grouped", "grouped"]
 
-Item = TypeVar("Item")
-MAX_OPEN_CHARS: Final = 64 * 2**20
+_Item = TypeVar("_Item")
+_MAX_OPEN_CHARS: Final = 64 * 2**20
 """The most text of unfinished groups in memory, in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grouped(Generic[Item]):
+class Grouped(Generic[_Item]):
     """One record: the group that it belongs to, its size in characters, where it stands, and what it is."""
 
     key: str
     chars: int
     line: int | None
-    item: Item
+    item: _Item
 
 
 def grouped(
-    read: Callable[[Refused | None], Iterable[Grouped[Item]]],
+    read: Callable[[Refused | None], Iterable[Grouped[_Item]]],
     path: str,
     on_refused: Refused | None,
-    *,
-    max_open_chars: int = MAX_OPEN_CHARS,
-) -> Iterator[tuple[str, list[Item]]]:
+) -> Iterator[tuple[str, list[_Item]]]:
     """Yield `(key, items)` for each group, as soon as its last record was read.
 
     `read` is called twice: at first only to count, what is refused being dropped, then with `on_refused`.
 
     Keeps a count a group, and the records of those groups that are not yet whole: in a file that was written while the
-    groups were made, these are the ones that overlap. Raises DataError when they hold more than `max_open_chars`: such
-    a file has to be sorted by group first.
+    groups were made, these are the ones that overlap. Raises DataError when they hold more than 64 MiB of text: such a
+    file has to be sorted by group first.
     """
     counts: dict[int, int] = {}
     for record in read(lambda _: None):
         name = hash(record.key)
         counts[name] = counts.get(name, 0) + 1
-    waiting: dict[str, list[Item]] = {}
+    waiting: dict[str, list[_Item]] = {}
     sizes: dict[str, int] = {}
     open_chars = 0
     for record in read(on_refused):
@@ -58,7 +56,7 @@ def grouped(
         if counts[name] <= 0:
             open_chars -= sizes.pop(record.key)
             yield record.key, waiting.pop(record.key)
-        elif open_chars > max_open_chars:
-            reason = f"{len(waiting)} traces are unfinished here, with more than {max_open_chars} characters"
+        elif open_chars > _MAX_OPEN_CHARS:
+            reason = f"{len(waiting)} traces are unfinished here, with more than {_MAX_OPEN_CHARS} characters"
             raise DataError(f"{reason}: sort the file by trace.", path=path, line=record.line)
     yield from waiting.items()  # two keys of one hash, or a file that grew in between

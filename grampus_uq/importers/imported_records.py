@@ -34,12 +34,12 @@ class _Named(Protocol):
     def run_id(self) -> str: ...
 
 
-Run = TypeVar("Run", bound=_Named)
+_Run = TypeVar("_Run", bound=_Named)
 
 
 def each_run(
-    found: Iterable[Element | DataError], read: Callable[[Element], Run], on_refused: Refused | None, *, id_field: str
-) -> Iterator[Run]:
+    found: Iterable[Element | DataError], read: Callable[[Element], _Run], on_refused: Refused | None, *, id_field: str
+) -> Iterator[_Run]:
     """Read a run of each element; one that is wrong, or whose id came before, is given to `on_refused` or raises."""
     seen: set[str] = set()
     for element in found:

@@ -13,7 +13,6 @@ from typing import Any, Final, Protocol
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
-from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.values import StepUncertainty
@@ -22,6 +21,7 @@ from grampus_uq.stats.eprocess_thresholds import Mode
 from grampus_uq.telemetry.evaluations import WORDS, escalates, fused_of
 from grampus_uq.telemetry.instruments import INSTRUMENTS, METER_NAME
 from grampus_uq.telemetry.metric_labels import OTHER, BoundedLabel
+from grampus_uq.telemetry.span_attributes import Attributes
 
 __all__ = ["Dropping", "MetricsProcessor", "WatchReading"]
 
@@ -39,7 +39,6 @@ _RULES: Final = (
 _MOST_RINGING: Final = 4096
 _ROOM: Final = 16  # values of a label beyond the known ones: an application's own step kinds, signals, rules
 _NOT_WANTED: Final = frozenset({MissingReason.NOT_NEEDED.value, MissingReason.NOTHING_TO_JUDGE.value})
-Attributes = dict[str, AttributeValue]
 
 
 class WatchReading(Protocol):

@@ -24,10 +24,10 @@ _IDLE_S: Final = 30.0  # then the thread ends, until something is put again
 _EXIT_S: Final = 5.0
 _SUPPRESSED: Final = getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", "suppress_instrumentation")
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class Outbox(Generic[T]):
+class Outbox(Generic[_T]):
     """Hands items to `send` in batches, on a daemon thread that lives only while there is something to send.
 
     `put` may be called from any thread and from any event loop; it takes microseconds and never waits for `send`. At
@@ -42,7 +42,7 @@ class Outbox(Generic[T]):
 
     def __init__(
         self,
-        send: Callable[[Sequence[T]], None],
+        send: Callable[[Sequence[_T]], None],
         *,
         name: str,
         capacity: int = 2048,
@@ -66,8 +66,8 @@ class Outbox(Generic[T]):
     def _begin(self) -> None:
         """What a forked child must have anew: its copy of the lock may be held by a thread that it does not have."""
         self._state = threading.Condition()
-        self._items: deque[T] = deque()
-        self._urgent: deque[T] = deque()
+        self._items: deque[_T] = deque()
+        self._urgent: deque[_T] = deque()
         self._thread: threading.Thread | None = None
         self._put = self._done = 0
         self._dropped = 0
@@ -86,7 +86,7 @@ class Outbox(Generic[T]):
         with self._state:
             return len(self._items) + len(self._urgent)
 
-    def put(self, item: T, *, urgent: bool = False) -> None:
+    def put(self, item: _T, *, urgent: bool = False) -> None:
         """Queue one item; drops another, or this one after `close`, and counts it."""
         with self._state:
             if self._closed:
@@ -183,14 +183,14 @@ class Outbox(Generic[T]):
             self._state.wait(left_s)
         return bool(self._items or self._urgent)
 
-    def _take(self) -> list[T]:
-        batch: list[T] = []
+    def _take(self) -> list[_T]:
+        batch: list[_T] = []
         for queue in (self._urgent, self._items):
             while queue and len(batch) < self._batch:
                 batch.append(queue.popleft())
         return batch
 
-    def _deliver(self, batch: Sequence[T]) -> bool:
+    def _deliver(self, batch: Sequence[_T]) -> bool:
         try:
             self._send(batch)
         except Exception as error:  # noqa: BLE001 (a telemetry backend that fails must not end the thread)
@@ -201,14 +201,14 @@ class Outbox(Generic[T]):
         return True
 
 
-def _close_at_exit(reference: weakref.ref[Outbox[T]]) -> None:
+def _close_at_exit(reference: weakref.ref[Outbox[_T]]) -> None:
     outbox = reference()
     if outbox is not None:
         with contextlib.suppress(RuntimeError):  # no thread can be started any more
             outbox.close(_EXIT_S)
 
 
-def _begin_again(reference: weakref.ref[Outbox[T]]) -> None:
+def _begin_again(reference: weakref.ref[Outbox[_T]]) -> None:
     outbox = reference()
     if outbox is not None:
         outbox._begin()

@@ -18,7 +18,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-__all__ = ["OverPause", "SessionTraces", "context_of"]
+__all__ = ["OverPause", "SessionTraces", "context_of", "surroundings"]
 
 OverPause = Literal["continue", "link"]
 _MOST_SESSIONS: Final = 4096
@@ -26,7 +26,7 @@ _W3C: Final = TraceContextTextMapPropagator()
 
 
 @dataclass(slots=True)
-class Place:
+class _Place:
     """`anchor` is where spans go when no span is current; `earlier` is linked from the next span, once.
 
     `made` is the context with the anchor that was made of `within`: from step to step it is the same. `paused` is the
@@ -49,19 +49,21 @@ class SessionTraces:
 
     def __init__(self, over_pause: OverPause) -> None:
         self._over_pause = over_pause
-        self._places: OrderedDict[str, Place] = OrderedDict()
+        self._places: OrderedDict[str, _Place] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self, session_id: str, carrier: Mapping[str, Any] | None) -> None:
         """A session begins, or resumes with the headers of its snapshot: then its trace is continued, or linked to."""
-        earlier = None if carrier is None else span_context_of(carrier)
+        earlier = None if carrier is None else _span_context_of(carrier)
         anchor = earlier if self._over_pause == "continue" else None
         with self._lock:
-            self._places[session_id] = Place(anchor=anchor, earlier=earlier, paused=_paused(carrier))
+            self._places[session_id] = _Place(anchor=anchor, earlier=earlier, paused=_paused(carrier))
             self._places.move_to_end(session_id)
             self._shorten()
 
-    def parent(self, session_id: str, current: Context, around: SpanContext) -> tuple[Context, tuple[Link, ...], Place]:
+    def parent(
+        self, session_id: str, current: Context, around: SpanContext
+    ) -> tuple[Context, tuple[Link, ...], _Place]:
         """The context that the session's next span starts in, what it links to, and the place to tell when it did."""
         has_parent = around.is_valid
         with self._lock:
@@ -84,7 +86,7 @@ class SessionTraces:
                     place.within, place.made = current, made
         return made, links, place
 
-    def started(self, place: Place, span: SpanContext) -> None:
+    def started(self, place: _Place, span: SpanContext) -> None:
         """A step's span was started; it becomes the root of the session's trace when there is none yet."""
         place.latest = span if span.is_valid else None
         if place.anchor is None:
@@ -111,7 +113,7 @@ class SessionTraces:
             headers |= {"paused": paused["traceparent"], "paused_ns": str(place.paused[1])}
         return headers
 
-    def pause(self, place: Place, span: SpanContext, ended_ns: int) -> None:
+    def pause(self, place: _Place, span: SpanContext, ended_ns: int) -> None:
         """The step of this estimate span paused the session: from its end on something waits for a human."""
         if span.is_valid:
             place.paused = span, ended_ns
@@ -122,10 +124,10 @@ class SessionTraces:
             place = self._places.get(session_id)
         return None if place is None else place.paused
 
-    def _place(self, session_id: str) -> Place:
+    def _place(self, session_id: str) -> _Place:
         place = self._places.get(session_id)
         if place is None:
-            place = self._places[session_id] = Place()
+            place = self._places[session_id] = _Place()
             self._shorten()
         else:
             self._places.move_to_end(session_id)
@@ -155,12 +157,12 @@ def _paused(carrier: Any) -> tuple[SpanContext, int] | None:
     """Since when a carried session waits; None when it says nothing that could be."""
     if not isinstance(carrier, Mapping):
         return None
-    span, since = span_context_of({"traceparent": carrier.get("paused")}), str(carrier.get("paused_ns", ""))
+    span, since = _span_context_of({"traceparent": carrier.get("paused")}), str(carrier.get("paused_ns", ""))
     digits = since.isascii() and since.isdigit() and len(since) < 20
     return (span, int(since)) if span is not None and digits else None
 
 
-def span_context_of(carrier: Mapping[str, Any]) -> SpanContext | None:
+def _span_context_of(carrier: Mapping[str, Any]) -> SpanContext | None:
     """The span context that W3C headers name, or None when they name none that could be: a store may hold anything."""
     headers = {name: value for name, value in carrier.items() if isinstance(name, str) and isinstance(value, str)}
     found = trace.get_current_span(_W3C.extract(headers, Context())).get_span_context()
@@ -174,5 +176,5 @@ def context_of(snapshot: Mapping[str, Any]) -> Context:
     trace. An empty context when the snapshot holds no trace.
     """
     carrier = snapshot.get("trace")
-    found = span_context_of(carrier) if isinstance(carrier, Mapping) else None
+    found = _span_context_of(carrier) if isinstance(carrier, Mapping) else None
     return Context() if found is None else trace.set_span_in_context(NonRecordingSpan(found), Context())
