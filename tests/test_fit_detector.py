@@ -528,17 +528,6 @@ def test_an_interruption_budget_needs_no_label_and_is_kept_on_average() -> None:
     assert high >= 8 / 81 - 0.01  # (n + 1 - rank)/(n + 1) at n = 80
 
 
-def test_a_budget_can_use_a_learned_statistic_of_other_runs() -> None:
-    learned = fit_detector(_runs(31, 200), rng=_rng(32), members=QUICK).detector
-    budget = fit_budget(_runs(33, 100), rng=_rng(34), share=0.05, detector=learned).detector
-    assert budget.scorer == learned.scorer
-    assert budget.threshold.mode is Mode.BUDGET
-    with pytest.raises(ConfigurationError, match="streams"):
-        fit_budget(
-            detector_runs(run_ids=["a"], steps=[1], scores=[0.5], streams=("other",)), rng=_rng(), detector=learned
-        )
-
-
 # --- the published method --------------------------------------------------------------------------------------------
 
 

@@ -11,22 +11,13 @@ from typing import Final, Protocol, TypeVar
 from grampus_uq.errors import DataError
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
 from grampus_uq.importers.opening import blocks
+from grampus_uq.recording.runs import Refused, refuse_to
 from grampus_uq.records.strict_json import json_object
 
 __all__ = ["Refused", "each_run", "line_records", "records", "refuse_to"]
 
-Refused = Callable[[DataError], None]
-"""Takes what is left out of an import."""
-
 _BOM: Final = b"\xef\xbb\xbf"
 _SPACES: Final = b" \t\r\n"
-
-
-def refuse_to(on_refused: Refused | None, error: DataError) -> None:
-    """Hand an error over, or raise it where nobody takes it."""
-    if on_refused is None:
-        raise error
-    on_refused(error)
 
 
 class _Named(Protocol):

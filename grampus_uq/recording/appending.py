@@ -1,6 +1,6 @@
-"""Opens a recording for appending, so that a write is a line whoever else writes.
+"""Opens a recording for appending, so that each write is one line, with any number of writers.
 
-A piece of a line that a killed writer left at the end of the file is moved aside, when nobody else writes to the file.
+A piece of a line that a killed writer left at the end of the file is moved aside, unless another process writes to it.
 """
 
 from __future__ import annotations

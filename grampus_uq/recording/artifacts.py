@@ -55,7 +55,7 @@ __all__ = [
 
 VERSION: Final = 1
 ANY: Final = "*"
-"""In `FittedFor`: whoever fitted the profile decided that it holds for every value."""
+"""In `FittedFor`: by decision at fit time, the profile holds for every value."""
 
 _FORMAT: Final = "grampus-uq-profile"
 _MAX_BYTES: Final = 64 * 2**20
@@ -148,7 +148,7 @@ class ProfileArtifact(BaseModel):
     def fingerprint(self) -> str:
         """SHA-256, in hex, of the canonical content: what recordings name and what tells two artifacts apart.
 
-        It shows that a file was changed; it does not show by whom, since whoever changes a file can hash it again.
+        It detects damage, not forgery: an attacker who changes the file can compute its hash again.
         """
         return _digest(_content(self))
 
@@ -169,7 +169,7 @@ def match(artifact: ProfileArtifact, *, model: str | None, prompt_hash: str | No
 
     Another model: refused, since neither its probabilities nor its thresholds mean anything there. Another prompt or
     other tools, or anything that either side does not say: advisory, because the guarantee needs runs that are
-    exchangeable with those it was calibrated on, and nobody can check that they are.
+    exchangeable with those it was calibrated on, which cannot be checked.
     """
     fitted = artifact.fitted_for
     refused: list[str] = []
@@ -239,8 +239,8 @@ def tools_hash(tools: Sequence[Mapping[str, Any]]) -> str:
 def save(artifact: ProfileArtifact, path: str | os.PathLike[str]) -> str:
     """Write an artifact and return its fingerprint.
 
-    The file is written beside its place, brought to the disk and renamed: whoever reads sees the old file or the new
-    one, whole. Raises OSError when the disk refuses.
+    The file is written beside its place, brought to the disk and renamed, so a reader sees either the old file or
+    the new one, whole. Raises OSError when the disk refuses.
     """
     content = _content(artifact)
     fingerprint = _digest(content)

@@ -28,7 +28,7 @@ from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, Ste
 __all__ = ["Copies", "copies", "distinct_ids", "distinct_runs", "without_copies"]
 
 Copies = dict[str, dict[int, DataError]]
-"""By file and line where a copy begins: what to say of it."""
+"""By file and line where a copy begins: the error that names it."""
 
 _BLOCK = 2**20
 _HASHED = re.compile(r"hmac:[0-9a-f]{32}:(\d{1,9})")
@@ -42,7 +42,7 @@ def distinct_runs(paths: Paths, *, on_refused: Refused | None = None) -> Iterato
 
 
 def without_copies(found: Iterator[Run], known: Copies, on_refused: Refused | None) -> Iterator[Run]:
-    """Yield the runs that are no copies; what is said of a copy is given to `on_refused`, or raised without it."""
+    """Yield the runs that are no copies; an error that names a copy is given to `on_refused`, or raised without it."""
     for run in found:
         copy = known.get(run.path, {}).get(run.line)
         if copy is None:
@@ -124,7 +124,7 @@ def _text_of(event: Event) -> tuple[int, bool]:
 
 
 def _copied(digests: list[_Digests]) -> Iterator[tuple[_Digests, str]]:
-    """Each copy, and the file of the run that it is one of; `told` begins with those that go on longest."""
+    """Each copy, and the file of the run that it is one of; the longest digests come first."""
     seen: dict[bytes, str] = {}
     for one in digests:
         whole = seen.get(next(reversed(one.so_far), b""), one.path)
@@ -141,7 +141,7 @@ def _session_ids(path: str) -> set[str]:
         for lines in _whole_lines(Path(path)):
             found.update(_ID.findall(lines))
     except (DataError, OSError):
-        pass  # whoever reads the runs is told of it
+        pass  # reported when the runs are read
     return {name for text in found if (name := _text(text)) is not None}
 
 

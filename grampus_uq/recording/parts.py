@@ -46,7 +46,7 @@ def over_parts(
     """Yield `work(runs of a part, on_refused)` for each part of files and folders, in order (`parallel.in_order`).
 
     A file that cannot be read ends at its fault, a run that lies in two files counts once (`copies`), and a run that
-    `work` hands to the function it is given is left out: all are told to `on_refused`, in order, after their part.
+    `work` hands to the function it is given is left out: all are given to `on_refused`, in order, after their part.
     Without `on_refused` the first fault is raised.
     """
     files = paths if isinstance(paths, str | os.PathLike) else list(paths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -67,27 +68,17 @@ def replay(
 
 
 def replay_file(
-    path: str | os.PathLike[str],
-    profile: Profile,
-    *,
-    states: Mapping[str, SessionState] | None = None,
-    profiles: Mapping[str, Profile] | None = None,
+    path: str | os.PathLike[str], profile: Profile, *, profiles: Mapping[str, Profile] | None = None
 ) -> Iterator[ReplayedStep]:
     """Like `replay`, from a recording; a DataError names the file and the line.
 
     Keeps one state of each session, and all states only of sessions that the file takes up again: it looks first.
     """
-    runs = _Runs(
-        profile,
-        states or {},
-        histories={start.session_id for start in beginnings(path) if start.resumed},
-        profiles=profiles,
-    )
+    resumed = {start.session_id for start in beginnings(path) if start.resumed}
+    runs = _Runs(profile, {}, histories=resumed, profiles=profiles)
     for number, event in read_numbered(path):
-        try:
+        with _located(os.fspath(path), number):
             step = runs.take(event)
-        except DataError as error:
-            raise DataError(error.reason, path=os.fspath(path), line=number, field=error.field) from error
         if step is not None:
             yield step
 
@@ -183,12 +174,19 @@ def replay_run(run: Run, profile: Profile) -> Iterator[ReplayedStep]:
     again = any(isinstance(event, SessionStarted) and event.resumed for event in run.events)
     replayed = _Runs(profile, {}, histories={run.session_id} if again else ())
     for event in run.events:
-        try:
+        with _located(run.path, run.line):
             step = replayed.take(event)
-        except DataError as error:
-            raise DataError(error.reason, path=run.path, line=run.line, field=error.field) from error
         if step is not None:
             yield step
+
+
+@contextmanager
+def _located(path: str, line: int) -> Iterator[None]:
+    """Name the place in a DataError."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(error.reason, path=path, line=line, field=error.field) from error
 
 
 def would_stop(assessment: StepUncertainty) -> bool:

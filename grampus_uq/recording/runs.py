@@ -1,4 +1,4 @@
-"""The runs of files and folders, one at a time: what happened, how it ended, and who said so."""
+"""The runs of files and folders, one at a time: events, outcome, and the source of its label."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Run:
     def steps(self) -> tuple[StepEvent, ...]:
         """The steps that led to the end, in commit order.
 
-        After a session was taken up from an older state, the steps behind that state are told again; those of the
-        first telling are in `events` only.
+        After a session was taken up from an older state, the steps behind that state are repeated; their
+        first versions are in `events` only.
         """
         found: list[StepEvent] = []
         for event in self.events:
@@ -170,7 +170,7 @@ def refusing(found: Iterator[Run], on_refused: Refused | None) -> Iterator[Run]:
 
 
 def refuse_to(on_refused: Refused | None, error: DataError) -> None:
-    """Hand an error over, or raise it where nobody takes it."""
+    """Hand an error to `on_refused`, or raise it without one."""
     if on_refused is None:
         raise error
     on_refused(error)
@@ -211,7 +211,7 @@ def runs_of_file(
 def beginnings(paths: Paths) -> Iterator[SessionStarted]:
     """Yield how each session under files and folders began; of the other lines nothing is read but their type.
 
-    Lines that do not decode are passed over: whoever reads the runs is told of them.
+    Lines that do not decode are passed over; reading the runs reports them.
     """
     for path in recording_files(paths):
         for _, line in raw_lines(path):

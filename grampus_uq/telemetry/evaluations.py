@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from grampus_uq.records.values import StepUncertainty
+from grampus_uq.records.values import NO_READING, StepUncertainty
 from grampus_uq.records.vocabulary import STOPPING, STOPPING_LEVELS, UncertaintyAction, UncertaintyLevel
 
 __all__ = ["WORDS", "Evaluation", "escalates", "evaluations", "fused_of"]
 
 _FITTED: Final = ("p_success", "trajectory_risk")
-_NOTHING_READ: Final = "no reading on this step"
 WORDS: Final[dict[str, str]] = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}
 """Levels and actions as plain text, which attributes take."""
 
@@ -32,7 +31,7 @@ def escalates(step: StepUncertainty) -> bool:
 def fused_of(step: StepUncertainty) -> float | None:
     """The fused confidence, or None on a step where nothing was read (the field then holds 0.5)."""
     fields = step.__dict__
-    return None if (fields["missing_reason"] or "").endswith(_NOTHING_READ) else fields["fused_confidence"]
+    return None if (fields["missing_reason"] or "").endswith(NO_READING) else fields["fused_confidence"]
 
 
 def evaluations(step: StepUncertainty) -> list[Evaluation]:

@@ -158,27 +158,23 @@ def fit_budget(
     rng: np.random.Generator,
     share: float = 0.05,
     shares: Sequence[float] = BUDGETS,
-    detector: Detector | None = None,
 ) -> DetectorFit:
     """Set an interruption budget: "pause at most a share b of runs", from recorded runs without any label.
 
     Guarantee: that of `budget_threshold`, for one run of each task. The statistic is a running minimum of the first
-    stream, which learns nothing, or that of a detector fitted on *other* runs.
+    stream, which learns nothing.
 
     Args:
         runs: from `detector_runs`; outcomes, if there are any, are not looked at.
         rng: draws the salt, and one run of each task.
         share: the budget to deploy, in (0, 1).
         shares: further budgets to list.
-        detector: whose statistic to use; none of `runs` may have served its fit.
 
     Raises:
-        ConfigurationError: a budget outside (0, 1), streams other than the detector's.
+        ConfigurationError: a budget outside (0, 1).
     """
     _check_levels(share, None, shares)
-    if detector is not None and detector.streams != runs.streams:
-        raise ConfigurationError.of("detector", "fit_budget", f"of the streams {runs.streams}", detector.streams)
-    scorer = untrained(replace(runs, success=None)) if detector is None else detector.scorer
+    scorer = untrained(replace(runs, success=None))
     salt = rng.bytes(12).hex()
     fitted, runs = runs, runs.take(runs.drawn(rng))
     ties = np.array([tie_uniform(run, salt) for run in runs.ids])
@@ -200,8 +196,8 @@ def fit_budget(
             counts={"run": len(runs)},
             fit_ids=(),
             threshold_ids=runs.ids,
-            member=_name(scorer),
-            reason="Without outcomes nothing is learned." if detector is None else "The statistic was given.",
+            member=scorer.name,
+            reason="Without outcomes nothing is learned.",
         ),
     )
 
@@ -316,7 +312,3 @@ def _wanted(alpha: float, levels: Sequence[float]) -> list[float]:
 def _check_levels(alpha: float, delta: float | None, levels: Sequence[float]) -> None:
     for name, level in [("alpha", alpha), ("delta", 0.5 if delta is None else delta), *(("levels", a) for a in levels)]:
         check_level(name, "fit_detector", level)
-
-
-def _name(scorer: FeatureScorer | PaperScorer) -> str:
-    return scorer.name if isinstance(scorer, FeatureScorer) else "paper"
