@@ -1,4 +1,4 @@
-"""The embedded model: a small real model that runs on this machine, in a process of its own, without account or key."""
+"""The embedded model: a small model on this machine, in a process of its own, without account or key."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ class LocalModel:
 
 
 async def _explain_an_end(child: Child, error: ModelError) -> None:
-    """Raise in place of a call's error when the reason is that the server has ended."""
+    """Raise a clearer error if a call failed because the server has ended."""
     if error.status is not None or isinstance(error, ModelTimeoutError):
         return
     if child.exit_code() is None:
@@ -267,4 +267,4 @@ def _cores() -> int:
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
-    """Tell nobody."""
+    """Report no progress."""

@@ -1,4 +1,4 @@
-"""One asyncio loop on a thread of its own, for a library that binds itself to the first loop it sees."""
+"""One asyncio loop on its own thread, for a library that binds itself to the first loop it runs on."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _context() -> contextvars.Context:
 
 
 def _waker() -> Callable[[Callable[[], None]], Any]:
-    """How another thread calls a function on the running loop, asyncio's or trio's."""
+    """A function that schedules a call on the running loop, asyncio or trio, from another thread."""
     token = anyio.lowlevel.current_token()
     native: Any = getattr(token, "native_token", token)  # anyio before 4.11 returned the native token itself
     return native.call_soon_threadsafe if isinstance(native, asyncio.AbstractEventLoop) else native.run_sync_soon

@@ -1,4 +1,4 @@
-"""From what a user types to a model client: "local", a server's address, or litellm's name of a model."""
+"""A model client from a name: "local", a server's address, or litellm's name of a model."""
 
 from __future__ import annotations
 

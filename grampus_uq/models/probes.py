@@ -65,7 +65,7 @@ class Finding:
 
 
 class Meter:
-    """A client that counts: what `examine` and the signals ask through."""
+    """A client that counts calls and tokens."""
 
     def __init__(self, client: ModelClient, model: str) -> None:
         self.client = client
@@ -90,7 +90,7 @@ class Meter:
         return response
 
     async def ask(self, messages: Sequence[Message], *, about: str = "", **options: Any) -> ModelResponse:
-        """Ask, and count; what is refused is left out, unless the probe is about it."""
+        """Ask without the options that the model refuses, unless the probe is `about` one of them."""
         while True:
             try:
                 return await self.complete(messages=messages, **options)

@@ -1,4 +1,4 @@
-"""What a server's error means, and what is learnt from it: which parameters a model does not take.
+"""Errors of a server as exceptions, and a memory of the parameters that each model refuses.
 
 A refusal is remembered only after the same call succeeded without the parameter. So an error text that merely mentions
 "temperature", or a server that fails for another reason, teaches nothing.
@@ -40,7 +40,7 @@ _NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a model was seen to refuse; empty until it refused something.
+    """Parameters that a model has refused; empty until the first refusal.
 
     `refused` maps a parameter ("logprobs", "temperature", "max_tokens") to the server's words. `most_logprobs` is the
     number of alternatives that is asked for instead of more, or None while nothing limits it. A refused "max_tokens" is
@@ -85,12 +85,12 @@ class RefusalMemory:
         self._lock = threading.Lock()
 
     def of(self, model: str) -> Capabilities:
-        """What is known of the model."""
+        """The known refusals of the model."""
         with self._lock:
             return self._known.get(model, Capabilities())
 
     def learn(self, model: str, capabilities: Capabilities) -> None:
-        """Add what a successful call without these parameters has shown."""
+        """Remember refusals after a successful call without these parameters."""
         with self._lock:
             known = self._known.get(model, Capabilities())
             limits = [limit for limit in (known.most_logprobs, capabilities.most_logprobs) if limit is not None]
@@ -104,7 +104,7 @@ class RefusalMemory:
 async def send_without_refused(
     memory: RefusalMemory, model: str, options: CallOptions, send: Callable[[CallOptions], Awaitable[ModelResponse]]
 ) -> ModelResponse:
-    """Send a call; leave out a parameter that the model refuses and send it again, and remember that if it helped.
+    """Send a call; if a parameter is refused send it again without, and remember the refusal if that succeeds.
 
     Only "logprobs", "temperature" and "max_tokens" can be left out, each once, so a call is sent at most five times.
     Every other refusal is raised as it came.

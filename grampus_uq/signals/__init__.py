@@ -1,4 +1,4 @@
-"""Signals: one file a way to sense how likely a step is right. Each name here is imported when it is first used."""
+"""Signals: each file is one way to sense how likely a step is right. The names here are imported on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the tokens of a step write its proposed calls: what the model does, without what it says about it.
+"""The tokens of a step that write its proposed calls, without the text around them.
 
 A call is found from its tool's name; models write calls as a JSON object or as name(arguments). A step without a call
 commits its text, and the action is the whole completion. Services that report no log-probabilities for the tokens of a
@@ -51,7 +51,7 @@ def overlapping_tokens(tokens: Sequence[TokenLogprob], spans: Iterable[tuple[int
 
 
 def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:
-    """Where the calls are written, one behind the other; None when one of them is not found.
+    """The spans of the calls in the text, non-overlapping and in order; None if one is not found.
 
     Of several places that could be a call, the last ones are taken: models think aloud before they act.
     """
@@ -68,7 +68,7 @@ def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None
 
 
 def _places(text: str, name: str) -> list[tuple[int, int]]:
-    """Everything in a text that could be a call of this tool, in order and without overlap."""
+    """All spans that could be a call of this tool, in order and without overlap."""
     found: list[tuple[int, int]] = []
     at, floor = text.find(name) if name else -1, 0
     for _ in range(_MOST_MENTIONS):
@@ -83,7 +83,7 @@ def _places(text: str, name: str) -> list[tuple[int, int]]:
 
 
 def _object_around(text: str, at: int, name: str, floor: int) -> tuple[int, int] | None:
-    """The widest JSON object around a place that holds the name as a value, looked for from the inside out."""
+    """The widest JSON object around a position with the name as a value, searched from the inside out."""
     best = None
     start = text.rfind("{", floor, at)
     for _ in range(_MOST_DEPTH):

@@ -124,7 +124,7 @@ _HEDGES = (
 
 
 def admissions(text: str, highest: float) -> Iterator[float]:
-    """What words make of numbers beside them, the highest of which is given: 0.3 or 0.5, once for each that is found.
+    """Upper bounds on a stated number from admissions in the text: 0.3 or 0.5, one for each.
 
     >>> list(admissions("My answer is wrong.", 1.0)), list(admissions("Confidence: low", 1.0))
     ([0.3], [0.3])
@@ -157,7 +157,7 @@ def admitted_confidence(text: str) -> float | None:
 
 
 def hedged_confidence(text: str) -> tuple[float, bool]:
-    """What hedging words make of an unstated confidence: at most 0.5, and whether one of them is an outright admission.
+    """A confidence from hedging words alone, at most 0.5, and whether one of them is an outright admission.
 
     Each distinct weak hedge ("roughly", "maybe") takes a tenth, each distinct admission ("not sure") two fifths.
     Words only ever lower the value, and only whole words count ("thoroughly" is not "roughly").

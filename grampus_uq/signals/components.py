@@ -1,4 +1,4 @@
-"""TRACER's components of one step, computed from the texts that a trajectory hands over; slow where the embedder is."""
+"""TRACER's components of one step, computed from the texts of a trajectory; as slow as the embedder."""
 
 from __future__ import annotations
 

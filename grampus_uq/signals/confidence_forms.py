@@ -144,7 +144,7 @@ def sentence_confidence(sentence: str, *, other_scale: bool = False) -> float | 
 
 
 def _form_value(number: str, tail: str, other_scale: bool) -> float | None:
-    """What a form with this number and this end of its sentence states; a lone 1 may be one percent or one of ten."""
+    """The value of a form from its number and the rest of the sentence; a lone 1 may be one percent or one of ten."""
     whole = _TAIL.fullmatch(tail)
     value = INVALID if number in {"1", "+1"} else _probability(number, other_scale=other_scale)
     if value == INVALID or (whole is None and _OTHER_UNIT.match(tail)):
@@ -221,7 +221,7 @@ class ClosingObject(NamedTuple):
 
 
 def closing_object(text: str, *, other_scale: bool = False) -> ClosingObject:
-    """Split a text into what precedes its closing JSON object, fenced or not, and the confidences that this one states.
+    """Split a text into its closing JSON object, fenced or not, and the text before it.
 
     Only the object's own field counts: one further down belongs to what it describes. A text that does not close with
     an object is given back whole. Linear in the length of the text.
@@ -275,7 +275,7 @@ def _starts(text: str) -> list[int]:
 
 
 def _read_object(text: str, before: str, other_scale: bool) -> ClosingObject | None:
-    """What an object states that is all of the text, after another one; None when the text is no such object."""
+    """Read a text that is one JSON object; None if it is not."""
     try:
         fields = _DECODER.decode(text)
     except (ValueError, RecursionError):
@@ -305,7 +305,7 @@ def _field_value(value: Any, other_scale: bool) -> float:
 
 
 def _malformed(text: str, before: str) -> ClosingObject | None:
-    """What is written like the object asked for and is not quite JSON: `.5`, `85 %`, single quotation marks."""
+    """Read an object that is almost JSON: `.5`, `85 %`, single quotation marks."""
     flat = _FLAT.fullmatch(text)
     if flat is not None:
         value = parse_number(flat[3])

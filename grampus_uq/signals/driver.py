@@ -146,7 +146,7 @@ class MeteredContext:
 
 
 def _cancelled_from_outside() -> bool:
-    """True when somebody cancelled the running task, False when a CancelledError was merely raised in it.
+    """Return True if the running task was cancelled, False if a CancelledError was only raised in it.
 
     On asyncio anything may raise CancelledError: a client whose own inner task was cancelled (a closed connection pool,
     a lost leader) does. Passing that on would end an agent that nobody cancelled, and a task group would swallow it.
@@ -158,7 +158,7 @@ def _cancelled_from_outside() -> bool:
 
 
 def cancel_requests() -> int:
-    """How often asyncio was asked to cancel the current task; 0 on another loop, which asks again by itself."""
+    """The number of cancellation requests for the current asyncio task; 0 on another loop, which repeats its own."""
     if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
         return 0
     task = asyncio.current_task()
@@ -166,7 +166,7 @@ def cancel_requests() -> int:
 
 
 async def stop_if_cancelled(requests_before: int) -> None:
-    """Raise the cancellation that somebody asked for since `cancel_requests` said so, whoever swallowed it."""
+    """Raise a cancellation requested after `cancel_requests` was read, even if other code swallowed it."""
     await anyio.lowlevel.checkpoint_if_cancelled()
     if cancel_requests() > requests_before:
         raise asyncio.CancelledError

@@ -94,7 +94,7 @@ def _plain_word(chunk: str) -> str:
 
 
 def _turned(words: Sequence[str]) -> list[str]:
-    """What stands after the only "is" before what stands in front of it; as they were where there are more or none."""
+    """ "A is B" as "B is A"; unchanged unless there is exactly one copula."""
     places = [place for place, word in enumerate(words) if word in _COPULAS]
     if len(places) != 1 or places[0] in {0, len(words) - 1}:
         return list(words)
@@ -124,7 +124,7 @@ def _opposed(first: frozenset[str], second: frozenset[str]) -> bool:
 
 
 def lexical_similarity(first: str, second: str) -> float:
-    """Jaccard similarity of the two word sets in [0, 1], and 0 where what differs may turn the meaning.
+    """Jaccard similarity of the two word sets in [0, 1], and 0 if the difference may reverse the meaning.
 
     That is: another negation or number, a question and a statement, shared words in another order ("A beats B", "B
     beats A"), or a word on one side and its opposite on the other ("approve", "deny"; the commonest ones). Case,
@@ -189,7 +189,7 @@ def _plain_number(number: str) -> str:
 
 
 class SameWording:
-    """Same when both texts say it in the same words (`same_wording`): what the monitor uses unless told otherwise."""
+    """Same if both texts use the same words (`same_wording`): the default of the monitor."""
 
     __slots__ = ()
 

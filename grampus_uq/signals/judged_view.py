@@ -1,4 +1,4 @@
-"""What a judge is shown of a step: the whole case, each part as a quotation that cannot speak, and what was cut.
+"""What a judge is shown of a step: the whole case, each part as a quotation that cannot pose as a turn.
 
 A turn of plain text on a plain request is shown as what it is, the model's own turn: so asked, the embedded model ranks
 answers far better than by a report of them. Anything more (calls, rules, answers of tools, or text that imitates a
@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from grampus_uq.records.values import Message, Step
@@ -114,8 +115,9 @@ def judged_view(step: Step, messages: Sequence[Message], rng: random.Random) -> 
             Message(role=Role.ASSISTANT, content=cutting("text", text, MAX_TEXT_CHARACTERS)),
         ]
         return JudgedView(messages=turns, what="answer", cut=cutting.summary())
-    quoted = _quoting(f"{rng.getrandbits(64):016x}")
-    case = [_CASE.format(mark=quoted.mark)]
+    mark = f"{rng.getrandbits(64):016x}"
+    quoted = partial(_quoted, mark)
+    case = [_CASE.format(mark=mark)]
     if rules:
         case.append(quoted("The agent's rules", cutting("rules", rules, MAX_TEXT_CHARACTERS)))
     case.append(quoted("What the user said", cutting("request", request, MAX_TEXT_CHARACTERS)))
@@ -132,16 +134,12 @@ def judged_view(step: Step, messages: Sequence[Message], rng: random.Random) -> 
     return JudgedView(messages=turns, what="action" if calls else "answer", cut=cutting.summary())
 
 
-@dataclass(frozen=True, slots=True)
-class _quoting:  # noqa: N801 (used as a function)
-    mark: str
-
-    def __call__(self, name: str, text: str) -> str:
-        return f"{name}:\n<quoted {self.mark}>\n{neutralised(text)}\n</quoted {self.mark}>"
+def _quoted(mark: str, name: str, text: str) -> str:
+    return f"{name}:\n<quoted {mark}>\n{neutralised(text)}\n</quoted {mark}>"
 
 
 def _answers(messages: Sequence[Message], cutting: _Cutting) -> str:
-    """The latest of what tools answered, as many as there is room for, each under the name of its tool."""
+    """The latest tool results that fit, each under the name of its tool."""
     names = {call.id: call.name for message in messages for call in message.tool_calls if call.id}
     shown: list[str] = []
     room, left_out, shortened = MAX_TOOL_CHARACTERS, 0, 0

@@ -11,11 +11,11 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["GAP", "LAZY", "SPEAKER", "OwnWords", "as_read", "own_words"]
+__all__ = ["BLOCK_GAP", "GAP", "SPEAKER", "OwnWords", "as_read", "own_words"]
 
 GAP: Final = "\ufffc"
 """Stands where something was taken out."""
-LAZY: Final = "\ufffb"
+BLOCK_GAP: Final = "\ufffb"
 """Stands for a line of a block quotation, which goes on over the lines that follow it in its paragraph."""
 
 _WINDOW = 4_000  # of a longer text the head and the tail are read: a statement about it stands at one of its ends
@@ -68,9 +68,9 @@ _MARK = re.compile(rf"[<>`~{_MARKS}{_SINGLE_MARKS}]")
 
 
 class OwnWords(NamedTuple):
-    """The model's own text, a `GAP` or `LAZY` where something was, and `rest`, from where a dialogue or letter begins.
+    """The model's own text, with a `GAP` or `BLOCK_GAP` for each part taken out.
 
-    `open` says that the end of the text stands in a quotation or in the rest.
+    `rest` is the text from the beginning of a dialogue or letter on; `open`: the text ends in a quotation or in `rest`.
     """
 
     text: str
@@ -94,7 +94,7 @@ def as_read(text: str) -> str:
 
 
 def own_words(text: str) -> OwnWords:
-    """Take out everything that the model only shows: linear in the length of the text; of long ones the two ends.
+    """Take out all text that the model only shows. Linear time; of a long text only its two ends are kept.
 
     >>> own_words('The page says "I am 100% sure". It may be wrong.').text.replace(GAP, "...")
     'The page says .... It may be wrong.'
@@ -124,7 +124,7 @@ def _ends(text: str) -> tuple[str, str]:
 
 
 def _shown(text: str) -> tuple[str, bool]:
-    """The text without what it shows, and whether the last of that is left open: what opens first goes first."""
+    """The text without what it shows, and whether the last quotation is unclosed; the first to open goes first."""
     kept: list[str] = []
     at = 0
     openings = {kind: kind.opens(text, 0) for kind in _KINDS}
@@ -146,7 +146,7 @@ def _shown(text: str) -> tuple[str, bool]:
 
 
 def _with_crossing(text: str, openings: Mapping[_Kind, int], end: int) -> int:
-    """Where a part ends together with those that open within it and close after it."""
+    """The end of a part, extended over parts that open within it and close after it."""
     for _ in _KINDS:
         line = _QUOTED_LINES.match(text, text.rfind("\n", 0, end) + 1)
         further = [kind.closes(text, opening) for kind, opening in openings.items() if opening < end]
@@ -220,7 +220,7 @@ def _last(mark: str) -> Callable[[str, int], int | None]:
 
 
 _KINDS: Final = (
-    _Kind(_first(_QUOTED_LINES, (">",)), _block_quotation_end, LAZY),
+    _Kind(_first(_QUOTED_LINES, (">",)), _block_quotation_end, BLOCK_GAP),
     _Kind(_first(_FENCE, ("```", "~~~")), _fence_end),
     _Kind(_first(_FOREIGN_TAG, ("<",)), _element_end),
     _Kind(_first(_OPENS, tuple(_MARKS)), _double_end),

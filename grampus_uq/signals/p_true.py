@@ -1,4 +1,4 @@
-"""P(True): the model judges its own answer or proposed call, and the mass it puts on True against False is the reading.
+"""P(True): the model judges its own answer or proposed call; the reading is its probability of True against False.
 
 Source: Kadavath et al. 2022 (arXiv 2207.05221), section 3. First choice is the probability mass of True against False
 among the first token's alternatives; second choice a number in a JSON reply. A reply that is neither is a missing

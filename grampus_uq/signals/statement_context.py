@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from grampus_uq.signals.own_words import GAP, LAZY
+from grampus_uq.signals.own_words import BLOCK_GAP, GAP
 from grampus_uq.signals.word_search import WordSearch
 
 __all__ = ["FRAME", "REPORT", "SOURCE", "is_doubtful", "sentences_of"]
@@ -150,7 +150,7 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
             continue
         if line == GAP or line[-1] in "}]":  # what was announced stands here, and the sentence comes after it
             return False
-        if LAZY in line:
+        if BLOCK_GAP in line:
             return paragraph
         if line.rstrip("*_ ").endswith(":"):
             return not _INTRODUCTION.fullmatch(line)

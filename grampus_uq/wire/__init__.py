@@ -1,4 +1,4 @@
-"""Other people's shapes, read once: messages, calls, usage, log-probabilities and responses, as objects or dicts.
+"""Readers of other libraries' data: messages, calls, usage, log-probabilities and responses, as objects or dicts.
 
 Clients, importers and adapters read through this room, so that a shape has one meaning. Everything in here is pure,
 bounded, and never raises on what a model, a tool or a framework handed over: what cannot be read is missing, with the

@@ -180,7 +180,7 @@ def _plain(value: Any, depth: int) -> JsonValue:
 
 
 def _kept(given: Any) -> str:
-    """What was given, as text in which two that differ differ: what is cut off is there by its digest."""
+    """The arguments as bounded text. A digest replaces a part that is cut off, so different ones differ."""
     try:
         text = given if isinstance(given, str) else json.dumps(given, default=repr, sort_keys=True)
     except Exception:  # noqa: BLE001 (somebody else's object)

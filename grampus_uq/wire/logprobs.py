@@ -146,7 +146,7 @@ def _token(entry: Any, place: int) -> TokenLogprob:
 
 
 def _checked(token: TokenLogprob, place: int) -> TokenLogprob:
-    """Our own record, which checks nothing when it is built: as it is where it is right."""
+    """Return our own record, which is unchecked when built, if it is valid."""
     logprob, top = token.logprob, token.top
     sound = type(logprob) is float and -math.inf < logprob <= 0.0 and type(token.token) is str and type(top) is tuple
     if sound:

@@ -1,4 +1,4 @@
-"""What a caller hands to an observation, read at once: the parts of a step, and what is wrong with the arguments.
+"""The arguments of an observation, read at once: the parts of a step, and errors in the arguments.
 
 What a model wrote badly (arguments that are no JSON, a log-probability that is null) is no error of the caller: it is
 kept marked, or missing with a reason. What nobody could read as what it should be is an error, returned and not raised,
@@ -28,7 +28,7 @@ _OWNER: Final = "observe_llm_response"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One turn of the model as far as it could be read, and the errors of whoever handed it over."""
+    """One turn of the model as far as it could be read, and the errors in the arguments."""
 
     text: str
     calls: tuple[ToolCall, ...]
