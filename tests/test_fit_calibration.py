@@ -17,7 +17,6 @@ from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.fit_calibration import apply_fusion, fit_fusion, fit_success
 from grampus_uq.records.values import Reading, Step
-from grampus_uq.stats.calibration import fit_platt, step_records
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.stats.scoring import log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights
@@ -83,10 +82,15 @@ def test_a_value_outside_its_domain_and_an_unfitted_fusion_are_refused():
 def test_one_stream_that_is_never_missing_is_platt_scaling():
     streams, outcomes, _ = world(400, np.random.default_rng(0))
     fused = fit_fusion({"a": streams["a"]}, outcomes)
-    p, y, w = step_records(streams["a"], outcomes)
-    platt = fit_platt(p, y, weights=w)
-    grid = np.linspace(0.0, 1.0, 101)
-    assert apply_fusion(fused, {"a": grid}) == pytest.approx(platt(grid), abs=1e-9)
+    x, w = log_odds(streams["a"].forecasts), step_weights(streams["a"])
+    mean = np.average(x, weights=w)
+    sd = np.sqrt(np.average((x - mean) ** 2, weights=w))
+    assert (fused.readings["a"].mean, fused.readings["a"].sd) == pytest.approx((mean, sd))
+    model = LogisticRegression(C=1.0, solver="newton-cholesky", tol=1e-12)
+    model.fit(((x - mean) / sd)[:, None], np.repeat(outcomes, streams["a"].lengths), sample_weight=w)
+    grid = np.linspace(0.001, 0.999, 101)
+    platt = model.predict_proba(((log_odds(grid) - mean) / sd)[:, None])[:, 1]
+    assert apply_fusion(fused, {"a": grid}) == pytest.approx(platt, abs=1e-8)
 
 
 def test_coefficients_equal_scikit_learns_on_the_same_design():

@@ -41,7 +41,7 @@ class FusedReading(BaseModel):
 class LogisticFusion(BaseModel):
     """A fitted fusion: frozen and JSON-able.
 
-    With one reading and no offset it is the `PlattMap` of the same numbers. The result does not decrease in any
+    With one reading and no offset it is Platt scaling. The result does not decrease in any
     reading but a count, and lies in [epsilon, 1 - epsilon].
     """
 

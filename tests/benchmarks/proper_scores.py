@@ -22,7 +22,6 @@ import gzip
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,9 @@ if __package__ in (None, ""):  # run as a file
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import DataError
+from grampus_uq.learn.fit.cross_fit import cross_fit
 from grampus_uq.stats.bootstrap import BootstrapInterval, mean_rows, paired_bootstrap
-from grampus_uq.stats.calibration import cross_fit
+from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.ranking import auprc, aurc, auroc, auroc_rows
 from grampus_uq.stats.reliability import trajectory_brier, trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG, BetaScore
@@ -109,14 +109,14 @@ def dataset_rows(path: Path, draws: int, rng: np.random.Generator) -> Iterator[R
     calibrated = cross_fit(traces, outcomes, ids)
     base = traces.with_forecasts(np.full_like(traces.forecasts, outcomes.mean()))
     common = {"dataset": dataset, "trajectories": len(traces), "skipped": skipped}
-    for half, fitted in zip("AB", calibrated.maps, strict=True):
+    for half, fitted in zip("AB", calibrated.fusions, strict=True):
         yield {
             "panel": "calibration",
             **common,
             "fitted_on": half,
             "flat": fitted.flat,
             "kind": "platt",
-            **asdict(fitted),
+            **_platt(fitted),
         }
     for row in transparency(traces, calibrated.traces, base, outcomes, draws, rng):
         yield {"panel": "transparency", **common, **row}
@@ -124,6 +124,12 @@ def dataset_rows(path: Path, draws: int, rng: np.random.Generator) -> Iterator[R
         yield {"panel": "fixed_rank", **common, **row}
     for row in censoring(calibrated.traces, outcomes, rng):
         yield {"panel": "artificial_censoring", **common, **row}
+
+
+def _platt(fitted: LogisticFusion) -> Row:
+    """The fusion of one stream in the symbols of Platt scaling."""
+    [reading] = fitted.readings.values()
+    return {"mean": reading.mean, "sd": reading.sd, "intercept": fitted.intercept, "slope": reading.slope}
 
 
 def transparency(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
-from grampus_uq.stats.calibration import split_halves
+from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import log_odds
 

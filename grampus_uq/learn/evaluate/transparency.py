@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from grampus_uq.learn.evaluate.censoring import Censoring
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
-from grampus_uq.stats.calibration import CrossFit, cross_fit, split_halves
+from grampus_uq.learn.fit.cross_fit import CrossFit, cross_fit
+from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auprc, aurc, auroc
 from grampus_uq.stats.reliability import decompose, trajectory_brier, trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG, BetaScore, ProperScore
@@ -107,7 +108,7 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
                 complete=complete,
                 raw=raw,
                 platt=None if fitted is None else fitted[0],
-                flat=None if fitted is None else all(m.flat for m in fitted[1].maps),
+                flat=None if fitted is None else fitted[1].flat,
                 missing=int((usable & traces.missing).sum()),
                 unresolved=int((~usable).sum()),
             )
@@ -118,13 +119,13 @@ def scored_streams(runs: ForecastRuns, censoring: Censoring) -> list[ScoredStrea
 def _cross_fitted(
     traces: ForecastTraces, target: FloatArray, complete: BoolArray, ids: list[str]
 ) -> tuple[ForecastTraces, CrossFit] | None:
-    """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two maps."""
+    """Calibrate each half by the other; censored runs, which neither map saw, by the mean of the two."""
     outcomes, names = target[complete], [name for name, known in zip(ids, complete, strict=True) if known]
     second = split_halves(outcomes, names)
     if not second.any() or second.all():
         return None
     fitted = cross_fit(traces.select(complete), outcomes, names)
-    mapped = np.mean([m(traces.forecasts) for m in fitted.maps], axis=0)
+    mapped = fitted.mean(traces.forecasts)
     mapped[np.repeat(complete, traces.lengths)] = fitted.traces.forecasts
     return traces.with_forecasts(mapped), fitted
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.stats.calibration import SD_FLOOR, split_halves
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion, is_count
+from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.logistic_fit import fit_logistic, logistic
 from grampus_uq.stats.scoring import EPSILON, LOG, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
@@ -25,6 +25,9 @@ __all__ = ["FittedSuccess", "apply_exactly", "apply_fusion", "fit_fusion", "fit_
 
 FloatArray = npt.NDArray[np.float64]
 Streams = Mapping[str, ForecastTraces]
+
+_SD_FLOOR = 1e-6
+"""Least standard deviation of the log-odds: a saturated stream with one value would otherwise divide by 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -105,7 +108,7 @@ def fit_fusion(
     A stream whose slope would be negative is refitted without it (slope 0): a signal that points the wrong way is not
     turned around. Counts (`stats.fusion.is_count`) may have either sign. A stream that is never missing, or always
     missing beside others, has offset 0: its presence says nothing. Steps without any reading are not fitted on. With
-    one stream that is never missing, and no count, this is `fit_platt`.
+    one stream that is never missing, and no count, this is Platt scaling.
 
     Args, raises: as `fit_success`; l2: penalty on slopes and offsets, >= 0.
 
@@ -178,7 +181,7 @@ def _standard(x: FloatArray, present: npt.NDArray[np.bool_], w: FloatArray) -> t
     filled = np.where(present, np.nan_to_num(x), 0.0)
     mean = (w @ filled) / safe
     variance = (w @ np.where(present, np.square(filled - mean), 0.0)) / safe
-    return mean, np.where(mass > 0.0, np.maximum(np.sqrt(variance), SD_FLOOR), 1.0)
+    return mean, np.where(mass > 0.0, np.maximum(np.sqrt(variance), _SD_FLOOR), 1.0)
 
 
 def _constrained(

@@ -1,0 +1,39 @@
+"""Two halves of labelled trajectories: what is fitted on one is judged on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray
+
+__all__ = ["split_halves"]
+
+
+def split_halves(outcomes: npt.ArrayLike, ids: Sequence[str]) -> BoolArray:
+    """Split trajectories into two halves, stratified by outcome, ordered by id and alternated.
+
+    Args:
+        outcomes: shape (n,), 0 or 1.
+        ids: n distinct, stable names; their order as text decides, not the order of rows.
+
+    Returns:
+        Shape (n,), True for the second half. Within each outcome the halves differ by at most one.
+
+    Raises:
+        ConfigurationError: repeated ids, another number of ids, an outcome other than 0 or 1.
+    """
+    y, names = np.asarray(outcomes, dtype=np.float64), [str(name) for name in ids]
+    if y.shape != (len(names),) or not np.isin(y, (0.0, 1.0)).all():
+        raise ConfigurationError.of("outcomes", "split_halves", f"{len(names)} observed outcomes, 0 or 1", outcomes)
+    if len(set(names)) != len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ConfigurationError.of("ids", "split_halves", "distinct", repeated)
+    order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.intp)
+    second = np.zeros(len(names), dtype=np.bool_)
+    for label in (0.0, 1.0):
+        second[order[y[order] == label][1::2]] = True
+    return second
