@@ -87,7 +87,7 @@ async def main(options: argparse.Namespace) -> None:
     """Run to the pause, decide, and run on."""
     client = scripted() if options.model is None else open_model(options.model, api_base=options.api_base)
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["delete"]))
-    guard = UncertaintyMiddleware(monitor, model_client=client, advisory=False)
+    guard = UncertaintyMiddleware(monitor, model_client=client)
     tools = [list_files, delete_file]
     agent = create_agent(ClientChatModel(client=client), tools=tools, middleware=[guard], checkpointer=InMemorySaver())
     config: Any = {"configurable": {"thread_id": "cleaning"}}

@@ -74,7 +74,7 @@ def graph(client: Any) -> StateGraph[Any, Any, Any, Any]:
     builder.add_node("agent", agent)
     builder.add_edge(START, "agent")
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-    guard = uncertainty_guard(monitor, model_client=client, advisory=False)
+    guard = uncertainty_guard(monitor, model_client=client)
     guard.attach(builder, after="agent", tools=TOOLS)
     return builder
 

@@ -26,7 +26,7 @@ QUESTIONS = ("Order A-17 was sent three weeks ago. Did it arrive?", "How much mo
 def main(model: str | None, api_base: str | None) -> None:
     """Two calls of one session, then the question whether a refund may be made."""
     policy = UncertaintyPolicy(irreversible_tool_names=["refund"])
-    callback = UncertaintyCallback(UncertaintyMonitor(policy=policy), advisory=False)
+    callback = UncertaintyCallback(UncertaintyMonitor(policy=policy))
     litellm.callbacks.append(callback)
     for question, answer in zip(QUESTIONS, SCRIPTED, strict=True):
         given: dict[str, Any] = {"model": model, "api_base": api_base}

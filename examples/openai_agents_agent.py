@@ -122,7 +122,7 @@ def main(model: str | None, api_base: str | None, decision: str, state: Path | N
     """Run to the pause, or take up a saved run; decide, and run on."""
     set_tracing_disabled(True)
     policy = UncertaintyPolicy(irreversible_tool_names=["refund"])
-    guard = UncertaintyGuard(UncertaintyMonitor(policy=policy), advisory=False)
+    guard = UncertaintyGuard(UncertaintyMonitor(policy=policy))
     refunds = agent(model, api_base)
     if state is not None and state.exists():
         asyncio.run(go_on(guard, refunds, state.read_text(), decision))

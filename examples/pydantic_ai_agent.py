@@ -43,7 +43,7 @@ def scripted(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
 def refunds(model: str | None) -> Agent[None, Any]:
     """The agent that the user already has, and the capability."""
     policy = UncertaintyPolicy(irreversible_tool_names=["refund"])
-    guard = UncertaintyCapability(UncertaintyMonitor(policy=policy), advisory=False)
+    guard = UncertaintyCapability(UncertaintyMonitor(policy=policy))
     agent: Agent[None, Any] = Agent(
         model or FunctionModel(scripted),
         instructions=(

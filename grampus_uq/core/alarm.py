@@ -1,9 +1,9 @@
-"""The one detector of a session, live: what it sees, whether its alarm rings, what a human's answer does to it.
+"""The one detector of a session: its evidence, its alarm, and the effect of a human's answer.
 
-The alarm latches: once the evidence has passed the threshold it rings until somebody answers. Answering acknowledges
-it: steps that can be undone are not asked for any more, irreversible calls each by itself until the run ends. The
-promise of the threshold covers the *first* alarm of a run; re-arming starts the evidence anew, and whatever rings after
-that carries no guarantee, because alpha was spent on the first.
+The alarm latches: once the evidence has passed the threshold it stays raised until a human answers. The answer
+acknowledges it: steps that can be undone are not asked for any more, each irreversible call is, until the run ends. The
+promise of the threshold covers the *first* alarm of a run; re-arming starts the evidence anew, and later alarms carry
+no guarantee, because alpha was spent on the first.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def alarm_step(
 
 
 def alarm_pending(detector: Detector, state: AlarmState | None) -> bool:
-    """True while the alarm has been raised and nobody answered it."""
+    """True while the alarm is raised and unanswered."""
     return state is not None and not state.answered and alarm_raised(detector, state)
 
 
@@ -95,11 +95,11 @@ def acknowledge_alarm(state: AlarmState) -> AlarmState:
 
 
 def rearm(detector: Detector, state: AlarmState, session_id: str) -> AlarmState:
-    """Start the evidence anew; what rings from here on carries no guarantee."""
+    """Start the evidence anew; alarms from here on carry no guarantee."""
     evidence = eprocess.start(detector, session_id)
     return AlarmState(evidence=evidence, rearmed=state.rearmed + 1, midway=state.midway)
 
 
 def midway(detector: Detector, session_id: str) -> AlarmState:
-    """Begin with a detector in the middle of a run; what rings carries no guarantee."""
+    """Begin with a detector in the middle of a run; its alarms carry no guarantee."""
     return AlarmState(evidence=eprocess.start(detector, session_id), midway=True)

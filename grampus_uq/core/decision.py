@@ -58,7 +58,7 @@ def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) ->
 
 
 def is_irreversible(policy: UncertaintyPolicy, tool_name: str | None, effect: Effect | None) -> bool:
-    """The effect says so, or the guide's substring rule does: either may raise the danger, neither lowers it."""
+    """True when the effect or the policy's list of names says so: either may raise the danger, neither lowers it."""
     return effect == _IRREVERSIBLE or (tool_name is not None and policy.is_irreversible(tool_name))
 
 

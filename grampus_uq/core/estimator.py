@@ -1,4 +1,4 @@
-"""The guide's estimator: its ten fields, the fusion of readings into one confidence, the trigger of the slow path."""
+"""The default estimator: its fields, the fusion of readings into one confidence, the trigger of the slow path."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class UncertaintyEstimator(Configuration):
     """Senses a step's confidence and fuses the readings; immutable, so that one instance serves every session.
 
     fused = sum_i w_i (1 - b_i) v_i / sum_i w_i over the readings v_i that are there, then the smaller of that and the
-    semantic-entropy confidence when the slow path ran. Weights w and biases b are the guide's for verbalised confidence
-    and P(True); the token streams come in with the weights below whenever the model reports log-probabilities. These
-    are priors, not fitted values: a fitted profile replaces them.
+    semantic-entropy confidence when the slow path ran. Weights w and biases b are the fields below; those of the token
+    streams count whenever the model reports log-probabilities. These are priors: a fitted profile replaces them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -47,7 +46,7 @@ class UncertaintyEstimator(Configuration):
     min_samples: int = Field(default=2, ge=2)
     max_samples: int = Field(default=5, ge=2)
     semantic_trigger_low: Unit = 0.50
-    """Set, it is the guide's: nothing is sampled below it. Left unset, the monitor samples there too: else a lower
+    """When set, nothing is sampled below it. Left unset, the monitor samples there too: else a lower
     reading would skip the samples that a higher one has to pass."""
     semantic_trigger_high: Unit = 0.72
     early_stop_jaccard: float = Field(default=0.60, gt=0.0, le=1.0)
@@ -78,7 +77,7 @@ class UncertaintyEstimator(Configuration):
 
     @model_serializer(mode="wrap")
     def _keep_unset_unset(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave a switch that nobody set out of what is stored: read back, it would count as set."""
+        """Leave an unset switch out of what is stored: read back, it would count as set."""
         fields: dict[str, Any] = dump(self)
         for name in ("enable_semantic_sampling", "semantic_trigger_low"):
             if name not in self.model_fields_set:
@@ -89,11 +88,11 @@ class UncertaintyEstimator(Configuration):
 
     @staticmethod
     def _calibrate(raw: float, bias: float) -> float:
-        """raw times (1 - bias), clipped to [0, 1]: the guide's correction, used until a profile was fitted."""
+        """raw times (1 - bias), clipped to [0, 1]: the correction until a profile is fitted."""
         return min(1.0, max(0.0, raw * (1.0 - bias)))
 
     def fuse(self, verbalized_raw: float, p_true_raw: float, *, p_true_ran: bool) -> float:
-        """The guide's fusion: the weighted mean of the corrected values; verbalised alone if P(True) did not run."""
+        """Fuse the two: the weighted mean of the corrected values; verbalised alone if P(True) did not run."""
         verbalized = self._calibrate(verbalized_raw, self.verbalized_calibration_bias)
         if not p_true_ran or self.p_true_weight == 0.0:
             return verbalized
@@ -149,14 +148,14 @@ class UncertaintyEstimator(Configuration):
         return self.enable_semantic_sampling or "enable_semantic_sampling" not in self.model_fields_set
 
     def should_sample(self, fused: float) -> bool:
-        """True when the fast fusion lies in the trigger zone of the slow path, both ends included: the guide's rule."""
+        """True when the fast fusion lies in the trigger zone of the slow path, both ends included."""
         return self.semantic_trigger_low <= fused <= self.semantic_trigger_high
 
     def needs_sampling(self, readings: Sequence[Reading]) -> bool:
         """True when the slow path is due after these fast readings.
 
         So it is without any weighted reading, and where their fusion is at most `semantic_trigger_high`, with 0 in the
-        place of each reading that was due and did not come; where `semantic_trigger_low` was set, in the guide's zone.
+        place of each reading that was due and did not come; where `semantic_trigger_low` was set, between the two.
         """
         fused = self.fuse_readings({r.source: r.value for r in readings if r.value is not None})
         if fused is None:
@@ -167,7 +166,7 @@ class UncertaintyEstimator(Configuration):
         least = self.fuse_readings(values)
         return least is not None and least <= self.semantic_trigger_high
 
-    # -- the guide's convenience methods, with their float contracts ---------------------------------------------
+    # -- convenience methods with float contracts -----------------------------------------------------------------
 
     def extract_verbalized(self, text: str) -> float:
         """The stated confidence in [0, 1]; 0.5 when the text states none (or an invalid one), lower when it hedges."""
@@ -191,7 +190,7 @@ class UncertaintyEstimator(Configuration):
     ) -> tuple[float, int]:
         """Sampled agreement in [0, 1] and the number of samples; (0.5, samples) on any failure.
 
-        By the guide's word overlap: first pair at `early_stop_jaccard`, clusters at .40. No step is compared with it.
+        By word overlap: first pair at `early_stop_jaccard`, clusters at .40. No step is compared with it.
         """
         signal = self.semantic_signal()
         context = self._context(messages, model_client, model_id)
@@ -199,7 +198,7 @@ class UncertaintyEstimator(Configuration):
         return (0.5 if reading.value is None else reading.value), reading.samples
 
     def semantic_signal(self, equivalence: Equivalence | None = None) -> SemanticEntropy:
-        """The slow path's signal with this estimator's numbers, and the guide's word overlap unless another is given.
+        """The slow path's signal with this estimator's numbers, and word overlap unless another equivalence is given.
 
         A monitor gives it `SameWording`: word overlap forgives a differing name or verb.
         """
@@ -215,5 +214,5 @@ class UncertaintyEstimator(Configuration):
 
 
 def _as_messages(messages: Sequence[Message]) -> list[Message]:
-    """Accept plain strings among the messages, as the guide's examples pass them."""
+    """Accept plain strings among the messages."""
     return [m if isinstance(m, Message) else Message(role=Role.USER, content=str(m)) for m in messages]

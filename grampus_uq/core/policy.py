@@ -1,4 +1,4 @@
-"""The guide's three tiers, the irreversible-tool override, and what to do when evidence is missing."""
+"""The default tiers, the irreversible-tool override, and what to do when evidence is missing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class UncertaintyPolicy(Configuration):
         return list(names)
 
     def model_post_init(self, _: object, /) -> None:
-        """Warn, as the guide does, when the thresholds are not in descending order."""
+        """Warn when the thresholds are not in descending order."""
         if not self.low_threshold >= self.medium_threshold >= self.high_threshold:
             warnings.warn(
                 "UncertaintyPolicy thresholds are out of order: expected low_threshold >= medium_threshold >= "

@@ -1,4 +1,4 @@
-"""How a step's confidence moves the belief in the whole run: the guide's weighted mean, SAUP's root mean square, AUQ.
+"""How a step's confidence moves the belief in the whole run: a weighted mean, SAUP's root mean square, AUQ.
 
 A propagator is configuration: frozen, JSON-able, chosen by `Profile.propagator`. What one has to remember of a run is a
 value of a few numbers in the session's state, never in here.
@@ -71,8 +71,8 @@ class SaupPropagator(Configuration):
 
     `weights` maps a step type to its situational weight W in [0, 1]; any other type has `default_weight`. All are 1
     unless given: the plain root mean square. Weights below 1 keep the confidence above 1 - max W, so tiers that were
-    set for the guide's rule do not fit them. The sum is over the steps with a reading. No start at 1 is averaged in:
-    the first reading is the first belief. A low step fades as 1/sqrt(t), not geometrically as in the guide's rule.
+    set for the weighted mean do not fit them. The sum is over the steps with a reading. No start at 1 is averaged in:
+    the first reading is the first belief. A low step fades as 1/sqrt(t), not geometrically as in the weighted mean.
 
     Source: Zhao et al., arXiv 2412.01033, the root-mean-square propagation; U_i = 1 - fused_i. The paper learns W.
     """
@@ -113,7 +113,7 @@ class AuqPropagator(Configuration):
 
     Over the steps with a reading; the first reading is the first belief. `min` never recovers from a low step. The
     `product` falls with the length of a run however good its steps are: twenty steps at .97 give .54, so tiers that
-    were set for the guide's rule do not fit it.
+    were set for the weighted mean do not fit it.
 
     Source: AUQ, arXiv 2601.15703.
     """
@@ -142,7 +142,7 @@ class AuqPropagator(Configuration):
 
 
 def _kind(value: Any) -> str:
-    """The guide's propagator has no `kind`: it came first, and its artifacts and fingerprints stay as they are."""
+    """The default propagator has no `kind`: it came first, and its artifacts and fingerprints stay as they are."""
     found = value.get("kind", "guide") if isinstance(value, dict) else getattr(value, "kind", "guide")
     return str(found)
 
@@ -153,7 +153,7 @@ Propagator = Annotated[
     | Annotated[AuqPropagator, Tag("auq")],
     Discriminator(_kind),
 ]
-"""A propagator as a field of a pydantic model, told apart by `kind`; the guide's has none."""
+"""A propagator as a field of a pydantic model, told apart by `kind`; the default one has none."""
 
 
 def propagated_by(
@@ -163,7 +163,7 @@ def propagated_by(
 
     A step without a reading (`fused` None) leaves all three where they were.
     """
-    if type(propagator) is UncertaintyPropagator and fused is not None:  # as below, without its methods: the usual case
+    if type(propagator) is UncertaintyPropagator and fused is not None:  # the usual case, without calls
         weight = propagator.weights.get(kind, propagator.default_weight)
         propagated = propagate(fused, cumulative, weight)
         return propagated, propagated, None

@@ -1,4 +1,4 @@
-"""TRACER as a part of `advance`: what a profile holds of it, what a session keeps, one step of arithmetic.
+"""The trajectory risk (TRACER) as a part of `advance`: its settings, its state, one step of arithmetic.
 
 The risk of a run so far is the trajectory score of its complete steps and of the one that is still open. It grows with
 danger and has no upper end. Where streams are confidences (the detector's, a report's) it goes in as 1/(1 + risk).
@@ -22,7 +22,7 @@ __all__ = ["RiskField", "RiskState", "TrajectoryRiskSettings", "confidence_of_ri
 
 
 class TrajectoryRiskSettings(Configuration):
-    """TRACER in a profile: fitted or default parameters, and the constants by which its components are read.
+    """The trajectory risk in a profile: fitted or default parameters, and the constants of its components.
 
     `parameters`: theta. `window`: earlier agent turns that repetition compares with. `sentinels`: what closes a run in
     a user's message. `pi_0`, `eps`: see `stats.surprisal.content_surprisal`. `accuracy`: relative error allowed to the

@@ -73,7 +73,7 @@ class Profile(Configuration):
     trajectory_risk: TrajectoryRiskSettings | None = Field(
         default=None, validation_alias=AliasChoices("trajectory_risk", "tracer")
     )
-    """TRACER: steps then have a trajectory risk, and it is a stream of detector and calibration. In JSON: `tracer`."""
+    """Steps then have a trajectory risk (TRACER), a stream of detector and calibration. Stored as `tracer`."""
     release: ReleaseRule | None = None
     """Which irreversible calls go ahead, by `p_success`; needs `calibration`. The tiers then stop nothing."""
     fallback: str | None = None
@@ -115,8 +115,8 @@ class Profile(Configuration):
     def standing_in(self, why: str) -> Profile:
         """What guards a session that this profile does not fit: its policy's tiers and rules, without what was fitted.
 
-        Nothing learned elsewhere decides here, and nothing is less guarded than without a profile. `why` is said with
-        every pause.
+        Nothing learned elsewhere decides here, and nothing is less guarded than without a profile. Every pause
+        gives `why`.
         """
         nothing = {"detector": None, "calibration": None, "release": None}
         return self.model_copy(update={**nothing, "fallback": why[:_MAX_WHY]})
@@ -153,7 +153,7 @@ class WorstCase:
 class SessionState:
     """What one session knows after its last committed step; bounded, JSON-able, immutable.
 
-    `memory` is what the propagator keeps beside `cumulative`: None for the guide's, which needs nothing more.
+    `memory` is what the propagator keeps beside `cumulative`: None for the default one, which needs nothing more.
     `turn_read` is False while the latest step of the model had no reading; `turns` are the latest turns of the model
     that may have proposed calls, with what was read of each (empty in states of older versions: nothing then speaks for
     an irreversible call until the model's next turn). `alarmed` is True
@@ -216,7 +216,7 @@ def state_from_json(text: str | bytes) -> SessionState:
 
 
 def answer_alarm(profile: Profile, state: SessionState) -> SessionState:
-    """A human answered the detector's alarm, if it rings: reversible steps are asked for no more until it is re-armed.
+    """A human answered the detector's alarm: reversible steps are asked for no more until it is re-armed.
 
     Each irreversible call is, until the run ends.
     """
@@ -226,7 +226,7 @@ def answer_alarm(profile: Profile, state: SessionState) -> SessionState:
 
 
 def rearm_alarm(profile: Profile, state: SessionState) -> SessionState:
-    """Start the detector's evidence anew; what rings from here on carries no guarantee."""
+    """Start the detector's evidence anew; alarms from here on carry no guarantee."""
     if profile.detector is None or state.alarm is None:
         return state
     rearmed = rearm(profile.detector, state.alarm, state.session_id)
@@ -242,7 +242,7 @@ def has_alarmed(profile: Profile, state: SessionState) -> bool:
 def change_profile(profile: Profile, state: SessionState) -> SessionState:
     """A run goes on under another profile, from its next step on.
 
-    What is believed stays. The detector begins anew, and what it rings in this run carries no guarantee; the chance of
+    What is believed stays. The detector begins anew, and its alarms in this run carry no guarantee; the chance of
     success is unknown until the next step of the model, so an irreversible call does what missing evidence does.
     """
     alarm = None if profile.detector is None else midway(profile.detector, state.session_id)

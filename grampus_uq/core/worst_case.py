@@ -53,8 +53,8 @@ def worst_case_step(
 ) -> WorstCase | None:
     """The worst case after a step, of which `fused` and `streams` are known; None while it is the belief itself.
 
-    Due is every reading that is missing for a reason beside those of `NOT_DUE`; TRACER's risk where its texts could not
-    be read (`risk_due`); and, on a step of the model, every stream that no step lacked in the fit.
+    Due is every reading that is missing for a reason beside those of `NOT_DUE`; the risk where its texts could not be
+    read (`risk_due`); and, on a step of the model, every stream that no step lacked in the fit.
     """
     known: SessionState | WorstCase = state if state.worst_case is None else state.worst_case
     senses = bool(streams) and kind != "tool_call"
@@ -82,5 +82,5 @@ def worst_case_step(
     if state.worst_case is None and (not unread or (least == fused and not streams)):
         return None
     worst = known.worst if least is None else least if known.worst is None else min(known.worst, least)
-    said = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
-    return WorstCase(cumulative=believed, memory=memory, worst=worst, alarm=alarm, p_success=chance, unread=said)
+    unread_text = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
+    return WorstCase(cumulative=believed, memory=memory, worst=worst, alarm=alarm, p_success=chance, unread=unread_text)

@@ -1,6 +1,6 @@
 """LangChain: middleware for `create_agent` that pauses an agent before an uncertain irreversible call.
 
-    guard = UncertaintyMiddleware(monitor, model_client=client, advisory=False)
+    guard = UncertaintyMiddleware(monitor, model_client=client)
     agent = create_agent(model, tools, middleware=[guard], checkpointer=checkpointer)
 
 The model's turn is judged where the model is called (`wrap_model_call`: no further node, and checkpointed with the

@@ -1,6 +1,6 @@
 """LangGraph: a guard behind the model's node, which pauses the graph before an uncertain irreversible call.
 
-    guard = uncertainty_guard(monitor, model_client=client, advisory=False)
+    guard = uncertainty_guard(monitor, model_client=client)
     guard.attach(builder, after="agent", tools=[look_up, pay])
 
 The model's turn is judged where the model was called, in its own node, and both are checkpointed together: no further

@@ -87,7 +87,7 @@ class UncertaintyCallback(CustomLogger):
         monitor: UncertaintyMonitor,
         *,
         key: str = "session_id",
-        advisory: bool = True,
+        advisory: bool | None = None,
         model_client: ModelClient | None = None,
         model_id: str = "",
         max_sessions: int = 1000,

@@ -1,6 +1,6 @@
 """Watches agents of the OpenAI Agents SDK, and pauses their runs before a call that a human should see first.
 
-guard = UncertaintyGuard(UncertaintyMonitor(policy=...), advisory=False)
+guard = UncertaintyGuard(UncertaintyMonitor(policy=...))
 result = await guard.run(agent, "Pay invoice 7", session_id="invoice-7")      # in place of Runner.run
 
 paused = await guard.pause(result)         # None, or what waits; `paused.text` is all that another process needs
@@ -70,10 +70,10 @@ Result = TypeVar("Result", RunResult, RunResultStreaming)
 
 
 class UncertaintyGuard:
-    """Watches any number of runs, each as a session of the monitor; only advises unless `advisory` is False.
+    """Watches any number of runs, each as a session of the monitor.
 
     Args:
-        monitor: judges; one that is not advisory itself pauses and aborts only when `advisory` is False as well.
+        monitor: judges; an advisory one stops nothing.
         allow_ungated: names of hosted tools that may run although nothing can stop them.
         settings: see `Settings`. Without a fitted profile a pause carries no guarantee.
     """

@@ -1,6 +1,6 @@
 """Watches pydantic-ai agents as a capability, and defers tool calls that a human should see first.
 
-    guard = UncertaintyCapability(UncertaintyMonitor(policy=...), advisory=False)
+    guard = UncertaintyCapability(UncertaintyMonitor(policy=...))
     agent = Agent(model, output_type=[str, DeferredToolRequests], capabilities=[guard])
 
     result = await agent.run("Pay invoice 7")
@@ -97,10 +97,10 @@ class _Gated(WrapperToolset[Any]):
 
 
 class UncertaintyCapability(AbstractCapability[Any]):
-    """Scores each answer of the model, and gates each tool call; only advises unless `advisory` is False.
+    """Scores each answer of the model, and gates each tool call.
 
     Args:
-        monitor: judges; one that is not advisory itself pauses and aborts only when `advisory` is False as well.
+        monitor: judges; an advisory one stops nothing.
         session_id: names the session of a run; by default the id of its conversation.
         settings: see `Settings`. Without a fitted profile a pause carries no guarantee.
     """

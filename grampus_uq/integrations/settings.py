@@ -25,7 +25,7 @@ class Settings(TypedDict, total=False):
     effects: what the tools do; the policy's `irreversible_tool_names` count as well.
     approvals: who may decide, how decisions are signed, when requests expire.
     precondition: asked before an approved call runs; a text says why it must not run, and the call is asked again.
-    advisory: stop nothing, and record what would be stopped (the default).
+    advisory: True stops nothing, and records what would be stopped; None or False: as the monitor does.
     """
 
     model_client: ModelClient | None
@@ -34,7 +34,7 @@ class Settings(TypedDict, total=False):
     effects: ToolEffects | None
     approvals: ApprovalPolicy | None
     precondition: Precondition | None
-    advisory: bool
+    advisory: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class AdapterSettings:
     effects: ToolEffects | None = None
     approvals: ApprovalPolicy | None = None
     precondition: Precondition | None = None
-    advisory: bool = True
+    advisory: bool | None = None
 
     @property
     def acts(self) -> bool:

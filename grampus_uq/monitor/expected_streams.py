@@ -1,4 +1,4 @@
-"""Streams that a profile was fitted on and that never come: said once, since without them it is another profile.
+"""Streams that a profile was fitted on and that never come: logged once.
 
 A missing reading is no evidence, so nothing stops, and nothing looks wrong; but what p_success says without a stream
 was learned from the few steps that lacked it, and the alarm hears less.

@@ -188,11 +188,11 @@ class UncertaintyMonitor:
         prompt_hash: str | None = None,
         tools_hash: str | None = None,
         metadata: Mapping[str, str] | None = None,
-        advisory: bool = False,
+        advisory: bool | None = None,
     ) -> Session:
         """Start a run, or take one up again from what `Session.snapshot` gave: it goes on as if never interrupted.
 
-        With `advisory` this one session observes and stops nothing, whatever the monitor does otherwise.
+        With `advisory` True this one session observes and stops nothing; otherwise it does as the monitor does.
 
         An id names one run. A session that begins anew (without a snapshot) under the id of one that still lives takes
         its place: where there are processors, the earlier one raises SessionConflictError at its next step, or,
@@ -209,7 +209,7 @@ class UncertaintyMonitor:
                     "snapshot", "UncertaintyMonitor.session", f"of session {session_id!r}", state.session_id
                 )
         choose = functools.partial(
-            Wiring.profile_for, model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=advisory
+            Wiring.profile_for, model=model, prompt_hash=prompt_hash, tools_hash=tools_hash, advisory=bool(advisory)
         )
         wiring = self._wiring  # once: a reload in another thread swaps all of it
         profile, status = choose(wiring)
@@ -253,7 +253,7 @@ class UncertaintyMonitor:
             self._running[session] = choose
         return session
 
-    def _named(self, value: Any, parameter: str, advisory: bool) -> str:
+    def _named(self, value: Any, parameter: str, advisory: bool | None) -> str:
         name, error = read_name(value, parameter, "UncertaintyMonitor.session")
         if error is not None:
             if not (advisory or self._advisory):

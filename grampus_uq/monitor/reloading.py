@@ -39,7 +39,7 @@ async def watch_profile(
         path: an artifact, as `grampus-uq fit` writes it.
         interval_s: time between two looks, > 0.
         running: what becomes of sessions that run: see `UncertaintyMonitor.reload`.
-        on_reload: told of each reload.
+        on_reload: called after each reload.
     """
     if not interval_s > 0.0:
         raise ConfigurationError.of("interval_s", "watch_profile", "more than 0 seconds", interval_s)

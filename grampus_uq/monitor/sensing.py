@@ -118,7 +118,7 @@ class SensingPlan:
     brings_model: bool = False
     """Some signal asks a model of its own, so that it can be asked on a step that comes without one."""
     counts: bool = False
-    """What the agent does is counted (`signals.structure`): a profile was fitted on it, or somebody asked."""
+    """True when what the agent does is counted (`signals.structure`)."""
     speculative: bool = False
     budget: Budget = field(default_factory=Budget)
     budgets: Mapping[str, Budget] = field(default_factory=dict)
@@ -313,7 +313,7 @@ def _check_budgets(budgets: Mapping[str, Budget], names: Sequence[str]) -> None:
 
 
 def _check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
-    """A name that nobody has may be a reading of the caller's own; one that nearly is a signal's is misspelt."""
+    """An unknown name may be a reading of the caller's own; one close to a signal's name is misspelt."""
     known = {*names, *BUILT_IN_NAMES}
     for name in weights:
         if name in known or name == "sub_agent":

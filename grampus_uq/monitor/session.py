@@ -59,7 +59,7 @@ from grampus_uq.wire.messages import observed_text
 from grampus_uq.wire.turns import read_name, read_turn
 from grampus_uq.wire.usage import MOST_TOKENS
 
-if TYPE_CHECKING:  # it loads NumPy, which nobody needs who does not ask for TRACER
+if TYPE_CHECKING:  # it loads NumPy, which only the trajectory risk needs
     from grampus_uq.monitor.trajectory_watch import TrajectoryWatch
 
 log = logging.getLogger("grampus_uq.monitor.session")
@@ -472,7 +472,7 @@ class Session:
         """Give the id to a session that began anew under it; for `UncertaintyMonitor.session`.
 
         Two runs under one id would be mixed in every recording. Where there are processors, this one raises
-        SessionConflictError from here on when it would commit, or, where it only advises, is no longer told of.
+        SessionConflictError from here on when it would commit, or, where it only advises, is no longer recorded.
         """
         with self._lock:
             self._superseded, self._emit = self._emit is not None, None

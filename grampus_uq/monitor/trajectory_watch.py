@@ -1,4 +1,4 @@
-"""A session's turns as TRACER reads them: remembered as they come, their texts compared off the event loop.
+"""A session's turns for the trajectory risk: kept as they come, their texts compared off the event loop.
 
 Taking a turn is arithmetic on a small value; reading texts may be slow and may fail, and then costs one step's
 components and never the run. What is read leaves as numbers (`TrajectoryReading`), so that a replay needs neither.

@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryReading:
-    """TRACER's components as sensed at one step: numbers only, so that a replay needs neither text nor embedder.
+    """The components of the trajectory risk at one step: numbers only, so that a replay needs no text or embedder.
 
     `completed`: the steps of agent and user that became complete since the step before, in order. `pending`: the
     agent's turn that is still open, as it stands; None when none is. `reason`: why the texts could not be read; what

@@ -1,4 +1,4 @@
-"""Tool names as a reader sees them: one normal form for every spelling, and the guide's substring rule in it.
+"""Tool names as a reader sees them: one normal form for every spelling, and the substring rule in it.
 
 `send_email`, `sendEmail`, `send-email`, `mcp__mail__send_email`, full-width letters, invisible characters in between,
 letters of another script that look alike: whoever protects one of them means all of them. Not read as alike: two ASCII

@@ -304,7 +304,7 @@ class Verdict:
 class StepUncertainty(BaseModel):
     """What the monitor concluded from one step.
 
-    `verbalized_confidence`, `p_true_confidence` and `fused_confidence` keep the guide's floats: 0.5 stands for "none
+    `verbalized_confidence`, `p_true_confidence` and `fused_confidence` are plain floats: 0.5 stands for "none
     stated" or "nothing was read", -1.0 for "not run"; `missing_reason` beside them says which numbers are not evidence.
     `p_success` is a calibrated probability and None until a fitted profile supplies one.
     """
@@ -418,7 +418,7 @@ class AgentBeliefState(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended: `success` is None while nobody knows; `stop_reason` says why it ended."""
+    """How a run ended: `success` is None while unknown; `stop_reason` says why it ended."""
 
     success: bool | None
     stop_reason: StopReason = StopReason.CLEAN

@@ -86,7 +86,7 @@ STOPPING_LEVELS = frozenset({UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL})
 
 
 class Effect(StrEnum):
-    """What a tool does to the world; `unknown` is what a tool is until somebody says."""
+    """What a tool does to the world; `unknown` unless declared."""
 
     READ = "read"
     REVERSIBLE = "reversible"
@@ -138,7 +138,7 @@ NOT_DUE = frozenset(
     {MissingReason.NOT_STATED, MissingReason.NO_LOGPROBS, MissingReason.NO_MODEL}
     | {MissingReason.NOT_NEEDED, MissingReason.NOT_PROPOSED}
 )
-"""Reasons that say that nobody asked: the reading does not belong to this agent or step. Any other reason says that a
+"""Reasons of a reading that was not due: it does not belong to this agent or step. Any other reason says that a
 reading was due and did not come, and then an irreversible call is judged as if it had been the worst."""
 
 

@@ -33,7 +33,7 @@ class Counting:
 
 
 def monitor() -> UncertaintyMonitor:
-    return UncertaintyMonitor(policy=UncertaintyPolicy(), processors=[Counting()])
+    return UncertaintyMonitor(policy=UncertaintyPolicy(), processors=[Counting()], advisory=True)
 
 
 def put_into_langchain() -> None:

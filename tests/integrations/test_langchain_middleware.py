@@ -73,8 +73,10 @@ def pays(to: str) -> AIMessage:
 DONE = (0.95, AIMessage("Done."))
 
 
-def test_the_middleware_advises_unless_it_is_told_otherwise() -> None:
-    assert UncertaintyMiddleware(UncertaintyMonitor()).judge.settings.advisory
+def test_the_middleware_acts_as_its_monitor_does_and_advises_when_told_to() -> None:
+    assert UncertaintyMiddleware(UncertaintyMonitor()).judge.settings.acts
+    assert not UncertaintyMiddleware(UncertaintyMonitor(advisory=True)).judge.settings.acts
+    assert not UncertaintyMiddleware(UncertaintyMonitor(advisory=True), advisory=False).judge.settings.acts
     world = World((0.7, pays("bob")), DONE, advisory=True)
     assert world.run() == []
     assert world.done == ["pay bob"]

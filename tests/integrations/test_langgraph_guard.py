@@ -99,9 +99,10 @@ def proposes(text: str, *calls: Any) -> AIMessage:
     return AIMessage(text, tool_calls=list(calls))
 
 
-def test_a_guard_advises_unless_it_is_told_otherwise() -> None:
-    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-    assert uncertainty_guard(monitor).judge.settings.advisory
+def test_a_guard_acts_as_its_monitor_does_and_advises_when_told_to() -> None:
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+    assert uncertainty_guard(UncertaintyMonitor(policy=policy)).judge.settings.acts
+    assert not uncertainty_guard(UncertaintyMonitor(policy=policy, advisory=True)).judge.settings.acts
     world = World((0.7, proposes("I pay.", pay("1", "bob"))), (0.95, AIMessage("Done.")), advisory=True)
     assert world.run() == []
     assert world.done == ["pay bob"]

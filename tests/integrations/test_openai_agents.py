@@ -114,9 +114,12 @@ class Desk:
 
 
 @pytest.mark.anyio
-async def test_unless_told_otherwise_the_guard_only_advises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["guard", "monitor"])
+async def test_a_guard_only_advises_when_it_or_its_monitor_is_told_to(by: str, tmp_path: Path) -> None:
     desk = Desk(tmp_path, UNSURE, DONE)
-    guard = UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"])))
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+    monitor = UncertaintyMonitor(policy=policy, advisory=by == "monitor")
+    guard = UncertaintyGuard(monitor, advisory=True if by == "guard" else None)
     result = await guard.run(desk.agent(), "Pay.", session_id="s")
     assert (result.final_output, desk.paid) == ("Done.", ["bob"])
     advised = [step.advisory_action for step in guard.watched(result).belief.step_uncertainties]
@@ -321,7 +324,7 @@ def test_a_tool_that_nothing_can_stop_is_refused_by_name_unless_it_is_let_throug
 @pytest.mark.anyio
 async def test_a_guard_that_only_advises_refuses_nothing_and_says_what_it_could_not_stop(tmp_path: Path) -> None:
     desk = Desk(tmp_path, DONE)
-    advising = UncertaintyGuard(desk.guard.settings.monitor)
+    advising = UncertaintyGuard(desk.guard.settings.monitor, advisory=True)
     tools: list[Any] = [
         LocalShellTool(executor=lambda request: ""),
         HostedMCPTool({"type": "mcp", "server_label": "hosted", "require_approval": "never"}),
@@ -337,7 +340,7 @@ async def test_a_guard_that_only_advises_leaves_another_guards_agent_to_it(tmp_p
     desk = Desk(tmp_path, UNSURE, DONE)
     agent = desk.guard.watch(desk.agent())
     gated = agent.tools
-    UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy())).watch(agent)
+    UncertaintyGuard(UncertaintyMonitor(policy=UncertaintyPolicy()), advisory=True).watch(agent)
     result = await desk.guard.run(agent, "Pay.", session_id="s")
     assert agent.tools is gated
     assert (len(result.interruptions), desk.paid) == (1, [])

@@ -97,10 +97,13 @@ class Desk:
 
 
 @pytest.mark.anyio
-async def test_unless_told_otherwise_the_capability_only_advises(tmp_path: Path) -> None:
-    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
+@pytest.mark.parametrize("by", ["capability", "monitor"])
+async def test_a_capability_only_advises_when_it_or_its_monitor_is_told_to(by: str, tmp_path: Path) -> None:
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+    monitor = UncertaintyMonitor(policy=policy, advisory=by == "monitor")
     desk = Desk(tmp_path, UNSURE, DONE)
-    agent = clerk(desk.setup, capabilities=[UncertaintyCapability(monitor)])
+    capability = UncertaintyCapability(monitor, advisory=True if by == "capability" else None)
+    agent = clerk(desk.setup, capabilities=[capability])
     result = await agent.run("Pay.")
     assert (result.output, desk.paid) == ("Done.", ["bob"])
 

@@ -145,7 +145,7 @@ async def _openai_agents(traced: Traced) -> None:
     def search(q: str) -> str:
         return "found"
 
-    guard = UncertaintyGuard(traced.monitor())
+    guard = UncertaintyGuard(traced.monitor(), advisory=True)
     await guard.run(Agent(name="desk", model=Scripted(), tools=[search]), "look", session_id="s")
 
 
@@ -174,7 +174,7 @@ async def _pydantic_ai(traced: Traced) -> None:
         return ModelResponse(parts=[said, ToolCallPart("search", {"q": "x"}, tool_call_id="c")])
 
     spans = Instrumentation(settings=InstrumentationSettings(tracer_provider=traced.provider))
-    agent = Agent(FunctionModel(scripted), capabilities=[spans, UncertaintyCapability(traced.monitor())])
+    agent = Agent(FunctionModel(scripted), capabilities=[spans, UncertaintyCapability(traced.monitor(), advisory=True)])
 
     @agent.tool_plain
     def search(q: str) -> str:
