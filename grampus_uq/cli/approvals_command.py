@@ -114,7 +114,7 @@ def _stands(decisions: Sequence[ApprovalDecision]) -> str:
 @store_option
 @as_json_option
 def show(request_id: str, url: str, as_json: bool) -> None:
-    """Show one request: the whole call, its digest, why it waits, and the end of the transcript."""
+    """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
 
     async def work(ledger: Ledger) -> tuple[AgentState, ApprovalRequest, list[ApprovalDecision], list[str]]:
         state, request = await ledger.find_request(request_id)
@@ -156,7 +156,7 @@ async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[str]:
 
 
 def _signed_lines(request: ApprovalRequest) -> list[str]:
-    """What a decision is on: the digest, the call with every argument whole, and marks on what misleads."""
+    """The subject of a decision: the digest, the whole call, and marks on misleading characters."""
     lines = [f"digest     {request.digest()}"]
     if request.call is not None:
         text = json.dumps([request.call.name, request.call.arguments], ensure_ascii=False)

@@ -98,7 +98,7 @@ def _print(rows: Sequence[BacktestRow]) -> None:
 
 
 def _judge_of(profile: Profile) -> Profile | None:
-    """What the streams are computed by: the profile, where it makes one of its own; else they are as recorded."""
+    """The profile that computes streams of its own, without its detector and release; None: as recorded."""
     if profile.calibration is None and profile.trajectory_risk is None:
         return None
     return profile.model_copy(update={"detector": None, "release": None})

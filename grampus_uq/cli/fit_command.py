@@ -212,7 +212,7 @@ def _policy(streams: Sequence[str]) -> UncertaintyPolicy:
 
 
 def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
-    """What the runs have in common; what differs between them, or was not recorded, is not known."""
+    """The model, prompt and tools that all runs share; None for what differs or was not recorded."""
     facts = {(start.model, start.prompt_hash, start.tools_hash) for start in beginnings(list(paths))}
     models, prompts, tools = ({fact[place] for fact in facts} for place in range(3))
     return FittedFor(
@@ -255,7 +255,7 @@ def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool
 
 
 def _advice(needs: Sequence[LabelNeed], delta: float | None) -> Iterator[str]:
-    """What the levels that are out of reach lack, the nearest first, in the mode that was asked for."""
+    """The labels missing for the levels that are out of reach, the nearest first, in the mode asked for."""
     for need in sorted(needs, key=lambda need: (need.successes, -need.alpha)):
         if need.delta != delta:
             continue

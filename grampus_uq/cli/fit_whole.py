@@ -1,4 +1,4 @@
-"""What `grampus-uq fit` does with recordings: everything that the labels allow, and an account of it."""
+"""`grampus-uq fit` on recordings: fits everything that the labels allow, and prints an account."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fit_whole(
 
 
 def written_lines(output: str | None, fingerprint: str, *, rings: bool) -> Iterator[str]:
-    """Where the profile went, and what to do next; a backtest where there is a detector to test."""
+    """The file of the profile, and the next step: a backtest where there is a detector to test."""
     if output is None:
         yield "NOTHING could be fitted, and nothing is written; --force writes it all the same."
         return

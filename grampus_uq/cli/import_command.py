@@ -37,7 +37,7 @@ _MOST_SHOWN: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """How the files are imported: plain values, which other processes can be given."""
+    """The options of an import: plain values, which other processes can be given."""
 
     folder: Path
     form: RunFormat | Literal["auto"]
@@ -50,7 +50,7 @@ class _Plan:
 
 @dataclass(slots=True, kw_only=True)
 class _Imported:
-    """What became of one file."""
+    """The result of one file."""
 
     path: str
     runs: int = 0

@@ -1,4 +1,4 @@
-"""What every command shares in talking to its user: `--json`, tables, progress, and naming the files left out."""
+"""Output that commands share: `--json`, tables, progress, and naming the files left out."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSO
 
 
 def counts_line(counts: Mapping[str, int]) -> str:
-    """How many runs there were of each kind, as the first line of a report."""
+    """The number of runs of each kind, as the first line of a report."""
     return f"runs       {', '.join(f'{n} {what}' for what, n in counts.items() if n) or 'none'}"
 
 

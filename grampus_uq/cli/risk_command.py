@@ -80,7 +80,7 @@ def command(
 
 
 def _nothing(trajectories: Trajectories, embedder: str | None) -> str:
-    """What the runs lack, where none can be measured."""
+    """The reason why no run can be measured."""
     left_out = ", ".join(f"{count} {reason}" for reason, count in trajectories.excluded.items())
     lacks = f"no run can be measured ({left_out or 'there is none'})."
     if "no_outcome" in trajectories.excluded:

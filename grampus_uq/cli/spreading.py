@@ -43,7 +43,7 @@ def spread_over(paths: Sequence[str], workers: int | None, backend: str) -> dict
 
 
 def n_files_of_fits(paths: Sequence[str], artifacts: Iterable[ProfileArtifact]) -> int:
-    """How many of the files at these paths served the fit of a profile: figures taken on them are too good."""
+    """The number of files at these paths that served the fit of a profile: figures taken on them are too good."""
     from grampus_uq.importers.verifier_scores import is_score_table
     from grampus_uq.recording.artifacts import InputFile
     from grampus_uq.recording.runs import recording_files

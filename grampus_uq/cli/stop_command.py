@@ -67,7 +67,7 @@ def command(
 
 
 async def _resumable(ledger: Ledger, agent_id: str, session_id: str) -> bool:
-    """True for a session that nobody runs but somebody may resume; one that cannot be stopped any more is refused."""
+    """Return True for a session that may be resumed and does not run. Raises for one that has ended."""
     state, _ = await ledger.known(agent_id, session_id)
     if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
         raise click.ClickException(f"Session {session_id!r:.80} has ended already ({state.status.value}).")

@@ -89,7 +89,7 @@ def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> No
 
 
 def read_statuses(url: str) -> list[WatchStatus]:
-    """What every watch in the store at this URL has found."""
+    """The status of every watch in the store at this URL."""
     from grampus_uq.runtime.guarantee_watch import stored_statuses
 
     return list(with_store(url, stored_statuses))

@@ -145,7 +145,7 @@ def _chatgpt_text(content: Any, field: str, element: Element) -> str:
 
 
 def _spoken_arguments(text: str) -> dict[str, Any]:
-    """What was said to a tool: the object that it is the JSON of, else the text itself."""
+    """The arguments in a text to a tool: its JSON object, else the text itself."""
     try:
         found = parse_json(text) if text.lstrip().startswith("{") else None
     except ValueError:

@@ -29,7 +29,7 @@ _ROLES: Final = {role.value: role for role in Role}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureLabel:
-    """Which message was decisive (its number from 0), and who is to blame.
+    """The number of the decisive message, from 0, and the agent to blame.
 
     The two need not agree: annotators sometimes blame another than the speaker of the message.
     """

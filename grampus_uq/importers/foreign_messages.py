@@ -1,4 +1,4 @@
-"""One message of somebody else's transcript as a record, checked field by field, in the forms that files keep.
+"""A message of a foreign transcript as a record, checked field by field, in the forms that files keep.
 
 OpenAI's chat form (`role`), and LangChain's: serialised constructors (`kwargs`), or `type` and `data`. What clients and
 frameworks hand over live is read by `grampus_uq.wire`, which refuses nothing.
@@ -44,7 +44,7 @@ def message_of(value: Any, field: str, refuse: Refuse) -> Message:
 
 
 def shown(value: Any) -> str:
-    """What a tool returned, as text: text as it is, anything else as JSON."""
+    """A tool's result as text: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Which format a file has, by its first fields, and its runs, whatever the format."""
+"""The format of a file, by its first fields, and its runs in any format."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FIELDS: Final[tuple[tuple[RunFormat, frozenset[bytes]], ...]] = (
 
 
 def detect_format(path: str | os.PathLike[str]) -> RunFormat:
-    """Say which format a file has. Raises DataError naming its first fields when it is none that is known.
+    """Return the format of a file. Raises DataError naming its first fields for an unknown one.
 
     What is looked at are the names of the fields of its first object, in the first 128 KiB.
     """

@@ -37,7 +37,7 @@ _NUMBERED: Final = re.compile(
 
 
 def given_and_answer(span: OtlpSpan) -> tuple[list[Message], Message | None]:
-    """What the model was given and what it answered; an empty list and None where the span does not say.
+    """The messages given to the model and its answer; an empty list and None where the span has none.
 
     Raises DataError naming the attribute or the event.
     """

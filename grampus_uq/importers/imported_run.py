@@ -18,7 +18,7 @@ __all__ = ["ImportedRun", "MessageFacts", "events", "turns"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFacts:
-    """What some formats know of a message beside its text; `readings` are those that a monitor took when it ran.
+    """Facts beside a message's text, as far as the format has them; `readings` are those of a monitor at the time.
 
     `time_s` is seconds since 1970, None where the format has none; the tokens are the agent's own.
     """
@@ -58,7 +58,7 @@ class ImportedRun:
 
     @property
     def n_steps(self) -> int:
-        """How many steps of the agent or, in a log, of all speakers."""
+        """The number of steps of the agent or, in a log, of all speakers."""
         return sum(self.shape == "log" or message.role is Role.ASSISTANT for message in self.messages)
 
 

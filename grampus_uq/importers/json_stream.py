@@ -168,7 +168,7 @@ class _Window:
 
     @property
     def position(self) -> int:
-        """How many characters were passed so far."""
+        """The number of characters passed so far."""
         return self._passed + self._at
 
     def members(self) -> Iterator[str]:

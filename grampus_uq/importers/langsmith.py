@@ -165,7 +165,7 @@ def _usage(value: Any, field: str, refuse: Refuse) -> tuple[int, int]:
 
 
 def _answer(outputs: Any) -> tuple[Any, str]:
-    """Where the answer of a model is: what LangChain, a wrapped OpenAI client or a traced function write."""
+    """The answer of a model and its field, as LangChain, a wrapped OpenAI client or a traced function write it."""
     for name in ("generations", "choices", "messages"):
         found, field = outputs.get(name), name
         while isinstance(found, list) and found:

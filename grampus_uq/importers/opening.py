@@ -1,4 +1,4 @@
-"""Opens a file, plain or gzip, and turns whatever is wrong with it into an error that names the place."""
+"""Opens a file, plain or gzip; every fault becomes an error that names the place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 def blocks(path: str | os.PathLike[str], *, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """Yield the content of a file in blocks of at most `size` bytes, unpacked when it is gzip (whatever its name says).
+    """Yield the content of a file in blocks of at most `size` bytes, unpacked when it is gzip, under any name.
 
     Raises DataError when the file cannot be read, or when its compressed stream is truncated or damaged.
     """

@@ -22,7 +22,7 @@ _NESTING: Final = (("Scope", 2, ""), ("Resource", 2, "Scope"), ("Request", 1, "R
 
 
 def is_protobuf(path: str | os.PathLike[str]) -> bool:
-    """Say whether a file begins as a request in protobuf does, or as the length of one; JSON begins with neither."""
+    """Return True for a file that begins as a request in protobuf, or as the length of one; JSON begins as neither."""
     head = next(blocks(path, size=8), b"")
     if head.startswith(bytes([_RESOURCE_SPANS])):
         return head[1:2] not in (b"{", b"[", b" ", b"\n", b"\r", b"\t") or _framed(head)

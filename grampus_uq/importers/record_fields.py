@@ -111,7 +111,7 @@ def iso_time_s(value: Any, field: str, refuse: Refuse) -> float | None:
 
 
 def decoded(value: Any, field: str, refuse: Refuse) -> Any:
-    """What a text of JSON says; any other value as it is: formats write structures either way."""
+    """The value of a JSON text; any other value as it is: formats write structures either way."""
     if not isinstance(value, str):
         return value
     try:
@@ -135,7 +135,7 @@ def tool_call(value: Any, field: str, refuse: Refuse) -> ToolCall:
 
 
 def role_of(value: Any, field: str, refuse: Refuse) -> Role:
-    """Who says a message, by any of the names that `wire` knows."""
+    """The role of a message, by any of the names that `wire` knows."""
     if not isinstance(value, str) or value not in ROLES:
         raise refuse(field, f"must be one of {', '.join(ROLES)}. Got {value!r:.50}.")
     return ROLES[value]

@@ -73,7 +73,7 @@ _DEFAULT: Final = ScoreColumns()
 
 
 def is_score_table(path: str) -> bool:
-    """Say whether a path names a table of scores (CSV, gzipped CSV or Parquet), and not recordings."""
+    """Return True for a table of scores (CSV, gzipped CSV or Parquet), False for recordings."""
     place = Path(path)
     return path.lower().endswith(_ENDINGS) and not place.is_dir() and not is_packed(place)
 

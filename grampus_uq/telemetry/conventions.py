@@ -50,7 +50,7 @@ TOOL: Final = "execute_tool"
 """The span of a tool call, from its clearance or approval to its result; its name ends with the tool's."""
 
 DECISION: Final = "uncertainty.decision"
-"""An event on the span of the run: somebody answered a pause."""
+"""An event on the span of the run: a decision on a pause."""
 
 RESUMED: Final = "uncertainty.resumed"
 """An event on the span of the run, without attributes: the session was taken up again."""
@@ -172,4 +172,4 @@ _OF_EXPORTS: Final = (
 )
 
 EXPORTED: Final = {attribute.key: attribute for attribute in _OF_EXPORTS}
-"""What only an exported recording carries, by key: on the span of the run, on those of tools, on decisions."""
+"""The attributes of exported recordings alone, by key: on the span of the run, on spans of tools, on decisions."""

@@ -30,7 +30,7 @@ _LONGEST_VALUE: Final = 8192  # of an attribute, in characters: ids and names ma
 
 @dataclass(slots=True, kw_only=True)
 class ExportReport:
-    """What was sent. `refused` names, by path, line and field, up to a thousand of the `n_refused` things left out."""
+    """The counts of an export. `refused` names up to a thousand of the `n_refused` faults by path, line and field."""
 
     files: int = 0
     runs: int = 0

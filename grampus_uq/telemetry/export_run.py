@@ -180,7 +180,7 @@ def _run_attributes(first: Event) -> dict[str, AttributeValue]:
 
 
 def time_ns_of(event: Event) -> int:
-    """When an event was over, in nanoseconds since 1970; a step that was imported without times has its `time_s`."""
+    """The end of an event in nanoseconds since 1970; for a step imported without times, its `time_s`."""
     if isinstance(event, StepEvent):
         return max(event.started_ns, event.ended_ns) or _nanoseconds(event.step.time_s)
     return _nanoseconds(event.outcome.time_s if isinstance(event, OutcomeEvent) else event.time_s)
@@ -191,7 +191,7 @@ def _nanoseconds(time_s: float) -> int:
 
 
 def wrong_number(event: Event, path: str, line: int) -> DataError | None:
-    """What is wrong, by path, line and field, when a number of the event does not fit into a span; None when all do."""
+    """The error of the first number that does not fit into a span, by path, line and field; None when all fit."""
     numbers: list[tuple[str, int]] = []
     times: list[tuple[str, int]] = []
     if isinstance(event, StepEvent):

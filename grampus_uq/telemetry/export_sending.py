@@ -40,7 +40,7 @@ class Batches(SpanProcessor):
             self.send()
 
     def send(self) -> None:
-        """Send what waits. Blocks until it is taken or refused."""
+        """Send the pending spans. Blocks until they are taken or refused."""
         if not self._waiting:
             return
         batch, self._waiting, self._characters = self._waiting, [], 0

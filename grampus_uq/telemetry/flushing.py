@@ -1,4 +1,4 @@
-"""Flushes within a deadline, whatever an exporter does, and on SIGTERM, which orchestrators send before they kill."""
+"""Flushes within a deadline that no exporter can exceed, and on SIGTERM, which orchestrators send before they kill."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def _step_fields(event: StepEvent) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value without spaces or control characters: one event is one line, whatever an id holds."""
+    """A value without spaces or control characters: one event is one line for any id."""
     if isinstance(value, float):
         return format(value, ".4g")
     text = str(value)

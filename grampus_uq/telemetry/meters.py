@@ -110,7 +110,7 @@ class PrometheusPage:
 
     @property
     def url(self) -> str:
-        """Where Prometheus scrapes."""
+        """The address that Prometheus scrapes."""
         return f"http://{self.host}:{self.port}/metrics"
 
     def close(self) -> None:

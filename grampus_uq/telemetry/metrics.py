@@ -42,7 +42,7 @@ _NOT_WANTED: Final = frozenset({MissingReason.NOT_NEEDED.value, MissingReason.NO
 
 
 class WatchReading(Protocol):
-    """What a watch on the calibration shows of itself."""
+    """The reading of a calibration watch."""
 
     @property
     def log_martingale(self) -> float:
@@ -55,7 +55,7 @@ class Dropping(Protocol):
 
     @property
     def dropped(self) -> int:
-        """How many so far; never falls."""
+        """The number so far; never falls."""
         ...
 
 

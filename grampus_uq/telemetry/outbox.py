@@ -1,4 +1,4 @@
-"""A bounded queue with a thread that empties it: putting never waits, what cannot be kept is counted, nothing leaks."""
+"""A bounded queue with a thread that empties it: `put` never waits, and dropped items are counted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Outbox(Generic[_T]):
             os.register_at_fork(after_in_child=lambda: _begin_again(mine))
 
     def _begin(self) -> None:
-        """What a forked child must have anew: its copy of the lock may be held by a thread that it does not have."""
+        """Start empty, in a forked child too: its copy of the lock may be held by a thread of the parent."""
         self._state = threading.Condition()
         self._items: deque[_T] = deque()
         self._urgent: deque[_T] = deque()
@@ -76,13 +76,13 @@ class Outbox(Generic[_T]):
 
     @property
     def dropped(self) -> int:
-        """How many items were not sent: the queue was full or closed, or `send` raised."""
+        """The number of items that were not sent: the queue was full or closed, or `send` raised."""
         with self._state:
             return self._dropped
 
     @property
     def waiting(self) -> int:
-        """How many items wait; those that `send` holds now are not among them."""
+        """The number of queued items, without the batch that `send` has."""
         with self._state:
             return len(self._items) + len(self._urgent)
 

@@ -54,7 +54,7 @@ class AlarmSampler(Sampler):
         return self._base.should_sample(parent_context, trace_id, name, kind, attributes, links, trace_state)
 
     def get_description(self) -> str:
-        """What the SDK shows."""
+        """The sampler's name in the SDK."""
         return f"AlarmSampler({self._base.get_description()})"
 
 

@@ -38,7 +38,7 @@ class _Score:
 
 
 class _Scores:
-    """What both backends share: an event's scores go into a queue, `_post` is given batches of them."""
+    """The queue of both backends: an event's scores go in, `_post` gets batches."""
 
     def __init__(self, spans: SpanEmitter, poster: Poster, *, capacity: int, delay_s: float) -> None:
         name = type(self).__name__
@@ -79,7 +79,7 @@ class _Scores:
 
     @property
     def dropped(self) -> int:
-        """How many scores were not taken: the queue was full or closed, or the backend refused them."""
+        """The number of scores that were not taken: the queue was full or closed, or the backend refused them."""
         return self._outbox.dropped
 
     def flush(self, timeout_s: float = 10.0) -> bool:
@@ -205,7 +205,7 @@ class LangfuseScores(_Scores):
 
 
 def _refused(response: Any) -> int:
-    """How many events of a batch a 207 lists as errors; an answer that cannot be read counts as none."""
+    """The number of events that a 207 lists as errors; 0 for an answer that cannot be read."""
     if response.status_code != 207:
         return 0
     try:

@@ -136,7 +136,7 @@ def _add_alarm(attributes: Attributes, step: StepUncertainty) -> None:
 
 
 def spending_attributes(readings: Sequence[Reading]) -> Attributes:
-    """What the monitor itself spent. Not `gen_ai.usage`: a backend would add it to the agent's own tokens."""
+    """The monitor's own calls, tokens and cost. Not `gen_ai.usage`, which backends add to the agent's tokens."""
     attributes: Attributes = {
         "uncertainty.monitor.calls": sum(reading.calls for reading in readings),
         "uncertainty.monitor.input_tokens": sum(reading.input_tokens for reading in readings),
@@ -149,7 +149,7 @@ def spending_attributes(readings: Sequence[Reading]) -> Attributes:
 
 
 def semantic_attributes(event: StepEvent, reading: Reading) -> Attributes:
-    """What the sampling of a step's answers came to."""
+    """The result of sampling a step's answers again."""
     attributes = _ids(event, event.assessment.step_id, _EVALUATES)
     attributes["sample_count"] = reading.samples
     attributes["early_stopped"] = bool(reading.early_stopped)

@@ -1,4 +1,4 @@
-"""What of a step's texts may leave in telemetry: by default nothing, and of names only what has the shape of a name."""
+"""The texts of a step that may leave in telemetry: none by default; names only in the shape of a name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plain_name(name: str, known: Collection[str] | None) -> str:
 
 
 def content_attributes(event: StepEvent, redact: Redact | None) -> dict[str, str]:
-    """What the model said, or the arguments of a tool step's call, as the GenAI conventions write them."""
+    """The model's answer, or the arguments of a tool step's call, in the form of the GenAI conventions."""
     step, texts = event.step, {}
     if step.kind == "tool_call":
         if step.tool_calls:

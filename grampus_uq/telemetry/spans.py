@@ -220,11 +220,11 @@ class SpanEmitter:
 
 
 def _end_ns(reading: Reading, latest_ns: int) -> int:
-    """When a reading was there: after its start, and not after the step."""
+    """The end of a reading: not before its start, and not after the step."""
     return max(reading.started_ns, min(latest_ns, reading.started_ns + int(reading.duration_s * 1e9)))
 
 
 def _decision_start_ns(event: StepEvent, model_readings: Sequence[Reading], ended_ns: int) -> int:
-    """When the deciding began: as soon as the last reading was there, or with the step without model calls."""
+    """The start of the decision: the end of the last reading, or the start of a step without model calls."""
     ends = [_end_ns(reading, ended_ns) for reading in model_readings]
     return max(event.started_ns, min(ended_ns, max(ends, default=event.started_ns)))

@@ -1,4 +1,4 @@
-"""Where each session's spans belong: under the span that is current, else in the session's own trace, over a pause too.
+"""The place of each session's spans: below the current span, else in the session's own trace, across pauses too.
 
 A session is one trace although its steps are spans of their own: its first step is the root, unless the application
 has a span around it. The place travels in `Session.snapshot` as W3C `traceparent`, so that another process goes on.
@@ -114,7 +114,7 @@ class SessionTraces:
         return headers
 
     def pause(self, place: _Place, span: SpanContext, ended_ns: int) -> None:
-        """The step of this estimate span paused the session: from its end on something waits for a human."""
+        """The step of this estimate span paused the session: the wait for a human begins at its end."""
         if span.is_valid:
             place.paused = span, ended_ns
 
@@ -154,7 +154,7 @@ def surroundings() -> tuple[Context, Span]:
 
 
 def _paused(carrier: Any) -> tuple[SpanContext, int] | None:
-    """Since when a carried session waits; None when it says nothing that could be."""
+    """The paused span and start of the wait of a carried session; None where they are missing or malformed."""
     if not isinstance(carrier, Mapping):
         return None
     span, since = _span_context_of({"traceparent": carrier.get("paused")}), str(carrier.get("paused_ns", ""))

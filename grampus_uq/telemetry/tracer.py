@@ -56,7 +56,7 @@ class GrampusTracer:
 
     @property
     def dropped(self) -> int:
-        """How many spans were not exported: the queue was full or closed, or the endpoint refused them."""
+        """The number of spans that were not exported: the queue was full or closed, or the endpoint refused them."""
         return 0 if self._queue is None else self._queue.dropped
 
     def force_flush(self, timeout_s: float = 10.0) -> bool:
@@ -104,7 +104,7 @@ class _QueuedSpans(SpanProcessor):
 
     @property
     def dropped(self) -> int:
-        """How many spans were not exported: the queue was full or closed, or the exporter failed."""
+        """The number of spans that were not exported: the queue was full or closed, or the exporter failed."""
         return self._outbox.dropped
 
     def on_end(self, span: ReadableSpan) -> None:

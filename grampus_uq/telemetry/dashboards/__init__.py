@@ -21,7 +21,7 @@ _FILES: Final = Path(__file__).parent / "files"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Where the alerts begin.
+    """The limits at which alerts begin.
 
     `alpha` is the detector's, `watch_level` the calibration watch's, both in (0, 1); `approvals_wait_min` is in
     minutes, at least 1; `monitor_usd_per_hour` in US dollars, above 0. Raises ConfigurationError for any other value.
