@@ -52,9 +52,13 @@ def _group() -> None:
 
 
 def main(arguments: Sequence[str] | None = None, **extra: Any) -> None:
-    """Run the command line; an error that this package raised on purpose is printed as one line, exit status 1."""
+    """Run the command line; an error that this package raised on purpose, or of a file, is one line, exit status 1."""
     try:
         _group.main(args=list(arguments) if arguments is not None else None, prog_name="grampus-uq", **extra)
     except GrampusError as error:
         click.echo(f"grampus-uq: {error}", err=True)
+        raise SystemExit(1) from error
+    except OSError as error:  # of an output, such as a folder that may not be written
+        place = "" if error.filename is None else f"{error.filename}: "
+        click.echo(f"grampus-uq: {place}{error.strerror or error}.", err=True)
         raise SystemExit(1) from error

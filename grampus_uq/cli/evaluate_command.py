@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,21 +135,15 @@ def _censoring(runs: ForecastRuns, mode: str, path: str | None) -> Censoring:
 
 def _measured(path: str, known: set[str]) -> dict[str, float]:
     """Read session_id and q; every row is checked."""
+    from grampus_uq.recording.csv_rows import csv_rows
+
     found: dict[str, float] = {}
-    try:
-        with Path(path).open(encoding="utf-8-sig", newline="") as stream:
-            rows = csv.DictReader(stream, strict=True)
-            for column in ("session_id", "q"):
-                if column not in (rows.fieldnames or ()):
-                    raise DataError("the column is missing from the header.", path=path, line=1, field=column)
-            for row in rows:
-                name, value = row["session_id"], row["q"]
-                if name in found or name not in known:
-                    what = "comes twice" if name in found else "is no run that may be scored"
-                    raise DataError(f"{name!r:.100} {what}.", path=path, line=rows.line_num, field="session_id")
-                found[name] = _probability(value, path, rows.line_num)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot be read: {error!s:.200}.", path=path) from error
+    for line, row in csv_rows(path, ("session_id", "q")):
+        name = row["session_id"] or ""
+        if name in found or name not in known:
+            reason = "comes twice" if name in found else "is no run that may be scored"
+            raise DataError(f"{name!r:.100} {reason}.", path=path, line=line, field="session_id")
+        found[name] = _probability(row["q"], path, line)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from typing import Final
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.appending import append_line
 from grampus_uq.recording.codec import encode
+from grampus_uq.recording.csv_rows import csv_rows
 from grampus_uq.recording.packed import is_packed
 from grampus_uq.recording.run_names import latest_part
 from grampus_uq.recording.runs import Paths, Refused, Run, find_run, runs
@@ -93,25 +93,16 @@ def read_labels(path: str | os.PathLike[str]) -> Iterator[Label]:
     """Yield the labels of a CSV file with a header: `session_id`, `success`, and if wanted `stop_reason` and `note`.
 
     `success` is success/failure/unknown, true/false, yes/no or 1/0. Raises DataError with path, line and field for a
-    missing column, a cell that is none of these, or a session that is named twice.
+    file that cannot be read, a missing column, a cell that is none of these, or a session that is named twice.
     """
     name = os.fspath(path)
     seen: set[str] = set()
-    with Path(path).open(newline="", encoding="utf-8-sig", errors="strict") as stream:
-        rows = csv.DictReader(stream, strict=True)
-        try:
-            for column in ("session_id", "success"):
-                if column not in (rows.fieldnames or ()):
-                    raise DataError(f"the column is missing; found {rows.fieldnames}.", path=name, line=1, field=column)
-            for row in rows:
-                known = _label_of(row, name, rows.line_num)
-                if known.session_id in seen:
-                    reason = f"{known.session_id!r:.100} is labelled twice."
-                    raise DataError(reason, path=name, line=rows.line_num, field="session_id")
-                seen.add(known.session_id)
-                yield known
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataError(f"is not CSV in UTF-8: {error}.", path=name, line=rows.line_num + 1) from error
+    for line, row in csv_rows(path, ("session_id", "success")):
+        known = _label_of(row, name, line)
+        if known.session_id in seen:
+            raise DataError(f"{known.session_id!r:.100} is labelled twice.", path=name, line=line, field="session_id")
+        seen.add(known.session_id)
+        yield known
 
 
 def parse_success(word: str) -> bool | None:

@@ -133,6 +133,21 @@ def test_a_folder_that_does_not_exist_is_one_line_and_status_1(tmp_path: Path, r
     assert (ran.status, ran.err) == (1, f"grampus-uq: {tmp_path / 'nowhere'}: does not exist.\n")
 
 
+def test_a_table_of_labels_that_does_not_exist_is_one_line_and_status_1(tmp_path: Path, run: Any) -> None:
+    ran = run("label", tmp_path, "--from", str(tmp_path / "nowhere.csv"))
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
+    assert f"{tmp_path / 'nowhere.csv'}: cannot be read" in ran.err
+
+
+@pytest.mark.parametrize("command", ["export", "pack"])
+def test_an_output_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path, run: Any, command: str) -> None:
+    record(tmp_path, "s1")
+    (tmp_path / "file").write_text("")
+    ran = run(command, tmp_path / "s1.jsonl", "-o", str(tmp_path / "file" / "x.csv"))
+    assert (ran.status, ran.err.count("\n")) == (1, 1)
+    assert str(tmp_path / "file") in ran.err
+
+
 def test_a_file_that_may_not_be_read_is_one_line_too(tmp_path: Path, run: Any) -> None:
     record(tmp_path, "s1")
     (tmp_path / "s1.jsonl").unlink()

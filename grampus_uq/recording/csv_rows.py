@@ -1,0 +1,33 @@
+"""Rows of a small CSV file with a header, each with its line."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from grampus_uq.errors import DataError
+
+__all__ = ["csv_rows"]
+
+
+def csv_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str | None]]]:
+    """Yield `(line, row)` for each row of a CSV file in UTF-8 whose header has these columns; a missing cell is None.
+
+    Raises DataError with path and line for a file that cannot be read, is no CSV in UTF-8, or lacks a column.
+    """
+    name, line = os.fspath(path), 1
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig", errors="strict") as stream:
+            rows = csv.DictReader(stream, strict=True)
+            for column in columns:
+                if column not in (rows.fieldnames or ()):
+                    raise DataError(f"the column is missing; found {rows.fieldnames}.", path=name, line=1, field=column)
+            for row in rows:
+                yield rows.line_num, row
+                line = rows.line_num + 1
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"is not CSV in UTF-8: {error}.", path=name, line=line) from error
