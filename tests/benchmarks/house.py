@@ -24,6 +24,10 @@ from tests.benchmarks._report import emit
 
 ADAPTERS = ("langgraph", "langchain", "openai_agents", "pydantic_ai", "litellm")
 RUN = 6
+_PRINT_FILES = """
+import json, sys
+print(json.dumps([module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "grampus_uq"]))
+"""
 
 
 def modules(package: Path) -> dict[str, Path]:
@@ -98,7 +102,7 @@ def _code_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def loaded(checkout: Path, program: str) -> tuple[int, int] | tuple[None, None]:
     """How many modules of the package a program loads, and their lines; None where it cannot be run here."""
-    body = f"{program}\nimport json, sys\nprint(json.dumps([getattr(sys.modules[m], '__file__', None) for m in sorted(sys.modules) if m.split('.')[0] == 'grampus_uq']))"
+    body = f"{program}\n{_PRINT_FILES}"
     done = subprocess.run(
         [sys.executable, "-c", body],
         cwd=checkout,

@@ -1,0 +1,100 @@
+"""Writes docs/reference.md from the docstrings of the public names; a test holds the page to them.
+
+python -m tests.reference
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grampus_uq
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+HEAD = """# Reference
+
+Every public name, with its docstring. Written by `python -m tests.reference`; the tests run its examples. What is not
+here may be imported from its room, and may change without notice.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, *(line for name in grampus_uq.__all__ for line in _entry(name))])
+
+
+def _entry(name: str) -> Iterator[str]:
+    value: Any = getattr(grampus_uq, name)
+    yield f"## `{name}`\n"
+    yield f"`from grampus_uq import {name}`\n"
+    signature = _signature(value)
+    if signature:
+        yield f"```text\n{name}{signature}\n```\n"
+    if inspect.isclass(value) and issubclass(value, enum.Enum):
+        yield "Members: " + ", ".join(f"`{member.value}`" for member in value) + ".\n"
+    doc = value.__doc__ if inspect.isclass(value) or inspect.isroutine(value) else type(value).__doc__
+    yield _text(inspect.cleandoc(doc or ""))
+    if inspect.isclass(value):
+        yield from _methods(value)
+
+
+def _signature(value: Any) -> str:
+    if not callable(value) or (inspect.isclass(value) and issubclass(value, (enum.Enum, BaseException))):
+        return ""
+    try:
+        text = str(inspect.signature(value))
+    except ValueError:
+        return ""
+    text = re.sub(r"((?:: |-> ))'([^']*)'", r"\1\2", text)  # annotations that are kept as text
+    text = re.sub(r"<factory>|<object object at 0x\w+>|<function [^>]*>", "...", text)
+    text = re.sub(r"<(\w+\.\w+): [^>]*>", r"\1", re.sub(r"grampus_uq(?:\.\w+)*\.(?=[A-Z])|typing\.", "", text))
+    return text if len(text) < 100 else "(\n" + _parameters(text)
+
+
+def _parameters(text: str) -> str:
+    """One parameter a line, by the commas outside brackets."""
+    depth, lines, line = 0, [], ""
+    for character in text[1:]:
+        depth += (character in "([{") - (character in ")]}")
+        if depth < 0:
+            return (
+                "\n".join(f"    {parameter}," for parameter in [*lines, line.strip()])
+                + f"\n){text[text.rindex(')') + 1 :]}"
+            )
+        if character == "," and depth == 0:
+            lines.append(line.strip())
+            line = ""
+        else:
+            line += character
+    return text
+
+
+def _text(doc: str) -> str:
+    """A docstring as Markdown: examples fenced, the rest as it is."""
+    parts = [
+        f"```pycon\n{part}\n```" if part.lstrip().startswith(">>>") else part.replace("<", "&lt;")
+        for part in doc.split("\n\n")
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _methods(value: type) -> Iterator[str]:
+    rows = []
+    for name, member in vars(value).items():
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        function = function.fget if isinstance(function, property) else function
+        doc = inspect.getdoc(function) if inspect.isfunction(function) else None
+        if doc and not name.startswith("_") and not name.startswith("model_"):
+            first = re.split(r"(?<=[.])\s", doc.replace("\n", " "), maxsplit=1)[0].replace("|", "\\|")
+            call = name if isinstance(member, property) else f"{name}()"
+            rows.append(f"| `{call}` | {first.replace('<', '&lt;')} |")
+    if rows:
+        yield "\n".join(["| member | |", "|---|---|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
