@@ -21,7 +21,7 @@ from grampus_uq import Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.integrations.langchain_messages import as_ai_message, read_message
 from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
 from grampus_uq.models import open_model
-from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records import ModelClient
 from grampus_uq.testing import ScriptedModel, answer
 
 TASK = "Invoice 2041 is due. Check it, and pay it."

@@ -30,7 +30,7 @@ from grampus_uq import (
     tool,
 )
 from grampus_uq.models import open_model
-from grampus_uq.records.protocols import ModelClient
+from grampus_uq.records import ModelClient
 from grampus_uq.testing import ScriptedModel, answer
 
 ORDERS = {"A-17": {"customer": "Ann", "paid_eur": 40.0, "delivered": False}}

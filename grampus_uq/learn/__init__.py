@@ -1,1 +1,5 @@
 """Learning from recorded runs: fit profiles, score forecasts, attribute failures."""
+
+from lazy_loader import attach_stub
+
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

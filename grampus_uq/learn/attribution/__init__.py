@@ -14,41 +14,6 @@ steps: trajectories, scorers of steps, results in words and as a page.
 Source: Feng et al., "Conformal Agent Error Attribution" (2026).
 """
 
-from __future__ import annotations
+from lazy_loader import attach_stub
 
-from grampus_uq.learn.attribution.attribute import attribute, fit_and_calibrate
-from grampus_uq.learn.attribution.attribution_report import attribution_html
-from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory, Trajectory, TrajectoryStep
-from grampus_uq.learn.attribution.from_logs import label_run, read_labelled_failures, trajectory_from_run
-from grampus_uq.learn.attribution.labelled_recordings import trajectory_from_events
-from grampus_uq.learn.attribution.methods import METHODS, AttributionMethod
-from grampus_uq.learn.attribution.result import AttributedStep, Attribution
-from grampus_uq.learn.attribution.scorers import FunctionScorer, StepScore, StepScorer
-from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan, calibrate, locate
-from grampus_uq.learn.attribution.stored import calibration_from_json, calibration_to_json
-
-__all__ = [
-    "METHODS",
-    "AttributedStep",
-    "Attribution",
-    "AttributionMethod",
-    "CalibratedAttribution",
-    "FunctionScorer",
-    "LabelledTrajectory",
-    "Plan",
-    "StepScore",
-    "StepScorer",
-    "Trajectory",
-    "TrajectoryStep",
-    "attribute",
-    "attribution_html",
-    "calibrate",
-    "calibration_from_json",
-    "calibration_to_json",
-    "fit_and_calibrate",
-    "label_run",
-    "locate",
-    "read_labelled_failures",
-    "trajectory_from_events",
-    "trajectory_from_run",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -1,11 +1,5 @@
 """Judging confidence streams by the Trajectory Proper Score: from recordings or score tables to a report."""
 
-from __future__ import annotations
+from lazy_loader import attach_stub
 
-from grampus_uq.learn.evaluate.censoring import Censoring
-from grampus_uq.learn.evaluate.evaluation import Evaluation, evaluate
-from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
-from grampus_uq.learn.evaluate.from_recordings import read_recordings
-from grampus_uq.learn.evaluate.from_tables import read_table
-
-__all__ = ["Censoring", "Evaluation", "ForecastRuns", "StopRow", "evaluate", "read_recordings", "read_table"]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

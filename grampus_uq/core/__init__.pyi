@@ -1,0 +1,2 @@
+from .policy import UncertaintyPolicy as UncertaintyPolicy
+from .state import Profile as Profile

@@ -1,0 +1,13 @@
+from .attribution import FunctionScorer as FunctionScorer
+from .attribution import LabelledTrajectory as LabelledTrajectory
+from .attribution import Plan as Plan
+from .attribution import Trajectory as Trajectory
+from .attribution import TrajectoryStep as TrajectoryStep
+from .attribution import attribute as attribute
+from .fit.fit_calibration import fit_success as fit_success
+from .fit.tracer_runs import fit_tracer_settings as fit_tracer_settings
+from .profiles import FitOptions as FitOptions
+from .profiles import fit_profile as fit_profile
+from .trajectories import Trajectories as Trajectories
+from .trajectories import labelled_trajectories as labelled_trajectories
+from .trajectories import trajectory_of as trajectory_of

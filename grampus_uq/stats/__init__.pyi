@@ -1,0 +1,12 @@
+from .fusion import FusedReading as FusedReading
+from .fusion import LogisticFusion as LogisticFusion
+from .ranking import auroc as auroc
+from .reliability import decompose as decompose
+from .reliability import trajectory_brier as trajectory_brier
+from .reliability import trajectory_ece as trajectory_ece
+from .scoring import BRIER as BRIER
+from .scoring import LOG as LOG
+from .trajectory_scores import ForecastTraces as ForecastTraces
+from .trajectory_scores import mean_forecast as mean_forecast
+from .trajectory_scores import min_forecast as min_forecast
+from .trajectory_scores import tps as tps
