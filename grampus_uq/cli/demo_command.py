@@ -16,7 +16,7 @@ from grampus_uq.demo.demo_report import summarise
 from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.view import Screen, closing_lines, report_view
-from grampus_uq.demo.wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
+from grampus_uq.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
 from grampus_uq.errors import ModelError
 from grampus_uq.models import open_model
 

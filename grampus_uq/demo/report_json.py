@@ -8,7 +8,7 @@ from typing import Any
 
 from grampus_uq.demo.demo_report import DemoReport, Spent
 from grampus_uq.demo.demo_run import Answered
-from grampus_uq.demo.wiring import DemoPlan
+from grampus_uq.demo.demo_wiring import DemoPlan
 
 __all__ = ["report_json"]
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from grampus_uq.demo.demo_report import FUSED, NAMES, DemoReport, SignalWorth, Spent
 from grampus_uq.demo.demo_run import Answered
-from grampus_uq.demo.wiring import PUBLISHED, DemoPlan
+from grampus_uq.demo.demo_wiring import PUBLISHED, DemoPlan
 
 __all__ = ["Screen", "closing_lines", "printable", "report_view"]
 

@@ -19,7 +19,7 @@ from grampus_uq.demo.demo_run import Answered, Fate, answer_questions, demo_poli
 from grampus_uq.demo.questions import all_questions, draw
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.view import Screen, closing_lines, printable, report_view
-from grampus_uq.demo.wiring import DemoPlan, plan_demo
+from grampus_uq.demo.demo_wiring import DemoPlan, plan_demo
 from grampus_uq.recording import runs
 from grampus_uq.records.values import utc
 from grampus_uq.records.vocabulary import MissingReason, UncertaintyLevel

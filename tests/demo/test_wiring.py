@@ -9,7 +9,7 @@ import pytest
 
 from grampus_uq import ModelError
 from grampus_uq.demo.demo_run import Answered
-from grampus_uq.demo.wiring import completing, plan_demo, run_demo
+from grampus_uq.demo.demo_wiring import completing, plan_demo, run_demo
 from grampus_uq.testing import ScriptedModel
 from tests.demo.examinees import SURE, examinee
 
