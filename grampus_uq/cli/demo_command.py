@@ -14,9 +14,9 @@ from rich.live import Live
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.demo.demo_report import summarise
 from grampus_uq.demo.demo_run import Answered
+from grampus_uq.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.view import Screen, closing_lines, report_view
-from grampus_uq.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
 from grampus_uq.errors import ModelError
 from grampus_uq.models import open_model
 

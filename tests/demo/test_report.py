@@ -16,10 +16,10 @@ from rich.console import Console
 from grampus_uq import Profile, Reading, StepUncertainty, TokenUsage, UncertaintyAction
 from grampus_uq.demo.demo_report import FUSED, DemoReport, SignalWorth, summarise
 from grampus_uq.demo.demo_run import Answered, Fate, answer_questions, demo_policy
+from grampus_uq.demo.demo_wiring import DemoPlan, plan_demo
 from grampus_uq.demo.questions import all_questions, draw
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.view import Screen, closing_lines, printable, report_view
-from grampus_uq.demo.demo_wiring import DemoPlan, plan_demo
 from grampus_uq.recording import runs
 from grampus_uq.records.values import utc
 from grampus_uq.records.vocabulary import MissingReason, UncertaintyLevel
