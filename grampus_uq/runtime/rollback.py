@@ -97,9 +97,7 @@ async def rollback(
     restored = await read_checkpoint(runner.ledger, old, to_step)
     audit = AuditLog(runner.ledger.store, agent_id, session_id)
     policy = runner.policy()
-    done = executed_calls(
-        await audit.entries(), old, to_step, named_irreversible=None if policy is None else policy.is_irreversible
-    )
+    done = executed_calls(await audit.entries(), old, to_step, policy)
     text = (note or "")[:MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone

@@ -6,9 +6,10 @@ and count as known only when they have the digest in the audit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.records.vocabulary import Effect, Role
 from grampus_uq.runtime.checkpoints import lineage_of
@@ -21,8 +22,7 @@ def executed_calls(
     entries: Sequence[Mapping[str, Any]],
     state: AgentState,
     to_step: int,
-    *,
-    named_irreversible: Callable[[str], bool] | None = None,
+    policy: UncertaintyPolicy | None,
 ) -> list[ExecutedCall]:
     """The calls of the steps from `to_step` on that were started and do more than read, in the order of their start.
 
@@ -30,7 +30,7 @@ def executed_calls(
         entries: the session's audit, verified.
         state: the run as it stands; what earlier rollbacks discarded is not looked at again.
         to_step: first discarded step of the model, from 0.
-        named_irreversible: says of a tool's name whether the policy calls it irreversible, or None.
+        policy: tools that it names as irreversible are, whatever their classification.
 
     Returns:
         One record a logical call. A call counts as irreversible unless its tool is classified as reversible: what
@@ -48,7 +48,7 @@ def executed_calls(
         key, digest, tool = str(data["idempotency_key"]), str(data["digest"]), str(data["tool"])
         known = [call for call in proposed.get(str(data["call_id"]), ()) if call.digest() == digest]
         effect = Effect(data["effect"])
-        named = named_irreversible is not None and named_irreversible(tool)
+        named = policy is not None and policy.is_irreversible(tool)
         found[key] = ExecutedCall(
             call=known[0] if known else ToolCall(id=str(data["call_id"]), name=tool),
             step_id=str(data["step_id"]),
