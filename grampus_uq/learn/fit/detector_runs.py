@@ -93,18 +93,20 @@ def detector_runs(
     outcomes: npt.ArrayLike | None = None,
     streams: Sequence[str] = ("score",),
     bounded: bool | Sequence[bool] = True,
+    weights: npt.ArrayLike | None = None,
     tasks: Sequence[str] | None = None,
 ) -> DetectorRuns:
     """Check runs and bring them into order.
 
     Args:
-        ids: one a run, different, none empty.
+        ids: one a run, different.
         lengths: shape (runs,), rows of each run, at least 1.
         scores: shape (rows, streams), the runs one after the other, each in order of its steps; higher means success
             is likelier; NaN is missing, infinity refused.
         outcomes: shape (runs,), True for success. Leave it out for an interruption budget, which needs no label.
         streams: a name for each column of `scores`.
         bounded: whether a stream's scores are probabilities, for all streams or one by one; others may be any number.
+        weights: shape (runs,), one over the chance that a run's outcome was seen, >= 1.
         tasks: one a run.
 
     Raises:
@@ -115,7 +117,7 @@ def detector_runs(
     (('a', 'b'), [0.9, 0.2, 0.5], [True, False])
     """
     names, counts = list(ids), np.asarray(lengths, dtype=np.intp)
-    if len({name for name in names if name}) < len(names) or counts.shape != (len(names),) or (counts < 1).any():
+    if len(set(names)) < len(names) or counts.shape != (len(names),) or (counts < 1).any():
         raise ConfigurationError.of("ids", "detector_runs", "different, each with at least one row", names[:3])
     values = _scores(scores, int(counts.sum()), tuple(streams))
     inside = _check_bounded(bounded, values)
@@ -124,10 +126,12 @@ def detector_runs(
     starts = np.cumsum(counts) - counts
     sorted_counts = counts[order]
     rows = np.arange(len(values)) + np.repeat(starts[order] - (np.cumsum(sorted_counts) - sorted_counts), sorted_counts)
+    weight = None if weights is None else np.asarray(weights, dtype=np.float64)[order]
     return DetectorRuns(
         streams=tuple(streams),
         bounded=inside,
         ids=tuple(names[place] for place in places),
+        weights=None if weight is None or (weight == 1.0).all() else weight,
         values=values[rows],
         lengths=sorted_counts,
         success=None if outcomes is None else np.asarray(outcomes, dtype=np.bool_)[order],

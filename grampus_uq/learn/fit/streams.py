@@ -80,26 +80,22 @@ def read_detector_runs(
 
 def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool) -> DetectorRuns:
     """The runs that have a row; with `labelled` those that may be learned from, and the others counted."""
-    named = {f"{run.session_id}#{number}": run for number, run in enumerate(columns.runs) if run.length}
-    if not named:
+    if not columns.rows:
         raise ConfigurationError.of("runs", "fit", "recordings with at least one step of the model", 0)
+    kept = np.array([run.eligibility.usable or not labelled for run in columns.runs])
+    named = {f"{run.session_id}#{n}": run for n, run in enumerate(columns.runs) if run.length and kept[n]}
+    runs = list(named.values())
     found = detector_runs(
         ids=list(named),
-        lengths=[run.length for run in named.values()],
-        scores=np.column_stack([columns.stream(name) for name in streams]),
+        lengths=[run.length for run in runs],
+        scores=np.column_stack([columns.stream(name) for name in streams])[np.repeat(kept, columns.lengths)],
+        outcomes=[run.success for run in runs] if labelled else None,
         streams=streams,
+        weights=[run.eligibility.weight for run in runs] if labelled else None,
         tasks=[run.task or f"run {name}" for name, run in named.items()],
     )
     if not labelled:
         return found
-    runs = [named[name] for name in found.ids]
-    reasons = [run.eligibility.reason for run in runs]
-    usable = np.array([run.eligibility.usable for run in runs], dtype=np.bool_)
-    weights = np.array([run.eligibility.weight for run in runs])[usable]
-    return replace(
-        found.take(usable),
-        success=np.array([run.success for run in runs], dtype=np.bool_)[usable],
-        excluded=dict(sorted(Counter(filter(None, reasons)).items())),
-        weights=None if (weights == 1.0).all() else weights,
-        others=other_trials(runs),
-    )
+    every = [run for run in columns.runs if run.length]
+    excluded = Counter(run.eligibility.reason for run in every if not run.eligibility.usable)
+    return replace(found, excluded=dict(sorted(excluded.items())), others=other_trials(every))

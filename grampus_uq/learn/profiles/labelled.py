@@ -19,7 +19,7 @@ from grampus_uq.core.state import Profile
 from grampus_uq.learn.attribution.labelled_recordings import names_a_step
 from grampus_uq.learn.columns import TASK, Columns, RunRow, RunRows, other_trials, read_columns, recorded_rows
 from grampus_uq.learn.eligibility import NO_OUTCOME, SELECTED, Eligibility
-from grampus_uq.learn.fit.detector_runs import DetectorRuns
+from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.runs import Paths, Refused, Run
@@ -124,22 +124,16 @@ class LabelledRuns:
 
     def detector_runs(self, columns: Mapping[str, FloatArray]) -> DetectorRuns:
         """These streams for a detector, in the order that it wants: by id."""
-        order = np.argsort(np.array(self.ids, dtype=object), kind="stable")
-        starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        rows = np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order]) if len(order) else order
-        weights = self.weights[order]
-        return DetectorRuns(
+        found = detector_runs(
+            ids=self.ids,
+            lengths=self.lengths,
+            scores=np.column_stack(list(columns.values())),
+            outcomes=self.success,
             streams=tuple(columns),
-            bounded=(True,) * len(columns),
-            ids=tuple(self.ids[i] for i in order),
-            tasks=tuple(self.tasks[i] for i in order),
-            others=dict(self.others),
-            values=np.column_stack([column[rows] for column in columns.values()]),
-            lengths=self.lengths[order].astype(np.intp),
-            success=self.success[order],
-            excluded=dict(self.excluded),
-            weights=None if (weights == 1.0).all() else weights,
+            weights=self.weights,
+            tasks=self.tasks,
         )
+        return replace(found, excluded=dict(self.excluded), others=dict(self.others))
 
 
 def labelled_runs(
