@@ -45,7 +45,7 @@ def detector_runs(
         ids=ids.tolist(),
         lengths=lengths,
         scores=values,
-        outcomes=None if outcomes is None else [known[name] is True for name in ids.tolist()],
+        outcomes=None if outcomes is None else [bool(known[name]) for name in ids.tolist()],
         streams=streams,
         bounded=bounded,
         tasks=None if tasks is None else [task.get(name) or f"run {name}" for name in ids.tolist()],
