@@ -36,10 +36,10 @@ from grampus_uq.stats.tree_ensemble import TreeEnsemble, evaluate_many, evaluate
 Memory = tuple[tuple[float, ...], ...]
 """A scorer's state of one run: plain numbers."""
 
-LOGIT_LIMIT = math.log((1.0 - 1e-6) / 1e-6)
+_LOGIT_LIMIT = math.log((1.0 - 1e-6) / 1e-6)
 """Where logit f_t is clipped: at estimated probabilities within 1e-6 of certainty."""
 
-MINIMUM_CLIP = 1e-6
+_MINIMUM_CLIP = 1e-6
 """Where a running minimum clips probabilities before their logit; it does not change the order of runs."""
 
 MINIMA_OF = ("ewma_50", "low", "ewma_20", "ewma_10")
@@ -99,7 +99,7 @@ class FeatureScorer:
     trees: TreeEnsemble | None = None
     tree_share: float = 1.0
     prior_log_odds: float = 0.0
-    limit: float | None = LOGIT_LIMIT
+    limit: float | None = _LOGIT_LIMIT
     sees_last: bool = False
     kind: Literal["features"] = "features"
 
@@ -217,12 +217,12 @@ def running_minimum(
     column = len(STREAM_FEATURES) * stream + STREAM_FEATURES.index(of)
     return FeatureScorer(
         name="running_minimum" if of == "low" else f"running_minimum_of_{of}",
-        clips=tuple(MINIMUM_CLIP if inside else None for inside in bounded),
-        neutral=tuple(logit(x, MINIMUM_CLIP) if inside else x for x, inside in zip(neutral, bounded, strict=True)),
+        clips=tuple(_MINIMUM_CLIP if inside else None for inside in bounded),
+        neutral=tuple(logit(x, _MINIMUM_CLIP) if inside else x for x, inside in zip(neutral, bounded, strict=True)),
         longest=1,
         linear=LinearScore(columns=(column,), intercepts=(0.0,), weights=((1.0,),)),
         prior_log_odds=prior_log_odds if bounded[stream] else 0.0,
-        limit=LOGIT_LIMIT if bounded[stream] else None,
+        limit=_LOGIT_LIMIT if bounded[stream] else None,
     )
 
 
@@ -243,7 +243,7 @@ class PaperScorer:
     weights: tuple[tuple[float, ...], ...]
     prior_log_odds: float
     fill: float = 0.5
-    limit: float = LOGIT_LIMIT
+    limit: float = _LOGIT_LIMIT
     kind: Literal["paper"] = "paper"
 
     def __post_init__(self) -> None:

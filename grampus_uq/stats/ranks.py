@@ -15,7 +15,7 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
-RANK_SLACK = 1e-9
+_RANK_SLACK = 1e-9
 """Subtracted before a ceiling: (n + 1) * (1 - alpha) is often a whole number that floats overshoot by a few ulps."""
 
 _LOG_SLACK = 1e-11  # the same for log tails: .9 ** 2 <= .81 has to hold
@@ -46,7 +46,7 @@ def conformal_rank(n: int, alpha: float) -> int | None:
     """
     check_level("alpha", "conformal_rank", alpha)
     _check_count("conformal_rank", n)
-    rank = math.ceil((n + 1) * (1.0 - alpha) - RANK_SLACK)
+    rank = math.ceil((n + 1) * (1.0 - alpha) - _RANK_SLACK)
     # alpha within rounding of 1 still needs an order statistic; the smallest one keeps the promise.
     return max(rank, 1) if max(rank, 1) <= n else None
 
@@ -124,7 +124,7 @@ def smallest_n_for_pac(alpha: float, delta: float) -> int:
     """
     check_level("alpha", "smallest_n_for_pac", alpha)
     check_level("delta", "smallest_n_for_pac", delta)
-    return max(1, math.ceil(math.log(delta) / math.log1p(-alpha) - RANK_SLACK))
+    return max(1, math.ceil(math.log(delta) / math.log1p(-alpha) - _RANK_SLACK))
 
 
 def binomial_interval(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:

@@ -24,7 +24,7 @@ _FLOOR_SLACK: Final = 1e-9
 _FLOOR: Final = 1e-9
 """Risks below it share one bucket, so they are known to within 1e-9 and not to within a ratio."""
 
-Bucket = tuple[int, int, float]
+_Bucket = tuple[int, int, float]
 """Index, number of risks, their sum."""
 
 
@@ -62,7 +62,7 @@ class TailSketchState:
     k: float
     accuracy: float
     worst: float
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[_Bucket, ...]
 
 
 class TailSketch:
@@ -95,7 +95,7 @@ class TailSketch:
         self._n = 0
         self._worst = 0.0
         self._keys: list[int] = []  # ascending
-        self._buckets: dict[int, Bucket] = {}  # states share them: a run of many states holds each bucket once
+        self._buckets: dict[int, _Bucket] = {}  # states share them: a run of many states holds each bucket once
         for value in values:
             self.update(value)
 
