@@ -24,6 +24,7 @@ def csv_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[t
             for column in columns:
                 if column not in (rows.fieldnames or ()):
                     raise DataError(f"the column is missing; found {rows.fieldnames}.", path=name, line=1, field=column)
+            line = rows.line_num + 1
             for row in rows:
                 yield rows.line_num, row
                 line = rows.line_num + 1
