@@ -62,7 +62,7 @@ class CallRecords(dict[int, CallRecord]):
     def keep(self, slot: int, record: CallRecord) -> CallRecord:
         """Put a record in a slot; an edited call is found by its new arguments too: a transcript may hold either."""
         self[slot] = record
-        if record.edited:
+        if record.call is not record.proposed and record.edited:
             self._as_edited[self.key(record.call)] = slot
         return record
 

@@ -186,14 +186,13 @@ class UncertaintyGuard:
         run = self._here()
         if run is None:
             return
-        named, asks = [tool for tool in tools if hasattr(tool, "name")], self.settings.model_client is not None
-        turn = replace(
-            read_output(output, usage, tools),
-            prompt=read_messages(system, items) if asks else (),
-            tools=() if run.calls.session.tools_declared else [*self._reach.schemas, *(tool.name for tool in named)],
-            schemas=[_schema(tool) for tool in named] if asks else (),
-        )
-        await run.observe(self.settings, turn, output)
+        turn, written = read_output(output, usage, tools)
+        if not run.calls.session.tools_declared:
+            turn = replace(turn, tools=[*self._reach.schemas, *(tool.name for tool in tools if hasattr(tool, "name"))])
+        if self.settings.model_client is not None:
+            schemas = [_schema(tool) for tool in tools if hasattr(tool, "name")]
+            turn = replace(turn, prompt=read_messages(system, items), schemas=schemas)
+        await run.observe(self.settings, turn, written)
 
     # -- running --------------------------------------------------------------------------------------------------
 

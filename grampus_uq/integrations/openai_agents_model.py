@@ -17,6 +17,7 @@ from grampus_uq.wire import field, read_call, read_response, text_field
 __all__ = [
     "WatchedModel",
     "WatchedProvider",
+    "Written",
     "answered_ids",
     "form_of",
     "item_call",
@@ -25,7 +26,6 @@ __all__ = [
     "read_output",
     "tool_call",
     "with_arguments",
-    "written_calls",
 ]
 
 _CALLS = frozenset(
@@ -205,27 +205,24 @@ def answered_ids(items: Any) -> Iterator[str]:
             yield text_field(item, "call_id")
 
 
-def read_output(output: Sequence[Any], usage: Any, tools: Iterable[Any] = ()) -> ModelTurn:
+Written = dict[tuple[str, str, str], ToolCall]
+"""The calls of function tools, by id, name and arguments as the model wrote them."""
+
+
+def read_output(output: Sequence[Any], usage: Any, tools: Iterable[Any] = ()) -> tuple[ModelTurn, Written]:
     """One answer of a model that was given these tools."""
     read = read_response({"output": list(output), "usage": usage})
-    calls, made = tuple(call.call for call in read.calls), _made(output)
-    ungated = () if all(kind == "function_call" for kind, _ in made) else tuple(_ungated(made, calls, tools))
-    return ModelTurn(
-        content=read.text, calls=calls, ungated=ungated, logprobs=read.logprobs, usage=read.usage or TokenUsage()
-    )
-
-
-def written_calls(output: Iterable[Any], calls: Sequence[ToolCall]) -> dict[tuple[str, str, str], ToolCall]:
-    """The calls of function tools in an output, by id, name and arguments as the model wrote them."""
-    pairs = zip(_made(output), calls, strict=False)
-    functions = [(call, text_field(item, "arguments")) for (kind, item), call in pairs if kind == "function_call"]
-    return {(call.id, call.name, text): call for call, text in functions}
-
-
-def _made(output: Iterable[Any]) -> list[tuple[str, Any]]:
-    """The items of an output that are calls, each with its kind."""
+    calls = tuple(call.call for call in read.calls)
     kinds = [(text_field(item, "type"), item) for item in output]
-    return [(kind, item) for kind, item in kinds if kind.endswith("_call") or kind in _CALLS]
+    made = [(kind, item) for kind, item in kinds if kind.endswith("_call") or kind in _CALLS]
+    written = {
+        (call.id, call.name, text_field(item, "arguments")): call
+        for (kind, item), call in zip(made, calls, strict=False)
+        if kind == "function_call"
+    }
+    ungated = () if all(kind == "function_call" for kind, _ in made) else tuple(_ungated(made, calls, tools))
+    usage = read.usage or TokenUsage()
+    return ModelTurn(content=read.text, calls=calls, ungated=ungated, logprobs=read.logprobs, usage=usage), written
 
 
 def _ungated(made: Sequence[tuple[str, Any]], calls: Sequence[ToolCall], tools: Iterable[Any]) -> Iterator[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from grampus_uq import AgentBeliefState, ApprovalRequest, DataError, ToolCall, U
 from grampus_uq.integrations.carried_calls import write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.model_turn import ModelTurn
-from grampus_uq.integrations.openai_agents_model import form_of, item_call, plain, tool_call, written_calls
+from grampus_uq.integrations.openai_agents_model import Written, form_of, item_call, plain, tool_call
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.wire import field, text_field
 
@@ -39,11 +39,11 @@ class WatchedRun:
         self.aborted: AbortedRunError | None = None
         self._proposed: dict[tuple[str, str, str], ToolCall] = {}
 
-    async def observe(self, settings: AdapterSettings, turn: ModelTurn, output: Sequence[Any]) -> None:
+    async def observe(self, settings: AdapterSettings, turn: ModelTurn, written: Written) -> None:
         """Observe the model's latest answer; raises AbortedRunError when the policy aborts the run."""
         if len(self._proposed) > _MAX_PROPOSED:
             self._proposed.clear()
-        self._proposed.update(written_calls(output, turn.calls))
+        self._proposed.update(written)
         ungated = [id(call) for call, _ in turn.ungated]
         self._latest = [call for call in turn.calls if id(call) not in ungated]
         try:

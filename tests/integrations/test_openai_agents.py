@@ -408,10 +408,10 @@ async def test_an_mcp_servers_calls_pause_with_the_guards_rule_and_a_server_with
 def test_token_probabilities_and_usage_are_read_from_the_answer() -> None:
     top = [{"token": "yes", "logprob": math.log(0.5)}]
     part = {"type": "output_text", "text": "yes", "logprobs": [{"token": "yes", "logprob": -1.0, "top_logprobs": top}]}
-    answer = read_output([{"type": "message", "content": [part]}], None)
+    answer, _ = read_output([{"type": "message", "content": [part]}], None)
     (token,) = (answer.logprobs and answer.logprobs.tokens) or ()
     assert (answer.content, token.logprob, token.top) == ("yes", -1.0, (("yes", math.log(0.5)),))
-    empty = read_output([], None).logprobs
+    empty = read_output([], None)[0].logprobs
     assert empty is not None
     assert empty.tokens is None
 
