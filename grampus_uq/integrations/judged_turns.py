@@ -22,7 +22,6 @@ from grampus_uq import (
     ApprovalError,
     ApprovalKind,
     ApprovalRequest,
-    Effect,
     Outcome,
     StopReason,
     ToolCall,
@@ -48,7 +47,7 @@ from grampus_uq.gate.call import (
     review,
     settled,
 )
-from grampus_uq.gate.clearance import HARMLESS, check_clearance
+from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
@@ -246,16 +245,12 @@ class TurnJudge:
 
     def clears(self, carried: Carried, record: CallRecord | None, call: ToolCall) -> bool:
         """The check at the moment of running: True when exactly this call may run now."""
-        if record is None:
-            return False
         try:
-            effect = Effect.UNKNOWN  # which counts only where nobody vouches for the belief
-            if not carried.terms.vouched:
-                effect = self.gate.effect(call, None, carried.session.profile.policy)
-            check_clearance(record, call, carried.terms, self.gate.approvals, effect=effect, now_s=time.time())
+            if record is not None:
+                self.gate.check(record, call, carried.terms, None, carried.session.profile.policy)
         except (ApprovalError, TypeError, ValueError, RecursionError):  # the last three: arguments that are no JSON
             return False
-        return True
+        return record is not None
 
     def clears_harmless(self, carried: Carried, record: CallRecord, call: ToolCall) -> bool:
         """True for other arguments of a cleared call that, as they are now, only read or can be undone."""
