@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 from pydantic import JsonValue
 
 from grampus_uq.core.state import SessionState
 from grampus_uq.records.values import AgentBeliefState, StepUncertainty
-from grampus_uq.records.vocabulary import STOPPING
 
 __all__ = ["History"]
 
@@ -27,12 +26,23 @@ class History:
         self.steps: deque[StepUncertainty] = deque(steps, maxlen=_STEPS)
         self.escalations: deque[dict[str, JsonValue]] = deque(map(dict, escalations), maxlen=_STEPS)
 
-    def add(self, assessment: StepUncertainty) -> None:
-        """Add a committed step."""
-        self.steps.append(assessment)
-        values = assessment.__dict__  # quicker than an attribute of a pydantic model
-        if (values["advisory_action"] or values["action"]) in STOPPING:
-            self.escalations.append(_escalation(assessment))
+    def escalate(self, assessment: StepUncertainty) -> None:
+        """Add the numbers that a pause or an abort was decided on."""
+        self.escalations.append(
+            {
+                "step_id": assessment.step_id,
+                "level": assessment.level.value,
+                "action": assessment.action.value,
+                "advisory_action": assessment.advisory_action.value if assessment.advisory_action else None,
+                "rule": assessment.rule,
+                "guarantee": assessment.guarantee,
+                "reasoning": assessment.reasoning,
+                "fused_confidence": assessment.fused_confidence,
+                "propagated_confidence": assessment.propagated_confidence,
+                "missing_reason": assessment.missing_reason,
+                "tool_name": assessment.tool_name,
+            }
+        )
 
     def copy(self, latest: int | None = None) -> History:
         """A copy; of the `latest` steps and escalations, or all."""
@@ -62,20 +72,3 @@ class History:
             "recent": [assessment.model_dump(mode="json") for assessment in self.steps],
             "escalations": [dict(escalation) for escalation in self.escalations],
         }
-
-
-def _escalation(assessment: StepUncertainty) -> dict[str, Any]:
-    """The numbers that a pause or an abort was decided on."""
-    return {
-        "step_id": assessment.step_id,
-        "level": assessment.level.value,
-        "action": assessment.action.value,
-        "advisory_action": assessment.advisory_action.value if assessment.advisory_action else None,
-        "rule": assessment.rule,
-        "guarantee": assessment.guarantee,
-        "reasoning": assessment.reasoning,
-        "fused_confidence": assessment.fused_confidence,
-        "propagated_confidence": assessment.propagated_confidence,
-        "missing_reason": assessment.missing_reason,
-        "tool_name": assessment.tool_name,
-    }

@@ -49,6 +49,7 @@ from grampus_uq.records.values import (
     Verdict,
 )
 from grampus_uq.records.vocabulary import (
+    STOPPING,
     Effect,
     MissingReason,
     UncertaintyAction,
@@ -319,7 +320,10 @@ class Session:
             self._state, assessment = advance(self._profile, self._state, step, readings, trajectory)
             if self._expected is not None and step.kind != "tool_call":
                 self._expected.saw(readings, assessment)
-            self._history.add(assessment)
+            self._history.steps.append(assessment)
+            values = assessment.__dict__  # quicker than an attribute of a pydantic model
+            if (values["advisory_action"] or values["action"]) in STOPPING:
+                self._history.escalate(assessment)
             if self._emit is not None:
                 ended_ns = time.time_ns()
                 self._emit(

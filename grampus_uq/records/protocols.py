@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # numpy takes as long to import as the rest of the core toget
     import numpy.typing as npt
 
 __all__ = [
-    "Calibration",
     "Embedder",
     "InstantSignal",
     "ModelClient",
@@ -145,12 +144,4 @@ class Embedder(Protocol):
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
         """Return one row a text, of unit length or all zeros (for a text without content)."""
-        ...
-
-
-class Calibration(Protocol):
-    """A fitted map from a raw reading in [0, 1] to a probability of success in [0, 1]; not decreasing."""
-
-    def __call__(self, value: float) -> float:
-        """Map one value."""
         ...
