@@ -29,6 +29,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.state import SessionState, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector, start
 from grampus_uq.stats.eprocess_scorers import running_minimum
@@ -71,24 +72,32 @@ class Case:
     worst_case: WorstCase | None = None
     fallback: str | None = None
     by_counts: bool = False
+    advisory: bool = False
+    let_through: bool = False
+    effect: Effect | None = None
 
     def decided(self) -> tuple[UncertaintyAction, str, str]:
+        verdict = self.verdict()
+        return verdict.action, verdict.rule, verdict.reason
+
+    def verdict(self) -> Verdict:
         profile: Any = SimpleNamespace(
-            advisory=False,
+            advisory=self.advisory,
             policy=self.policy, detector=self.detector, release=self.release, fallback=self.fallback,
             released_by_counts=self.by_counts,
         )  # fmt: skip
         state = SessionState(
             session_id="s", has_reading=self.has_reading, worst=self.worst, acknowledged=self.acknowledged,
             alarm=self.alarm, alarmed=self.alarmed, worst_case=self.worst_case,
+            let_through=self.let_through,
         )  # fmt: skip
-        verdict = decide(
+        return decide(
             Situation(
                 profile=profile, state=state, turn=self.turn, kind="tool_call" if self.tool_name else "llm_call",
                 tool_name=self.tool_name, irreversible=self.irreversible, level=self.level, confidence=self.confidence,
+                effect=self.effect,
             )
         )  # fmt: skip
-        return verdict.action, verdict.rule, verdict.reason
 
 
 # -- the rules, stated once more --------------------------------------------------------------------------------------
@@ -500,3 +509,44 @@ def test_an_alarm_takes_its_own_streams_in_their_order_and_keeps_what_was_said_o
     assert (after.answered, after.rearmed, after.midway, after.evidence.step) == (True, 2, True, 2)
     assert unread == fresh.evidence.log_m
     assert after.evidence.tie == fresh.evidence.tie
+
+
+# -- what a verdict carries beside action, rule and reason --
+
+
+@pytest.mark.parametrize(
+    ("given", "action", "advised"),
+    [
+        ({"level": CRITICAL}, ABORT, None),
+        ({"level": CRITICAL, "advisory": True}, LOG, ABORT),
+        ({"level": LOW, "advisory": True}, PROCEED, PROCEED),
+        ({"level": MEDIUM, "advisory": True}, LOG, LOG),
+        ({"level": CRITICAL, "let_through": True}, LOG, ABORT),
+        ({"level": LOW, "let_through": True}, PROCEED, None),
+        ({"level": CRITICAL, "let_through": True, "tool_name": "look", "effect": Effect.READ}, LOG, ABORT),
+        ({"level": CRITICAL, "let_through": True, "tool_name": "look"}, ABORT, None),
+    ],
+)
+def test_an_advisory_profile_and_a_run_that_explores_stop_nothing_and_say_what_the_rules_ask_for(
+    given: dict[str, Any], action: UncertaintyAction, advised: UncertaintyAction | None
+) -> None:
+    verdict = Case(**{"irreversible": False, "tool_name": None, **given}).verdict()
+    assert (verdict.action, verdict.advisory_action, verdict.level) == (action, advised, given["level"])
+
+
+@pytest.mark.parametrize("mode", ["certified", "share"])
+@pytest.mark.parametrize("chance", [0.9, 0.1])
+def test_a_release_rule_promises_on_what_it_releases_or_on_what_it_pauses(mode: Any, chance: float) -> None:
+    rule = ReleaseRule(at_least=0.8, mode=mode, guarantee="promise")
+    verdict = Case(release=rule, turn=TurnEvidence(read=True, p_success=chance)).verdict()
+    assert verdict.rule == "release"
+    assert verdict.guarantee == ("promise" if verdict.action.stops is (mode == "share") else None)
+
+
+def test_only_an_alarm_or_a_release_carries_a_guarantee_and_confidence_needs_a_reading() -> None:
+    ringing = Case(irreversible=False, tool_name=None, detector=DETECTOR, alarm=RINGING).verdict()
+    assert (ringing.rule, ringing.guarantee) == ("detector", guarantee_of(DETECTOR, RINGING))
+    assert Case(alarmed=True, alarm=RINGING).verdict().guarantee is None  # under a profile without a detector
+    assert Case(alarmed=True, detector=DETECTOR).verdict().guarantee is None
+    assert Case(level=HIGH, confidence=0.5, release=None).verdict().guarantee is None
+    assert (Case(confidence=0.9).verdict().confidence, Case(has_reading=False).verdict().confidence) == (0.9, None)
