@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["run_blocking"]
-
 T = TypeVar("T")
 
 _lock = threading.Lock()

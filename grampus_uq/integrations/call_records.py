@@ -9,8 +9,6 @@ from grampus_uq import ApprovalRequest, DataError, ToolCall
 from grampus_uq.gate.call import CallPhase, CallRecord, edit_note
 from grampus_uq.gate.carried import read_record
 
-__all__ = ["VERSION", "CallRecords", "Key", "calls_in", "check_version", "waiting_in"]
-
 VERSION = 2
 _READABLE = (1, 2)
 _MAX_SETTLED = 256

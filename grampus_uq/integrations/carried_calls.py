@@ -22,8 +22,6 @@ from grampus_uq.integrations.call_records import VERSION, calls_in, check_versio
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.settings import AdapterSettings
 
-__all__ = ["take_up", "write_snapshot"]
-
 
 def write_snapshot(held: HeldCalls, **more: JsonValue) -> dict[str, Any]:
     """The belief, the calls and what else the adapter carries, as JSON values, sealed where decisions are signed."""

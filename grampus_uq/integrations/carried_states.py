@@ -28,8 +28,6 @@ from grampus_uq.gate.recovery import restored
 from grampus_uq.gate.seal import SEAL
 from grampus_uq.integrations.settings import AdapterSettings
 
-__all__ = ["Belief", "Carried", "CarriedStates", "Turn", "requests_of", "step_id_of"]
-
 Belief = dict[str, Any]
 Turn = dict[str, Any]
 

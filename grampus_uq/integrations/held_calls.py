@@ -53,8 +53,6 @@ from grampus_uq.integrations.call_records import CallRecords, Key
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings
 
-__all__ = ["HeldCalls", "Release"]
-
 _MAX_ARRIVED = 64
 _MAX_UNSEEN = 1_024
 

@@ -52,8 +52,6 @@ from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn,
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
 
-__all__ = ["NOT_CLEARED", "TurnJudge"]
-
 NOT_CLEARED = "Not executed: this call was not cleared. Propose it in a turn of the model."
 _STOPPED = "Not executed: the run was stopped ({why})."
 

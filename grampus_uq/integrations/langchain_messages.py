@@ -18,22 +18,7 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("langchain-core", "langgraph", "Reading LangChain's messages") from error
 
-__all__ = [
-    "answer_of",
-    "answers_of",
-    "as_ai_message",
-    "find_record",
-    "last_answer",
-    "messages_beside",
-    "observe_between",
-    "read_message",
-    "read_turn",
-    "schema_of",
-    "shown",
-    "unrun",
-    "with_arguments",
-    "with_ids",
-]
+__all__ = ["as_ai_message", "read_message"]
 
 
 def last_answer(messages: Sequence[Any]) -> int | None:

@@ -42,8 +42,6 @@ from grampus_uq.integrations.langchain_messages import (
 )
 from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, read_state, session_id_of
 
-__all__ = ["GuardNodes", "GuardedNode", "conditional_edge", "wrap_node"]
-
 _MAX_NOTED = 1_024
 Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
 

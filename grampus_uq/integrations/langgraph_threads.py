@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
     from langgraph.types import StateSnapshot
 
-__all__ = ["KEY", "REVIEW", "place_of", "read_state", "resume", "session_id_of", "waiting"]
-
 KEY = "uncertainty"
 """The channel of the graph's state that the adapter adds: {"belief": ..., "turn": ...}, JSON values."""
 REVIEW = "uncertainty_review"

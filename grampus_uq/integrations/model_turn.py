@@ -10,8 +10,6 @@ from grampus_uq import Message, Session, StepUncertainty, TokenUsage, ToolCall, 
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.wire import TokenStream
 
-__all__ = ["ModelTurn", "observe_turn"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelTurn:

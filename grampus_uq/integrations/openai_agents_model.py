@@ -14,20 +14,6 @@ from grampus_uq import Message, Role, TokenUsage, ToolCall, wire
 from grampus_uq.integrations.model_turn import ModelTurn
 from grampus_uq.wire import field, read_call, read_response, text_field
 
-__all__ = [
-    "WatchedModel",
-    "WatchedProvider",
-    "Written",
-    "answered_ids",
-    "form_of",
-    "item_call",
-    "plain",
-    "read_messages",
-    "read_output",
-    "tool_call",
-    "with_arguments",
-]
-
 _CALLS = frozenset(
     {
         "function_call",

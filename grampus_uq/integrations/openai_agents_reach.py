@@ -16,8 +16,6 @@ from grampus_uq.integrations.openai_agents_model import WatchedModel
 from grampus_uq.integrations.openai_agents_tools import GATE, Gate, gate_tools, gated_by, without_gate
 from grampus_uq.integrations.settings import note_schema
 
-__all__ = ["AgentWatch"]
-
 log = logging.getLogger("grampus_uq.integrations.openai_agents")
 _TEXT, _NUMBER = {"type": "string"}, {"type": ["integer", "null"]}
 _LIMITS = dict.fromkeys(("timeout_ms", "timeoutMs", "timeout", "max_output_length", "maxOutputLength"), _NUMBER)

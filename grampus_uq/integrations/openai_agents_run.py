@@ -17,8 +17,6 @@ from grampus_uq.integrations.openai_agents_model import Written, form_of, item_c
 from grampus_uq.integrations.settings import AdapterSettings
 from grampus_uq.wire import field, text_field
 
-__all__ = ["VERSION", "AbortedRunError", "PausedRun", "WatchedRun", "interrupted_call", "read_paused"]
-
 _MAX_PROPOSED = 256
 
 

@@ -33,8 +33,6 @@ from grampus_uq.integrations.openai_agents_model import plain, with_arguments
 if TYPE_CHECKING:
     from grampus_uq.integrations.openai_agents_run import WatchedRun
 
-__all__ = ["GATE", "Gate", "gate_tools", "gated_by", "mcp_policy", "without_gate"]
-
 GATE = "grampus_uq_gate"
 """The attribute by which a gate knows itself again."""
 HELD = "Not executed: this call waits for a human. {reason}"

@@ -28,24 +28,6 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("pydantic-ai-slim", "pydantic-ai", "watching pydantic-ai agents") from error
 
-__all__ = [
-    "KEY",
-    "answered_parts",
-    "as_messages",
-    "carried_by",
-    "carried_in",
-    "carry",
-    "find_part",
-    "means",
-    "native_calls",
-    "open_calls",
-    "plain",
-    "proposed_call",
-    "tool_schema",
-    "with_arguments",
-    "without_result",
-]
-
 KEY = "grampus_uq"
 """Where in a message's metadata it is."""
 

@@ -28,8 +28,6 @@ from grampus_uq.integrations.pydantic_ai_messages import (
 )
 from grampus_uq.wire import read_arguments
 
-__all__ = ["RUNNING", "WatchedRun", "dump", "metadata_of", "results_for", "resume", "waiting"]
-
 _MAX_PROPOSED = 256
 RUNNING: ContextVar[WatchedRun | None] = ContextVar("grampus_uq_pydantic_ai", default=None)
 """The run of the current context, for the agents that its tools start."""

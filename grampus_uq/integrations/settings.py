@@ -13,8 +13,6 @@ from grampus_uq.gate.gate import Gate
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient
 
-__all__ = ["AdapterSettings", "Settings", "note_schema"]
-
 
 class Settings(TypedDict, total=False):
     """Keyword arguments of an adapter.
