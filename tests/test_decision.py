@@ -75,6 +75,7 @@ class Case:
     advisory: bool = False
     let_through: bool = False
     effect: Effect | None = None
+    proposed: bool = True
 
     def decided(self) -> tuple[UncertaintyAction, str, str]:
         verdict = self.verdict()
@@ -95,7 +96,7 @@ class Case:
             Situation(
                 profile=profile, state=state, turn=self.turn, kind="tool_call" if self.tool_name else "llm_call",
                 tool_name=self.tool_name, irreversible=self.irreversible, level=self.level, confidence=self.confidence,
-                effect=self.effect,
+                effect=self.effect, proposed=self.proposed,
             )
         )  # fmt: skip
 
@@ -511,6 +512,10 @@ def test_an_alarm_takes_its_own_streams_in_their_order_and_keeps_what_was_said_o
     assert after.evidence.tie == fresh.evidence.tie
 
 
+ASKS = UncertaintyPolicy(always_ask_tool_names=["ask"])
+SHARE = ReleaseRule(at_least=0.8, mode="share", guarantee="promise")
+
+
 # -- what a verdict carries beside action, rule and reason --
 
 
@@ -525,6 +530,7 @@ def test_an_alarm_takes_its_own_streams_in_their_order_and_keeps_what_was_said_o
         ({"level": LOW, "let_through": True}, PROCEED, None),
         ({"level": CRITICAL, "let_through": True, "tool_name": "look", "effect": Effect.READ}, LOG, ABORT),
         ({"level": CRITICAL, "let_through": True, "tool_name": "look"}, ABORT, None),
+        ({"level": LOW, "let_through": True, "tool_name": "ask", "effect": Effect.READ, "policy": ASKS}, PAUSE, None),
     ],
 )
 def test_an_advisory_profile_and_a_run_that_explores_stop_nothing_and_say_what_the_rules_ask_for(
@@ -550,3 +556,10 @@ def test_only_an_alarm_or_a_release_carries_a_guarantee_and_confidence_needs_a_r
     assert Case(alarmed=True, detector=DETECTOR).verdict().guarantee is None
     assert Case(level=HIGH, confidence=0.5, release=None).verdict().guarantee is None
     assert (Case(confidence=0.9).verdict().confidence, Case(has_reading=False).verdict().confidence) == (0.9, None)
+    unread = Case(release=SHARE, turn=TurnEvidence(read=False)).verdict()
+    assert (unread.rule, unread.guarantee) == ("missing_evidence", None)
+
+
+def test_a_call_that_no_turn_proposed_so_says_it_with_the_numbers() -> None:
+    reason = "irreversible call with arguments that no turn of the model proposed; confidence 0.90"
+    assert Case(proposed=False).decided() == (PAUSE, "missing_evidence", reason)
