@@ -213,6 +213,14 @@ def test_the_readme_has_exactly_the_two_set_up_commands() -> None:
     assert (ROOT / "README.md").read_text(encoding="utf-8").count("pip install -e") == 2
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    rooms = "|".join(room.name for room in (ROOT / "grampus_uq").iterdir() if room.is_dir())
+    for place in re.findall(rf"`((?:{rooms})/[a-z_/]*(?:\.py)?)`", text):
+        assert (ROOT / "grampus_uq" / place).exists(), place
+
+
 def test_the_rooms_of_the_architecture_page_are_the_layers_that_the_contract_holds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contract = project["tool"]["importlinter"]["contracts"][0]
