@@ -421,7 +421,7 @@ def test_a_misspelt_name_is_told_the_nearest_one() -> None:
 
 
 def test_a_profile_may_be_the_path_of_its_artifact(tmp_path: Path) -> None:
-    from tests.test_artifacts import artifact
+    from tests.recording.test_artifacts import artifact
 
     path = tmp_path / "profile.json"
     fingerprint = save(artifact(), path)

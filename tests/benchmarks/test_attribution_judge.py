@@ -13,9 +13,9 @@ from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError,
 from grampus_uq.records.values import Message
 from grampus_uq.signals.driver import BudgetExceededError
 from grampus_uq.testing import HANG, ScriptedModel, answer
-from tests.attribution.runs import trajectory
 from tests.benchmarks.attribution_judge import JudgeScorer
 from tests.benchmarks.attribution_prompts import ROLES, naive_messages, role_messages, summary_messages
+from tests.learn.attribution.runs import trajectory
 
 pytestmark = pytest.mark.anyio
 RUN = trajectory("r", ["planned it", "I assume 42", "looked it up", "42"], task="How many?")

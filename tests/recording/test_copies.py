@@ -24,7 +24,7 @@ from grampus_uq.recording.kept_content import redact
 from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import Event, OutcomeEvent
 from grampus_uq.records.values import Outcome
-from tests.evaluate.recorded import events, many, write
+from tests.learn.evaluate.recorded import events, many, write
 
 MADE = many(6, np.random.default_rng(0))
 TOLD = Outcome(success=True, labelled_by="reviewer", time_s=9.0)

@@ -29,7 +29,7 @@ from grampus_uq.recording import (
 from grampus_uq.recording.packed import PackedWriter, row_groups
 from grampus_uq.recording.replay import replay, replay_all, replay_file
 from grampus_uq.records.events import SessionStarted
-from tests.evaluate.recorded import events, many, write
+from tests.learn.evaluate.recorded import events, many, write
 
 pytest.importorskip("pyarrow")
 

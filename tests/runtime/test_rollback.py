@@ -43,7 +43,7 @@ from grampus_uq.runtime.run_state import ExecutedCall, ExecutionResult
 from grampus_uq.runtime.store import Change, SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.testing import ScriptedModel, answer
-from tests.attribution.runs import ASSUMING, failures
+from tests.learn.attribution.runs import ASSUMING, failures
 
 pytestmark = pytest.mark.anyio
 

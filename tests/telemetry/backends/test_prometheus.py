@@ -29,9 +29,9 @@ from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.telemetry import GrampusMeters, MetricsProcessor
 from grampus_uq.telemetry.dashboards import Limits, stack_files, write_stack
 from grampus_uq.testing import ScriptedModel, answer
+from tests.core.test_alarm import fitted
 from tests.telemetry.backends.servers import get_json, prometheus, prometheus_tools, wait_until
 from tests.telemetry.backends.shown import alert_rules, panels
-from tests.test_alarm import fitted
 
 pytestmark = pytest.mark.slow
 

@@ -30,7 +30,7 @@ from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, profile_f
 from grampus_uq.recording.replay import replay_file
 from grampus_uq.records.events import Event, ProfileChanged, SessionStarted
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
-from tests.test_alarm import fitted, profile_of
+from tests.core.test_alarm import fitted, profile_of
 
 CHANCE = LogisticFusion(readings={"verbalized": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
 OLD = Profile(policy=UncertaintyPolicy(irreversible_tool_names=["send"]))

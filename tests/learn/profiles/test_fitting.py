@@ -25,7 +25,7 @@ from grampus_uq.recording import RecordingProcessor, runs
 from grampus_uq.recording.artifacts import load, save
 from grampus_uq.recording.replay import replay
 from tests.binomial import binomial_ceiling
-from tests.profiles.recorded import HASH, POLICY, record
+from tests.learn.profiles.recorded import HASH, POLICY, record
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 

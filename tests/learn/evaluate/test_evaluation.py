@@ -12,7 +12,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns, StopRow, evaluate, read_recordings
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
-from tests.evaluate.recorded import events, write
+from tests.learn.evaluate.recorded import events, write
 
 AUDIT = (StopRow(stop_reason="clean", use="scored", why="", runs=1, successes=1, failures=0),)
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from grampus_uq.cli.evaluate_command import command
 from grampus_uq.errors import DataError
-from tests.evaluate.recorded import SECRET, events, many, write
+from tests.learn.evaluate.recorded import SECRET, events, many, write
 
 HOSTILE = "a<script>alert(1)</script>$x_{$\x1b[31m"
 VOID = {"meta", "link"}

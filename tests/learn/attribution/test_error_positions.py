@@ -7,7 +7,7 @@ import pytest
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution import LabelledTrajectory
 from grampus_uq.learn.attribution.error_positions import error_positions
-from tests.attribution.runs import failures, trajectory
+from tests.learn.attribution.runs import failures, trajectory
 
 
 def runs_with_errors_at(places: list[float], length: int = 10) -> list[LabelledTrajectory]:

@@ -37,10 +37,10 @@ from grampus_uq.stats.entry_thresholds import (
     EntryThresholds,
     two_way_entry,
 )
-from tests.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
 from tests.benchmarks.split_evaluation import with_fallback
 from tests.binomial import binomial_ceiling
 from tests.guarantees.afterwards import recorded_failures
+from tests.learn.attribution.runs import ASSUMING, CONSTANT, failures, trajectory
 
 MANY = failures(30, 3)
 

@@ -23,7 +23,7 @@ from grampus_uq.recording.runs import find_run
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, FinishedRun
 from grampus_uq.runtime.stores import open_store
 from grampus_uq.stats.eprocess import log_peaks
-from tests.test_cli_fit import cli, record
+from tests.cli.test_cli_fit import cli, record
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 

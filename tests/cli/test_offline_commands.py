@@ -22,9 +22,9 @@ from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.recording import find_run, pack, recording_files, runs
 from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 from grampus_uq.records.events import StepEvent
-from tests.evaluate.recorded import many, write
 from tests.importers import samples
 from tests.importers.test_tau_bench import row as tau_row
+from tests.learn.evaluate.recorded import many, write
 
 pytest.importorskip("pyarrow")
 

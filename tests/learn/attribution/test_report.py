@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from grampus_uq.learn.attribution import Plan, attribute, attribution_html, calibrate, fit_and_calibrate, locate
 from grampus_uq.learn.attribution.error_positions import error_positions
-from tests.attribution.runs import CONSTANT, failures, trajectory
+from tests.learn.attribution.runs import CONSTANT, failures, trajectory
 
 VOID = {"meta", "link"}
 

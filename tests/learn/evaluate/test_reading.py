@@ -14,7 +14,7 @@ from grampus_uq.learn.evaluate import ForecastRuns, read_recordings, read_table
 from grampus_uq.records.events import DecisionEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_scores import ForecastTraces
-from tests.evaluate.recorded import events, write
+from tests.learn.evaluate.recorded import events, write
 
 ONE = [{"verbalized": 0.8}]
 

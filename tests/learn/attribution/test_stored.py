@@ -18,7 +18,7 @@ from grampus_uq.learn.attribution import (
     fit_and_calibrate,
     locate,
 )
-from tests.attribution.runs import CONSTANT, failures
+from tests.learn.attribution.runs import CONSTANT, failures
 
 
 @pytest.mark.parametrize("method", METHODS)

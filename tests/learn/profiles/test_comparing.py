@@ -18,8 +18,8 @@ from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import ProfileArtifact, save
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
-from tests.profiles.recorded import POLICY, record
-from tests.profiles.test_refitting import live
+from tests.learn.profiles.recorded import POLICY, record
+from tests.learn.profiles.test_refitting import live
 
 pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
 

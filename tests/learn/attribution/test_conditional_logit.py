@@ -19,7 +19,7 @@ from grampus_uq.learn.attribution.conditional_logit import (
     fit_step_scorer,
 )
 from grampus_uq.learn.attribution.features import FEATURE_WORDS, cheap_features
-from tests.attribution.runs import failures, trajectory
+from tests.learn.attribution.runs import failures, trajectory
 
 
 def synthetic(seed: int, n: int = 40, width: int = 4) -> tuple[list[np.ndarray], list[list[int]]]:

@@ -16,7 +16,7 @@ import pytest
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.parallel import in_order
 
-HERE = os.fspath(Path(__file__).parents[1])
+HERE = os.fspath(Path(__file__).parents[2])
 
 
 def squared(number: int) -> int:

@@ -155,7 +155,7 @@ def test_without_texts_a_recording_replays_to_the_same_risks_in_a_session_taken_
         "import anyio, json, sys\n"
         "from grampus_uq import UncertaintyMonitor\n"
         "from grampus_uq.recording import RecordingProcessor\n"
-        "from tests.test_trajectory_watch import TRACER, tell\n"
+        "from tests.monitor.test_trajectory_watch import TRACER, tell\n"
         "with RecordingProcessor(sys.argv[1], content='none') as recorder:\n"
         "    monitor = UncertaintyMonitor(trajectory_risk=TRACER, processors=[recorder])\n"
         "    session = monitor.session('s', snapshot=json.loads(sys.argv[2]))\n"

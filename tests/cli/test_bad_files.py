@@ -18,7 +18,7 @@ from grampus_uq.recording.artifacts import ProfileArtifact, save
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.replay import replay_all
 from grampus_uq.recording.runs import Refused, Run
-from tests.evaluate.recorded import events, write
+from tests.learn.evaluate.recorded import events, write
 
 GOOD = {f"run-{k}": [{"verbalized": 0.9 - 0.1 * (k % 4)}, {"verbalized": 0.8 - 0.15 * (k % 4)}] for k in range(12)}
 
