@@ -298,7 +298,7 @@ def test_the_command_prints_an_account_and_writes_one_artifact(folder: Path, tmp
     shown = CliRunner().invoke(_group, [*asked, "--runs-per-day", "40"], catch_exceptions=False).stdout
     for word in ("runs ", "parted", "p_success", "release", "statistic", "promise", "NOT FITTED", "expect", "a day"):
         assert word in shown
-    assert all(len(line) <= 120 for line in shown.splitlines())
+    assert all(len(line.replace(str(tmp_path), "")) <= 120 for line in shown.splitlines())
     assert load(target).profile.release is not None
     told = json.loads(CliRunner().invoke(_group, [*asked, "--json"], catch_exceptions=False).stdout)
     assert told["fingerprint"] == load(target).fingerprint
