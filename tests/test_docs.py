@@ -221,6 +221,12 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
         assert (ROOT / "grampus_uq" / place).exists(), place
 
 
+def test_the_reference_says_what_the_docstrings_say() -> None:
+    from tests import reference  # not where this file runs as a script
+
+    assert reference.PAGE.read_text(encoding="utf-8") == reference.page(), "python -m tests.reference writes it anew"
+
+
 def test_the_rooms_of_the_architecture_page_are_the_layers_that_the_contract_holds() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contract = project["tool"]["importlinter"]["contracts"][0]
