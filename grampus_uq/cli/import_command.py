@@ -16,7 +16,7 @@ from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, 
 from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
-from grampus_uq.importers.formats import FORMATS, RunFormat, read_runs
+from grampus_uq.importers.formats import FORMATS, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
 from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
 from grampus_uq.recording.codec import Content
@@ -40,7 +40,7 @@ class _Plan:
     """The options of an import: plain values, which other processes can be given."""
 
     folder: Path
-    form: RunFormat | Literal["auto"]
+    form: str
     content: Content
     key: bytes
     outcome: str | None
@@ -78,7 +78,7 @@ class _Imported:
 def import_(
     paths: tuple[str, ...],
     output: str,
-    form: RunFormat | Literal["auto"],
+    form: str,
     content: Content,
     outcome: str | None,
     agent_id: str,
@@ -87,7 +87,7 @@ def import_(
     backend: Literal["local", "ray"],
     as_json: bool,
 ) -> None:
-    """Import runs from elsewhere: tau-bench, tau2, OTLP, LangSmith, ChatGPT, logs of chat completions, failure logs.
+    """Import runs from elsewhere: result files of benchmarks, traces, exports and logs, in the formats of --format.
 
     FILE is a file or a folder of files, plain or gzip. A record that is wrong is named and left out, and so is a run
     that FOLDER holds already; exit status 1 when anything was. What the agent did is counted at every step: readings

@@ -4,7 +4,6 @@ from .failure_logs import FailureLabel as FailureLabel
 from .failure_logs import FailureLog as FailureLog
 from .failure_logs import read_failure_logs as read_failure_logs
 from .formats import FORMATS as FORMATS
-from .formats import RunFormat as RunFormat
 from .formats import detect_format as detect_format
 from .formats import read_runs as read_runs
 from .imported_run import ImportedRun as ImportedRun

@@ -1,11 +1,11 @@
-"""The format of a file, by its first fields, and its runs in any format."""
+"""The formats, one line each; the format of a file, by its first fields; its runs in any format."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, get_args
+from typing import Final, NamedTuple
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers.chat_exports import read_chat_logs, read_chatgpt
@@ -19,32 +19,45 @@ from grampus_uq.importers.otlp_wire import is_protobuf
 from grampus_uq.importers.tau2 import read_tau2
 from grampus_uq.importers.tau_bench import read_tau_bench
 
-__all__ = ["FORMATS", "RunFormat", "detect_format", "read_runs"]
+__all__ = ["FORMATS", "detect_format", "read_runs"]
 
-RunFormat = Literal["tau-bench", "tau2", "otlp", "langsmith", "chatgpt", "chat-log", "failure-log"]
-FORMATS: Final[tuple[RunFormat, ...]] = get_args(RunFormat)
+
+class _Format(NamedTuple):
+    """A format of runs.
+
+    A file has it when its first object has all the fields that one of the texts in `fields` names. `read` is called as
+    `read(path, on_refused=...)`; with `outcome=...` too where `labelled`, which is a format that may hold several
+    evaluations of a run.
+    """
+
+    name: str
+    read: Callable[..., Iterator[ImportedRun]]
+    fields: tuple[str, ...]
+    labelled: bool = False
+
+
+def _failed_runs(path: str | os.PathLike[str], *, on_refused: Refused | None) -> Iterator[ImportedRun]:
+    return (log.run for log in read_failure_logs(path, on_refused=on_refused))
+
+
+# The first that fits counts: a format with many fields stands before one with few.
+_FORMATS: Final = (
+    _Format("otlp", read_otlp, ("resourceSpans",), labelled=True),
+    _Format("langsmith", read_langsmith, ("run_type trace_id", "run_type dotted_order"), labelled=True),
+    _Format("tau2", read_tau2, ("simulations", "info tasks")),
+    _Format("tau-bench", read_tau_bench, ("task_id traj", "task_id reward")),
+    _Format("chatgpt", read_chatgpt, ("mapping",)),
+    _Format("failure-log", _failed_runs, ("history",)),
+    _Format("chat-log", read_chat_logs, ("messages", "choices", "custom_id", "request response")),
+)
+FORMATS: Final = tuple(form.name for form in _FORMATS)
+"""The names of all formats."""
 
 _HEAD: Final = 2**17
 _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:]')
-# The first of these of which the first object has all fields. Those with more fields come first.
-_FIELDS: Final[tuple[tuple[RunFormat, frozenset[bytes]], ...]] = (
-    ("otlp", frozenset({b"resourceSpans"})),
-    ("langsmith", frozenset({b"run_type", b"trace_id"})),
-    ("langsmith", frozenset({b"run_type", b"dotted_order"})),
-    ("tau2", frozenset({b"simulations"})),
-    ("tau2", frozenset({b"info", b"tasks"})),
-    ("tau-bench", frozenset({b"task_id", b"traj"})),
-    ("tau-bench", frozenset({b"task_id", b"reward"})),
-    ("chatgpt", frozenset({b"mapping"})),
-    ("failure-log", frozenset({b"history"})),
-    ("chat-log", frozenset({b"messages"})),
-    ("chat-log", frozenset({b"choices"})),
-    ("chat-log", frozenset({b"custom_id"})),
-    ("chat-log", frozenset({b"request", b"response"})),
-)
 
 
-def detect_format(path: str | os.PathLike[str]) -> RunFormat:
+def detect_format(path: str | os.PathLike[str]) -> str:
     """Return the format of a file. Raises DataError naming its first fields for an unknown one.
 
     What is looked at are the names of the fields of its first object, in the first 128 KiB.
@@ -53,9 +66,9 @@ def detect_format(path: str | os.PathLike[str]) -> RunFormat:
         return "otlp"
     head = next(blocks(path, size=_HEAD), b"")
     names = _first_fields(head)
-    for form, fields in _FIELDS:
-        if fields <= names:
-            return form
+    for form in _FORMATS:
+        if any(names.issuperset(fields.encode().split()) for fields in form.fields):
+            return form.name
     shown = ", ".join(sorted(name.decode("utf-8", "replace")[:40] for name in names)[:10])
     reason = f"has no format that is known ({', '.join(FORMATS)}): its first object has the fields {shown or 'none'}."
     raise DataError(reason, path=os.fspath(path), line=1)
@@ -63,32 +76,24 @@ def detect_format(path: str | os.PathLike[str]) -> RunFormat:
 
 def read_runs(
     path: str | os.PathLike[str],
-    form: RunFormat | Literal["auto"] = "auto",
+    form: str = "auto",
     *,
     outcome: str | None = None,
     on_refused: Refused | None = None,
 ) -> Iterator[ImportedRun]:
-    """Yield the runs of a file in any format; `outcome` names the evaluation or feedback that says how they ended.
+    """Yield the runs of a file in any of `FORMATS`; "auto" finds out which.
 
+    `outcome` names the evaluation or feedback that says how a run ended; only the formats that hold several take it.
     Raises and refuses as the importer of the format does; ConfigurationError for an unknown format.
     """
-    if form == "auto":
-        form = detect_format(path)
-    readers: dict[str, Callable[..., Iterator[Any]]] = {
-        "tau-bench": read_tau_bench,
-        "tau2": read_tau2,
-        "chatgpt": read_chatgpt,
-        "chat-log": read_chat_logs,
-        "failure-log": read_failure_logs,
-    }
-    if form in ("otlp", "langsmith"):
-        reader = read_otlp if form == "otlp" else read_langsmith
-        yield from reader(path, outcome=outcome, on_refused=on_refused)
-    elif form in readers:
-        for found in readers[form](path, on_refused=on_refused):
-            yield found.run if form == "failure-log" else found
-    else:
+    name = detect_format(path) if form == "auto" else form
+    found = next((known for known in _FORMATS if known.name == name), None)
+    if found is None:
         raise ConfigurationError.of("form", "read_runs", f"one of auto, {', '.join(FORMATS)}", form)
+    if found.labelled:
+        yield from found.read(path, outcome=outcome, on_refused=on_refused)
+    else:
+        yield from found.read(path, on_refused=on_refused)
 
 
 def _first_fields(head: bytes) -> frozenset[bytes]:

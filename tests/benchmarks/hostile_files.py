@@ -19,10 +19,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from grampus_uq.errors import DataError
-from grampus_uq.importers import RunFormat, read_runs
+from grampus_uq.importers import read_runs
 from tests.benchmarks._report import emit
 
-KINDS: dict[str, tuple[RunFormat, Callable[[int], bytes]]] = {
+KINDS: dict[str, tuple[str, Callable[[int], bytes]]] = {
     "one long text": ("chat-log", lambda n: b'{"messages": [{"role": "user", "content": "' + b"x" * n + b'"}]}\n'),
     "a text without end": ("chat-log", lambda n: b'{"messages": "' + b"x" * n),
     "no JSON at all": ("chat-log", lambda n: b"x" * n),
@@ -39,7 +39,7 @@ KINDS: dict[str, tuple[RunFormat, Callable[[int], bytes]]] = {
 }
 
 
-def read(path: Path, form: RunFormat) -> tuple[float, int]:
+def read(path: Path, form: str) -> tuple[float, int]:
     """Processor time of one reading, and what was refused."""
     refused = 0
 

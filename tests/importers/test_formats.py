@@ -11,6 +11,7 @@ import pytest
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers import (
+    FORMATS,
     ImportedRun,
     detect_format,
     events,
@@ -59,13 +60,19 @@ def test_each_format_is_told_from_the_others_and_gives_runs(tmp_path: Path, form
         assert run.n_steps == sum(isinstance(event, StepEvent) for event in events(run)) > 0
 
 
+def test_each_format_has_a_sample_to_attack_and_a_row_in_the_docs() -> None:
+    assert set(samples.FILES) == set(FORMATS)
+    page = (Path(__file__).parents[2] / "docs" / "scale.md").read_text(encoding="utf-8")
+    assert [form for form in FORMATS if f"\n| `{form}` |" not in page] == []
+
+
 def test_a_file_of_no_known_format_is_refused_with_its_fields(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"known \(tau-bench.*fields a, b"):
+    with pytest.raises(DataError, match=r"known \(.*tau-bench.*\): .*fields a, b"):
         detect_format(written(tmp_path, b'{"a": {"messages": []}, "b": 1}'))
     with pytest.raises(DataError, match="fields none"):
         detect_format(written(tmp_path, b""))
     with pytest.raises(ConfigurationError):
-        list(read_runs(written(tmp_path, b"{}"), "csv"))  # type: ignore[arg-type]  # that is the test
+        list(read_runs(written(tmp_path, b"{}"), "csv"))
 
 
 def test_tau2_gives_outcomes_times_tokens_and_failed_calls_and_never_the_reference(tmp_path: Path) -> None:
