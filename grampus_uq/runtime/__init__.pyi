@@ -4,5 +4,13 @@ from .ledger import Ledger as Ledger
 from .pending_approvals import pending_approvals as pending_approvals
 from .rollback import branches as branches
 from .rollback import rollback as rollback
+from .store import Append as Append
+from .store import Change as Change
+from .store import Delete as Delete
+from .store import Document as Document
+from .store import Drop as Drop
+from .store import Put as Put
+from .store import SessionStore as SessionStore
+from .store import chained as chained
 from .stores.conformance import check_session_store as check_session_store
 from .stores.memory import MemoryStore as MemoryStore

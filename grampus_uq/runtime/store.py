@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, runtime_checkable
@@ -90,21 +91,26 @@ Change = Put | Delete | Append | Drop
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """A durable place for small JSON documents and logs; your own store inherits from this and has six methods.
+    """A durable place for small JSON documents and logs; your own store inherits from this and writes the six methods.
+
+    They are `now`, `get`, `scan`, `read`, `write` and `aclose`; a store that lacks one cannot be made.
 
     Every method may be awaited from any task of one event loop, on asyncio and trio; none blocks the loop. When `write`
     returns, its changes survive the death of the process. `StoreError` is raised when the backend cannot be reached or
     refuses: then all of the changes were made or none. `SessionConflictError` when another writer was first: then none.
     """
 
+    @abstractmethod
     async def now(self) -> float:
         """Seconds since 1970 by the store's own clock, which all its users share; it never goes back."""
         ...
 
+    @abstractmethod
     async def get(self, kind: str, key: str) -> Document | None:
         """The newest version of a document, or None. Nothing is created by asking."""
         ...
 
+    @abstractmethod
     async def scan(
         self,
         kind: str,
@@ -127,14 +133,17 @@ class SessionStore(Protocol):
         """
         return [found for parent in parents for found in await self.scan(kind, prefix=f"{parent}/")]
 
+    @abstractmethod
     async def read(self, log: str, *, start: int = 0) -> list[str]:
         """The entries of a log from `start` on."""
         ...
 
+    @abstractmethod
     async def write(self, *changes: Change) -> float:
         """Make all changes or none, in one round trip; returns `now` of the writing. No two changes share a target."""
         ...
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Close connections; the next operation opens them again."""
         ...

@@ -5,7 +5,8 @@ async def build(setup: AgentSetup) -> AsyncIterator[AgentUnderTest]:
     async with MyCheckpointer(setup.folder / "state.db") as checkpointer:
         yield MyAgent(setup, checkpointer)
 
-run_conformance("my_package.my_harness:build")
+with AgentLaboratory("my_package.my_harness:build", Path("laboratory")) as laboratory:
+    findings = [check_agent(laboratory, sentence) for sentence in SENTENCES]
 """
 
 from __future__ import annotations

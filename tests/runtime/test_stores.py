@@ -50,6 +50,14 @@ async def test_the_redis_store_conforms(redis_url: str) -> None:
     await check(lambda: RedisStore(redis_url, namespace=namespace))
 
 
+def test_a_store_that_lacks_a_method_cannot_be_made() -> None:
+    class Unread(MemoryStore):
+        read = SessionStore.read
+
+    with pytest.raises(TypeError, match="read"):
+        Unread()
+
+
 # -- sabotage: each store below is right but for one thing, and the checks say which -----------------------------------
 
 
