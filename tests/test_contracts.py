@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -31,3 +34,29 @@ def test_the_package_is_strictly_typed():
 
 def test_imports_go_downward_only():
     passes(str(SCRIPTS / "lint-imports"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_another_plugin_for_async_tests_in_the_environment_breaks_nothing(tmp_path: Path) -> None:
+    fetch = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(tmp_path),
+        "pytest-asyncio",
+    ]
+    subprocess.run(fetch, check=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "0", "tests/core/test_engine.py", "tests/monitor/test_session.py"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
