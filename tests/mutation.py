@@ -37,7 +37,7 @@ CONFIGURATION = """
 [tool.mutmut]
 source_paths = ["grampus_uq"]
 only_mutate = {files}
-pytest_add_cli_args = ["-p", "no:cacheprovider"]
+pytest_add_cli_args = ["-n", "0", "-p", "no:cacheprovider"]
 pytest_add_cli_args_test_selection = {tests}
 timeout_constant = 5.0
 timeout_multiplier = 3.0

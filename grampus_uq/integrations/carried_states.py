@@ -81,10 +81,10 @@ class CarriedStates:
     ) -> Carried:
         """Read a state; a new session without any, and in advisory mode instead of one that cannot be read.
 
-        The state alone decides. A state that this process wrote is taken as this process knows it, which saves reading
-        it and leaves nothing of it to forge. `place` is what the framework, not the state, calls the run: the seal is
-        bound to it. With `to_judge` nothing is left at hand: a step that fails half-way begins from the state. Nobody
-        vouches for a run that has `begun` and has no state of ours.
+        The state alone decides. A state that this process wrote is taken as this process knows it, by a copy that
+        nobody else has: that saves reading it and leaves nothing of it to forge. `place` is what the framework, not the
+        state, calls the run: the seal is bound to it. With `to_judge` nothing is left at hand: a step that fails
+        half-way begins from the state. Nobody vouches for a run that has `begun` and has no state of ours.
 
         Raises:
             DataError: a state of another version, or none at all.
@@ -161,8 +161,9 @@ class CarriedStates:
         turn = carried.turn
         if turn is not None:
             turn = {**turn, "calls": [write_record(record) for record in carried.records]}
+        kept = replace(carried, belief=_copied(belief), turn=_copied(carried.turn))
         with self._lock:
-            self._at_hand[carried.session.session_id] = tag, replace(carried, belief=belief)
+            self._at_hand[carried.session.session_id] = tag, kept
             while len(self._at_hand) > _MAX_AT_HAND:
                 self._at_hand.popitem(last=False)
         return self.sealed(carried.place, {"belief": belief, "turn": turn})
@@ -228,6 +229,13 @@ def requests_of(carried: Carried) -> list[dict[str, Any]]:
 def step_id_of(carried: Carried) -> str:
     """The step of the latest turn."""
     return f"llm_{max(0, carried.belief['turns'] - 1)}"
+
+
+def _copied(values: Any) -> Any:
+    """JSON values of which nobody else has a part: the framework hands those of its state to the user's nodes."""
+    if isinstance(values, dict):
+        return {key: value if key == "session" else _copied(value) for key, value in values.items()}
+    return [_copied(value) for value in values] if isinstance(values, list) else values
 
 
 def _repeats(state: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,9 @@ The rules, in order:
 2. Text that is only shown (quotations, code, markup, other speakers' lines) is taken out (`own_words`).
 3. The JSON object that closes the text, a `<confidence>` tag and sentences of known forms state a value
    (`confidence_forms`). A value that is no number in [0, 1] (or percentage in [0 %, 100 %]) is invalid, never clipped.
-4. A statement that may be somebody else's, hypothetical or taken back (`statement_context`) counts only up to 0.5.
+4. A statement that may be somebody else's, hypothetical or taken back (`statement_context`) counts only where it
+   lowers: up to 0.5, below another statement, or as a reason to be careful (invalid, or with words against it). One
+   beside a row of a table counts as 0.5 at most.
 5. Of several statements the lowest counts. An invalid one discards those above 0.5.
 6. Words against the number ("My answer is wrong", "Confidence: low") lower it (`admissions`), also in the other fields
    of the object.
@@ -19,7 +21,8 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 from grampus_uq.records.vocabulary import MissingReason
@@ -36,7 +39,7 @@ from grampus_uq.signals.confidence_forms import (
     sentence_confidence,
 )
 from grampus_uq.signals.own_words import SPEAKER, as_read, own_words
-from grampus_uq.signals.statement_context import FRAME, REPORT, SOURCE, is_doubtful, sentences_of
+from grampus_uq.signals.statement_context import FRAME, REPORT, SOURCE, beside_table_row, is_doubtful, sentences_of
 
 __all__ = ["parse_confidence", "plain_answer", "without_confidence"]
 
@@ -106,22 +109,23 @@ def _statements(text: str) -> list[float]:
     own = own_words(closing.before)
     lines = _lines(own.text)
     other_scale = OTHER_SCALE(own.text)
-    values = list(_in_prose(lines, other_scale)) if MAY_STATE(own.text) else []
-    values += _low(_in_prose(_lines(own.rest), other_scale)) if own.rest else ()
+    values, doubtful = _in_prose(lines, other_scale) if MAY_STATE(own.text) else ([], [])
+    values += _low(chain(*_in_prose(_lines(own.rest), other_scale))) if own.rest else ()
     if closing.values:
         earlier = closing_object(closing.before)
         after_another = bool(earlier.values or earlier.others)  # one of several objects in a row may be a tool's
-        doubtful = own.open or after_another or not closing.is_answer or is_doubtful(lines, len(lines), (), 0)
+        in_doubt = own.open or after_another or not closing.is_answer or is_doubtful(lines, len(lines), (), 0)
         stated = closing_object(text, other_scale=True).values if other_scale else closing.values
-        values += _low(stated) if doubtful else stated
+        (doubtful if in_doubt else values).extend(stated)
         values += _low(earlier.values)
-    if values:
-        values += admissions(own.text, max(values))
+    values += [value for value in doubtful if value <= UNDECIDED]  # invalid ones too: they were due
+    if values or doubtful:
+        values += admissions(own.text, max(values + doubtful))
         for field_text in closing.texts:  # what the answer itself says
             field_words = own_words(field_text).text
-            values += _low([*_in_prose(_lines(field_words), other_scale), *closing_object(field_text).values])
-            values += admissions(field_words, max(values))
-    return values
+            values += _low([*chain(*_in_prose(_lines(field_words), other_scale)), *closing_object(field_text).values])
+            values += admissions(field_words, max(values + doubtful))
+    return values + doubtful if any(value > UNDECIDED for value in values) else values  # where they can only lower
 
 
 def without_confidence(text: str) -> str:
@@ -147,7 +151,10 @@ def _lines(text: str) -> list[str]:
     return (_SPLIT_TAG.sub(r"<\1>\2", text) if "<" in text else text).split("\n")
 
 
-def _in_prose(lines: Sequence[str], other_scale: bool) -> Iterator[float]:
+def _in_prose(lines: Sequence[str], other_scale: bool) -> tuple[list[float], list[float]]:
+    """What sentences state of the text itself, and what is doubtful: above 0.5, or invalid, and perhaps not its own."""
+    own: list[float] = []
+    doubtful: list[float] = []
     examined = 0
     for number, line in enumerate(lines):
         if not MAY_STATE(line):
@@ -158,10 +165,15 @@ def _in_prose(lines: Sequence[str], other_scale: bool) -> Iterator[float]:
                 continue
             examined += 1
             if examined > _MOST_SENTENCES:
-                return
+                return own, doubtful
             value = sentence_confidence(sentence, other_scale=other_scale)
-            if value is not None and (0.0 <= value <= UNDECIDED or not is_doubtful(lines, number, sentences, index)):
-                yield value
+            if value is None:
+                continue
+            if 0.0 <= value <= UNDECIDED or not is_doubtful(lines, number, sentences, index):
+                own.append(min(value, UNDECIDED) if beside_table_row(lines, number) else value)
+            else:
+                doubtful.append(value)
+    return own, doubtful
 
 
 def plain_answer(stripped: str) -> float | None:

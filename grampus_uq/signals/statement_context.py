@@ -7,7 +7,7 @@ sentence takes back, is doubtful. What is doubtful may lower a reading and never
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from grampus_uq.signals.own_words import BLOCK_GAP, GAP
 from grampus_uq.signals.word_search import WordSearch
@@ -107,7 +107,7 @@ def is_doubtful(lines: Sequence[str], number: int, sentences: Sequence[str], ind
         return True
     if index == 0 and sentences and _continues(lines, number, sentences[0]):
         return True
-    return _announced(lines, number, starts_line=index == 0) or _in_table(lines, number, rows=bool(sentences))
+    return _announced(lines, number, starts_line=index == 0) or _in_keyed_lines(lines, number)
 
 
 def _below(lines: Sequence[str], number: int) -> str:
@@ -165,12 +165,20 @@ def _announced(lines: Sequence[str], number: int, *, starts_line: bool) -> bool:
     return number >= _LINES_ABOVE and paragraph
 
 
-def _in_table(lines: Sequence[str], number: int, *, rows: bool) -> bool:
-    """True when the paragraph has lines "key: value" that are not the model's own, or (with `rows`) table rows."""
+def _in_keyed_lines(lines: Sequence[str], number: int) -> bool:
+    """True when the paragraph has lines "key: value" that are not the model's own."""
+    return any(_KEYED.match(line) for line in _paragraph_around(lines, number))
+
+
+def beside_table_row(lines: Sequence[str], number: int) -> bool:
+    """True when the paragraph has table rows whose first cell is none of an answer's own keys."""
+    return any("|" in line and _TABLE_ROW.match(line) for line in _paragraph_around(lines, number))
+
+
+def _paragraph_around(lines: Sequence[str], number: int) -> Iterator[str]:
+    """The nearest lines of the paragraph, upwards and downwards, without the line itself."""
     for step in (-1, 1):
         for beside in range(number + step, number + step * _LINES_ABOVE, step):
             if not 0 <= beside < len(lines) or not lines[beside].strip():
                 break
-            if _KEYED.match(lines[beside]) or (rows and "|" in lines[beside] and _TABLE_ROW.match(lines[beside])):
-                return True
-    return False
+            yield lines[beside]

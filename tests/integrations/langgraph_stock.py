@@ -101,7 +101,7 @@ class NaiveGuardAgent(StockAgent):
             session = monitor.session(config["configurable"]["thread_id"], snapshot=state.get("belief"))
             said = read_turn(state["messages"][-1], state["messages"][:-1])
             _, action = await session.observe_llm_response(
-                said.text, message.id, prompt_messages=said.prompt, model_client=judge, tool_calls=said.calls
+                said.content, message.id, prompt_messages=said.prompt, model_client=judge, tool_calls=said.calls
             )
             if not said.calls or action.value == "abort":
                 stopped = [] if not said.calls else [ToolMessage(STOPPED, tool_call_id=c.id) for c in said.calls]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -412,3 +413,19 @@ async def test_a_turn_of_which_nothing_was_read_carries_no_confidence() -> None:
         assert carried.turn is not None
         assert (carried.turn["confidence"] is None) is (read is None)
         assert carried.turn["confidence"] == shown(carried)["confidence"]
+
+
+@pytest.mark.anyio
+async def test_what_a_node_changes_in_a_written_state_changes_nothing_that_this_process_knows() -> None:
+    judge = TurnJudge(UncertaintyMonitor(), advisory=False)
+    carried = await judge.judge(judge.states.read("s", "s", None), ModelTurn(content="I go on."))
+    carried = replace(carried, belief={**carried.belief, "rejected": ["a"], "repeats": ["b"], "vouched": False})
+    state = judge.states.write(carried)
+    state["belief"]["rejected"].clear()
+    state["belief"]["repeats"].clear()
+    state["belief"]["vouched"] = True
+    state["turn"]["arrived"] = [["forged"]]
+    known = judge.states.read("s", "s", state)
+    assert (known.belief["rejected"], known.belief["repeats"], known.belief["vouched"]) == (["a"], ["b"], False)
+    assert known.turn is not None
+    assert known.turn.get("arrived", []) == (carried.turn or {}).get("arrived", [])

@@ -369,8 +369,27 @@ def test_a_judgement_of_something_else_lowers_nothing(text: str) -> None:
     "table", ["| customer | certainty |\n|---|---|\n| Bob | 100% |", "name | x\n--- | ---\nBob | 3"]
 )
 @pytest.mark.parametrize("stated", ["Confidence: 100%", "I am 100% sure."])
-def test_a_statement_directly_after_a_table_row_is_not_taken_for_the_models(table: str, stated: str) -> None:
-    assert parse_confidence(f"{table}\n{stated}") == SILENT
-    assert parse_confidence(f"{stated}\n{table}") == SILENT
+def test_a_statement_beside_a_table_row_counts_as_half_at_most(table: str, stated: str) -> None:
+    assert parse_confidence(f"{table}\n{stated}") in ((0.5, None), SILENT)
+    assert parse_confidence(f"{stated}\n{table}") in ((0.5, None), SILENT)
     assert parse_confidence(f"{table}\n\n{stated}") == (1.0, None)
     assert parse_confidence(f"{table}\nConfidence: 10%") == (0.1, None)
+
+
+@pytest.mark.parametrize(
+    "doubt",
+    ["| Check | Result |", "| Recipient | Ann |\n|---|---|", "Recipient: Ann", "The checks:", "An example follows."],
+)
+@pytest.mark.parametrize(
+    "careful",
+    ["My answer is wrong.\nConfidence: 99%", "Confidence: 99%\nMy answer is wrong.", "Confidence: 1/10",
+     "Confidence: -0.2", "Confidence: 150%", "Confidence: low\nConfidence: 99%", "Confidence: 99%\n\nConfidence: 40%"],
+)  # fmt: skip
+def test_what_makes_a_statement_doubtful_never_makes_a_reason_to_be_careful_disappear(doubt: str, careful: str) -> None:
+    value, reason = parse_confidence(f"{doubt}\n{careful}")
+    assert reason is MissingReason.INVALID_VALUE or (value is not None and value <= 0.5)
+
+
+def test_the_lower_of_a_doubtful_statement_and_a_sure_one_counts() -> None:
+    assert parse_confidence("Recipient: Ann\nConfidence: 55%\n\nConfidence: 95%") == (0.55, None)
+    assert parse_confidence("Recipient: Ann\nConfidence: 95%\n\nConfidence: 60%") == (0.6, None)
