@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Unpack
@@ -112,7 +112,7 @@ class UncertaintyMiddleware(AgentMiddleware[UncertaintyState, Any, Any]):
 
     def _decided(self, request: ModelRequest[Any]) -> list[CallRecord]:
         state = _state(request.state)
-        if not state.get("decided"):
+        if not isinstance(state, Mapping) or not state.get("decided"):  # `read_state` says what is wrong with it
             return []
         return self.judge.states.read_decided(place_of(self.judge, get_config()), state)
 

@@ -7,9 +7,11 @@ from typing import Final, NamedTuple
 from grampus_uq.records.values import NO_READING, StepUncertainty
 from grampus_uq.records.vocabulary import STOPPING, STOPPING_LEVELS, UncertaintyAction, UncertaintyLevel
 
-__all__ = ["WORDS", "Evaluation", "escalates", "evaluations", "fused_of"]
+__all__ = ["FUSED", "SCORES", "WORDS", "Evaluation", "escalates", "evaluations", "fused_of"]
 
-_FITTED: Final = ("p_success", "trajectory_risk")
+FUSED: Final = "uncertainty.confidence.fused"
+SCORES: Final = (FUSED, "uncertainty.p_success", "uncertainty.trajectory_risk")
+"""The scores of a step by name, as span attributes hold them; the first decides the level."""
 WORDS: Final[dict[str, str]] = {word: word.value for words in (UncertaintyLevel, UncertaintyAction) for word in words}
 """Levels and actions as plain text, which attributes take."""
 
@@ -36,7 +38,10 @@ def fused_of(step: StepUncertainty) -> float | None:
 
 def evaluations(step: StepUncertainty) -> list[Evaluation]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
-    fields, fused = step.__dict__, fused_of(step)
-    found = [] if fused is None else [Evaluation("uncertainty.confidence.fused", fused, WORDS[fields["level"]])]
-    found += [Evaluation(f"uncertainty.{name}", fields[name]) for name in _FITTED if fields[name] is not None]
-    return found
+    fields = step.__dict__
+    values = (fused_of(step), fields["p_success"], fields["trajectory_risk"])
+    return [
+        Evaluation(name, value, WORDS[fields["level"]] if name == FUSED else None)
+        for name, value in zip(SCORES, values, strict=True)
+        if value is not None
+    ]

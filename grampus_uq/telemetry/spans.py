@@ -17,10 +17,10 @@ from pydantic import JsonValue
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.events import DecisionEvent, Event, StepEvent
-from grampus_uq.records.values import Reading, StepUncertainty
+from grampus_uq.records.values import Reading
 from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
-from grampus_uq.telemetry.evaluations import escalates, evaluations
+from grampus_uq.telemetry.evaluations import FUSED, SCORES, escalates
 from grampus_uq.telemetry.log_events import EventLog
 from grampus_uq.telemetry.span_attributes import (
     Attributes,
@@ -156,7 +156,7 @@ class SpanEmitter:
         self._traces.started(place, own)
         if step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
             self._traces.pause(place, own, ended_ns)
-        self._evaluate(step, span, context, ended_ns)
+        self._evaluate(attributes, span, context, ended_ns)
         if model_readings or escalated:
             self._beneath(event, model_readings, span, context, ended_ns, escalated)
         span.end(ended_ns)
@@ -179,14 +179,17 @@ class SpanEmitter:
             links=(Link(decision),) if decision.is_valid else (),
         ).end(max(since_ns, int(event.time_s * 1e9)))
 
-    def _evaluate(self, step: StepUncertainty, span: Span, context: Context, ended_ns: int) -> None:
-        """Add an evaluation event for each score of the step."""
+    def _evaluate(self, estimate: Attributes, span: Span, context: Context, ended_ns: int) -> None:
+        """Add an evaluation event for each score among the attributes of the estimate."""
         if not (self._on_span and span.is_recording()) and self._log is None:
             return
-        for found in evaluations(step):
-            scores: Attributes = {"gen_ai.evaluation.name": found.name, "gen_ai.evaluation.score.value": found.value}
-            if found.label is not None:
-                scores["gen_ai.evaluation.score.label"] = found.label
+        for name in SCORES:
+            value = estimate.get(name)
+            if value is None:
+                continue
+            scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value}
+            if name == FUSED:
+                scores["gen_ai.evaluation.score.label"] = estimate["level"]
             if self._log is None:
                 span.add_event(EVALUATION, scores, timestamp=ended_ns)
             else:

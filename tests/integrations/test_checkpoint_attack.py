@@ -321,6 +321,10 @@ def test_random_manipulations_pay_nothing_that_nobody_approved(framework: str, p
     assert anyio.run(_at_random, framework, policy, range(10)) == []
 
 
+def test_a_state_that_is_a_bare_number_is_refused_by_its_error() -> None:
+    assert anyio.run(_at_random, "LangChain", "a shared key", range(1_357, 1_358)) == []
+
+
 @pytest.mark.slow
 @victims
 @policies
