@@ -128,6 +128,16 @@ def test_a_detectors_stream_that_is_derived_counts_as_0_where_nothing_gave_it():
     assert (found.cumulative, found.worst, found.p_success) == (1.0, None, None)
 
 
+@pytest.mark.parametrize("reason", sorted(NOT_DUE))
+def test_a_detectors_stream_without_gaps_reads_0_in_the_belief_too_whatever_the_reason_that_it_is_missing(reason):
+    detector = detector_of("mine", without_gaps=("mine",))
+    found = {"verbalized": 0.9, "mine": reason}
+    low = step_of(Profile(estimator=PLAIN, detector=detector), found, fused=0.9)
+    assert low.cumulative == told(Profile(estimator=PLAIN), [("llm_call", {"verbalized": 0.9, "mine": 0.0})]).cumulative
+    never_there = detector_of("mine", without_gaps=())
+    assert step_of(Profile(estimator=PLAIN, detector=never_there), found, fused=0.9) is None
+
+
 @pytest.mark.parametrize(("stream", "at_worst"), [("propagated", 0.0), ("mine", 0.0), ("count_turns", 1.0)])
 def test_a_calibrations_stream_without_gaps_counts_as_its_worst_where_it_is_missing(stream, at_worst):
     slope = -1.0 if at_worst else 1.0
