@@ -49,13 +49,32 @@ from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import read_arguments
 
-__all__ = ["Gate"]
+__all__ = ["Gate", "record_answer"]
 
 _MAX_SPENT = 65_536
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("grampus_uq_running", default=frozenset())
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
 
 ALWAYS_ASK = Doubt(level=UncertaintyLevel.MEDIUM, rule="always_ask", reason="the policy always asks for this tool")
+
+
+def record_answer(
+    session: Session,
+    decision: ApprovalDecision,
+    *,
+    step_id: str | None,
+    call: ToolCall | None,
+    acknowledges: bool = True,
+) -> None:
+    """Take a decision on a call, or on a whole answer (`call` None), into the session's belief and recording."""
+    session.record_decision(
+        decision.kind.value,
+        principal=decision.principal,
+        step_id=step_id,
+        call=call,
+        message=decision.message,
+        acknowledges=acknowledges,
+    )
 
 
 class Gate:

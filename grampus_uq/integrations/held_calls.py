@@ -45,7 +45,7 @@ from grampus_uq.gate.call import (
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS
-from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate
+from grampus_uq.gate.gate import FRAMEWORK_ASKS, Gate, record_answer
 from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import Arrived
 from grampus_uq.gate.seal import session_place
@@ -232,13 +232,7 @@ class HeldCalls:
             return after
         self.arrived.pop(decision.request_id, None)
         for one in after.decisions:
-            self.session.record_decision(
-                one.kind.value,
-                principal=one.principal,
-                step_id=after.step_id,
-                call=after.proposed,
-                message=one.message,
-            )
+            record_answer(self.session, one, step_id=after.step_id, call=after.proposed)
         if after.decisions[0].kind is ApprovalKind.REJECT:
             self.rejected = [*self.rejected, after.proposed.digest()][-MAX_REJECTED:]
         return after

@@ -48,6 +48,7 @@ from grampus_uq.gate.call import (
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS
+from grampus_uq.gate.gate import record_answer
 from grampus_uq.integrations.carried_states import Carried, CarriedStates, Turn, requests_of, step_id_of
 from grampus_uq.integrations.model_turn import ModelTurn, observe_turn
 from grampus_uq.integrations.settings import AdapterSettings, Settings
@@ -227,13 +228,7 @@ class TurnJudge:
             return carried
         reviewed = [ApprovalDecision.model_validate(one) for one in turn.pop("reviewed", None) or ()]
         for decision, call in [*of_calls, *((one, None) for one in reviewed)]:
-            carried.session.record_decision(
-                decision.kind.value,
-                principal=decision.principal,
-                step_id=turn.get("step_id"),
-                call=call,
-                message=decision.message,
-            )
+            record_answer(carried.session, decision, step_id=turn.get("step_id"), call=call)
             if call is not None and decision.kind is ApprovalKind.REJECT:
                 rejected.append(call.digest())
         belief = {**carried.belief, "rejected": rejected[-MAX_REJECTED:]}

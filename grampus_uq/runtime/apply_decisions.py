@@ -21,6 +21,7 @@ from grampus_uq.gate.call import (
     expired,
     guided,
 )
+from grampus_uq.gate.gate import record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
@@ -136,14 +137,8 @@ async def _carry_out(
     lease.state.touched = True
     for decision in deciding:
         if lease.session is not None:
-            lease.session.record_decision(
-                decision.kind.value,
-                principal=decision.principal,
-                step_id=request.step_id,
-                call=call,
-                message=decision.message,
-                acknowledges=request.rule != ROLLBACK,
-            )
+            acknowledges = request.rule != ROLLBACK
+            record_answer(lease.session, decision, step_id=request.step_id, call=call, acknowledges=acknowledges)
         await lease.note(
             "decision",
             {

@@ -169,10 +169,12 @@ def _in_prose(lines: Sequence[str], other_scale: bool) -> tuple[list[float], lis
             value = sentence_confidence(sentence, other_scale=other_scale)
             if value is None:
                 continue
-            if 0.0 <= value <= UNDECIDED or not is_doubtful(lines, number, sentences, index):
-                own.append(min(value, UNDECIDED) if beside_table_row(lines, number) else value)
-            else:
+            if 0.0 <= value <= UNDECIDED:
+                own.append(value)
+            elif is_doubtful(lines, number, sentences, index):
                 doubtful.append(value)
+            else:
+                own.append(min(value, UNDECIDED) if beside_table_row(lines, number) else value)
     return own, doubtful
 
 

@@ -18,7 +18,7 @@ from grampus_uq.stats.bootstrap import RowStatistic, bootstrap
 from grampus_uq.stats.ranking import auarc, auroc, auroc_rows
 from grampus_uq.stats.ranks import conformal_quantile
 
-__all__ = ["FIXED_STEPS", "ScoredPaths", "alarm_steps", "early_warning"]
+__all__ = ["FIXED_STEPS", "ScoredPaths", "conformal_stops", "early_warning"]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -41,7 +41,7 @@ class ScoredPaths:
             raise ConfigurationError.of("paths", "ScoredPaths", "runs with at least one step", 0)
 
 
-def alarm_steps(scored: ScoredPaths, alpha: float) -> list[int | None]:
+def conformal_stops(scored: ScoredPaths, alpha: float) -> list[int | None]:
     """Give the step (from 1) at which each run would be stopped; None: at none.
 
     A run is stopped when its score passes the conformal quantile, level `alpha` in (0, 1), of the highest scores of the
@@ -74,8 +74,9 @@ def early_warning(
 
     `auroc`: probability that a failure ends with the higher score than a success, ties one half, with its interval
     bootstrapped over tasks; `auarc`. `early_false_alarm_rate`, `early_detection`: shares of successes and failures
-    that `alarm_steps` stops at any step, with intervals; `early_before_half`, `early_false_before_half`: in the first
-    half of the run; `early_median_time`: median over the failures it stops of step / length, None when it stops none.
+    that `conformal_stops` stops at any step, with intervals; `early_before_half`, `early_false_before_half`: in the
+    first half of the run; `early_median_time`: median over the failures it stops of step / length, None when it stops
+    none.
     `prefix_auroc_T`: AUROC after step T among the `prefix_runs_T` runs that get so far. Runs without any value are left
     out: `runs` and `failures` count those that are in.
     """
@@ -119,7 +120,7 @@ def _ranked(last: FloatArray, failed: FloatArray, tasks: Sequence[Hashable], see
 
 
 def _alarmed(scored: ScoredPaths, failed: FloatArray, seed: int, alpha: float, draws: int) -> dict[str, Any]:
-    stops = alarm_steps(scored, alpha)
+    stops = conformal_stops(scored, alpha)
     stopped = np.array([float(stop is not None) for stop in stops])
     when = np.array([np.nan if s is None else s / len(path) for s, path in zip(stops, scored.paths, strict=True)])
     detected = when[(failed == 1.0) & (stopped == 1.0)]

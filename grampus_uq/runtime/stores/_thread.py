@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -46,9 +47,9 @@ class ThreadedStore(SessionStore):
         """The result of the work on the connection; waiting for one's turn can be cancelled, a started call ends."""
         return await self._in_thread(self._call, work)
 
+    @abstractmethod
     def _call(self, work: Callable[[Any], Result]) -> Result:
         """Do the work on a connection of the store's kind; its errors become StoreError and SessionConflictError."""
-        raise NotImplementedError
 
     async def _in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         limiter = self._limiter.get()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.learn.evaluate.early_warning import ScoredPaths, alarm_steps, early_warning
+from grampus_uq.learn.evaluate.early_warning import ScoredPaths, conformal_stops, early_warning
 from tests.binomial import binomial_ceiling
 
 Run = tuple[str, bool, list[float]]
@@ -26,7 +26,7 @@ def test_an_alarm_is_raised_by_successes_of_other_tasks_only_and_strictly_above_
     # 9 tasks with one success each at .1 to .9: the 90 % quantile of the 8 or 9 others is their largest.
     runs: list[Run] = [(str(i), False, [0.0, i / 10]) for i in range(1, 10)]
     runs += [("failing", True, [0.2, 0.9, 0.95, 0.1]), ("failing", True, [0.9, 0.9]), ("1", True, [0.3, 0.91])]
-    stops = alarm_steps(scored(runs), 0.1)
+    stops = conformal_stops(scored(runs), 0.1)
     assert stops[-3] == 3  # .9 is not above .9
     assert stops[-2] is None
     assert stops[-1] is None  # with its own task left out 8 successes are too few for a promise of 10 %
@@ -48,7 +48,7 @@ def test_successes_are_stopped_at_the_stated_rate_failures_more_often() -> None:
     rng, stopped, successes, found = np.random.default_rng(5), 0, 0, []
     for _ in range(12):
         runs = drawn(rng, 160, shift=0.8)
-        stops = alarm_steps(scored(runs), 0.1)
+        stops = conformal_stops(scored(runs), 0.1)
         flags = [stop is not None for stop in stops]
         stopped += sum(flag for flag, run in zip(flags, runs, strict=True) if not run[1])
         successes += sum(not run[1] for run in runs)
@@ -57,7 +57,7 @@ def test_successes_are_stopped_at_the_stated_rate_failures_more_often() -> None:
     assert float(np.mean(found)) > 0.3
     loose = drawn(np.random.default_rng(6), 1200)
     false = sum(
-        stop is not None for stop, run in zip(alarm_steps(scored(loose), 0.4), loose, strict=True) if not run[1]
+        stop is not None for stop, run in zip(conformal_stops(scored(loose), 0.4), loose, strict=True) if not run[1]
     )
     assert false > binomial_ceiling(600, 0.1)
 
