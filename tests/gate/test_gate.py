@@ -44,11 +44,14 @@ from grampus_uq.gate.call import (
 )
 from grampus_uq.gate.clearance import refusal_of
 from grampus_uq.gate.effects import ToolEffects
-from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.gate import Gate, record_answer
 from grampus_uq.gate.recovery import recovered, restored
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
-from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict
+from grampus_uq.monitor.session import Session
+from grampus_uq.records.events import DecisionEvent
+from grampus_uq.records.values import Reading, Step, StepUncertainty, ToolCall, Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+from tests.scripted_runs import Captured
 
 NOW = 1_000.0
 TERMS = Terms(agent_id="clerk", session_id="s", run_id="r", rules="rules")
@@ -129,6 +132,25 @@ def test_the_monitor_lets_through_what_it_lets_through_and_asks_the_rest_with_it
     assert (request.created_s, request.expires_s) == (NOW, NOW + 60.0)
     declared, _ = judged(declared=Effect.IRREVERSIBLE)
     assert (rule_of(declared), declared.effect) == ("irreversible_override", Effect.IRREVERSIBLE)
+
+
+def unsure(agent: str = "clerk", *processors: Captured, confidence: float = 0.1) -> Session:
+    """A session in which the model proposed PAY, as sure of itself as given."""
+    policy = UncertaintyPolicy(irreversible_tool_names=["pay"], high_threshold=0.0)
+    session = UncertaintyMonitor(policy=policy, processors=processors).session("s", agent)
+    step = Step(step_id="llm_1", kind="llm_call", time_s=0.0, tool_calls=(PAY,))
+    session.commit(step, [Reading(source="verbalized", value=confidence)])
+    return session
+
+
+def test_a_call_without_arguments_is_not_the_proposed_one_that_has_some() -> None:
+    async def judge(call: ToolCall) -> tuple[CallRecord, UncertaintyAction]:
+        return await at(NOW).judge(CallRecord(proposed=call, step_id="llm_1"), unsure(confidence=0.99), TERMS)
+
+    assert anyio.run(judge, PAY)[1] is PROCEED
+    bare, action = anyio.run(judge, ToolCall(id="c1", name="pay"))
+    assert action is PAUSE
+    assert bare.requests[0].reason.startswith("irreversible call with arguments that no turn of the model proposed")
 
 
 def test_what_aborts_is_neither_cleared_nor_asked() -> None:
@@ -318,6 +340,21 @@ def test_by_whose_word_a_call_runs_is_read_from_its_decisions_then_its_grant_the
     assert authority(cleared(NEW, "unmonitored")) == "unmonitored"
 
 
+def test_a_decision_reaches_the_sessions_belief_and_its_recording_word_for_word() -> None:
+    captured = Captured()
+    session = unsure("clerk", captured)
+    decision = says(waiting(), "approve", message="The invoice is real.")
+    record_answer(session, decision, step_id="llm_1", call=PAY, acknowledges=False)
+    record_answer(session, says(waiting(), "reject"), step_id=None, call=None)
+    record_answer(session, decision, step_id="llm_1", call=PAY)
+    without, rejected, answered = [event for event in captured.events if isinstance(event, DecisionEvent)]
+    assert (without.decision, without.principal, without.message) == ("approve", "ann", "The invoice is real.")
+    assert (without.step_id, without.call_id, without.call_digest) == ("llm_1", "c1", PAY.digest())
+    assert (rejected.decision, rejected.step_id, rejected.call_id, rejected.message) == ("reject", None, None, None)
+    levels = (without.acknowledged, rejected.acknowledged, answered.acknowledged)
+    assert levels == (None, None, UncertaintyLevel.HIGH)
+
+
 # -- what a request says, and what becomes of one that nobody answers -------------------------------------------------
 
 
@@ -497,6 +534,44 @@ def test_of_very_many_approvals_that_were_used_up_the_latest_are_remembered() ->
     assert not gate._spend("1")
     assert not gate._spend("65536")
     assert gate._spend("0"), "the oldest is forgotten, so that memory stays bounded"
+
+
+def test_for_a_host_that_stores_nothing_a_decided_call_runs_in_one_task_until_it_fails() -> None:
+    gate, record = Gate(approvals=OPEN), approved()
+
+    async def elsewhere(seen: list[bool]) -> None:
+        with gate.once(record) as first:
+            seen += [first, gate.spent(record)]
+
+    async def fails(seen: list[bool]) -> None:
+        with gate.once(record) as first, gate.once(record) as nested:
+            assert (first, nested, gate.spent(record)) == (True, True, False)
+            await anyio.wait_all_tasks_blocked()
+            assert seen == [False, True]
+            raise OSError("no route")
+
+    async def run() -> None:
+        seen: list[bool] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(elsewhere, seen)  # its context is the one of before the call started
+            with pytest.raises(OSError, match="no route"):
+                await fails(seen)
+        assert not gate.spent(record)
+        with gate.once(record) as again:
+            assert again, "the tool failed: the framework may try again"
+        assert gate.spent(record)
+        with gate.once(record) as twice:
+            assert not twice
+
+    anyio.run(run)
+
+
+def test_what_nobody_decided_on_uses_no_decision_up() -> None:
+    gate, record = Gate(), cleared(NEW)
+    for _ in range(2):
+        with gate.once(record) as runs:
+            assert runs
+        assert not gate.spent(record)
 
 
 def test_what_must_not_run_after_all_is_asked_again_by_the_hosts_clock_and_kept() -> None:
