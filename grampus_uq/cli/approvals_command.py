@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,7 +16,11 @@ from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
+from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
 from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.values import Reading, StepUncertainty
+from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
@@ -132,6 +137,8 @@ def show(request_id: str, url: str, as_json: bool) -> None:
         f"level      {request.level.value} (rule {plain(request.rule)}; {plain(request.guarantee or 'no guarantee')})"
     )
     click.echo(f"why        {plain(request.reason)}")
+    for line in _numbers(state, request):
+        click.echo(line)
     click.echo(f"stands     {_stands(decisions)}")
     for refusal in refusals:
         click.echo(f"refused    {plain(refusal)}")
@@ -140,6 +147,40 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     click.echo("--- the end of the transcript ---")
     for message in state.messages[-6:]:
         click.echo(f"[{message.role.value}] {plain(short(message.content or '', 400))}")
+
+
+def _numbers(state: AgentState, request: ApprovalRequest) -> list[str]:
+    """What was read of the turn that proposes the call, the lowest first, and the thresholds; as stored, unchecked."""
+    if state.belief is None:
+        return []
+    try:
+        session, history = read_snapshot(state.belief)
+    except DataError as error:
+        return [f"read       {plain(short(f'the stored belief cannot be read: {error}', 300))}"]
+    read: dict[str, float] = {}
+    for step in history.steps:
+        if step.step_id == request.step_id:
+            read |= _kept_readings(step)
+    read |= dict(turn.lowest for turn in session.turns if turn.step == request.step_id and turn.lowest is not None)
+    said = readings_in_words([Reading(source=source, value=value) for source, value in read.items()])
+    lines = [f"read       {plain(said)}"] if said else []
+    thresholds = state.belief.get("thresholds")
+    if isinstance(thresholds, list) and len(thresholds) == 3:
+        low, medium, high = (value if isinstance(value, float) else math.nan for value in thresholds)
+        lines.append(f"thresholds {thresholds_in_words((low, medium, high))}")
+    return lines
+
+
+def _kept_readings(step: StepUncertainty) -> dict[str, float]:
+    """The readings that an assessment keeps under a field of its own."""
+    fields = {
+        UncertaintySource.VERBALIZED: step.verbalized_confidence,
+        UncertaintySource.P_TRUE: step.p_true_confidence,
+        UncertaintySource.TOKEN_PROBABILITY: step.token_probability,
+        UncertaintySource.TOKEN_ENTROPY: step.token_entropy,
+        UncertaintySource.SEMANTIC_ENTROPY: step.semantic_confidence,
+    }
+    return {source.value: value for source, value in fields.items() if source in step.sources and value is not None}
 
 
 async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[str]:

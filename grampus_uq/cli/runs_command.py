@@ -30,10 +30,18 @@ from grampus_uq.recording import (
     validate,
 )
 from grampus_uq.recording.labels import parse_success
+from grampus_uq.recording.run_rows import (
+    EventRow,
+    event_row,
+    lowest_reading,
+    outcome_in_words,
+    thresholds_in_words,
+    thresholds_of,
+)
 from grampus_uq.recording.table import TABLE_COLUMNS, TableForm, reading_columns, step_rows, write_rows
-from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, ProfileChanged, StepEvent
+from grampus_uq.records.events import Event, OutcomeEvent, StepEvent
 from grampus_uq.records.values import utc
-from grampus_uq.records.vocabulary import StopReason
+from grampus_uq.records.vocabulary import StopReason, in_words
 
 __all__ = ["command"]
 
@@ -86,15 +94,9 @@ def _list_row(summary: dict[str, Any]) -> list[Any]:
         summary["steps"],
         summary["pauses"],
         *("-" if summary[name] is None else summary[name] for name in ("least_confidence", "last_confidence")),
-        _ending(summary["success"], summary["stop_reason"], summary["labelled_by"]),
+        outcome_in_words(summary["success"], summary["stop_reason"], summary["labelled_by"]),
         summary["path"],
     ]
-
-
-def _ending(success: bool | None, stop_reason: str | None, labelled_by: str | None) -> str:
-    word = "unknown" if success is None else "success" if success else "failure"
-    stop = f", {stop_reason}" if stop_reason not in (None, "clean") else ""
-    return f"{word}{stop}" + (f" (by {labelled_by})" if labelled_by else "")
 
 
 @command.command()
@@ -119,44 +121,22 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
     for name, value in summary.items():
         if value not in (None, ""):
             click.echo(f"{name + ':':<21}{one_line(value)}")
+    thresholds, lowest = thresholds_of(run), lowest_reading(run)
+    if thresholds is not None:
+        click.echo(f"{'thresholds:':<21}{thresholds_in_words(thresholds)}")
+    if lowest is not None:
+        click.echo(f"{'lowest_reading:':<21}{one_line(in_words(lowest[1]))} {lowest[2]:.2f} at step {lowest[0]}")
     click.echo()
-    columns = ["step", "event", "confidence", "level", "action", "why", *(["text"] if text else [])]
-    print_table(columns, (_event_row(event)[: len(columns)] for event in run.events))
+    columns = [field.name for field in dataclasses.fields(EventRow)]
+    print_table(columns if text else columns[:-1], (_event_cells(event, text) for event in run.events))
 
 
-def _event_row(event: Event) -> list[Any]:
-    if isinstance(event, StepEvent):
-        assessment = event.assessment
-        calls = ", ".join(call.name for call in event.step.tool_calls)
-        action = assessment.action.value
-        if assessment.advisory_action is not None and assessment.advisory_action is not assessment.action:
-            action += f" (advised: {assessment.advisory_action.value})"
-        kind = event.step.kind + (f" {calls}" if calls else "")
-        why = "; ".join(part for part in (assessment.reasoning, assessment.missing_reason) if part)
-        return [
-            assessment.index,
-            kind,
-            "-" if assessment.believed is None else assessment.believed,
-            assessment.level.value,
-            action,
-            why,
-            event.step.judged_text(),
-        ]
-    if isinstance(event, ObservationEvent):
-        what = event.kind + (" (error)" if event.is_error else "")
-        return ["", what, None, "", "", event.call_id or "", event.text]
-    if isinstance(event, OutcomeEvent):
-        outcome = event.outcome
-        ending = _ending(outcome.success, outcome.stop_reason.value, outcome.labelled_by)
-        return ["", "outcome", None, "", ending, "", outcome.note or ""]
-    if isinstance(event, DecisionEvent):
-        level = event.acknowledged or ""
-        return ["", "decision", None, level, event.decision, f"by {event.principal}", event.message or ""]
-    if isinstance(event, ProfileChanged):
-        mode = "advisory" if event.advisory else ""
-        return ["", "other profile", None, "", mode, event.profile_fingerprint[:12], ""]
-    began = "resumed" if event.resumed else "began"
-    return ["", began, None, "", "advisory" if event.advisory else "", event.model, ""]
+def _event_cells(event: Event, text: bool) -> list[Any]:
+    row = event_row(event)
+    cells = [getattr(row, field.name) for field in dataclasses.fields(EventRow)]
+    if isinstance(event, StepEvent) and row.confidence is None:
+        cells[2] = "-"
+    return cells if text else cells[:-1]
 
 
 @command.command(name="label")

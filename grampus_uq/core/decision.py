@@ -11,7 +11,7 @@ from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.building import builder
 from grampus_uq.records.values import Verdict
-from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, in_words
 
 if TYPE_CHECKING:
     from grampus_uq.core.state import Profile, SessionState, WorstCase
@@ -241,7 +241,7 @@ def _lowest(now: Situation) -> str:
     if low is None:
         return ""
     unstated = "" if now.turn.stated else "; no confidence stated"
-    return f"; lowest: {_SAID_AS.get(low[0], low[0]).replace('_', ' ')} {low[1]:.2f}{unstated}"
+    return f"; lowest: {in_words(low[0])} {low[1]:.2f}{unstated}"
 
 
 def _apart(value: float, word: str, limit: float) -> str:
@@ -250,9 +250,6 @@ def _apart(value: float, word: str, limit: float) -> str:
     while digits < 12 and value != limit and f"{value:.{digits}f}" == f"{limit:.{digits}f}":
         digits += 1
     return f"{value:.{digits}f}{word} {limit:.{digits}f}"
-
-
-_SAID_AS = {"verbalized": "stated confidence", "p_true": "P(True)"}
 
 
 def may_be_explored(policy: UncertaintyPolicy, kind: str, tool_name: str | None, effect: Effect | None) -> bool:

@@ -97,6 +97,11 @@ class UncertaintyPolicy(Configuration):
                 stacklevel=4,
             )
 
+    @property
+    def thresholds(self) -> tuple[float, float, float]:
+        """The least confidences of LOW, MEDIUM and HIGH."""
+        return self.low_threshold, self.medium_threshold, self.high_threshold
+
     def classify(self, confidence: float) -> UncertaintyLevel:
         """Level of a propagated confidence; a value on a threshold belongs to the better level."""
         if confidence >= self.low_threshold:

@@ -129,6 +129,7 @@ def events(
         model=model,
         advisory=profile.advisory,
         metadata={} if run.task_id is None else {"task_id": run.task_id},
+        thresholds=profile.policy.thresholds,
     )
     for turn in turns(run, start_s=start_s, tool_steps=tool_steps):
         if isinstance(turn, ObservationEvent):

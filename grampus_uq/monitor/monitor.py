@@ -245,6 +245,7 @@ class UncertaintyMonitor:
                     release_probability=self.exploration.rate or None,
                     let_through=state.let_through,
                     metadata={**status, **(metadata or {})},
+                    thresholds=profile.policy.thresholds,
                 )
             )
         if snapshot is not None and snapshot.get("profile") not in (None, wiring.fingerprint):

@@ -460,6 +460,7 @@ class Session:
                     profile_fingerprint=fingerprint(),
                     advisory=profile.advisory,
                     fallback=profile.fallback,
+                    thresholds=profile.policy.thresholds,
                 )
             )
 
@@ -529,6 +530,7 @@ class Session:
             **self._entries(),
             "v": SNAPSHOT_VERSION,
             **({} if self._fingerprint is None else {"profile": self._fingerprint()}),
+            "thresholds": list(self._profile.policy.thresholds),
             "state": state_to_values(state),
             **history.to_json(),
             **({} if structure is None else {"structure": structure}),

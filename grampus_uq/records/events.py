@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
 
 from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintyLevel
@@ -19,6 +22,9 @@ __all__ = [
     "StepEvent",
     "TrajectoryReading",
 ]
+
+_Unit = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Thresholds = tuple[_Unit, _Unit, _Unit]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +102,8 @@ class SessionStarted:
     """A session began, or was taken up again by this process; hashes are hex SHA-256.
 
     `release_probability` is the chance with which a run is drawn to go on where a reversible step would be stopped
-    (None: no draw was made), `let_through` whether this one was drawn.
+    (None: no draw was made), `let_through` whether this one was drawn. `thresholds` are the least confidences of a
+    step of low, medium and high uncertainty, in [0, 1]; None in recordings from before they were kept.
     """
 
     session_id: str
@@ -111,13 +118,15 @@ class SessionStarted:
     release_probability: float | None = None
     let_through: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+    thresholds: Thresholds | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileChanged:
     """A running session goes on under another profile, from its next step on; `profile_fingerprint` says which.
 
-    `fallback` is why that profile does not apply to the session, where its tiers stand in for it.
+    `fallback` is why that profile does not apply to the session, where its tiers stand in for it. `thresholds` are
+    those of the new profile, as in `SessionStarted`.
     """
 
     session_id: str
@@ -126,6 +135,7 @@ class ProfileChanged:
     profile_fingerprint: str
     advisory: bool = False
     fallback: str | None = None
+    thresholds: Thresholds | None = None
 
 
 Event = SessionStarted | StepEvent | ObservationEvent | DecisionEvent | OutcomeEvent | ProfileChanged

@@ -18,6 +18,7 @@ __all__ = [
     "UncertaintyAction",
     "UncertaintyLevel",
     "UncertaintySource",
+    "in_words",
     "parse_effect",
 ]
 
@@ -61,6 +62,18 @@ class UncertaintySource(StrEnum):
     WORST_SO_FAR = "worst_so_far"
     RELEASE = "release"
     ALWAYS_ASK = "always_ask"
+
+
+def in_words(source: str) -> str:
+    """The name of a reading as a human says it.
+
+    >>> in_words("verbalized"), in_words("semantic_entropy")
+    ('stated confidence', 'semantic entropy')
+    """
+    return _SAID_AS.get(source, source).replace("_", " ")
+
+
+_SAID_AS = {"verbalized": "stated confidence", "p_true": "P(True)"}
 
 
 class UncertaintyAction(StrEnum):

@@ -120,6 +120,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         release_probability=maybe_unit,
         let_through=st.booleans(),
         metadata=st.dictionaries(texts, texts, max_size=3),
+        thresholds=st.none() | st.tuples(unit, unit, unit),
     ),
     st.builds(
         ProfileChanged,
@@ -128,6 +129,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         time_s=finite,
         profile_fingerprint=texts,
         advisory=st.booleans(),
+        thresholds=st.none() | st.tuples(unit, unit, unit),
     ),
     st.builds(
         ObservationEvent,
@@ -172,7 +174,14 @@ START_S = 1_760_000_000.5
 
 def started(session_id: str = "s1", *, agent_id: str = "agent") -> SessionStarted:
     """A session of the model "m"."""
-    return SessionStarted(session_id=session_id, agent_id=agent_id, time_s=START_S, model="m", prompt_hash="ab" * 32)
+    return SessionStarted(
+        session_id=session_id,
+        agent_id=agent_id,
+        time_s=START_S,
+        model="m",
+        prompt_hash="ab" * 32,
+        thresholds=(0.8, 0.6, 0.4),
+    )
 
 
 def step_event(

@@ -53,9 +53,12 @@ def test_show_gives_every_event_in_order_and_text_only_when_asked(tmp_path: Path
     assert [line.split("\t")[1] for line in shown.splitlines() if "\t" in line] == [
         "event",
         "began",
-        *["llm_call book", "tool_result"] * 3,
+        *["llm_call book", "tool result"] * 3,
         "outcome",
     ]
+    assert "thresholds:          low from 0.80, medium from 0.60, high from 0.40, critical below" in shown
+    assert "lowest_reading:      stated confidence 0.25 at step 0" in shown
+    assert shown.count("\tstated confidence 0.25, no P(True): timeout\t") == 3
     assert "I book the flight" in run("show", tmp_path, "s1", "--text").out
     document = json.loads(run("show", tmp_path, "s1", "--json").out)
     assert document["summary"]["steps"] == 3

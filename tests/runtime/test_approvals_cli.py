@@ -93,6 +93,16 @@ def test_invisible_bidirectional_and_look_alike_characters_are_marked_everywhere
     assert "\\u202e is not visible: RIGHT-TO-LEFT OVERRIDE" in shown
 
 
+def test_show_says_what_was_read_what_is_lowest_and_from_where_each_level_begins(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    shown = desk.cli("show", desk.request.id).output.splitlines()
+    assert (
+        "why        irreversible call: confidence 0.76, needs 0.80; lowest: P(True) 0.62; no confidence stated" in shown
+    )
+    assert "read       P(True) 0.62" in shown
+    assert "thresholds low from 0.80, medium from 0.60, high from 0.40, critical below" in shown
+
+
 def test_a_word_of_another_script_stays_readable() -> None:
     assert plain("Счёт для Ольги: 5 €") == "Счёт для Ольги: 5 €"
     assert legend("Счёт") == []
