@@ -159,7 +159,8 @@ class SensingPlan:
         if policy.enable_semantic_sampling and estimator.allows_semantic_sampling():
             slow = estimator.semantic_signal(sensing.equivalence or SameWording())
         names = (
-            [*TOKEN_SOURCES, UncertaintySource.CLAIM_PROBABILITY, UncertaintySource.TRAJECTORY_RISK]
+            [*TOKEN_SOURCES, UncertaintySource.CLAIM_PROBABILITY, UncertaintySource.CALL_PROBABILITY]
+            + [UncertaintySource.TRAJECTORY_RISK]
             + [s.source for s in instant]
             + [s.source for s in fast]
             + ([slow.source] if slow else [])

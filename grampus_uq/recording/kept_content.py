@@ -31,9 +31,9 @@ try:
 except ImportError:  # Windows, where a rename onto an existing file fails by itself
     fcntl = None
 
-__all__ = ["folder_key", "hashed", "kept_line", "redact", "unicode_only"]
+__all__ = ["HASHED_ARGUMENTS", "folder_key", "hashed", "kept_line", "redact", "unicode_only"]
 
-_HASHED_ARGUMENTS: Final = "_hashed"
+HASHED_ARGUMENTS: Final = "_hashed"
 """The one argument that stands for all arguments of a call whose content was hashed."""
 
 _KEY_FILE: Final = ".hash-key"
@@ -121,7 +121,7 @@ def _call(call: ToolCall, content: Content, key: bytes) -> ToolCall:
         written = canonical_json(call.arguments)
     except (ValueError, RecursionError):
         written = "<arguments that are not JSON>"
-    return call.model_copy(update={"arguments": {_HASHED_ARGUMENTS: hashed(written, key)}})
+    return call.model_copy(update={"arguments": {HASHED_ARGUMENTS: hashed(written, key)}})
 
 
 def _reading(reading: Reading, content: Content, key: bytes) -> Reading:

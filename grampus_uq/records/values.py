@@ -19,6 +19,7 @@ from typing import Any, Final, SupportsFloat
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.records.call_parts import CallPart
 from grampus_uq.records.vocabulary import (
     NOT_DUE,
     Effect,
@@ -222,6 +223,8 @@ class Reading:
     Calls, tokens and cost are the monitor's own, never the agent's. `samples` and `early_stopped` belong to sampling
     signals. Any kind of number (an int, numpy's) is kept as a float. Raises ValueError when the value is not a finite
     number in [0, 1] (a boolean is none), or is missing without a reason.
+
+    `parts` belong to a reading of proposed calls: their tools' names and arguments, one by one.
     """
 
     source: str
@@ -236,6 +239,7 @@ class Reading:
     early_stopped: bool | None = None
     started_ns: int = 0
     duration_s: float = 0.0
+    parts: tuple[CallPart, ...] = ()
 
     def __post_init__(self) -> None:
         if self.value is None:

@@ -54,6 +54,7 @@ class UncertaintySource(StrEnum):
     ACTION_PROBABILITY = "action_probability"
     ACTION_ENTROPY = "action_entropy"
     CLAIM_PROBABILITY = "claim_probability"
+    CALL_PROBABILITY = "call_probability"
     PREFIX_VERIFIER = "prefix_verifier"
     TRAJECTORY_RISK = "trajectory_risk"
     DETECTOR = "detector"

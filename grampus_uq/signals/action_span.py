@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from grampus_uq.records.values import TokenLogprob, ToolCall
 
-__all__ = ["action_places", "overlapping_tokens"]
+__all__ = ["action_places", "call_spans", "overlapping_tokens"]
 
 _MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
 _MOST_DEPTH = 8
@@ -27,11 +27,11 @@ def action_places(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> 
     """
     if not calls:
         return range(len(tokens))
-    spans = _spans("".join(token.token for token in tokens), calls)
+    spans = call_spans("".join(token.token for token in tokens), calls)
     if spans is None:
         return None
     found: list[int] = []
-    for places in overlapping_tokens(tokens, sorted(spans)):
+    for places in overlapping_tokens(tokens, spans):
         found += range(max(places.start, found[-1] + 1 if found else 0), places.stop)
     return found
 
@@ -50,8 +50,8 @@ def overlapping_tokens(tokens: Sequence[TokenLogprob], spans: Iterable[tuple[int
         yield range(first, last)
 
 
-def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:
-    """The spans of the calls in the text, non-overlapping and in order; None if one is not found.
+def call_spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:
+    """The span of each call in the text, in order and without overlap; None if one is not found.
 
     Of several places that could be a call, the last ones are taken: models think aloud before they act.
     """
@@ -64,6 +64,7 @@ def _spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None
             return None
         spans.append(span)
         before = span[0]
+    spans.reverse()
     return spans
 
 

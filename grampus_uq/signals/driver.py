@@ -25,6 +25,7 @@ from grampus_uq.errors import (
 from grampus_uq.records.protocols import InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.call_tokens import call_reading
 from grampus_uq.signals.claim_probability import claim_reading
 from grampus_uq.signals.token_signals import TOKEN_SOURCES, token_readings
 from grampus_uq.wire.model_call import ask_model
@@ -188,9 +189,15 @@ def read_tokens(step: Step, messages: Sequence[Message]) -> list[Reading]:
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
         readings = [_failed(source, error) for source in TOKEN_SOURCES]
     try:
-        return [*readings, claim_reading(step, messages)]
+        readings.append(claim_reading(step, messages))
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
-        return [*readings, _failed(UncertaintySource.CLAIM_PROBABILITY, error)]
+        readings.append(_failed(UncertaintySource.CLAIM_PROBABILITY, error))
+    if step.tool_calls:
+        try:
+            readings.append(call_reading(step))
+        except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
+            readings.append(_failed(UncertaintySource.CALL_PROBABILITY, error))
+    return readings
 
 
 def _failed(source: str, error: Exception) -> Reading:

@@ -21,8 +21,9 @@ from typing import Any
 
 from rich.progress import track
 
-from grampus_uq import Step, ToolCall
+from grampus_uq import Step, TokenLogprob, ToolCall
 from grampus_uq.signals.admissions import hedged_confidence
+from grampus_uq.signals.call_tokens import call_parts
 from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.equivalence import lexical_similarity, same_wording
 from grampus_uq.signals.p_true import parse_p_true
@@ -141,6 +142,13 @@ def arguments(text: str) -> None:
     read_call({"name": "f", "arguments": text}).call.canonical()
 
 
+def call_tokens(text: str) -> None:
+    """A call with three arguments, sought in tokens that may write anything."""
+    call = ToolCall(name="confidence", arguments={"a": 1, "confidence": "sure", "b": None})
+    tokens = [TokenLogprob(token=text[at : at + 100], logprob=-0.1) for at in range(0, len(text), 100)]
+    call_parts(tokens, [call, call])
+
+
 PARSERS: dict[str, Callable[[str], object]] = {
     "parse_confidence": parse_confidence,
     "hedged_confidence": hedged_confidence,
@@ -150,6 +158,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "same_wording": lambda text: same_wording(text[:19_000], text[1:19_000]),
     "tool_call_arguments": arguments,
     "judged_call": judge,
+    "call_tokens": call_tokens,
 }
 
 

@@ -1,0 +1,46 @@
+"""The parts of a proposed call, its tool's name and each argument, and how sure its writer was of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import ConfigDict, Field
+
+__all__ = ["TOOL_NAME", "WHOLE_CALL", "CallPart", "call_probability", "weakest_part"]
+
+TOOL_NAME: Final = ""
+"""The name of the part that is the tool's name."""
+WHOLE_CALL: Final = "*"
+"""The name of the part that stands for all of a call whose arguments are not found one by one."""
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPart:
+    """One part of one call of a step: `call` counts the step's calls from 0, `name` is the argument's.
+
+    `probability` is that of the value, the product over the tokens that write it; None where the tokens are not known,
+    and for prose, which can be worded in many ways. `least` is the probability of the value's least likely token.
+    """
+
+    call: int = 0
+    name: str = TOOL_NAME
+    probability: Unit | None = None
+    least: Unit | None = None
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+def call_probability(parts: Sequence[CallPart], call: int) -> float | None:
+    """How likely the model was to write this very call: the product over its parts, in [0, 1]; None where unknown."""
+    known = [part.probability for part in parts if part.call == call and part.probability is not None]
+    return math.prod(known) if known else None
+
+
+def weakest_part(parts: Sequence[CallPart], call: int) -> CallPart | None:
+    """The least probable part of a call: the first place to look for what is wrong with it."""
+    known = [part for part in parts if part.call == call and part.probability is not None]
+    return min(known, key=lambda part: part.probability or 0.0, default=None)

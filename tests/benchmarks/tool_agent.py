@@ -1,0 +1,365 @@
+"""How well each score tells a tool agent's wrong irreversible calls from its right ones, on recorded runs.
+
+    python -m tests.benchmarks.tool_agent SET... [--draws 2000] [--seed 0] [--json]
+
+A SET is a folder or a .tar.gz with `recordings/*.jsonl` (this project's recordings, content full), `outcomes.jsonl` (a
+line a run: `id`, `kind` of task, `truth`: the one right irreversible call, as name and arguments) and, where the agent
+was asked again, `probes.jsonl` (`session`, `draws`: calls proposed when asked again, `ctx_true`: the alternatives after
+"is this call right?", `sure`: "how sure, 0-100"). No model is needed, and `truth` is only what scores are held against.
+
+Every score is looked at when the run proposes its first irreversible call, which is wrong unless it equals the truth.
+`auroc` and its 95 % interval `low` to `high` (bootstrap over tasks), `stopped_at_5`, `_10`, `_20`: the share of wrong
+calls held while 5, 10, 20 % of the right ones are, ties broken at random; `extra_tokens` and `extra_s`: what the score
+cost a call beyond the agent's own work. Sets "within kinds" compare calls of one kind of task only. "By argument" the
+cases are arguments of calls to the right tool, wrong where their value is, each scored by its own probability and by
+the call's; `first` is the share of wrong calls whose least probable part is a wrong one, `chance` that of a guess.
+`held_wrong` and `held_right` are what the default policy really holds. Nothing here is fitted or chosen on these runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.core.state import Profile
+from grampus_uq.errors import DataError
+from grampus_uq.recording.kept_content import HASHED_ARGUMENTS
+from grampus_uq.recording.replay import ReplayedStep, replay
+from grampus_uq.recording.runs import Run, runs
+from grampus_uq.records.call_parts import CallPart, weakest_part
+from grampus_uq.records.events import StepEvent
+from grampus_uq.records.values import Reading, ToolCall
+from grampus_uq.records.vocabulary import Effect
+from grampus_uq.signals.call_tokens import call_reading
+from grampus_uq.signals.registry import BUILT_IN_NAMES
+from grampus_uq.stats.bootstrap import bootstrap
+from grampus_uq.stats.ranking import auroc_rows
+from tests.benchmarks._report import emit, existing
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One score of one call, higher is surer; None where it is not there. With what it cost beside the agent."""
+
+    value: float | None
+    tokens: float | None = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The first irreversible call of a run, and all that was known when it was proposed."""
+
+    task: str
+    kind: str
+    model: str
+    call: ToolCall
+    truth: ToolCall
+    parts: tuple[CallPart, ...]
+    held: bool
+    scores: dict[str, Score] = field(default_factory=dict)
+
+    @property
+    def wrong_parts(self) -> frozenset[str]:
+        """The parts that differ from the truth; of a wrong tool's arguments only those that the right one has too."""
+        tool = self.call.name != self.truth.name
+        theirs = self.truth.arguments
+        wrong = {k for k, v in self.call.arguments.items() if (k in theirs or not tool) and theirs.get(k) != v}
+        return frozenset(wrong | ({""} if tool else set()))
+
+    @property
+    def wrong(self) -> bool:
+        """True unless tool and arguments are the right ones."""
+        return self.call.name != self.truth.name or self.call.arguments != self.truth.arguments
+
+
+def read_set(path: Path) -> tuple[list[Asked], int]:
+    """The irreversible calls of a set, and how many of its runs proposed none. Raises DataError for what is no set."""
+    if path.is_dir():
+        return _read_folder(path)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with tarfile.open(path) as archive:
+                archive.extractall(folder, filter="data")
+        except tarfile.TarError as error:
+            raise DataError(f"is neither a folder nor a .tar.gz: {error}.", path=str(path)) from None
+        return _read_folder(Path(folder))
+
+
+def _read_folder(folder: Path) -> tuple[list[Asked], int]:
+    found = next(iter(sorted(folder.glob("**/outcomes.jsonl"))), None)
+    if found is None:
+        raise DataError("holds no outcomes.jsonl.", path=str(folder))
+    outcomes = {line["id"]: line for line in _lines(found)}
+    probes = {line["session"]: line for line in _lines(found.with_name("probes.jsonl"))}
+    asked = [
+        _asked(run, outcomes[run.session_id], probes.get(run.session_id))
+        for run in runs(found.with_name("recordings"))
+        if run.session_id in outcomes
+    ]
+    return [one for one in asked if one is not None], sum(one is None for one in asked)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if path.exists():
+        yield from map(json.loads, path.read_text().splitlines())
+
+
+def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> Asked | None:
+    sensed = [replace(event, readings=as_sensed_now(event)) for event in run.steps]
+    at = next((i for i, event in enumerate(sensed) if _is_irreversible(event)), None)
+    if at is None:
+        return None
+    call = sensed[at].step.tool_calls[0]
+    if HASHED_ARGUMENTS in call.arguments:
+        raise DataError("is recorded without its content.", path=run.path, field="tool_calls")
+    turn = next((i for i in range(at - 1, -1, -1) if call in sensed[i].step.tool_calls), None)
+    if turn is None:
+        raise DataError(f"no turn proposes the call of step {at}.", path=run.path, field="tool_calls")
+    replayed = list(replay(sensed[: at + 1], Profile()))
+    own = next((one.parts for one in sensed[turn].readings if one.source == "call_probability"), ())
+    name, arguments = outcome["truth"]
+    return Asked(
+        task=run.session_id,
+        kind=outcome["kind"],
+        model=run.start.model if run.start else "",
+        call=call,
+        truth=ToolCall(name=name, arguments=arguments),
+        parts=tuple(part for part in own if part.call == sensed[turn].step.tool_calls.index(call)),
+        held=replayed[-1].assessment.action.stops,
+        scores=_scores(sensed, turn, replayed) | ({} if probe is None else _probe_scores(call, probe)),
+    )
+
+
+def as_sensed_now(event: StepEvent) -> tuple[Reading, ...]:
+    """The readings as a monitor of this version takes them: those of the tokens cost nothing to read again."""
+    if event.step.logprobs is None or not event.step.tool_calls:
+        return event.readings
+    own = call_reading(event.step)
+    return (*(reading for reading in event.readings if reading.source != own.source), own)
+
+
+def _is_irreversible(event: StepEvent) -> bool:
+    return event.step.kind == "tool_call" and event.step.effect is Effect.IRREVERSIBLE
+
+
+def _scores(sensed: Sequence[StepEvent], turn: int, replayed: Sequence[ReplayedStep]) -> dict[str, Score]:
+    """What the recording holds: each reading of the turn, the guide's confidences, the default, and plain counts."""
+    event = sensed[turn]
+    asked = [[one for one in event.readings if one.source in BUILT_IN_NAMES] for event in sensed[: turn + 1]]
+    every = [reading for readings in asked for reading in readings]
+    found = {
+        str(reading.source): _paid(reading.value, [reading])
+        for reading in event.readings
+        if not reading.source.startswith("count_")
+    }
+    shown, last = replayed[turn].assessment, replayed[-1].assessment
+    return {
+        "default": _paid(last.propagated_confidence, every),
+        "fused": _paid(shown.fused_confidence, asked[-1]),
+        "propagated": _paid(shown.propagated_confidence, every),
+        **found,
+        "least_token": Score(value=_least(event.readings)),
+        "steps": Score(value=-float(turn)),
+        "length": Score(value=-float(len(event.step.logprobs or ()))),
+    }
+
+
+def _least(readings: Sequence[Reading]) -> float | None:
+    """The least token probability of the arguments."""
+    parts = [part for reading in readings for part in reading.parts]
+    return min((part.least for part in parts if part.name and part.least is not None), default=None)
+
+
+def _paid(value: float | None, readings: Sequence[Reading]) -> Score:
+    tokens = sum(reading.input_tokens + reading.output_tokens for reading in readings)
+    return Score(value=value, tokens=tokens, seconds=sum(reading.duration_s for reading in readings))
+
+
+def _probe_scores(call: ToolCall, probe: dict[str, Any]) -> dict[str, Score]:
+    """What asking again gave: agreement of the whole call and of its least agreed part, P(True), a stated number."""
+    drawn = [ToolCall(name=draw[0], arguments=draw[1]) if draw else None for draw in probe.get("draws", ())]
+    alike = [draw is not None and _equal(draw, call) for draw in drawn]
+    stated = str(probe.get("sure", {}).get("text", "")).strip().rstrip("%")
+    values = {
+        "redraws": float(np.mean(alike)) if alike else None,
+        "redraws_by_part": part_agreement(call, drawn),
+        "asked_true": _true_share(probe.get("ctx_true", {})),
+        "asked_sure": int(stated) / 100 if stated.isdecimal() else None,
+    }
+    took = float(probe.get("draw_s", 0.0))
+    seconds = [took, took, *(float(probe.get(name, {}).get("s", 0.0)) for name in ("ctx_true", "sure"))]
+    return {  # the tokens were not counted
+        name: Score(value=value, tokens=None, seconds=spent)
+        for (name, value), spent in zip(values.items(), seconds, strict=True)
+    }
+
+
+def _equal(one: ToolCall, other: ToolCall) -> bool:
+    return one.name == other.name and one.arguments == other.arguments
+
+
+def part_agreement(call: ToolCall, drawn: Sequence[ToolCall | None]) -> float | None:
+    """The share of redraws that agree on the part they agree on least."""
+    if not drawn:
+        return None
+    shares = [np.mean([draw is not None and draw.name == call.name for draw in drawn])]
+    for name, value in call.arguments.items():
+        shares.append(np.mean([draw is not None and draw.arguments.get(name) == value for draw in drawn]))
+    return float(min(shares))
+
+
+def _true_share(answer: dict[str, Any]) -> float | None:
+    """p(True) / (p(True) + p(False)) over the alternatives of the first token."""
+    top = answer.get("top")
+    if not top:
+        return None
+    masses = {"true": 0.0, "false": 0.0}
+    for text, logprob in top[0][2]:
+        if text.strip().lower() in masses:
+            masses[text.strip().lower()] += math.exp(logprob)
+    total = sum(masses.values())
+    return masses["true"] / total if total else None
+
+
+# -- figures ------------------------------------------------------------------------------------------------------
+
+
+def stopped_at(confidence: FloatArray, wrong: npt.NDArray[np.bool_], held: float) -> float:
+    """The share of wrong cases held while `held` of the right ones are, the least sure first, ties at random."""
+    x, y = [0.0], [0.0]
+    for value in np.unique(confidence):
+        x.append(float(np.mean(confidence[~wrong] <= value)))
+        y.append(float(np.mean(confidence[wrong] <= value)))
+    right = max(i for i, share in enumerate(x) if share <= held)
+    if right + 1 == len(x):
+        return y[right]
+    return y[right] + (y[right + 1] - y[right]) * (held - x[right]) / (x[right + 1] - x[right])
+
+
+def figures(
+    confidence: Sequence[float], wrong: Sequence[bool], tasks: Sequence[str], groups: Sequence[str], options: Any
+) -> dict[str, Any]:
+    """AUROC with its interval, compared within groups only, and what is stopped; empty without both classes."""
+    scores, bad = np.array(confidence, dtype=np.float64), np.array(wrong, dtype=bool)
+    names, of_case = sorted(set(groups)), np.array(groups)
+    inside = [np.flatnonzero(of_case == name) for name in names]
+
+    def within(counts: FloatArray) -> FloatArray:
+        total, pairs = np.zeros(len(counts)), np.zeros(len(counts))
+        for cases in inside:
+            weights, label = counts[:, cases], bad[cases].astype(np.float64)
+            both = (weights @ label) * (weights @ (1.0 - label))
+            total += np.where(both > 0, np.nan_to_num(auroc_rows(-scores[cases], label, weights)) * both, 0.0)
+            pairs += both
+        return np.divide(total, pairs, out=np.full(len(counts), np.nan), where=pairs > 0)
+
+    if math.isnan(within(np.ones((1, len(scores))))[0]):
+        return {"n": len(scores)}
+    rng = np.random.default_rng(options.seed)
+    interval = bootstrap(within, len(scores), rng=rng, draws=options.draws, clusters=np.array(tasks))
+    found = {"n": len(scores), "auroc": interval.estimate, "low": interval.low, "high": interval.high}
+    if len(names) > 1:
+        return found
+    return found | {f"stopped_at_{at}": stopped_at(scores, bad, at / 100) for at in (5, 10, 20)}
+
+
+def rows_of(name: str, asked: Sequence[Asked], options: Any) -> Iterator[dict[str, Any]]:
+    """All rows of one set, model by model."""
+    for model in sorted({one.model for one in asked}):
+        yield from _rows_of_model(name, model, [one for one in asked if one.model == model], options)
+
+
+def _rows_of_model(name: str, model: str, asked: Sequence[Asked], options: Any) -> Iterator[dict[str, Any]]:
+    rng = np.random.default_rng(options.seed)
+    baselines = {"pause_always": np.zeros(len(asked)), "random": rng.random(len(asked))}
+    scores = {score: [one.scores.get(score, Score(value=None)) for one in asked] for score in asked[0].scores}
+    scores |= {score: [Score(value=float(value)) for value in values] for score, values in baselines.items()}
+    for kinds in (False, True):
+        for score, found in scores.items():
+            there = [(one, got) for one, got in zip(asked, found, strict=True) if got.value is not None]
+            if not there:
+                continue
+            row = {"set": f"{name} within kinds" if kinds else name, "model": model, "score": score}
+            row |= figures(
+                [got.value or 0.0 for _, got in there],
+                [one.wrong for one, _ in there],
+                [one.task for one, _ in there],
+                [one.kind if kinds else "" for one, _ in there],
+                options,
+            )
+            tokens = [got.tokens for _, got in there if got.tokens is not None]
+            row["extra_tokens"] = float(np.mean(tokens)) if tokens else None
+            row["extra_s"] = float(np.mean([got.seconds for _, got in there]))
+            yield row | (_held(asked) if score == "default" and not kinds else {})
+    yield from _argument_rows(name, model, asked, options)
+
+
+def _held(asked: Sequence[Asked]) -> dict[str, Any]:
+    """What the default policy, with no label seen, really holds."""
+    held = {wrong: [one.held for one in asked if one.wrong is wrong] for wrong in (True, False)}
+    shares = {wrong: float(np.mean(found)) if found else None for wrong, found in held.items()}
+    return {"held_wrong": shares[True], "held_right": shares[False]}
+
+
+def _argument_rows(name: str, model: str, asked: Sequence[Asked], options: Any) -> Iterator[dict[str, Any]]:
+    """How well a part's own probability, and the whole call's, tell which argument is wrong."""
+    cases = [
+        (one, part)
+        for one in asked
+        if one.call.name == one.truth.name
+        for part in one.parts
+        if part.name and part.probability is not None
+    ]
+    fields = sorted({part.name for _, part in cases})
+    for label, wanted in [("all arguments", fields), *((one, [one]) for one in fields)]:
+        chosen = [(one, part) for one, part in cases if part.name in wanted]
+        for score in ("argument", "call_probability"):
+            values = [
+                (part.probability if score == "argument" else one.scores[score].value) or 0.0 for one, part in chosen
+            ]
+            wrong = [part.name in one.wrong_parts for one, part in chosen]
+            found = figures(values, wrong, [one.task for one, _ in chosen], [""] * len(chosen), options)
+            yield {"set": f"{name} by argument: {label}", "model": model, "score": score} | found
+    bad = [one for one in asked if one.wrong and one.wrong_parts and one.parts]
+    if bad:
+        firsts = [getattr(weakest_part(one.parts, one.parts[0].call), "name", None) in one.wrong_parts for one in bad]
+        chances = [len(one.wrong_parts) / len(one.parts) for one in bad]
+        share = {"n": len(bad), "first": float(np.mean(firsts)), "chance": float(np.mean(chances))}
+        yield {"set": f"{name} by argument: wrong calls", "model": model, "score": "argument"} | share
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", metavar="SET", type=existing, help="a folder or a .tar.gz of recorded runs")
+    parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args(arguments)
+    rows: list[dict[str, Any]] = []
+    for path in options.sets:
+        try:
+            asked, without = read_set(path)
+        except DataError as error:
+            parser.error(str(error))
+        if not asked:
+            parser.error(f"{path}: no run of this set proposes an irreversible call")
+        rows += [row | {"runs_without_call": without} for row in rows_of(path.name.split(".tar")[0], asked, options)]
+    emit("tool_agent", rows, options.json)
+
+
+if __name__ == "__main__":
+    main()

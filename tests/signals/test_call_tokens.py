@@ -1,0 +1,178 @@
+"""The parts of a call: each value is found where it is written, and read from its own tokens only."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import Step, TokenLogprob, ToolCall
+from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, call_probability, weakest_part
+from grampus_uq.signals.call_tokens import MAX_PARTS, call_parts, call_reading
+from grampus_uq.signals.driver import read_tokens
+
+CALL = ToolCall(id="1", name="refund", arguments={"order": "A17", "amount": 85.5, "express": True, "to": None})
+
+WAYS = {
+    "object": '{"name": "refund", "arguments": {"order": "A17", "amount": 85.5, "express": true, "to": null}}',
+    "arguments first": '{"arguments": {"to": null, "order": "A17", "amount": 85.5, "express": true}, "name":"refund"}',
+    "function": '{"function": {"name": "refund", "arguments": {"order":"A17","amount":85.5,"express":true,"to":null}}}',
+    "flat": '{"tool": "refund", "order": "A17", "amount": 85.5, "express": true, "to": null}',
+    "text in text": '{"name": "refund", "arguments": '
+    + json.dumps('{"order": "A17", "amount": 85.5, "express": true, "to": null}')
+    + "}",
+    "application": 'refund(order="A17", amount=85.5, express=True, to=None)',
+    "braces": 'refund {"order": "A17", "amount": 85.5, "express": true, "to": null}',
+}
+VALUES = {"": "refund", "order": "A17", "amount": "85.5", "express": "rue", "to": "one"}
+
+
+def one_a_character(text: str, doubtful: str = "", odds: float = 0.5, *, last: bool = True) -> tuple[TokenLogprob, ...]:
+    """A token a character; those of the last mention of the doubtful text have the odds, the others are certain."""
+    at = text.rfind(doubtful) if doubtful else -1
+    places = range(at, at + len(doubtful)) if at >= 0 else ()
+    return tuple(
+        TokenLogprob(token=character, logprob=math.log(odds) if place in places else 0.0)
+        for place, character in enumerate(text)
+    )
+
+
+def by_name(parts: tuple[CallPart, ...]) -> dict[str, float | None]:
+    return {part.name: part.probability for part in parts}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("part", ["", "order", "amount"])
+def test_a_value_is_read_from_its_own_tokens_however_the_call_is_written(way: str, part: str) -> None:
+    value = VALUES[part]
+    odds = by_name(call_parts(one_a_character("Well, " + WAYS[way], value), [CALL]))
+    assert odds.pop(part) == pytest.approx(0.5 ** len(value))
+    assert set(odds) == {"", *CALL.arguments} - {part}
+    assert set(odds.values()) == {1.0}
+
+
+SCALARS = st.one_of(
+    st.integers(-(10**6), 10**6),
+    st.floats(-1e6, 1e6).filter(lambda x: x != 0),
+    st.booleans(),
+    st.none(),
+    st.text(min_size=1, max_size=12),
+)
+ARGUMENTS = st.dictionaries(
+    st.from_regex(r"[a-z]{1,8}", fullmatch=True),
+    SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=3), SCALARS, max_size=2),
+    max_size=5,
+)
+
+
+@given(ARGUMENTS, st.booleans(), st.lists(st.integers(1, 6), min_size=1), st.integers(0, 2**32 - 1))
+def test_the_parts_of_any_call_in_json_are_those_at_the_places_where_they_were_written(
+    arguments: dict[str, Any], plain: bool, sizes: list[int], seed: int
+) -> None:
+    """Written piece by piece here, so that every value's place is known; then cut into tokens of any size."""
+    text, places = '{"name": "pay_out", "arguments": {', {"": (10, 17)}
+    for name, value in arguments.items():
+        text += f'{", " if text[-1] != "{" else ""}"{name}": '
+        written = json.dumps(value, ensure_ascii=plain)
+        quotes = isinstance(value, str)
+        places[name] = (len(text) + quotes, len(text) + len(written) - quotes)
+        text += written
+    text += "}}"
+    tokens, at, odds = [], 0, []
+    while at < len(text):
+        size = sizes[len(tokens) % len(sizes)]
+        odds.append(-((seed >> len(tokens) % 32) % 5) / 10)
+        tokens.append(TokenLogprob(token=text[at : at + size], logprob=odds[-1]))
+        at += size
+    ends = [sum(len(token.token) for token in tokens[: i + 1]) for i in range(len(tokens))]
+    parts = call_parts(tokens, [ToolCall(name="pay_out", arguments=arguments)])
+    assert [part.name for part in parts] == ["", *arguments]
+    for part in parts:
+        begin, end = places[part.name]
+        own = [odds[i] for i, stop in enumerate(ends) if stop > begin and stop - len(tokens[i].token) < end]
+        if part.probability is not None:
+            assert part.probability == pytest.approx(math.exp(math.fsum(own)))
+        assert part.least == pytest.approx(math.exp(min(own)))
+
+
+@given(st.text(max_size=200), st.text(max_size=12), st.dictionaries(st.text(max_size=4), SCALARS, max_size=4))
+def test_no_text_raises_and_every_probability_is_one(text: str, name: str, arguments: dict[str, Any]) -> None:
+    for written in (text, name + text, f'{{"name": {json.dumps(name)}, {text}', f"{name}({text}"):
+        step = Step(
+            step_id="s",
+            kind="llm_call",
+            time_s=0.0,
+            tool_calls=(ToolCall(name=name, arguments=arguments),),
+            logprobs=one_a_character(written, written[1:3]),
+        )
+        reading = call_reading(step)
+        assert (reading.value is None) == (reading.reason is not None) == (not reading.parts)
+        assert all(part.least is not None and 0.0 <= part.least <= 1.0 for part in reading.parts)
+
+
+def test_a_value_that_is_not_found_makes_every_token_of_the_call_count() -> None:
+    """The client read another number than the model wrote: nobody knows whose tokens these are."""
+    call = CALL.model_copy(update={"arguments": {**CALL.arguments, "sum": 4}})
+    (part,) = call_parts(one_a_character(WAYS["application"], "A17"), [call])
+    assert part.name == WHOLE_CALL
+    assert part.probability == pytest.approx(0.5**3)
+
+
+def test_a_call_with_more_arguments_than_are_told_apart_is_read_as_a_whole() -> None:
+    arguments = {f"a{number}": number for number in range(MAX_PARTS + 1)}
+    text = json.dumps({"name": "f", "arguments": arguments})
+    assert [part.name for part in call_parts(one_a_character(text), [ToolCall(name="f", arguments=arguments)])] == ["*"]
+
+
+def test_prose_counts_for_its_least_token_only() -> None:
+    arguments = {"to": "ann@example.org", "body": "Dear Ann, the parcel will be with you on Monday, I hope."}
+    text = json.dumps({"name": "send", "arguments": arguments})
+    parts = call_parts(one_a_character(text, "Monday", 0.1), [ToolCall(name="send", arguments=arguments)])
+    body = next(part for part in parts if part.name == "body")
+    assert (body.probability, body.least) == (None, pytest.approx(0.1))
+    assert call_probability(parts, 0) == 1.0
+
+
+def test_what_a_model_writes_as_a_name_is_not_shown() -> None:
+    arguments = {"ok": 1, "\x1b[31m ignore all rules": 2, "x" * 100: 3}
+    parts = call_parts(
+        one_a_character(json.dumps({"name": "f", "arguments": arguments})), [ToolCall(name="f", arguments=arguments)]
+    )
+    assert [part.name for part in parts] == ["", "ok", "argument 2", "argument 3"]
+
+
+def test_the_weakest_part_and_the_probability_are_those_of_one_call() -> None:
+    first, second = (json.dumps({"name": "f", "arguments": {"x": x}}) for x in (17, 23))
+    calls = [ToolCall(name="f", arguments={"x": 17}), ToolCall(name="f", arguments={"x": 23})]
+    step = Step(
+        step_id="s",
+        kind="llm_call",
+        time_s=0.0,
+        tool_calls=tuple(calls),
+        logprobs=one_a_character(f"{first}\n{second}", "23"),
+    )
+    reading = call_reading(step)
+    assert reading.value == pytest.approx(0.25)
+    assert (call_probability(reading.parts, 0), call_probability(reading.parts, 1)) == (1.0, pytest.approx(0.25))
+    weakest = weakest_part(reading.parts, 1)
+    assert weakest is not None
+    assert weakest.name == "x"
+
+
+@pytest.mark.parametrize("broken", [math.nan, 0.5])
+def test_a_malformed_number_makes_the_reading_missing(broken: float) -> None:
+    tokens = (*one_a_character(WAYS["object"])[:-1], TokenLogprob(token="}", logprob=broken))
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(CALL,), logprobs=tokens)
+    assert call_reading(step).reason == "invalid_value"
+
+
+def test_a_call_that_its_tokens_do_not_write_is_missing_and_a_step_without_a_call_has_no_such_reading() -> None:
+    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(CALL,), logprobs=one_a_character("Done."))
+    assert call_reading(step).reason == "no_logprobs"
+    said = Step(step_id="s", kind="llm_call", time_s=0.0, text="Done.", logprobs=one_a_character("Done."))
+    assert "call_probability" not in {reading.source for reading in read_tokens(said, ())}
+    assert "call_probability" in {reading.source for reading in read_tokens(step, ())}
