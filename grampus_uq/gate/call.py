@@ -210,9 +210,9 @@ def _doubt(judged: StepUncertainty | Verdict | ApprovalRequest, reason: str) -> 
     return Doubt(level=judged.level, rule=judged.rule, reason=reason, guarantee=judged.guarantee)
 
 
-def cleared(record: CallRecord, by: str = "monitor") -> CallRecord:
+def cleared(record: CallRecord, by: str = "monitor", **changes: Any) -> CallRecord:
     """Clear a call without a human decision; valid in this process only."""
-    new = record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None)
+    new = record.change(phase=CallPhase.CLEARED, cleared_by=by, requests=(), decisions=(), grant=None, **changes)
     new._cleared_here = new._identity(new.call)
     return new
 

@@ -13,6 +13,7 @@ What lowers it holds for the exact name alone.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ T = TypeVar("T")
 
 _DANGER = {Effect.READ: 0, Effect.REVERSIBLE: 1, Effect.UNKNOWN: 1, Effect.IRREVERSIBLE: 2}
 _MAX_UNCLASSIFIED = 1_000
+_MAX_KNOWN_LENGTH = 256
 
 
 class ToolEffects:
@@ -55,36 +57,36 @@ class ToolEffects:
         self._predicates = _by_spelling(predicates)
         self._mcp = _by_spelling(mcp)
         self._unknown_is_irreversible = unknown_is_irreversible
+        self._known = functools.lru_cache(maxsize=_MAX_UNCLASSIFIED)(self._of_name)  # asked four times a call
         self._unclassified: set[str] = set()
         self._lock = threading.Lock()
 
     def resolve(self, call: ToolCall, declared: Effect | str | None = None) -> Effect:
         """The effect of this call; `declared` is what the tool's own definition says."""
-        effect = self._by_name.get(call.name) or parse_effect(declared, "ToolEffects.resolve")
-        if effect is None or effect is Effect.UNKNOWN:
-            matching = [e for pattern, e in self._patterns.items() if fnmatch.fnmatchcase(call.name, pattern)]
-            effect = max(matching, key=_DANGER.__getitem__) if matching else Effect.UNKNOWN
-            if any(fnmatch.fnmatchcase(key, glob) for glob in self._grave_globs for key in same_tool_keys(call.name)):
-                effect = Effect.IRREVERSIBLE
-        for opinion in self._opinions(call):
-            if _DANGER[opinion] > _DANGER[effect]:
-                effect = opinion
+        known = parse_effect(declared, "ToolEffects.resolve")
+        effect = (self._known if len(call.name) <= _MAX_KNOWN_LENGTH else self._of_name)(call.name, known)
+        if self._predicates:
+            for predicate in _spelt(self._predicates, same_tool_keys(call.name)):
+                effect = _graver(effect, _opinion(predicate, call))
         if effect is Effect.UNKNOWN:
             self._note(call.name)
             if self._unknown_is_irreversible:
                 return Effect.IRREVERSIBLE
         return effect
 
-    def _opinions(self, call: ToolCall) -> list[Effect]:
-        """Effects by predicates, annotations and spellings of the name; they count where they raise danger."""
-        keys = same_tool_keys(call.name)
-        found = [_opinion(predicate, call) for predicate in _spelt(self._predicates, keys)]
+    def _of_name(self, name: str, declared: Effect | None) -> Effect:
+        """What names, patterns, annotations and spellings say of a tool, whatever its arguments."""
+        effect = self._by_name.get(name) or declared
+        keys = same_tool_keys(name)
+        if effect is None or effect is Effect.UNKNOWN:
+            matching = [e for pattern, e in self._patterns.items() if fnmatch.fnmatchcase(name, pattern)]
+            effect = max(matching, key=_DANGER.__getitem__) if matching else Effect.UNKNOWN
+            if any(fnmatch.fnmatchcase(key, glob) for glob in self._grave_globs for key in keys):
+                return Effect.IRREVERSIBLE
         # MCP's readOnlyHint is only the server's word and lowers nothing.
-        if any(notes.get("destructiveHint") is True for notes in _spelt(self._mcp, keys)):
-            found.append(Effect.IRREVERSIBLE)
-        if call.name not in self._by_name and (reordered(call.name) or not self._grave.isdisjoint(keys)):
-            found.append(Effect.IRREVERSIBLE)
-        return [opinion for opinion in found if opinion is not None]
+        destructive = any(notes.get("destructiveHint") is True for notes in _spelt(self._mcp, keys))
+        misspelt = name not in self._by_name and (reordered(name) or not self._grave.isdisjoint(keys))
+        return Effect.IRREVERSIBLE if destructive or misspelt else effect
 
     def _note(self, name: str) -> None:
         with self._lock:
@@ -102,6 +104,10 @@ def _opinion(predicate: Predicate, call: ToolCall) -> Effect | None:
         return parse_effect(predicate(call), "predicate")
     except Exception:  # noqa: BLE001 (user code on hostile arguments: what cannot be judged is dangerous)
         return Effect.IRREVERSIBLE
+
+
+def _graver(effect: Effect, opinion: Effect | None) -> Effect:
+    return effect if opinion is None or _DANGER[opinion] <= _DANGER[effect] else opinion
 
 
 def _read(effects: Mapping[str, Effect | str] | None) -> dict[str, Effect]:

@@ -166,7 +166,6 @@ class Gate:
         policy = unwatched if session is None else session.profile.policy
         if policy is not None and policy.is_irreversible(record.proposed.name):
             effect = Effect.IRREVERSIBLE
-        record = record if record.effect is effect else record.change(effect=effect)
         acts = session is None or not session.profile.advisory
         if why is None:
             why = doubt or (FRAMEWORK_ASKS if framework_asks else None)
@@ -176,7 +175,8 @@ class Gate:
             why = REPEATED
         if why is None:
             by = "unmonitored" if session is None else "monitor"
-            return cleared(record, by), UncertaintyAction.PROCEED
+            return cleared(record, by, effect=effect), UncertaintyAction.PROCEED
+        record = record.change(effect=effect)
         return asked(record, terms, self.approvals, why, self._clock()), UncertaintyAction.PAUSE_FOR_HUMAN
 
     # -- deciding -------------------------------------------------------------------------------------------------

@@ -348,9 +348,8 @@ class _Guarded(ToolCallRequest):
 
     @classmethod
     def of(cls, request: ToolCallRequest, bind: Callable[[Any], Any]) -> _Guarded:
-        new = cls(**{field.name: getattr(request, field.name) for field in fields(request)})
-        object.__setattr__(new, "_bind", bind)
-        object.__setattr__(new, "tool", None if request.tool is None else bind(request.tool))
+        new = cls.__new__(cls)
+        vars(new).update(vars(request), _bind=bind, tool=None if request.tool is None else bind(request.tool))
         return new
 
     def __setattr__(self, name: str, value: Any) -> None:
