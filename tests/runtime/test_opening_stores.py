@@ -7,8 +7,10 @@ import shutil
 import sqlite3
 import stat
 import uuid
+from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -18,7 +20,8 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreErr
 from grampus_uq.records.vocabulary import Effect
 from grampus_uq.runtime import stores
 from grampus_uq.runtime.audit import AuditLog
-from grampus_uq.runtime.store import SCHEMA_VERSION, SessionStore
+from grampus_uq.runtime.store import SCHEMA_VERSION, Document, SessionStore
+from grampus_uq.runtime.stores.conformance import check_session_store
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.stores.postgres import MIGRATIONS as POSTGRES_MIGRATIONS
 from grampus_uq.runtime.stores.postgres import PostgresStore
@@ -65,16 +68,48 @@ async def test_who_only_looks_creates_no_store(tmp_path: Path, postgres_url: str
 
     with psycopg.connect(postgres_url, autocommit=True) as db:
         db.execute("DROP TABLE IF EXISTS grampus_schema, grampus_documents, grampus_logs")
-    missing = tmp_path / "no" / "such.db"
-    empty = RedisStore(redis_url, namespace=uuid.uuid4().hex, create=False)
-    for store in (SQLiteStore(missing, create=False), PostgresStore(postgres_url, create=False), empty):
-        for _ in range(2):
-            with pytest.raises(StoreError, match=r"no SQLite store|no store"):
-                await store.scan("session")
-        await store.aclose()
+    missing, namespace = tmp_path / "no" / "such.db", uuid.uuid4().hex
+
+    def empty() -> RedisStore:
+        return RedisStore(redis_url, namespace=namespace, create=False)
+
+    stores = (lambda: SQLiteStore(missing, create=False), lambda: PostgresStore(postgres_url, create=False), empty)
+    for opened in stores:
+        with pytest.raises(StoreError, match=r"no SQLite store|no store"):
+            await opened().scan("session")
+        await check_absent(opened)
     assert os.listdir(tmp_path) == []
     with psycopg.connect(postgres_url) as db:
         assert db.execute("SELECT to_regclass('grampus_schema')").fetchone() == (None,)
+
+
+async def check_absent(opened: Callable[[], SessionStore]) -> None:
+    kept = MemoryStore()
+
+    async def store() -> SessionStore:
+        return kept
+
+    async def absent() -> SessionStore:
+        return opened()
+
+    await check_session_store(store, absent=absent)
+
+
+class EmptyUntilWritten(SQLiteStore):
+    """Answers for a store that is not there as for an empty one."""
+
+    async def scan(self, *args: Any, **how: Any) -> list[Document]:
+        try:
+            return await super().scan(*args, **how)
+        except StoreError:
+            return []
+
+
+async def test_the_checks_fail_a_store_that_is_made_by_looking_or_is_empty_where_there_is_none(tmp_path: Path) -> None:
+    making, empty = tmp_path / "made.db", tmp_path / "missing.db"
+    for opened in (lambda: SQLiteStore(making), lambda: EmptyUntilWritten(empty, create=False)):
+        with pytest.raises(AssertionError, match="create=False"):
+            await check_absent(opened)
 
 
 async def test_a_database_of_somebody_elses_is_not_taken_for_a_store(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import anyio
 
-from grampus_uq.errors import SessionConflictError
+from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.runtime.store import GENESIS, Append, Delete, Drop, Put, SessionStore, link
 
 __all__ = ["check_session_store"]
@@ -21,12 +21,19 @@ _RACERS = 8
 _ROUNDS = 6
 
 
-async def check_session_store(open_store: Callable[[], Awaitable[SessionStore]]) -> None:
+async def check_session_store(
+    open_store: Callable[[], Awaitable[SessionStore]],
+    *,
+    absent: Callable[[], Awaitable[SessionStore]] | None = None,
+) -> None:
     """Raise AssertionError, saying what is wrong, unless the stores that `open_store` gives behave as one store must.
 
     `open_store` is awaited several times and each time gives a new handle on the same, initially empty storage. Every
-    primitive is raced by eight tasks over three handles.
+    primitive is raced by eight tasks over three handles. `absent`, for a store that `open_store(url, create=False)`
+    opens, is awaited several times and each time gives a handle opened so, on storage that was never made.
     """
+    if absent is not None:
+        await _absent(absent)
     stores = [await open_store() for _ in range(3)]
     try:
         await _documents(stores)
@@ -77,6 +84,26 @@ async def _race(stores: Sequence[SessionStore], work: Callable[[SessionStore, in
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
         raise first from None
+
+
+async def _absent(open_store: Callable[[], Awaitable[SessionStore]]) -> None:
+    put = Put(kind="doc", key="a", body="{}", expected=0)
+    works: tuple[Callable[[SessionStore], Awaitable[object]], ...] = (
+        lambda store: store.get("doc", "a"),
+        lambda store: store.scan("doc"),
+        lambda store: store.read("log"),
+        lambda store: store.now(),
+        lambda store: store.write(put),
+    )
+    for work in (*works, *works):  # a second time: none of them made it
+        store = await open_store()
+        try:
+            await work(store)
+        except StoreError:
+            continue
+        finally:
+            await store.aclose()
+        _holds(False, "a store that is not there, opened with create=False, raises StoreError and is not made")
 
 
 # -- one at a time ----------------------------------------------------------------------------------------------------
