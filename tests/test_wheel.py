@@ -26,6 +26,9 @@ def test_a_wheel_installs_with_every_file_and_its_command_runs_away_from_the_che
     missing = [name for path in files if (name := path.relative_to(ROOT).as_posix()) not in held]
     assert missing == []
     assert any(name.endswith("licenses/LICENSE") for name in held)
+    page = next(zipfile.ZipFile(wheel).read(name).decode() for name in held if name.endswith("/METADATA"))
+    assert "](docs/" not in page, "a package page has no docs folder to link to"
+    assert "`docs/quickstart.md`" in page
 
     installed = tmp_path / "installed"
     pip("install", "--no-deps", "--target", str(installed), str(wheel), cwd=tmp_path)

@@ -77,7 +77,7 @@ def _imported(
     element: Element, name: str, messages: list[Message], facts: dict[int, MessageFacts], model: str
 ) -> ImportedRun:
     if not any(message.role is Role.ASSISTANT for message in messages):
-        raise element.error("messages", "holds no answer of the assistant: no step.")
+        raise element.error("messages", "holds no message of the assistant, so no step.")
     return ImportedRun(
         run_id=name,
         path=element.path,
@@ -104,7 +104,7 @@ def _branch(element: Element) -> list[tuple[str, dict[str, Any]]]:
         place = f"mapping.{at!s:.50}"
         node = mapping.get(at) if isinstance(at, str) else None
         if not isinstance(node, dict):
-            raise refuse(place, "is named as a node, and is none.")
+            raise refuse(place, "must be a node of `mapping`.")
         if at in passed:
             raise refuse(f"{place}.parent", "is its own ancestor.")
         passed.add(at)
@@ -176,7 +176,7 @@ def _entry(element: Element) -> ImportedRun:
         )
         messages.append(answer)
     elif given is None:
-        raise refuse("messages", "is missing, and there are no choices either.")
+        raise refuse("messages", "is missing, and so are `choices`.")
     model = response.get("model", request.get("model"))
     names = (value.get("custom_id"), value.get("id"), response.get("id"))
     name = next((found for found in names if isinstance(found, str) and found), str(element.index))

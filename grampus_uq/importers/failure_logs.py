@@ -92,7 +92,7 @@ def _message(value: Any, field: str, element: Element) -> Message:
     content, role, name = (text_or_none(item.get(part), f"{field}.{part}", element.error) for part in _PARTS)
     speaker = name or role
     if not speaker:
-        raise element.error(f"{field}.name", "is missing, and there is no role either: nobody speaks.")
+        raise element.error(f"{field}.name", "is missing, and so is `role`: the speaker is unknown.")
     return Message(role=_ROLES.get(role or "", Role.ASSISTANT), content=content, name=speaker)
 
 

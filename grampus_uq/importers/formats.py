@@ -70,7 +70,9 @@ def detect_format(path: str | os.PathLike[str]) -> str:
         if any(names.issuperset(fields.encode().split()) for fields in form.fields):
             return form.name
     shown = ", ".join(sorted(name.decode("utf-8", "replace")[:40] for name in names)[:10])
-    reason = f"has no format that is known ({', '.join(FORMATS)}): its first object has the fields {shown or 'none'}."
+    reason = (
+        f"is in none of the known formats ({', '.join(FORMATS)}): its first object has the fields {shown or 'none'}."
+    )
     raise DataError(reason, path=os.fspath(path), line=1)
 
 

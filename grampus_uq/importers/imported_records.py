@@ -39,7 +39,7 @@ def each_run(
                 raise element
             run = read(element)
             if run.run_id in seen:
-                raise element.error(id_field, f"{run.run_id!r:.80} came before.")
+                raise element.error(id_field, f"{run.run_id!r:.80} is a duplicate: an earlier run of this file has it.")
         except DataError as error:
             refuse_to(on_refused, error)
             continue

@@ -178,14 +178,14 @@ class _Window:
         while (head := self.peek()) != "}":
             if not first:
                 if head != ",":
-                    self.fail("expected ',' or '}' behind a value" if head else _NO_END.format("object"))
+                    self.fail("expected ',' or '}' after a value" if head else _NO_END.format("object"))
                 self.skip(1)
                 self.peek()
             key = self.take()
             if not isinstance(key, str):
                 self.fail(f"must be the name of a field. Got {type(key).__name__}")
             if self.peek() != ":":
-                self.fail("expected ':' behind the name of a field")
+                self.fail("expected ':' after the name of a field")
             self.skip(1)
             self.peek()
             first = False
@@ -199,7 +199,7 @@ class _Window:
         while (head := self.peek()) != "]":
             if index:
                 if head != ",":
-                    self.fail("expected ',' or ']' behind an element" if head else _NO_END.format("array"))
+                    self.fail("expected ',' or ']' after an element" if head else _NO_END.format("array"))
                 self.skip(1)
                 self.peek()
             yield index

@@ -102,7 +102,7 @@ def _run(trace: str, spans: list[_Span], outcome: str | None) -> ImportedRun:
     spans.sort(key=lambda span: span.order)
     first = spans[0].element
     if not any(span.kind == "llm" for span in spans):
-        raise first.error("run_type", f"the trace {trace!r:.80} has no run of type llm: no step.")
+        raise first.error("run_type", f"the trace {trace!r:.80} has no run of type llm, so no step.")
     transcript = Transcript()
     model = ""
     for span in spans:

@@ -188,7 +188,7 @@ def _of_protobuf(index: int, data: bytes, path: str) -> OtlpSpan:
     try:
         span = Span.FromString(data)
     except (DecodeError, RecursionError) as error:
-        raise DataError(f"is no span: {error!s:.200}.", path=path, line=1, field=f"spans[{index}]") from error
+        raise DataError(f"is not a span: {error!s:.200}.", path=path, line=1, field=f"spans[{index}]") from error
     if not span.trace_id or not span.span_id:
         raise place.error("trace_id", "is empty.")
     if max(span.start_time_unix_nano, span.end_time_unix_nano) >= _MOST_NS:

@@ -38,7 +38,7 @@ def span_messages(path: str | os.PathLike[str]) -> Iterator[tuple[int, bytes]]:
         try:
             request = _request_type().FromString(data)
         except DecodeError as error:
-            raise _error(path, offset, f"is no request of OTLP: {error!s:.200}") from error
+            raise _error(path, offset, f"is not an OTLP request: {error!s:.200}") from error
         for resource in request.items:
             for scope in resource.items:
                 for span in scope.items:

@@ -102,7 +102,7 @@ def _reward(element: Element) -> float | None:
 
 def _messages(value: Any, element: Element) -> tuple[tuple[Message, ...], dict[int, MessageFacts]]:
     if not isinstance(value, list):
-        hint = " Runs of voice hold ticks in their place, which are not read." if element.value.get("ticks") else ""
+        hint = " Voice runs hold `ticks` instead, which are not supported." if element.value.get("ticks") else ""
         raise element.error("messages", f"must be a list of messages. Got {type(value).__name__}.{hint}")
     messages: list[Message] = []
     facts: dict[int, MessageFacts] = {}

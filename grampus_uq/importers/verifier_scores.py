@@ -15,16 +15,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.errors import ConfigurationError, DataError, MissingDependencyError
+from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers.opening import text_blocks
-from grampus_uq.recording.packed import is_packed
+from grampus_uq.recording.packed import is_packed, is_parquet, pyarrow_for
 
 __all__ = ["ScoreColumns", "ScoreTable", "is_score_table", "read_scores"]
 
 _BATCH: Final = 2_000  # rows of a few small objects each: more of them fall out of the processor cache
 _MAX_LINE: Final = 2**24
 _ENDINGS: Final = (".csv", ".csv.gz", ".parquet", ".pq")
-_PARQUET: Final = b"PAR1"
 _SOLVED: Final = {
     "True": True, "true": True, "TRUE": True, "1": True, "1.0": True,
     "False": False, "false": False, "FALSE": False, "0": False, "0.0": False,
@@ -100,7 +99,7 @@ def read_scores(
     converters: tuple[Callable[[Any], Any], ...] = (_run_id, _step, score, _is_solved)
     codes_of: dict[str, int] = {}
     parts: list[tuple[npt.NDArray[Any], ...]] = []
-    for lines, cells in _parquet_cells(name, names) if _is_parquet(name) else _csv_cells(name, names):
+    for lines, cells in _parquet_cells(name, names) if is_parquet(Path(name)) else _csv_cells(name, names):
         runs, steps, scores, solved = (
             _converted(given, convert, name, lines, column)
             for given, convert, column in zip(cells, converters, names, strict=True)
@@ -227,14 +226,6 @@ def _is_solved(cell: Any) -> bool:
 # -- files --
 
 
-def _is_parquet(path: str) -> bool:
-    try:
-        with Path(path).open("rb") as stream:
-            return stream.read(len(_PARQUET)) == _PARQUET
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}.", path=path) from error
-
-
 def _csv_cells(path: str, wanted: Sequence[str]) -> Iterator[_Cells]:
     reader = csv.reader(chain.from_iterable(_line_blocks(path)), strict=True)
     header: list[str] = []
@@ -290,11 +281,7 @@ def _place(header: list[str], column: str, path: str) -> int:
 
 
 def _parquet_cells(path: str, wanted: Sequence[str]) -> Iterator[_Cells]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError.of("pyarrow", "parquet", "Reading Parquet") from error
+    pa, pq = pyarrow_for("Reading Parquet")
     first = 1
     try:
         with pq.ParquetFile(path) as file:

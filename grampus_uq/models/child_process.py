@@ -72,7 +72,7 @@ class Child:
                 raise self._failure
             if time.monotonic() >= deadline or stop.wait(0.05):
                 return self._process.poll()
-        self._reader.join(timeout=1.0)  # so that `tail` holds the last words
+        self._reader.join(timeout=1.0)  # so that `tail` holds the last lines
         return code
 
     def end(self, grace_s: float = 2.0) -> None:

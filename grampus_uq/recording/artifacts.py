@@ -202,8 +202,8 @@ def activate(
     """
     if not artifact.profile.fitted:
         way_out = "Fit one (`grampus-uq fit`), or give UncertaintyMonitor the policy itself."
-        rule = "a profile in which something was fitted"
-        raise ConfigurationError.of("artifact", "activate", rule, "a policy and nothing more", way_out)
+        rule = "a fitted profile"
+        raise ConfigurationError.of("artifact", "activate", rule, "a policy alone", way_out)
     found = match(artifact, model=model, prompt_hash=prompt_hash, tools_hash=tools_hash)
     if found.status == "refused":
         rule = f"what the profile was fitted for: {' '.join(found.reasons)}"
@@ -268,7 +268,7 @@ def load(path: str | os.PathLike[str]) -> ProfileArtifact:
     name = os.fspath(path)
     document = _parse(path, name)
     if document.pop("format", None) != _FORMAT:
-        raise DataError(f"must be {_FORMAT!r}: this is no profile.", path=name, field="format")
+        raise DataError(f"must be {_FORMAT!r}: this is not a profile.", path=name, field="format")
     check_version(document.pop("v", None), VERSION, path=name)
     fingerprint = document.pop("fingerprint", None)
     if fingerprint != _digest(document):
@@ -290,7 +290,7 @@ def _parse(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}.", path=name) from error
     if len(data) > _MAX_BYTES:
-        raise DataError(f"is longer than {_MAX_BYTES} bytes: this is no profile.", path=name)
+        raise DataError(f"is longer than {_MAX_BYTES} bytes: this is not a profile.", path=name)
     return json_object(data, path=name, unique_names=True)
 
 

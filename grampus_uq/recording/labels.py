@@ -139,7 +139,7 @@ def _label_of(row: dict[str, str | None], path: str, line: int) -> Label:
 
 def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
     if not by.strip():
-        raise ConfigurationError.of("by", "label", "the name of whoever labels", by)
+        raise ConfigurationError.of("by", "label", "the name of the person or program that labels", by)
     stop_reason = known.stop_reason or (run.outcome.stop_reason if run.outcome is not None else None)
     if stop_reason is None:
         reason = f"the end of {run.session_id!r:.100} was never recorded; say how it ended (clean, max_steps, ...)."
@@ -147,9 +147,11 @@ def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
     outcome = Outcome(success=known.success, stop_reason=stop_reason, labelled_by=by, time_s=time_s, note=known.note)
     event = OutcomeEvent(session_id=run.session_id, agent_id=run.events[0].agent_id, outcome=outcome)
     if is_packed(Path(run.path)):
-        raise DataError("is packed, and takes no more lines; label first, then pack.", path=run.path, line=run.line)
+        raise DataError(
+            "is packed and accepts no more lines; label the recordings, then pack them.", path=run.path, line=run.line
+        )
     if not run.last:
-        reason = f"another session follows {run.session_id!r:.100}; a label is appended, and would be that one's."
+        reason = f"another session follows {run.session_id!r:.100}; a label at the end of the file would be its."
         raise DataError(reason, path=run.path, line=run.line)
     append_line(latest_part(Path(run.path)), encode(event, content="full"))
     return event

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from grampus_uq.errors import DataError, MissingDependencyError
 
-__all__ = ["PACKED_SUFFIX", "PackedWriter", "is_packed", "is_parquet", "packed_lines", "row_groups"]
+__all__ = ["PACKED_SUFFIX", "PackedWriter", "is_packed", "is_parquet", "packed_lines", "pyarrow_for", "row_groups"]
 
 PACKED_SUFFIX: Final = ".parquet"
 GROUP_BYTES: Final = 8 * 2**20
@@ -50,11 +50,11 @@ def row_groups(path: Path) -> list[int]:
 
 def packed_lines(path: Path, groups: Sequence[int] | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield `(number of the row from 1, line)`; of these row groups, by default of all. Raises DataError."""
-    pyarrow, _ = _pyarrow("Reading packed recordings")
+    pyarrow, _ = pyarrow_for("Reading packed recordings")
     name = os.fspath(path)
     with _opened(path) as file:
         if (file.metadata.metadata or {}).get(_KEY) != _VERSION:
-            raise DataError("is Parquet, and no packed recording: a table of steps?", path=name)
+            raise DataError("is Parquet but not a packed recording (a table of steps?).", path=name)
         sizes = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         for group in range(len(sizes)) if groups is None else groups:
             number = sum(sizes[:group])
@@ -74,7 +74,7 @@ class PackedWriter:
     """Writes runs, one after the other, into one packed file; it appears under its name when it is complete."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        pyarrow, parquet = _pyarrow("Packing recordings")
+        pyarrow, parquet = pyarrow_for("Packing recordings")
         self._pyarrow = pyarrow
         self._path = Path(path)
         self._draft = Path(f"{os.fspath(path)}.{os.getpid()}.part")
@@ -114,14 +114,15 @@ class PackedWriter:
 
 
 def _opened(path: Path) -> Any:
-    pyarrow, parquet = _pyarrow("Reading packed recordings")
+    pyarrow, parquet = pyarrow_for("Reading packed recordings")
     try:
         return parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError, MemoryError) as error:
         raise DataError(f"is not Parquet, or damaged: {error!s:.200}.", path=os.fspath(path)) from error
 
 
-def _pyarrow(purpose: str) -> tuple[Any, Any]:
+def pyarrow_for(purpose: str) -> tuple[Any, Any]:
+    """The modules `pyarrow` and `pyarrow.parquet`; without them MissingDependencyError names the purpose."""
     try:
         import pyarrow
         import pyarrow.parquet

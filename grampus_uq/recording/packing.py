@@ -14,7 +14,7 @@ from grampus_uq.recording.packed import PACKED_SUFFIX, PackedWriter, is_packed
 from grampus_uq.recording.parallel import Backend, in_order
 from grampus_uq.recording.parts import RecordingPart, recording_parts
 from grampus_uq.recording.reader import PartialLine, scan
-from grampus_uq.recording.runs import Paths
+from grampus_uq.recording.runs import Paths, interleaved
 
 __all__ = ["FILE_BYTES", "PackedFile", "pack"]
 
@@ -50,7 +50,7 @@ def pack(
     target.mkdir(parents=True, exist_ok=True)
     there = next(target.glob(f"part-*{PACKED_SUFFIX}"), None)
     if there is not None:
-        raise DataError("is there already; take an empty folder.", path=os.fspath(there))
+        raise DataError("already exists; choose an empty folder.", path=os.fspath(there))
     parts = enumerate(recording_parts(paths, part_bytes=file_bytes))
     written = []
     for file in in_order(partial(_pack_part, target), parts, workers=workers, backend=backend):
@@ -94,8 +94,7 @@ def _sessions(path: Path, on_partial_line: Callable[[PartialLine], None]) -> Ite
             if lines:
                 yield current, lines
             if found.session_id in seen:
-                reason = f"{found.session_id!r:.100} goes on here after another session; keep its lines together."
-                raise DataError(reason, path=os.fspath(path), line=number, field="session_id")
+                raise interleaved(found.session_id, path, number)
             seen.add(found.session_id)
             current, lines = found.session_id, []
         lines.append(line)

@@ -82,8 +82,8 @@ def _in_processes(work: Callable[[Part], Result], parts: Iterable[Part], workers
         while pending:
             yield _unwrapped(pending.popleft().result())
     except BrokenProcessPool as error:
-        way_out = "It was killed, perhaps for want of memory: take fewer workers."
-        raise ConfigurationError.of("workers", "in_order", "processes that live", workers, way_out) from error
+        way_out = "One was killed, perhaps for lack of memory: use fewer workers."
+        raise ConfigurationError.of("workers", "in_order", "processes that keep running", workers, way_out) from error
     finally:
         for future in pending:
             future.cancel()

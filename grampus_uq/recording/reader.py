@@ -45,7 +45,7 @@ def report(found: PartialLine) -> None:
 def read(path: str | os.PathLike[str], *, on_partial_line: Callable[[PartialLine], None] = report) -> Iterator[Event]:
     """Yield the events of one recording, in commit order, holding one line at a time.
 
-    An unfinished line is given to `on_torn` (default: a logged warning) and left out; it is never fatal. Raises
+    An unfinished line is given to `on_partial_line` (default: a logged warning) and left out; it is never fatal. Raises
     DataError with path, line and field for a damaged line, a newer version, or a line longer than `MAX_LINE_BYTES`.
     """
     for _, event in read_numbered(path, on_partial_line=on_partial_line):

@@ -262,7 +262,7 @@ class _Runs:
             self._resumed.add(event.session_id)
         else:
             raise DataError(
-                f"session {event.session_id!r} is taken up again, and its earlier steps are not here: give `states`",
+                f"session {event.session_id!r} is resumed, and these events lack its earlier steps: pass `states`",
                 field="resumed",
             )
 

@@ -23,6 +23,7 @@ __all__ = [
     "RunSummary",
     "beginnings",
     "find_run",
+    "interleaved",
     "recording_files",
     "refuse_to",
     "refusing",
@@ -187,8 +188,7 @@ def runs_of_file(
         current = events[0].session_id if events else None
         if event is not None and event.session_id != current:
             if event.session_id in seen:
-                reason = f"{event.session_id!r:.100} goes on here after another session; keep its lines together."
-                raise DataError(reason, path=os.fspath(path), line=number, field="session_id")
+                raise interleaved(event.session_id, path, number)
             seen.add(event.session_id)
         again = isinstance(event, SessionStarted) and not event.resumed
         if current is not None and (event is None or again or event.session_id != current):
@@ -206,6 +206,12 @@ def runs_of_file(
         if not events:
             first = number
         events.append(event)
+
+
+def interleaved(session_id: str, path: Path, line: int) -> DataError:
+    """The error of a session whose lines are interrupted by another session's."""
+    reason = f"{session_id!r:.100} goes on here after another session; keep its lines together."
+    return DataError(reason, path=os.fspath(path), line=line, field="session_id")
 
 
 def beginnings(paths: Paths) -> Iterator[SessionStarted]:

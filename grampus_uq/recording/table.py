@@ -10,7 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal, TextIO
 
-from grampus_uq.errors import ConfigurationError, MissingDependencyError
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.recording.packed import pyarrow_for
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
 from grampus_uq.records.events import StepEvent
 
@@ -73,8 +74,8 @@ def step_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a flat row for each step; outcome and other facts of the run are repeated on each of its steps.
 
-    A reading without a value is None. `fused_confidence` is None on a step without any reading (the guide's 0.5 is no
-    evidence). A run without steps has no row. `on_refused` as in `runs`.
+    A reading without a value is None. `fused_confidence` is None on a step without any reading (0.5 there is a
+    placeholder). A run without steps has no row. `on_refused` as in `runs`.
     """
     for run in runs(paths, on_refused=on_refused):
         for step in run.steps:
@@ -131,11 +132,7 @@ def write_rows(
 
 
 def _write_parquet(rows: Iterable[dict[str, Any]], columns: Sequence[str], path: Path) -> int:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise MissingDependencyError.of("pyarrow", "parquet", "Exporting Parquet") from error
+    pa, pq = pyarrow_for("Exporting Parquet")
     types = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
     schema = pa.schema([(column, types[TABLE_COLUMNS.get(column, float)]) for column in columns])
     count = 0

@@ -108,7 +108,7 @@ class _Check:
     def _event(self, number: int, event: Event, line: bytes) -> None:
         if line:
             for field in _unknown(json.loads(line), json.loads(encode(event))):
-                self._find("error", number, field, "is no field of the format.")
+                self._find("error", number, field, "is not a field of the format.")
         if event.session_id != self._current:
             self._session(number, event)
         elif isinstance(event, SessionStarted):

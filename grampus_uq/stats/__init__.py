@@ -1,4 +1,7 @@
-"""None"""
+"""Mathematics: numbers in, numbers out; no steps, no agents, no I/O.
+
+An argument outside its stated domain (shape, range, NaN) raises ConfigurationError: its name, the rule, the value.
+"""
 
 from lazy_loader import attach_stub
 

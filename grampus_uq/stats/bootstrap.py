@@ -71,9 +71,6 @@ def bootstrap(
     Returns:
         `BootstrapInterval`. Coverage is approximate (first-order), not a finite-sample guarantee.
 
-    Raises:
-        ConfigurationError: an argument outside its domain.
-
     Source: Efron and Tibshirani (1993), ch. 13; clusters: Field and Welsh (2007).
 
     >>> import numpy as np
@@ -169,9 +166,6 @@ def count_blocks(
         clusters: shape (n,), labels; a row then repeats the count of its cluster, and row sums vary with cluster
             sizes.
         block_cells: memory bound; one row is the least.
-
-    Raises:
-        ConfigurationError: n < 1, or labels of another length.
     """
     if n < 1:
         raise ConfigurationError.of("n", "count_blocks", "at least 1", n)

@@ -85,7 +85,7 @@ class WatchStatus:
             return (
                 f"This calibration no longer holds: after {self.n_runs} {what} the evidence reached "
                 f"{math.exp(min(self.log_peak, 700.0)):.3g} to 1. Without a change that happens with probability at "
-                f"most {self.level:g}, however often one looks. Label new runs and fit again."
+                f"most {self.level:g}, however often it is checked. Label new runs and fit again."
             )
         if self.gathering:
             return f"Not watching yet: {self.gathering} more {what} are needed to compare with."
@@ -147,9 +147,6 @@ def start_watching(detector: Detector, *, level: float = 0.01, acting: bool = Tr
         detector: fitted; its `null_peaks` are the first runs of the variant that they belong to.
         level: in (0, 1).
         acting: False only for an advisory profile, which pauses no run: the labelled variant then sees alarms too.
-
-    Raises:
-        ConfigurationError: a level outside (0, 1).
     """
     threshold = detector.threshold
     of_all = threshold.mode is Mode.BUDGET
@@ -182,9 +179,6 @@ def take_run(state: CalibrationWatchState, variant: Variant, run_id: str, log_pe
 
     Returns:
         The new state; the same one for a run that alarmed and that `acting` therefore leaves out.
-
-    Raises:
-        ConfigurationError: a NaN.
     """
     alarmed = exceeds(state.threshold, log_peak, tie_uniform(run_id, state.salt))
     if variant is Variant.SUCCESSES and state.acting and alarmed:

@@ -108,9 +108,6 @@ def conformal_threshold(
     Returns:
         The threshold; +inf when k > n.
 
-    Raises:
-        ConfigurationError: level outside (0, 1), NaN, or shapes that differ.
-
     >>> conformal_threshold([0.3, 0.1, 0.2], 0.5).value, conformal_threshold([0.3, 0.1, 0.2], 0.8).value
     (0.2, inf)
     """
@@ -141,9 +138,6 @@ def prediction_sets(
 
     Returns:
         Shape (m, longest), True where a step is in the set; always False in the padding.
-
-    Raises:
-        ConfigurationError: draws of another shape.
     """
     u = np.full(len(entry.lengths), -np.inf) if draws is None else np.asarray(draws, dtype=np.float64)
     if u.shape != entry.lengths.shape or np.isnan(u).any():

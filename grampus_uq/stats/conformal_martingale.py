@@ -65,9 +65,9 @@ class MartingaleState:
         if any(math.isnan(edge) for edge in self.edges) or min(self.counts) < 0 or self.runs < 0:
             raise ConfigurationError.of("counts", "MartingaleState", "not negative", self.counts)
         if len(self.shares) != len(JUMP_RATES) * ACCOUNTS or min(self.shares) < 0.0:
-            raise ConfigurationError.of("shares", "MartingaleState", "one a jump rate and account", self.shares)
+            raise ConfigurationError.of("shares", "MartingaleState", "one for each jump rate and account", self.shares)
         if not abs(sum(self.shares) - 1.0) < 1e-6 or not self.log_capital <= self.log_peak < math.inf:
-            raise ConfigurationError.of("shares", "MartingaleState", "a division of one capital", sum(self.shares))
+            raise ConfigurationError.of("shares", "MartingaleState", "shares that sum to 1", sum(self.shares))
 
 
 ACCOUNTS = 1 + len(_LINEAR) + len(_TAILS)
@@ -82,9 +82,6 @@ def martingale_start(peaks: Sequence[float], rng: np.random.Generator) -> Martin
             labels), of runs that served neither fit nor choice of the statistic. May be empty: only later
             changes are then detected.
         rng: draws which of them become edges (at most 31, at most a third).
-
-    Raises:
-        ConfigurationError: a NaN.
     """
     values = np.asarray(peaks, dtype=np.float64)
     if values.ndim != 1 or np.isnan(values).any():
@@ -115,9 +112,6 @@ def martingale_update(state: MartingaleState, peak: float, draw: float) -> tuple
 
     Returns:
         The new state, and the rank p in [0, 1] that was bet on: small when the run is stranger than those before it.
-
-    Raises:
-        ConfigurationError: a NaN peak or a draw outside [0, 1].
     """
     if math.isnan(peak) or not 0.0 <= draw <= 1.0:
         raise ConfigurationError.of("peak", "martingale_update", "a number, with a draw in [0, 1]", (peak, draw))

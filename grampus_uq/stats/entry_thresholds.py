@@ -60,13 +60,7 @@ def vanilla_entry(batch: RaggedBatch) -> EntryThresholds:
     """Vanilla conformal prediction (VCP): every step alone, `E_j = -s_j`. Sets need not be contiguous.
 
     The paper writes `1 - s_j`; the order is the same and the sign alone loses no digits of small scores. Calibrated, as
-    every method, on the *true* step's value, never on the best-scored one.
-
-    Args:
-        batch: step scores.
-
-    Returns:
-        Entry thresholds; every step needs its score: L evaluations.
+    every method, on the *true* step's value, never on the best-scored one. Every step needs its score: L evaluations.
     """
     return EntryThresholds(values=np.where(batch.valid, -batch.values, np.inf), lengths=batch.lengths)
 
@@ -76,16 +70,7 @@ def right_filtration_entry(batch: RaggedBatch) -> EntryThresholds:
 
     `g(c_j:k) = (1/L) sum_{i=j..k} s_i` (section 3.2). For scores >= 0 g is monotone, and the minimum is g(c_0:j)
     itself (proposition 1). The paper sets g of the whole trajectory to infinity, an atom that breaks its upper bound on
-    coverage; here it is the formula's.
-
-    Args:
-        batch: step scores, higher = more suspect.
-
-    Returns:
-        Entry thresholds, not decreasing along a trajectory; q may be any real number.
-
-    Raises:
-        ConfigurationError: g overflows.
+    coverage; here it is the formula's. Not decreasing along a trajectory; q may be any real number.
     """
     length = batch.lengths[:, None]
     with np.errstate(over="ignore", invalid="ignore"):  # refused below, with a message
@@ -134,9 +119,6 @@ def hierarchical_entry(batch: RaggedBatch, draws: npt.ArrayLike) -> EntryThresho
     Returns:
         Entry thresholds with the leaf as fallback. The tree halves every node (the left half is the longer one); the
         paper's heap numbering gives the same tree for powers of two and nodes with gaps otherwise.
-
-    Raises:
-        ConfigurationError: draws of another shape or outside [0, 1].
     """
     u = np.asarray(draws, dtype=np.float64)
     if u.shape != batch.lengths.shape or not ((u >= 0.0) & (u <= 1.0)).all():
@@ -196,4 +178,4 @@ def _node_scores(batch: RaggedBatch, nodes: list[BoolArray]) -> FloatArray:
 
 def _refuse_overflow(g: FloatArray) -> None:
     if not np.isfinite(g).all():
-        raise ConfigurationError.of("scores", "sum", "small enough for g to be finite", "an overflow")
+        raise ConfigurationError.of("batch", "an entry threshold", "scores with a finite sum", "a sum that overflows")

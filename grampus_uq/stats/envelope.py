@@ -92,26 +92,15 @@ def envelope_entry(batch: RaggedBatch) -> EntryThresholds:
     """Envelope: `E_j = -unimodal_envelope_j`. Sets are intervals around the most suspect step.
 
     For a step scorer with probabilities p_j pass `L p_j`, so that "twice the average" means the same in a short and in
-    a long trajectory.
-
-    Args:
-        batch: step scores, comparable between trajectories.
-
-    Returns:
-        Entry thresholds; every step needs its score: L evaluations.
+    a long trajectory. Every step needs its score: L evaluations.
     """
     return EntryThresholds(values=-unimodal_envelope(batch), lengths=batch.lengths)
 
 
 def suffix_envelope_entry(batch: RaggedBatch) -> EntryThresholds:
-    """LF envelope: `E_j = max_{i >= j} (antitonic fit of -s)_i`. Sets are suffixes: what a rollback wants.
+    """LF envelope: `E_j = max_{i >= j} (antitonic fit of -s)_i`, not increasing along a trajectory: sets are suffixes.
 
-    Args:
-        batch: step scores, comparable between trajectories (`L p_j`).
-
-    Returns:
-        Entry thresholds, not increasing along a trajectory. Scores that fall throughout give one block: such a
-        trajectory enters at once or not at all.
+    Scores (`L p_j`) that fall throughout give one block: such a trajectory enters at once or not at all.
     """
     fits = np.where(batch.valid, -isotonic_rows(batch), -np.inf)
     running = np.maximum.accumulate(fits[:, ::-1], axis=1)[:, ::-1]

@@ -158,11 +158,7 @@ def alarms(state: DetectorState, threshold: Threshold) -> bool:
 
 
 def score_rows(detector: Detector, blocks: StepBlocks) -> FloatArray:
-    """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None).
-
-    Raises:
-        ConfigurationError: a wrong number of streams, or a score outside [0, 1] where probabilities are due.
-    """
+    """log M_t of every row of recorded runs, in block order; bit for bit what `update` returns (NaN for its None)."""
     if blocks.values.shape[1] != len(detector.streams):
         raise ConfigurationError.of("blocks", "score_rows", f"of streams {detector.streams}", blocks.values.shape)
     bounded = blocks.values[:, list(detector.bounded)]

@@ -89,13 +89,10 @@ def pac_threshold(log_peaks: npt.ArrayLike, ties: npt.ArrayLike, alpha: float, d
     Returns:
         The threshold; +inf with a message when n < log(delta) / log(1 - alpha).
 
-    Raises:
-        ConfigurationError: arrays that do not fit, a NaN, a level outside (0, 1).
-
     >>> pac_threshold(range(100), [0.5] * 100, 0.05, 0.1).log_value
     98.0
     >>> print(pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1).shortage)
-    45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are 44. The alarm cannot ring.
+    45 held-out successful runs are needed for alpha=0.05, delta=0.1; there are 44. The alarm stays off.
     """
     check_level("delta", "pac_threshold", delta)
     peaks, draws = _pairs("pac_threshold", log_peaks, ties)
@@ -290,7 +287,7 @@ def _at_rank(
     what = "recorded runs" if mode is Mode.BUDGET else "held-out successful runs"
     levels = f"a budget of {alpha:g}" if mode is Mode.BUDGET else f"alpha={alpha:g}"
     levels += "" if delta is None else f", delta={delta:g}"
-    lacking = f"{needed} {what} are needed for {levels}; there are {len(peaks)}. The alarm cannot ring."
+    lacking = f"{needed} {what} are needed for {levels}; there are {len(peaks)}. The alarm stays off."
     return Threshold(
         mode=mode,
         alpha=alpha,

@@ -89,9 +89,6 @@ class LogisticFusion(BaseModel):
         Returns:
             Probability that the run will succeed, in [epsilon, 1 - epsilon]; None without any of its readings.
 
-        Raises:
-            ConfigurationError: a value outside [0, 1], or NaN.
-
         >>> fusion = LogisticFusion(readings={"p_true": FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
         >>> fusion({"p_true": 0.8}), fusion({"p_true": None})
         (0.8, None)

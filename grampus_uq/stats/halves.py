@@ -22,9 +22,6 @@ def split_halves(outcomes: npt.ArrayLike, ids: Sequence[str]) -> BoolArray:
 
     Returns:
         Shape (n,), True for the second half. Within each outcome the halves differ by at most one.
-
-    Raises:
-        ConfigurationError: repeated ids, another number of ids, an outcome other than 0 or 1.
     """
     y, names = np.asarray(outcomes, dtype=np.float64), [str(name) for name in ids]
     if y.shape != (len(names),) or not np.isin(y, (0.0, 1.0)).all():

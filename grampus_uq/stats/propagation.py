@@ -1,4 +1,4 @@
-"""Propagation of step confidences through a run: the guide's rule, SAUP's root mean square, the AUQ aggregates.
+"""Propagation of step confidences through a run: the default rule, SAUP's root mean square, the AUQ aggregates.
 
 Every rule is an update `(state, reading) -> state` in O(1), equal at every prefix to its batch definition.
 """
@@ -15,7 +15,7 @@ _STORED = {"extra": "forbid", "allow_inf_nan": False}  # both are read back as a
 
 
 def propagate(fused: float, cumulative: float, weight: float) -> float:
-    """The guide's rule: propagated_t = w fused_t + (1 - w) cumulative_(t-1); the result is the new cumulative.
+    """The default rule: propagated_t = w fused_t + (1 - w) cumulative_(t-1); the result is the new cumulative.
 
     All in [0, 1], higher is better. An exponentially weighted mean: confident steps do pull the value back up (three
     steps at .84 after one at .2 give .814 with w = .55 and a start of 1), so it keeps no memory of the worst step.

@@ -33,9 +33,6 @@ def auroc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayL
     Returns:
         A number in [0, 1], 1 is best, .5 is chance or a constant score; None when either class has no weight.
 
-    Raises:
-        ConfigurationError: a NaN score, a label other than 0/1, a negative weight, or shapes that differ.
-
     Source: Hanley and McNeil (1982).
 
     >>> auroc([0.1, 0.4, 0.4, 0.9], [0, 0, 1, 1])
@@ -51,17 +48,11 @@ def auprc(scores: npt.ArrayLike, positive: npt.ArrayLike, *, weights: npt.ArrayL
     `AP = sum_g (R_g - R_{g-1}) P_g` over distinct scores from the highest, without interpolation; equal to
     scikit-learn's `average_precision_score`. Tied trajectories enter together.
 
-    Args:
-        scores: shape (n,), any real scale, infinities allowed; higher claims the positive class.
-        positive: shape (n,), booleans or 0/1.
-        weights: shape (n,), non-negative and finite; None weighs all alike.
+    Args: as `auroc`.
 
     Returns:
         A number in (0, 1], 1 is best; a constant score gives the share of positives, and so does one class that is all
         positive (1). None when no positive has weight (scikit-learn warns there and returns 0).
-
-    Raises:
-        ConfigurationError: a NaN score, a label other than 0/1, a negative weight, or shapes that differ.
 
     >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 4)
     0.8333
@@ -93,9 +84,6 @@ def aurc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
         A number in [0, 1], *lower is better*; None for no trajectory. One trajectory gives its own error, one class 0
         or 1. There are no fractional weights: "the k most confident" counts trajectories.
 
-    Raises:
-        ConfigurationError: a NaN confidence, a label other than 0/1, or shapes that differ.
-
     Source: Geifman and El-Yaniv (2017), risk-coverage; the golden rows are the base-rate rows of the Trajectory
     Proper Score paper, App. F.
 
@@ -112,15 +100,10 @@ def auarc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
     `AUARC = 1 - AURC`, with the same expectation over tied orders. (Some implementations integrate the curve by
     trapezoids or on a grid of rejection rates; this one takes every rejection count once.)
 
-    Args:
-        confidence: shape (n,), higher is kept longer.
-        correct: shape (n,), booleans or 0/1; 1 = the trajectory succeeded.
+    Args: as `aurc`.
 
     Returns:
         A number in [0, 1], higher is better, the accuracy for a constant confidence; None for no trajectory.
-
-    Raises:
-        ConfigurationError: as `aurc`.
 
     Source: Nadeem, Zucker and Hanczar (2009).
 
@@ -134,16 +117,11 @@ def auarc(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> float | None:
 def risk_coverage(confidence: npt.ArrayLike, correct: npt.ArrayLike) -> tuple[FloatArray, FloatArray]:
     """Draw the risk-coverage curve: coverage k/n and the expected error rate among the k most confident, k = 1..n.
 
-    Args:
-        confidence: shape (n,), higher is kept longer.
-        correct: shape (n,), booleans or 0/1.
+    Args: as `aurc`.
 
     Returns:
         Two arrays of shape (n,): coverage, ascending in (0, 1], and risk in [0, 1]. The mean of the risk is `aurc`.
         Within ties the risk is its expectation over random order. Both are empty for no trajectory.
-
-    Raises:
-        ConfigurationError: as `aurc`.
     """
     risk = _coverage_risk("risk_coverage", confidence, correct)
     return np.arange(1, len(risk) + 1) / max(len(risk), 1), risk

@@ -36,9 +36,6 @@ def conformal_rank(n: int, alpha: float) -> int | None:
         k in 1..n, counted from the smallest; None when k would exceed n, that is when the threshold is +infinity
         (n < 1/alpha - 1).
 
-    Raises:
-        ConfigurationError: n negative, alpha outside (0, 1).
-
     Source: Vovk, Gammerman and Shafer (2005); Angelopoulos and Bates (2023), eq. 1.
 
     >>> conformal_rank(99, 0.1), conformal_rank(8, 0.1)
@@ -60,9 +57,6 @@ def conformal_quantile(values: npt.ArrayLike, alpha: float) -> float:
 
     Returns:
         The threshold t with `P(new > t) <= alpha`; +inf when n is too small, which never violates and never alarms.
-
-    Raises:
-        ConfigurationError: a NaN, more than one dimension, or alpha outside (0, 1).
 
     >>> conformal_quantile([3.0, 1.0, 2.0], 0.25), conformal_quantile([3.0, 1.0, 2.0], 0.1)
     (3.0, inf)
@@ -90,9 +84,6 @@ def pac_rank(n: int, alpha: float, delta: float) -> int | None:
         k in 1..n, counted from the smallest; None when n < `smallest_n_for_pac(alpha, delta)`: the threshold is
         +infinity.
 
-    Raises:
-        ConfigurationError: n negative, alpha or delta outside (0, 1).
-
     Source: e-valuator, Algorithm 3 and eq. 10-11 (the argument is Clopper and Pearson's).
 
     >>> pac_rank(100, 0.05, 0.1), pac_rank(44, 0.05, 0.1)
@@ -109,15 +100,10 @@ def pac_rank(n: int, alpha: float, delta: float) -> int | None:
 def smallest_n_for_pac(alpha: float, delta: float) -> int:
     """Least number of calibration values for which `pac_rank` exists: `ceil(log delta / log(1 - alpha))`.
 
-    Args:
-        alpha: allowed violation probability, in (0, 1).
-        delta: allowed probability that calibration was unlucky, in (0, 1).
+    Args: as `pac_rank`.
 
     Returns:
         The smallest n with `(1 - alpha)^n <= delta`, at least 1.
-
-    Raises:
-        ConfigurationError: alpha or delta outside (0, 1).
 
     >>> smallest_n_for_pac(0.05, 0.1)
     45
@@ -139,9 +125,6 @@ def binomial_interval(successes: int, n: int, level: float = 0.95) -> tuple[floa
 
     Returns:
         (low, high) in [0, 1]; low is 0 at no success, high is 1 at no failure.
-
-    Raises:
-        ConfigurationError: n < 1, successes outside 0..n, level outside (0, 1).
 
     Source: Clopper and Pearson (1934).
 
@@ -170,9 +153,6 @@ def binomial_log_pmf(n: int, p: float) -> FloatArray:
 
     Returns:
         Shape (n + 1,); -inf where the probability is 0.
-
-    Raises:
-        ConfigurationError: n negative or p outside [0, 1].
     """
     _check_count("binomial_log_pmf", n)
     if not 0.0 <= p <= 1.0:
@@ -189,18 +169,7 @@ def binomial_log_pmf(n: int, p: float) -> FloatArray:
 
 
 def binomial_log_sf(n: int, p: float) -> FloatArray:
-    """Return `log P(Bin(n, p) >= k)` for k = 0..n + 1; the first is 0, the last -inf.
-
-    Args:
-        n: number of trials, >= 0.
-        p: success probability, in [0, 1].
-
-    Returns:
-        Shape (n + 2,), non-increasing.
-
-    Raises:
-        ConfigurationError: n negative or p outside [0, 1].
-    """
+    """Return `log P(Bin(n, p) >= k)` for k = 0..n + 1, shape (n + 2,): 0 first, -inf last. Args: `binomial_log_pmf`."""
     tails = np.logaddexp.accumulate(binomial_log_pmf(n, p)[::-1])[::-1]
     return np.concatenate([[0.0], np.minimum(tails[1:], 0.0), [-np.inf]])
 

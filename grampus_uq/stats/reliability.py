@@ -54,9 +54,6 @@ def quantile_bins(forecasts: npt.ArrayLike, bins: int = 10) -> IntArray:
     Returns:
         Bin numbers 0, 1, ... without gaps, shape (n,), not decreasing in the forecast; independent of row order.
 
-    Raises:
-        ConfigurationError: a NaN, more than one dimension, or bins < 1.
-
     >>> quantile_bins([0.1, 0.9, 0.9, 0.9, 1.0], bins=3).tolist()
     [0, 0, 0, 0, 1]
     """
@@ -77,9 +74,6 @@ def reliability_bins(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: in
         forecasts: shape (n,), probabilities of success in [0, 1], one per trajectory.
         outcomes: shape (n,), 1 = success, 0 = failure.
         bins: as `quantile_bins`.
-
-    Raises:
-        ConfigurationError: forecasts or outcomes outside their domain, shapes that differ.
     """
     p, y = _pairs("reliability_bins", forecasts, outcomes)
     member = quantile_bins(p, bins)
@@ -98,17 +92,11 @@ def reliability_bins(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: in
 def trajectory_ece(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int = 10) -> float | None:
     """Trajectory ECE: `sum_b (n_b / n) |mean forecast - success rate|` over tie-aware quantile bins (eq. 10).
 
-    Args:
-        forecasts: shape (n,), one scalar per trajectory in [0, 1], higher = more likely to succeed.
-        outcomes: shape (n,), 1 = success, 0 = failure.
-        bins: as `quantile_bins`.
+    Args: as `reliability_bins`.
 
     Returns:
         A number in [0, 1], lower is better calibrated; None for no trajectory. 0 does not mean informative: the base
         rate reaches it. Biased upwards on small samples.
-
-    Raises:
-        ConfigurationError: as `reliability_bins`.
     """
     groups = reliability_bins(forecasts, outcomes, bins)
     total = sum(group.count for group in groups)
@@ -119,16 +107,11 @@ def trajectory_ece(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike, bins: int 
 def trajectory_brier(forecasts: npt.ArrayLike, outcomes: npt.ArrayLike) -> float | None:
     """Trajectory Brier loss of one scalar per trajectory: the mean of `(forecast - outcome)^2`.
 
-    Args:
-        forecasts: shape (n,), in [0, 1].
-        outcomes: shape (n,), 1 = success, 0 = failure.
+    Args: as `reliability_bins`.
 
     Returns:
         A *loss* in [0, 1], lower is better (the opposite of the scores' orientation, as the papers print it); None
         for no trajectory.
-
-    Raises:
-        ConfigurationError: as `reliability_bins`.
     """
     p, y = _pairs("trajectory_brier", forecasts, outcomes)
     return float(np.square(p - y).mean()) if len(p) else None
@@ -174,9 +157,6 @@ def decompose(
 
     Returns:
         The parts; None for no forecast.
-
-    Raises:
-        ConfigurationError: an argument outside its domain.
 
     Source: Murphy (1973), Broecker (2009); bins: Stephenson, Coelho and Jolliffe (2008), for every proper score because
     a score is linear in the outcome.

@@ -141,9 +141,6 @@ def expected_score(score: ProperScore, p: npt.ArrayLike, q: npt.ArrayLike) -> Fl
     Returns:
         The broadcast shape; at most 0, higher is better.
 
-    Raises:
-        ConfigurationError: a p or q outside [0, 1].
-
     >>> expected_score(BRIER, [0.25, 0.5], [1, 0]).tolist()
     [-0.5625, -0.25]
     """

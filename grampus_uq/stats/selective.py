@@ -76,9 +76,6 @@ def certified_threshold(
         target: wanted share of right ones among the released, in (0, 1).
         delta: allowed probability of an unlucky calibration, in (0, 1).
 
-    Raises:
-        ConfigurationError: a level outside (0, 1), or arrays of different lengths.
-
     Source: Learn then Test (Angelopoulos et al. 2021), fixed-sequence testing; selective prediction with guaranteed
     risk (Geifman and El-Yaniv 2017).
 
@@ -174,9 +171,6 @@ def budget_of_wrong_releases(
 
     Returns:
         The threshold, and cases: how many independent ones they amount to, rounded down.
-
-    Raises:
-        ConfigurationError: a level outside (0, 1), arrays of different lengths, mass given with delta.
 
     Source: conformal risk control (Angelopoulos et al. 2022), theorem 1, for the loss (wrong and released - budget)
     summed over a task's cases and divided by its runs, whose bound is B = 1 - budget; with delta: risk-controlling

@@ -45,9 +45,6 @@ def step_blocks(values: npt.ArrayLike, lengths: npt.ArrayLike) -> StepBlocks:
         values: shape (rows,) or (rows, streams); a row per step. NaN is a missing score; infinities are refused.
         lengths: shape (runs,), whole numbers of at least 1 that sum to the number of rows.
 
-    Raises:
-        ConfigurationError: shapes that do not fit, a length below 1, an infinite value.
-
     >>> blocks = step_blocks([1.0, 2.0, 10.0, 20.0, 30.0], [2, 3])
     >>> [blocks.values[rows, 0].tolist() for _, rows in blocks]
     [[10.0, 1.0], [20.0, 2.0], [30.0]]

@@ -122,9 +122,6 @@ def step_weights(
 
     Returns:
         Positive weights; they sum to 1 over each trajectory observed in full, to less otherwise.
-
-    Raises:
-        ConfigurationError: a full length below the observed one.
     """
     full = traces.lengths if full_lengths is None else _whole_numbers("full_lengths", full_lengths, len(traces))
     if (full < traces.lengths).any():
@@ -154,9 +151,6 @@ def tps(
 
     Returns:
         Shape (n,), at most 0, higher is better; NaN where a forecast is missing. Their mean is the reported number.
-
-    Raises:
-        ConfigurationError: an outcome that is neither 0 nor 1, or unobserved (NaN).
 
     >>> tps(ForecastTraces.of([[0.5, 0.5], [0.9, 1.0]]), [1, 1]).round(4).tolist()
     [-0.6931, -0.0702]
@@ -195,9 +189,6 @@ def tps_exact(
 
     Returns:
         Shape (n,), at most 0, higher is better; NaN where a forecast is missing.
-
-    Raises:
-        ConfigurationError: an outcome other than 0, 1, NaN, or a censored trajectory without a q in [0, 1].
     """
     observed = _outcomes("tps_exact", outcomes, len(traces))
     q = np.asarray(continuation_success, dtype=np.float64)

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.recording.reader import PartialLine, scan
-from grampus_uq.recording.runs import Paths, recording_files
+from grampus_uq.recording.runs import Paths, interleaved, recording_files
 from grampus_uq.records.events import Event, SessionStarted, StepEvent
 from grampus_uq.telemetry.export_run import RunAsSpans, time_ns_of, wrong_number
 from grampus_uq.telemetry.export_sending import Batches, RecordedIds
@@ -126,8 +126,7 @@ def _send_file(
     for line, event in _sound_events(path, report, refuse):
         if event.session_id != current or (isinstance(event, SessionStarted) and not event.resumed):
             if event.session_id != current and event.session_id in seen:
-                reason = f"{event.session_id!r:.100} goes on here after another session; keep its lines together."
-                refuse(DataError(reason, path=str(path), line=line, field="session_id"))
+                refuse(interleaved(event.session_id, path, line))
                 continue
             if run is not None:
                 run.finish()
@@ -137,7 +136,7 @@ def _send_file(
             run = begin(event, began_ns) if began_ns > 0 else None
             report.runs += run is not None
             if run is None:
-                reason = f"the run {current!r:.100} has no time to be shown at: import it with `start_s`."
+                reason = f"the run {current!r:.100} has no time: import it with `start_s`."
                 refuse(DataError(reason, path=str(path), line=line))
         if run is not None:
             report.steps += isinstance(event, StepEvent)

@@ -1,4 +1,4 @@
-"""How often a healthy agent is paused: by a fitted detector, and by the guide's tiers without any calibration.
+"""How often a healthy agent is paused: by a fitted detector, and by the default tiers without any calibration.
 
     python tests/benchmarks/healthy_agent.py [--runs 1000] [--calibrations 20] [--json]
 
@@ -52,7 +52,7 @@ def fused_scores(rng: np.random.Generator, runs: int, *, failing: bool = False) 
 
 
 def paused_by_tiers(fused: FloatArray, *, irreversible: bool) -> int:
-    """How many runs the guide's defaults pause or abort at least once."""
+    """How many runs the defaults pause or abort at least once."""
     policy, propagator, paused = UncertaintyPolicy(), UncertaintyPropagator(), 0
     for run in fused.tolist():
         cumulative = 1.0
@@ -116,7 +116,7 @@ def rows(runs: int, calibrations: int, alpha: float) -> Iterator[dict[str, Any]]
     healthy, failing = fused_scores(rng, runs), fused_scores(rng, runs, failing=True)
     for irreversible in (False, True):
         paused = paused_by_tiers(healthy, irreversible=irreversible)
-        name = f"guide's tiers{', irreversible tools' if irreversible else ''}"
+        name = f"default tiers{', irreversible tools' if irreversible else ''}"
         yield {"driver": name, "paused": paused / runs, "interval": binomial_interval(paused, runs)}
     fresh = labelled(healthy, failing, "fresh")
     shares: dict[str, list[tuple[float, float]]] = {"pac": [], "conformal": []}

@@ -4,7 +4,7 @@
 
 One pass of `grampus-uq demo --advisory --every-signal` records the questions with every signal (15 minutes on two busy
 cores; a folder with an earlier pass is used as it is). Then, for each seed, half of the runs is fitted on by
-`grampus-uq fit`, and the other half is replayed: under the guide's tiers (before), under the fitted profile while it
+`grampus-uq fit`, and the other half is replayed: under the default tiers (before), under the fitted profile while it
 only advises, and under the profile when it acts. Replay is number for number what the live monitor concludes
 (`tests/recording/test_live_is_replay.py`), so the 400 answers are asked for once and judged five times.
 

@@ -20,7 +20,7 @@ $$ python -m tests.benchmarks.life --recordings life --page docs/results.md
 SmolLM2-135M-Instruct answered $questions of the [demo](demo.md)'s 431 questions. Every signal was read of every
 answer, and nothing was held; $right of the answers are right. Then, $splits times over, half of the runs, drawn by
 a seed, were fitted on (`grampus-uq fit --accuracy $target --false-alarms $alpha`), and the others were replayed
-under the guide's tiers (*before*) and under the fitted profile (*after*). While the profile only advised, nothing
+under the default tiers (*before*) and under the fitted profile (*after*). While the profile only advised, nothing
 was held; what it advised is what it then did.
 
 ## Published and held
@@ -34,7 +34,7 @@ that, the threshold is an estimate, the profile says so, and a single split may 
 
 On the $held_out held-out answers of each split. The best single signal is picked on these very answers, which
 flatters it. TPS is the mean log score (higher is better); T-ECE has five bins (lower is better). *Before* is the
-guide's fused confidence read as a probability, which it is not.
+default fused confidence read as a probability, which it is not.
 
 $scores
 

@@ -80,4 +80,4 @@ def test_the_watch_prints_false_alarms_and_delays_for_three_sizes_of_change() ->
 def test_the_healthy_agent_is_shown_with_the_tiers_beside_the_detector() -> None:
     found = list(healthy_agent.rows(40, 1, 0.1))
     assert found[1]["paused"] > 0.9  # every fifth step irreversible: the tiers pause nearly every healthy run
-    assert [row["driver"].split(",")[0] for row in found] == ["guide's tiers"] * 2 + ["detector"] * 3
+    assert [row["driver"].split(",")[0] for row in found] == ["default tiers"] * 2 + ["detector"] * 3

@@ -126,13 +126,13 @@ def test_import_reads_a_folder_of_every_format_and_names_what_it_leaves_out(tmp_
     errors = sorted(error for file in first["files"] for error in file["errors"])
     assert len(errors) == 2
     assert f"{tmp_path / 'in' / 'chat-log' / 'file'}:4" in errors[0]
-    assert "has no format that is known" in errors[1]
+    assert "is in none of the known formats" in errors[1]
     labelled = find_run(tmp_path / "out", samples._T)
     assert labelled.outcome is not None
     assert labelled.outcome.success is True
     told = invoke(runs_command, "import", tmp_path / "in", "-o", tmp_path / "out", status=1)
     assert "0 runs, 0 steps imported" in told.stdout
-    assert "is there already" in told.stderr
+    assert "already exists" in told.stderr
 
 
 def test_imported_runs_are_evaluated_by_what_the_agent_did_and_risk_says_what_they_lack(tmp_path: Path) -> None:

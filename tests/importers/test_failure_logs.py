@@ -91,8 +91,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"history": "text"}, "history", "text"),
     ({"history": ["x"]}, "history[0]", "str"),
     ({"history": [{"content": "x", "name": "A"}, {"content": 5, "name": "A"}]}, "history[1].content", "int"),
-    ({"history": [{"content": "x"}]}, "history[0].name", "nobody speaks"),
-    ({"history": [{"content": "x", "name": "", "role": ""}]}, "history[0].name", "nobody speaks"),
+    ({"history": [{"content": "x"}]}, "history[0].name", "the speaker is unknown"),
+    ({"history": [{"content": "x", "name": "", "role": ""}]}, "history[0].name", "the speaker is unknown"),
     ({"history": [{"content": "x", "name": 5}]}, "history[0].name", "int"),
     ({"history": [{"content": "x", "name": "A", "role": []}]}, "history[0].role", "list"),
     ({"mistake_step": "3"}, "mistake_step", "from 0 to 2. Got '3'"),
@@ -121,7 +121,7 @@ def test_a_wrong_log_names_its_line_and_its_field(
 
 
 def test_a_log_that_comes_twice_is_refused_and_one_without_an_id_has_its_number(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'q1' came before"):
+    with pytest.raises(DataError, match="'q1' is a duplicate"):
         read(tmp_path, log(), log())
     assert [one.run.run_id for one in read(tmp_path, log(question_ID=...), log(question_ID=...))] == ["0", "1"]
 

@@ -67,7 +67,7 @@ def test_each_format_has_a_sample_to_attack_and_a_row_in_the_docs() -> None:
 
 
 def test_a_file_of_no_known_format_is_refused_with_its_fields(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"known \(.*tau-bench.*\): .*fields a, b"):
+    with pytest.raises(DataError, match=r"known formats \(.*tau-bench.*\): .*fields a, b"):
         detect_format(written(tmp_path, b'{"a": {"messages": []}, "b": 1}'))
     with pytest.raises(DataError, match="fields none"):
         detect_format(written(tmp_path, b""))

@@ -112,5 +112,5 @@ def test_a_damaged_span_costs_itself_only(tmp_path: Path, recorded: tuple[bytes,
 def test_a_span_that_claims_more_bytes_than_the_message_around_it_is_no_span(tmp_path: Path) -> None:
     path = tmp_path / "spans"
     path.write_bytes(b"\x0a\x06\x12\x04\x12\x7f\x00\x00" + b"\x0a\x00" * 100)  # 127 bytes inside of four
-    with pytest.raises(DataError, match=r"at byte 0: is no request of OTLP"):
+    with pytest.raises(DataError, match=r"at byte 0: is not an OTLP request"):
         list(read_otlp(path))

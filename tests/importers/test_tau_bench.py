@@ -189,7 +189,7 @@ def test_a_wrong_run_names_its_line_and_its_field(tmp_path: Path, value: Any, fi
 
 
 def test_a_run_that_comes_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="'3-0' came before") as caught:
+    with pytest.raises(DataError, match="'3-0' is a duplicate") as caught:
         read(tmp_path, row(), row(trial=1), row())
     assert (caught.value.line, caught.value.field) == (4, "[2].trial")
 

@@ -68,12 +68,12 @@ def test_a_file_that_is_no_model_is_refused_at_the_first_call_and_again(run: Run
     run(main)
 
 
-def test_a_broken_model_file_gives_the_servers_last_words_and_leaves_no_process(run: Runner, tmp_path: Path) -> None:
+def test_a_broken_model_file_gives_the_servers_last_output_and_leaves_no_process(run: Runner, tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + bytes(500))
     model = LocalModel(model_file=tmp_path / "broken.gguf")
 
     async def main() -> None:
-        with pytest.raises(ModelError, match=r"could not be loaded\. Its last words: .*load"):
+        with pytest.raises(ModelError, match=r"could not be loaded\. Its last output: .*load"):
             await model.complete(messages=CAPITAL)
 
     run(main)

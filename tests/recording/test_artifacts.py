@@ -141,7 +141,7 @@ def at(*places: Any, value: Any = ...) -> Any:
         (at("v", value=2), "v", "newer version"),
         (at("v"), "v", "must be a version"),
         (at("v", value=True), "v", "must be a version"),
-        (at("format", value="other"), "format", "no profile"),
+        (at("format", value="other"), "format", "not a profile"),
         (at("profile"), "profile", "required"),
         (
             at("profile", "policy", "low_threshold", value=1.5),
@@ -295,7 +295,7 @@ def test_a_profile_acts_only_where_it_was_fitted_for(fitted: Any, here: Any, sta
 
 def test_activate_gives_the_profile_as_it_is_or_what_stands_in_for_it_or_refuses() -> None:
     made = artifact()
-    with pytest.raises(ConfigurationError, match=r"something was fitted.*UncertaintyMonitor the policy itself"):
+    with pytest.raises(ConfigurationError, match=r"a fitted profile.*UncertaintyMonitor the policy itself"):
         activate(made, **HERE)
     made = made.model_copy(
         update={"profile": made.profile.model_copy(update={"trajectory_risk": TrajectoryRiskSettings()})}

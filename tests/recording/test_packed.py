@@ -93,11 +93,11 @@ def test_tables_beside_packed_files_are_no_recordings(folder: Path, tmp_path: Pa
 
 def test_what_cannot_be_packed_or_labelled_is_named(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "packed")
-    with pytest.raises(DataError, match="take an empty folder"):
+    with pytest.raises(DataError, match="choose an empty folder"):
         pack(folder, tmp_path / "packed")
     with pytest.raises(DataError, match="is packed already"):
         pack(tmp_path / "packed", tmp_path / "twice")
-    with pytest.raises(DataError, match="label first, then pack"):
+    with pytest.raises(DataError, match="label the recordings, then pack"):
         label(tmp_path / "packed", Label(session_id="run-0001", success=True), by="ana")
     mixed = events("a", [{"verbalized": 0.9}], True)
     write(tmp_path / "mixed" / "a.jsonl", mixed[:1], events("b", [{"verbalized": 0.9}], True), mixed[1:])
@@ -148,7 +148,7 @@ def test_flipped_bytes_of_a_packed_file_never_raise_anything_but_a_data_error(fo
 
 def test_a_table_that_is_named_as_a_recording_is_refused(folder: Path, tmp_path: Path) -> None:
     export(folder, tmp_path / "steps.parquet", "parquet")
-    with pytest.raises(DataError, match="no packed recording"):
+    with pytest.raises(DataError, match="not a packed recording"):
         list(runs(tmp_path / "steps.parquet"))
 
 

@@ -67,7 +67,7 @@ def test_parts_are_drawn_only_as_workers_become_free() -> None:
 
 
 def test_a_worker_that_is_killed_ends_the_work_with_a_reason_instead_of_waiting_for_ever() -> None:
-    with pytest.raises(ConfigurationError, match="It was killed"):
+    with pytest.raises(ConfigurationError, match="One was killed"):
         list(in_order(killed, range(3), workers=2))
 
 

@@ -79,8 +79,8 @@ def write_stack(folder: str | os.PathLike[str], limits: Limits | None = None, *,
     try:
         for path, text in files.items():
             if not replace and path.exists() and path.read_text(encoding="utf-8", errors="replace") != text:
-                rule = "a folder without files of other content"
-                raise ConfigurationError.of("folder", "write_stack", rule, str(path), "--force replaces them")
+                rule = "a folder without other files of these names"
+                raise ConfigurationError.of("folder", "write_stack", rule, str(path), "to overwrite: --force")
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", newline="\n")

@@ -62,7 +62,7 @@ def test_logs_that_cannot_calibrate_are_told_and_left_out(tmp_path: Path) -> Non
     labelled = read_labelled_failures(path, on_left_out=left_out.append)
     assert [item.trajectory.trajectory_id for item in labelled] == ["a", "f"]
     assert [error.line for error in left_out] == [2, 3, 4, 5, 6]
-    with pytest.raises(DataError, match="came before"):
+    with pytest.raises(DataError, match="is a duplicate"):
         read_labelled_failures(path)
     with pytest.raises(DataError, match="has no label"):
         read_labelled_failures(write(tmp_path, row("b", mistake_step=None)))
