@@ -8,10 +8,10 @@ is worse.
 from __future__ import annotations
 
 import math
-from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heappop, heappush, heappushpop
 from typing import Final
 
 from grampus_uq.errors import ConfigurationError
@@ -38,6 +38,10 @@ __all__ = [
 
 _ROUNDING: Final = 1e-6
 """Tolerance around the range of a component: similarities of unit vectors in single precision reach 1 + 1e-7."""
+
+
+_UNITS: Final = 2**1074
+"""The least floats in 1."""
 
 
 class Composite(StrEnum):
@@ -199,13 +203,28 @@ def trajectory_scores(risks: Sequence[float], k: float, w: float) -> list[float]
     """
     if not 0.0 <= w <= 1.0:
         raise ConfigurationError.of("w", "trajectory_scores", "in [0, 1]", w)
-    ordered: list[float] = []
-    scores = []
+    tail: list[float] = []  # a heap: the largest risks so far
+    others: list[float] = []  # a heap of all the others, negated
+    total, worst, scores = (
+        0,
+        0.0,
+        [],
+    )  # the exact sum of the tail in units of the least float, so that no step rounds it
     for n, risk in enumerate(risks, start=1):
-        insort(ordered, check_risk(risk, "trajectory_scores"))
-        count = tail_count(n, k)
-        scores.append((1.0 - w) * (math.fsum(ordered[n - count :]) / count) + w * ordered[-1])
+        worst = max(worst, check_risk(risk, "trajectory_scores"))
+        left_out = heappushpop(tail, float(risk))
+        total += _units(risk) - _units(left_out)
+        heappush(others, -left_out)
+        if len(tail) < tail_count(n, k):  # which grows by at most one a step
+            heappush(tail, -heappop(others))
+            total += _units(tail[0])
+        scores.append((1.0 - w) * (total / (len(tail) * _UNITS)) + w * worst)
     return scores
+
+
+def _units(risk: float) -> int:
+    numerator, denominator = float(risk).as_integer_ratio()
+    return numerator * (_UNITS // denominator)
 
 
 def tracer_scores(steps: Sequence[StepComponents], parameters: TracerParameters) -> list[float]:

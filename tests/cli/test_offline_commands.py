@@ -132,7 +132,7 @@ def test_import_reads_a_folder_of_every_format_and_names_what_it_leaves_out(tmp_
     assert labelled.outcome.success is True
     told = invoke(runs_command, "import", tmp_path / "in", "-o", tmp_path / "out", status=1)
     assert "0 runs, 0 steps imported" in told.stdout
-    assert "already exists" in told.stderr
+    assert "is there already" in told.stderr
 
 
 def test_imported_runs_are_evaluated_by_what_the_agent_did_and_risk_says_what_they_lack(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_import_with_two_workers_gives_the_same_recordings(tmp_path: Path) -> No
 def test_packing_by_the_command_says_how_much(places: tuple[Path, Path], tmp_path: Path) -> None:
     told = invoke(runs_command, "pack", places[0], "-o", tmp_path / "packed")
     assert "160 sessions" in told.stdout
-    with pytest.raises(DataError, match="take an empty folder"):
+    with pytest.raises(DataError, match="choose an empty folder"):
         CliRunner().invoke(
             runs_command, ["pack", str(places[0]), "-o", str(tmp_path / "packed")], catch_exceptions=False
         )
