@@ -10,8 +10,8 @@ mutmut makes and runs the mutants, in a copy of the project. It changes function
 static and class methods), not constants of a module. Left out are changes of prose alone (text in which there is a
 space, unless it is compared or searched for, and what an exception says), and dropped arguments: each is tried as None.
 
-`--sample` takes the first mutants by a digest of name and files: the same ones for the same code, others when it
-changes.
+`--sample` takes the first changes, of all files together, by a digest of change and file: the same ones for the same
+code, and an edit draws others of the edited file alone.
 """
 
 from __future__ import annotations
@@ -39,10 +39,20 @@ source_paths = ["grampus_uq"]
 only_mutate = {files}
 pytest_add_cli_args = ["-n", "0", "-p", "no:cacheprovider"]
 pytest_add_cli_args_test_selection = {tests}
-timeout_constant = 5.0
+timeout_constant = 20.0
 timeout_multiplier = 3.0
 track_dependencies = false
 use_git_change_detection = false
+"""
+
+ADVICE = """
+What to do, line by line:
+survived: add a test that fails under this change, a sentence about behaviour, to the tests that `tests/mutants.toml`
+    names for the file. Where no caller can tell the two apart, copy the line from its quotation mark on into that
+    file's [survivors], under the reason why it does no harm.
+no tests: none of those tests runs the function: the same, or name the file that does under its group's `tests`.
+accepted, but ...: take the line out of [survivors].
+Then try the file again: python -m tests.mutation --only FILE
 """
 
 
@@ -96,67 +106,95 @@ def mutants_of(file: str) -> Iterator[tuple[str, str]]:
         yield get_mutant_name(Path(file), mutant), f"{owner + '.' if owner else ''}{function}: {before} => {after}"
 
 
-def run(group: dict[str, list[str]], sample: int | None) -> tuple[dict[str, set[str]], set[str]]:
-    """In a copy: the statuses of what was tried, by change, and all changes that there are."""
-    files, tests = json.dumps(group["files"]), json.dumps(group["tests"])
-    with Path("pyproject.toml").open("a", encoding="utf-8") as settings:
-        settings.write(CONFIGURATION.format(files=files, tests=tests))
+def changes_of(file: str) -> dict[str, list[str]]:
+    """The changes of a file as `mutants.toml` names them, and mutmut's names of each."""
     names = defaultdict(list)
-    for file in group["files"]:
-        for name, change in mutants_of(file):
-            names[f"{file}: {change}"].append(name)
-    contents = b"".join(Path(file).read_bytes() for file in group["files"])
-    tried = sorted(names, key=lambda change: hashlib.sha256(change.encode() + contents).digest())[:sample]
+    for name, change in mutants_of(file):
+        names[f"{file}: {change}"].append(name)
+    return names
+
+
+def rank(change: str) -> bytes:
+    """What orders all changes: a digest of each and its file, so that an edit draws others of that file alone."""
+    return hashlib.sha256(change.encode() + (ROOT / change.partition(": ")[0]).read_bytes()).digest()
+
+
+def run(tried: dict[str, list[str]]) -> dict[str, set[str]]:
+    """Try these changes in the copy that is the working directory: the statuses of each."""
     mutmut, given = [sys.executable, "-m", "mutmut"], {"capture_output": True, "text": True, "check": False}
     environment = {**os.environ, "HYPOTHESIS_PROFILE": "mutation"}
-    chosen = [name for change in tried for name in names[change]]
+    chosen = [name for names in tried.values() for name in names]
     ran = subprocess.run([*mutmut, "run", "--max-children", "1", *chosen], env=environment, **given)
     listed = subprocess.run([*mutmut, "results", "--all", "true"], **given)
     status = dict(line.strip().rpartition(": ")[::2] for line in listed.stdout.splitlines())
-    found = {change: {status.get(name, "not checked") for name in names[change]} for change in tried}
+    found = {change: {status.get(name, "not checked") for name in names} for change, names in tried.items()}
     if ran.returncode or any("not checked" in statuses for statuses in found.values()):
         sys.exit(f"mutmut failed:\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
-    return found, set(names)
+    return found
 
 
-def problems_of(group: dict[str, list[str]], accepted: set[str], sample: int | None) -> Iterator[str]:
-    """What is wrong with the mutants of a group's files: new survivors, and accepted ones that are none any more."""
-    found, existing = run(group, sample)
+def problems_of(found: dict[str, set[str]], accepted: set[str]) -> Iterator[str]:
+    """What is wrong with the changes that were tried: new survivors, and accepted ones that are killed."""
     alive = {change for change, statuses in found.items() if not statuses <= {"killed", "timeout"}}
-    listed = {change for change in accepted if change.partition(": ")[0] in group["files"]}
-    print(
-        f"{', '.join(group['files'])}\n{len(found)} of {len(existing)} changes tried, {len(alive)} survive", flush=True
-    )
-    for change in sorted(alive - listed):
+    killed = {change for change, statuses in found.items() if statuses == {"killed"}}
+    late = sum("timeout" in statuses for statuses in found.values())
+    print(f"{len(found)} changes tried, {len(alive)} survive, {late} took too long", flush=True)
+    for change in sorted(alive - accepted):
         yield f"{'/'.join(sorted(found[change]))}: {json.dumps(change, ensure_ascii=False)},"
-    yield from (f"accepted, but killed: {change}" for change in sorted(listed & set(found) - alive))
-    yield from (f"accepted, but exists no more: {change}" for change in sorted(listed - existing))
+    yield from (f"accepted, but killed: {change}" for change in sorted(accepted & killed))
+
+
+def copy_of(folder: Path, group: dict[str, list[str]]) -> Path:
+    """A copy of the project in which mutmut mutates a group's files."""
+    for part in ("grampus_uq", "tests"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    settings = CONFIGURATION.format(files=json.dumps(group["files"]), tests=json.dumps(group["tests"]))
+    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text("utf-8") + settings, "utf-8")
+    return folder
+
+
+def problems(
+    groups: dict[str, dict[str, list[str]]], accepted: set[str], folder: Path, sample: int | None
+) -> list[str]:
+    """What is wrong with the groups' changes, or with so many of them all, drawn by a digest."""
+    copies = {name: copy_of(folder / name, group) for name, group in groups.items()}
+    os.chdir(next(iter(copies.values())))
+    changes = {
+        name: {change: names for file in group["files"] for change, names in changes_of(file).items()}
+        for name, group in groups.items()
+    }
+    existing = [change for of_group in changes.values() for change in of_group]
+    chosen = set(sorted(existing, key=rank)[:sample])
+    wrong: list[str] = []
+    for name, copy in copies.items():
+        os.chdir(copy)
+        tried = {change: names for change, names in changes[name].items() if change in chosen}
+        print(f"{name}: {len(changes[name])} changes", flush=True)
+        wrong += problems_of(run(tried) if tried else {}, accepted)
+    files = {file for group in groups.values() for file in group["files"]}
+    listed = {change for change in accepted if change.partition(": ")[0] in files}
+    return [*wrong, *(f"accepted, but exists no more: {change}" for change in sorted(listed.difference(existing)))]
 
 
 def main() -> int:
-    """Exit status 1 where something is wrong; what, goes to the standard output."""
+    """Exit status 1 where something is wrong; what, and what to do about it, goes to the standard output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="files to mutate, of those that mutants.toml names; all by default")
-    parser.add_argument("--sample", type=int, help="so many mutants of each group; all by default")
+    parser.add_argument("--sample", type=int, help="so many changes of all the files together; each one by default")
     parser.add_argument("--folder", type=Path, help="where the copies are made and kept; a temporary one by default")
     given = parser.parse_args()
     settings = tomllib.loads((ROOT / "tests" / "mutants.toml").read_text("utf-8"))
     accepted = {change for changes in settings["survivors"].values() for change in changes}
-    problems: list[str] = []
+    groups = {
+        name: {**group, "files": files}
+        for name, group in settings["groups"].items()
+        if (files := [file for file in group["files"] if not given.only or file in given.only])
+    }
     with tempfile.TemporaryDirectory() as temporary:
-        for name, group in settings["groups"].items():
-            files = [file for file in group["files"] if not given.only or file in given.only]
-            if not files:
-                continue
-            copy = (given.folder or Path(temporary)) / name
-            for part in ("grampus_uq", "tests"):
-                shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-            shutil.copy(ROOT / "pyproject.toml", copy)
-            os.chdir(copy)
-            problems += problems_of({**group, "files": files}, accepted, given.sample)
-            os.chdir(ROOT)
-    print(*problems, sep="\n")
-    return 1 if problems else 0
+        wrong = problems(groups, accepted, given.folder or Path(temporary), given.sample)
+        os.chdir(ROOT)
+    print(*wrong, *([ADVICE] if wrong else []), sep="\n")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
