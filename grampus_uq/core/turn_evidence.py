@@ -28,6 +28,7 @@ from grampus_uq.records.values import Step, ToolCall, canonical_json
 __all__ = [
     "MAX_CALLS",
     "TurnEvidence",
+    "Turns",
     "is_proposed",
     "least",
     "listed",

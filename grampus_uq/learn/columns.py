@@ -29,6 +29,7 @@ from grampus_uq.core.decision import is_irreversible
 from grampus_uq.core.engine import advance
 from grampus_uq.core.risk import confidence_of_risk
 from grampus_uq.core.state import Profile, SessionState
+from grampus_uq.core.turn_evidence import Turns, placed, text_key
 from grampus_uq.errors import DataError
 from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility, eligibility
 from grampus_uq.recording.parallel import Backend
@@ -66,12 +67,12 @@ TASK: Final = "task_id"
 class RunRows:
     """The rows of one run: by stream name, the value at each step of the model; a missing value has no entry.
 
-    first_call: the row that the first irreversible call followed (-1: the call came before any row); None when the run
-    has no such call, or when no profile says which calls are irreversible.
+    calls: for each irreversible call, in their order, the row of the turn that proposed it (-1: it came before any
+    row). Which calls are irreversible a profile's policy says, and what was recorded of their effect.
     """
 
     rows: Sequence[Mapping[str, float]]
-    first_call: int | None = None
+    calls: tuple[int, ...] = ()
 
 
 ReadRun = Callable[[Run, Eligibility], RunRows | None]
@@ -92,10 +93,15 @@ class RunRow:
     outcome: Outcome | None
     eligibility: Eligibility
     length: int
-    first_call: int | None
+    calls: tuple[int, ...]
     started_s: float | None
     made_with: tuple[str, str | None, str | None] | None
     watched: bool
+
+    @property
+    def first_call(self) -> int | None:
+        """The row of the turn that proposed the first irreversible call; None for a run without one."""
+        return self.calls[0] if self.calls else None
 
     @property
     def success(self) -> bool:
@@ -197,14 +203,19 @@ def recorded_rows(
     the assessments are those recorded.
     """
     rows: list[Mapping[str, float]] = []
-    first_call: int | None = None
-    for event, assessment in _assessed(run, profile):
+    calls: list[int] = []
+    places: dict[str, int] = {}
+    policy = (profile or Profile()).policy
+    for event, assessment, turns in _assessed(run, profile):
+        step = event.step
         if is_model_step(event):
+            places[text_key(step.step_id)] = len(rows)
             row = step_streams(event, assessment)
             rows.append(row if streams is None else {name: row[name] for name in streams if name in row})
-        elif first_call is None and profile is not None and _is_irreversible(event, profile):
-            first_call = len(rows) - 1
-    return RunRows(rows=rows, first_call=first_call)
+        elif is_irreversible(policy, step.tool_name, step.effect):
+            turn = placed(turns, step.tool_calls[0] if step.tool_calls else None, step.step_id)[1]
+            calls.append(places.get(turn.step, len(rows) - 1))
+    return RunRows(rows=rows, calls=tuple(calls))
 
 
 def step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, float]:
@@ -238,22 +249,20 @@ def other_trials(runs: Iterable[RunRow]) -> Counter[str]:
     return Counter(run.task for run in runs if run.task is not None and run.eligibility.reason not in out)
 
 
-def _is_irreversible(event: StepEvent, profile: Profile) -> bool:
-    return is_irreversible(profile.policy, event.step.tool_name, event.step.effect)
-
-
 def _columns_of_part(read_run: ReadRun, task_key: str, runs: Iterator[Run], refused: Refused | None) -> Columns:
     return columns_of(runs, read_run, task_key=task_key, on_refused=refused)
 
 
-def _assessed(run: Run, profile: Profile | None) -> Iterator[tuple[StepEvent, StepUncertainty]]:
+def _assessed(run: Run, profile: Profile | None) -> Iterator[tuple[StepEvent, StepUncertainty, Turns]]:
+    """Each step, what is concluded, and the turns before it; without a profile no turn is known."""
     state = SessionState(session_id=run.session_id)
     for event in run.steps:
         if profile is None:
-            yield event, event.assessment
+            yield event, event.assessment, ()
         else:
+            turns = state.turns
             state, assessment = advance(profile, state, event.step, event.readings, event.trajectory)
-            yield event, assessment
+            yield event, assessment, turns
 
 
 def _row(run: Run, decided: Eligibility, read: RunRows, task_key: str) -> RunRow:
@@ -265,7 +274,7 @@ def _row(run: Run, decided: Eligibility, read: RunRows, task_key: str) -> RunRow
         outcome=run.outcome,
         eligibility=decided,
         length=len(read.rows),
-        first_call=read.first_call,
+        calls=read.calls,
         started_s=None if start is None else start.time_s,
         made_with=None if start is None else (start.model, start.prompt_hash, start.tools_hash),
         watched=any(event.trajectory is not None for event in run.steps),

@@ -13,7 +13,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate.censoring import ASSUMPTIONS, Censoring
 from grampus_uq.learn.evaluate.differences import DifferenceRow, difference_rows
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
-from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, scored_streams, table_rows
+from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, call_rows, scored_streams, table_rows
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
@@ -93,7 +93,7 @@ def evaluate(
         censoring=how.mode,
         censored_runs=int(runs.censored.sum()),
         draws=draws,
-        table=tuple(table_rows(streams)),
+        table=(*call_rows(runs), *table_rows(streams)),
         differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws)),
         streams=tuple(streams),
         watch=tuple(watch),

@@ -51,7 +51,7 @@ def read_recordings(
     Args:
         paths: recordings, packed ones too, or folders of them.
         profile: judges the runs anew from their recorded readings, so that `fused`, `propagated` and `p_success` are
-            its own. None: as they were recorded.
+            its own; its policy says which calls are irreversible. None: as they were recorded.
         workers, backend: as `parallel.in_order`.
         on_runs: called with the number of runs of each part, for a progress line.
         on_refused: takes what is wrong with a file, whose rest is left out, or with a run, which is.
@@ -73,6 +73,7 @@ def read_recordings(
         outcomes=np.array([math.nan if _is_censored(run) else float(run.success) for run in scored], dtype=np.float64),
         streams={name: ForecastTraces(forecasts=columns.stream(name), lengths=lengths) for name in names},
         features=np.column_stack([columns.stream(name) for name in FEATURES]),
+        asks=np.array([-1 if run.first_call is None else run.first_call for run in scored], dtype=np.int64),
         audit=stop_rows(_audited(run, use, why) for run, (use, why) in zip(columns.runs, uses, strict=True)),
     )
 
@@ -106,10 +107,11 @@ def _rows(profile: Profile | None, run: Run, eligibility: Eligibility) -> RunRow
         return None
     rows = []
     belief = math.nan  # the propagated confidence stays where it is on a step without a reading
-    for streams, facts in zip(recorded_rows(run, eligibility, profile=profile).rows, _prefix_facts(run), strict=True):
+    found = recorded_rows(run, eligibility, profile=profile)
+    for streams, facts in zip(found.rows, _prefix_facts(run), strict=True):
         belief = streams.get("propagated", belief)
         rows.append({**streams, "propagated": belief, **dict(zip(FEATURES, facts, strict=True))})
-    return RunRows(rows=rows)
+    return RunRows(rows=rows, calls=found.calls)
 
 
 def _prefix_facts(run: Run) -> Iterator[tuple[float, ...]]:

@@ -2,7 +2,8 @@
 
 A stream is scored on the runs for which it has a forecast at every step; the others are counted. Recalibration is by
 cross-fitted Platt maps: no run is calibrated by a map that saw it. Ranks and binned calibration read one scalar a run
-(the front-weighted mean, or AUQ's last, mean and min); those scalars have no proper score of the process.
+(the front-weighted mean, AUQ's last, mean and min, or the forecast of the turn that proposed the first irreversible
+call, which is what a decision on that call can read); those scalars have no proper score of the process.
 """
 
 from __future__ import annotations
@@ -31,12 +32,23 @@ from grampus_uq.stats.trajectory_scores import (
     weighted_forecast,
 )
 
-__all__ = ["BASE_RATE", "SCORES", "ScoredStream", "TableRow", "scored_streams", "table_rows", "tps_of"]
+__all__ = [
+    "AT_THE_CALL",
+    "BASE_RATE",
+    "SCORES",
+    "ScoredStream",
+    "TableRow",
+    "call_rows",
+    "scored_streams",
+    "table_rows",
+    "tps_of",
+]
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 BASE_RATE = "base rate"
+AT_THE_CALL = "at the call"
 SCORES: Mapping[str, ProperScore] = MappingProxyType(
     {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
 )
@@ -160,6 +172,29 @@ def table_rows(streams: list[ScoredStream]) -> Iterator[TableRow]:
                     )
 
 
+def call_rows(runs: ForecastRuns) -> list[TableRow]:
+    """Each stream at the turn that proposes a run's first irreversible call, the best first; none without such calls.
+
+    Of the runs with an observed outcome and such a call those count whose stream has a value there, whatever it lacks
+    at other steps.
+    """
+    if runs.asks is None:
+        return []
+    asked = (runs.asks >= 0) & ~runs.censored
+    rows = []
+    for name, traces in runs.streams.items():
+        p = traces.forecasts[(traces.starts + runs.asks)[asked]]
+        there = ~np.isnan(p)
+        if there.any():
+            n = int(there.sum())
+            metrics = _ranks(p[there], runs.outcomes[asked][there])
+            missing = len(p) - n
+            rows.append(
+                TableRow(stream=name, calibrated=False, scalar=AT_THE_CALL, runs=n, known=n, missing=missing, **metrics)
+            )
+    return sorted(rows, key=lambda row: -1.0 if row.auroc is None else row.auroc, reverse=True)
+
+
 def base_rate(stream: ScoredStream) -> ForecastTraces:
     """Forecast the success rate of the stream's own runs at every step: what knowing nothing else scores."""
     rate = float(stream.target.mean()) if len(stream.target) else float("nan")
@@ -197,7 +232,10 @@ def _row(
 
 def _scalar_metrics(stream: ScoredStream, scalar: FloatArray) -> dict[str, float | None]:
     """Ranks and calibration of one scalar a run, on the runs whose outcome was observed."""
-    p, outcomes = scalar[stream.complete], stream.target[stream.complete]
+    return _ranks(scalar[stream.complete], stream.target[stream.complete])
+
+
+def _ranks(p: FloatArray, outcomes: FloatArray) -> dict[str, float | None]:
     return {
         "auroc": auroc(1.0 - p, 1.0 - outcomes),
         "auprc": auprc(1.0 - p, 1.0 - outcomes) if (outcomes == 0.0).any() else None,

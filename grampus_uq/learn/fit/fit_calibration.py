@@ -35,7 +35,8 @@ class FittedSuccess:
     """A fusion fitted on all runs, and what fusions of the other half say of each.
 
     fusion: what goes into the profile. traces: its forecasts, each run by a fusion that never saw it; NaN where no
-    reading was there. second_half: shape (n,). score, base_score: mean log score of those forecasts, and of each
+    reading was there. second_half: shape (n,); for_halves: the fusions that forecast the first half and the second.
+    score, base_score: mean log score of those forecasts, and of each
     half's success rate as the other half knew it, over the `scored` runs with a forecast at every step; higher is
     better, and a score that is not above the base's says that the readings are of no use here.
     """
@@ -43,6 +44,7 @@ class FittedSuccess:
     fusion: LogisticFusion
     traces: ForecastTraces
     second_half: npt.NDArray[np.bool_]
+    for_halves: tuple[LogisticFusion, LogisticFusion]
     score: float | None
     base_score: float | None
     scored: int
@@ -77,11 +79,13 @@ def fit_success(
     counts = np.ones(len(first)) if run_weights is None else np.asarray(run_weights, dtype=np.float64)
     forecasts = np.full(len(first.forecasts), np.nan)
     rates = np.empty(len(first))
-    for trained in (~second, second):
+    halves = []
+    for trained in (second, ~second):
         fitted = fit_fusion(_select(streams, trained), y[trained], run_weights=counts[trained])
         inside = np.repeat(~trained, first.lengths)
         forecasts[inside] = apply_fusion(fitted, {name: t.forecasts[inside] for name, t in streams.items()})
         rates[~trained] = y[trained].mean()
+        halves.append(fitted)
     traces = first.with_forecasts(forecasts)
     kept = ~traces.missing
     scores = tps(traces.select(kept), y[kept], score=LOG)
@@ -90,6 +94,7 @@ def fit_success(
         fusion=fit_fusion(streams, y, run_weights=counts),
         traces=traces,
         second_half=second,
+        for_halves=(halves[0], halves[1]),
         score=float(scores.mean()) if kept.any() else None,
         base_score=float(base.mean()) if kept.any() else None,
         scored=int(kept.sum()),

@@ -61,7 +61,7 @@ class LabelledRuns:
         weights: shape (n,), one over the probability that the outcome was seen.
         tasks: trials of one task share a name; without_task: how many name none, and count as a task each.
         streams: by name, one value a step of the model, NaN where missing.
-        asks: shape (n,), the step of the model that the first irreversible call followed (-1: the call came before any;
+        asks: shape (n,), the step of the model that proposed the first irreversible call (-1: the call came before any;
             the last step where there was no call); has_call: whether there was one.
         excluded: runs left out, by reason; others: by task, those of them that can have no label of their own.
         unlabelled: runs that could be used if they were labelled.
@@ -113,12 +113,28 @@ class LabelledRuns:
             return None
         return self.recorded / ((self.last_s - self.first_s) / 86400.0)
 
-    def traces(self, name: str) -> ForecastTraces:
-        """One stream as forecasts."""
-        return ForecastTraces(forecasts=self.streams[name], lengths=self.lengths)
+    @property
+    def moments(self) -> BoolArray:
+        """The steps that a run is judged by, shape (steps,): the one that asks, or every step where no call was."""
+        rows = np.repeat(~self.has_call, self.lengths)
+        asking = self.has_call & (self.asks >= 0)
+        rows[(np.cumsum(self.lengths) - self.lengths + self.asks)[asking]] = True
+        return rows
+
+    def taught_by(self, chosen: BoolArray) -> BoolArray:
+        """Those of the chosen runs that have such a step."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        return chosen & np.logical_or.reduceat(self.moments, starts) if len(self) else chosen
+
+    def at_moments(self, name: str, chosen: BoolArray) -> ForecastTraces:
+        """One stream of these runs (`taught_by`) at the steps that they are judged by, as forecasts."""
+        lengths = np.where(self.has_call, 1, self.lengths)[chosen]
+        return ForecastTraces(
+            forecasts=self.streams[name][self.moments & np.repeat(chosen, self.lengths)], lengths=lengths
+        )
 
     def at_ask(self, values: FloatArray) -> FloatArray:
-        """A stream's value at the step that the first irreversible call followed, one a run; NaN where none did."""
+        """A stream's value at the step that proposed the first irreversible call, one a run; NaN where none did."""
         starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(np.intp)
         return np.where(self.asks < 0, math.nan, values[starts + np.maximum(self.asks, 0)])
 
@@ -172,9 +188,10 @@ def _rows_to_fit(profile: Profile, run: Run, decided: Eligibility) -> RunRows | 
     found = recorded_rows(run, decided, profile=profile)
     if decided.usable:
         return found
-    if found.first_call is None or not found.rows:
+    if not found.calls or not found.rows:
         return replace(found, rows=())
-    return replace(found, rows=(found.rows[found.first_call] if found.first_call >= 0 else {},))
+    first = found.calls[0]
+    return replace(found, rows=(found.rows[first] if first >= 0 else {},))
 
 
 def _labelled(columns: Columns) -> LabelledRuns:

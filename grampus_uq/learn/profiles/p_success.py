@@ -79,7 +79,9 @@ def rank_by_one(runs: LabelledRuns) -> RankedByOne | None:
     name = _most_read(runs, runs.streams)
     if name is None or not len(runs):
         return None
-    fusion = _rising(fit_fusion({name: runs.traces(name)}, runs.success, run_weights=runs.weights), name)
+    judged = runs.taught_by(np.ones(len(runs), dtype=np.bool_))
+    traces = {name: runs.at_moments(name, judged)}
+    fusion = _rising(fit_fusion(traces, runs.success[judged], run_weights=runs.weights[judged]), name)
     values = apply_exactly(fusion, runs.streams)
     good, bad = _of_each(runs, np.ones(len(runs), dtype=np.bool_))
     why = f"On one stream, {name}, and all {len(runs)} runs: too few to part. Every label may still set thresholds."
@@ -94,7 +96,8 @@ def _most_read(runs: LabelledRuns, names: Iterable[str]) -> str | None:
     """`fused`, else the reading that is there most often; no count, whose direction the outcomes teach, and no
     trajectory risk, whose parameters may have been fitted on these runs."""
     may = sorted(name for name in names if name not in ("propagated", "trajectory_risk") and not is_count(name))
-    read = {name: int((~np.isnan(runs.streams[name])).sum()) for name in may}
+    moments = runs.moments
+    read = {name: int((~np.isnan(runs.streams[name][moments])).sum()) for name in may}
     name = "fused" if read.get("fused") else max(may, key=lambda one: read[one], default="")
     return name if read.get(name) else None
 
@@ -111,17 +114,20 @@ def fit_p_success(
 ) -> tuple[FittedPSuccess | None, list[Part]]:
     """Fit p_success on the runs that are not held out; report each stream's worth alone, and that of the fusion.
 
+    A run with an irreversible call teaches by the turn that proposed its first one, which is what a release is decided
+    on; any other run by all its steps, the first ones weighted most.
     The runs to learn on are judged by cross-fitting, all others by the fusion itself. Of very many runs a random part
     of about `MOST_STEPS` steps teaches it: a dozen numbers are not known better from more.
     """
-    learn = _enough(runs, ~held_out, rng)
+    learn = _enough(runs, runs.taught_by(~held_out), rng)
     good, bad = _of_each(runs, learn)
     if min(good, bad) < LEAST_OF_EACH:
         lacking = _lacking(runs, held_out, good, bad)
         why = f"{good} successes and {bad} failures to learn on; {LEAST_OF_EACH} of each are the least."
         return None, [Part(name="p_success", status="not fitted", why=why, needs=lacking)]
     names = [name for name in runs.streams if name not in DERIVED] or [n for n in DERIVED if n in runs.streams]
-    names = [name for name in names if not np.isnan(runs.streams[name][_rows(runs, learn)]).all()]
+    moments = runs.moments & _rows(runs, learn)
+    names = [name for name in names if not np.isnan(runs.streams[name][moments]).all()]
     twins = _twins(runs, names)
     names = [name for name in names if name not in twins]
     parts = [_stream_part(runs, held_out, learn, name) for name in names]
@@ -136,7 +142,11 @@ def fit_p_success(
     main = _most_read(runs, names)
     fusion = _rising(found.fusion, main) if found.fusion.flat and main in found.fusion.readings else found.fusion
     values = np.full(len(next(iter(runs.streams.values()))), np.nan)
-    values[_rows(runs, learn)] = found.traces.forecasts
+    for half, other in enumerate(found.for_halves):
+        mine = learn.copy()
+        mine[learn] = found.second_half == bool(half)
+        inside = _rows(runs, mine)
+        values[inside] = apply_fusion(other, {name: runs.streams[name][inside] for name in names})
     outside = _rows(runs, ~learn)
     if outside.any():
         values[outside] = apply_exactly(fusion, {name: runs.streams[name][outside] for name in names})
@@ -148,9 +158,10 @@ def fit_p_success(
     useless = found.fusion.flat or (
         found.score is not None and found.base_score is not None and found.score <= found.base_score
     )
-    why = f"On {len(names)} streams of {int(learn.sum())} runs" + (
-        ", and it says no more than the success rate does." if useless else "."
-    )
+    asked = int((learn & runs.has_call).sum())
+    why = f"On {len(names)} streams of {int(learn.sum())} runs"
+    why += f", {asked} of them at the turn that proposes an irreversible call" if asked else ""
+    why += ", and it says no more than the success rate does." if useless else "."
     parts.append(Part(name="p_success", status="fitted", why=why, figures=figures))
     return FittedPSuccess(fusion=fusion, values=values, taught=~held_out), parts
 
@@ -211,7 +222,7 @@ def _stream_part(runs: LabelledRuns, held_out: BoolArray, learn: BoolArray, name
 
 
 def _fit(runs: LabelledRuns, learn: BoolArray, names: list[str]) -> FittedSuccess:
-    streams = {name: runs.traces(name).select(learn) for name in names}
+    streams = {name: runs.at_moments(name, learn) for name in names}
     ids = [name for name, chosen in zip(runs.ids, learn, strict=True) if chosen]
     return fit_success(streams, runs.success[learn], ids, run_weights=runs.weights[learn])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -146,3 +147,31 @@ def test_a_q_outside_its_domain_and_an_unknown_mode_are_refused():
         Censoring(mode="exact", q={"a": 1.5})
     with pytest.raises(ConfigurationError, match="'mode'"):
         Censoring(mode="both")  # type: ignore[arg-type]
+
+
+def test_at_the_call_a_stream_is_ranked_by_the_turn_that_proposes_it_whatever_it_says_or_lacks_elsewhere():
+    """Two steps a run: the stream that knows at the asking one and is missing at the other is best there."""
+    rng = np.random.default_rng(3)
+    n = 200
+    success, asks = rng.random(n) < 0.5, rng.integers(0, 2, n)
+    asks[:20] = -1  # no irreversible call
+    outcomes = success.astype(np.float64)
+    outcomes[-5:] = np.nan  # censored
+    noise, knows = rng.random((n, 2)), np.where(success[:, None], 0.8, 0.3) + 0.1 * rng.random((n, 2))
+    asking = np.arange(2) == asks[:, None]
+    streams = {"elsewhere": np.where(asking, noise, knows), "there": np.where(asking, knows, np.nan), "noise": noise}
+    lengths = np.full(n, 2)
+    runs = ForecastRuns(
+        ids=tuple(f"r{i:03}" for i in range(n)),
+        outcomes=outcomes,
+        streams={name: ForecastTraces(forecasts=v.ravel(), lengths=lengths) for name, v in streams.items()},
+        audit=AUDIT,
+        asks=asks,
+    )
+    found = judged(runs)
+    ranked = [r for r in found.table if r.scalar == "at the call"]
+    assert ranked[0].stream == "there"
+    assert (ranked[0].auroc, ranked[0].runs) == (1.0, 175)
+    assert all(0.4 < r.auroc < 0.65 for r in ranked[1:])
+    assert row(found, "elsewhere").auroc > 0.7
+    assert not [r for r in judged(dataclasses.replace(runs, asks=None)).table if r.scalar == "at the call"]

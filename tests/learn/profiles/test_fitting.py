@@ -17,6 +17,7 @@ from grampus_uq import ConfigurationError, Outcome, Reading, Step, ToolCall, Unc
 from grampus_uq.cli import _group
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
+from grampus_uq.learn.fit.fit_calibration import fit_fusion
 from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles import FitOptions, ProfileFit, counterfactual, fit_profile, rates
 from grampus_uq.learn.profiles.labelled import labelled_runs
@@ -92,10 +93,9 @@ def test_no_run_teaches_what_it_sets_a_threshold_for(folder: Path, fitted: Profi
     assert set(fitted.detector.report.threshold_ids) <= {i for i, h in zip(read.ids, held, strict=True) if h}
     learned = {i for i, h in zip(read.ids, held, strict=True) if not h}
     assert not learned & set(fitted.detector.report.threshold_ids)
-    from grampus_uq.learn.fit.fit_calibration import fit_fusion
-
     names = [name for name in read.streams if name not in ("fused", "propagated")]
-    alone = fit_fusion({name: read.traces(name).select(~held) for name in names}, read.success[~held])
+    learned = read.taught_by(~held)
+    alone = fit_fusion({name: read.at_moments(name, learned) for name in names}, read.success[learned])
     assert alone == fitted.artifact.profile.calibration
 
 
