@@ -113,7 +113,7 @@ def test_ties_are_told_apart_by_the_draw_and_only_villes_threshold_includes_equa
     [
         (lambda: pac_threshold([], [], 0.05, 0.1), "45 .*for alpha=0.05, delta=0.1; there are 0"),  # log(.1)/log(.95)
         (lambda: pac_threshold([1.0] * 44, [0.5] * 44, 0.05, 0.1), "45 .*; there are 44"),
-        (lambda: conformal_threshold([1.0] * 18, [0.5] * 18, 0.05), "19 .*for alpha=0.05; there are 18"),
+        (lambda: conformal_threshold([1.0] * 18, [0.5] * 18, 0.05), "19 held-out .*for alpha=0.05; there are 18"),
         (lambda: budget_threshold([], [], 0.1), "9 recorded runs .*budget of 0.1; there are 0"),
         (lambda: weighted_threshold([1.0] * 18, [0.5] * 18, [5.0] + [1.0] * 17, 0.05), "95 .*=0.05; there are 18"),
         (lambda: weighted_threshold([], [], [], 0.05), "19 .*; there are 0"),

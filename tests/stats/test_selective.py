@@ -138,6 +138,13 @@ def test_a_case_without_a_chance_is_never_released():
     assert share_threshold(p, 0.1) is None
 
 
+def test_where_a_rule_is_met_exactly_rounding_takes_nothing_away():
+    assert estimated_threshold([0.99] * 10, [True] * 10, target=0.9).released == 10  # 10 (1 - 0.9) is below 1 as floats
+    chances = [n / 100 for n in range(1, 100)]
+    assert share_threshold(chances, 0.29) == 0.29  # 100 * 0.29 is below 29 as floats
+    assert share_threshold(chances[:4], 0.4) == 0.02
+
+
 def test_no_threshold_is_made_up_from_a_handful():
     assert estimated_threshold([0.99] * 5, [True] * 5, target=0.9).threshold is None
     assert certified_threshold([0.99] * 21, [True] * 21, candidates=[0.99], target=0.9, delta=0.1).threshold is None
