@@ -59,7 +59,6 @@ from .records.vocabulary import UncertaintySource as UncertaintySource
 from .runtime.graph import Graph as Graph
 from .runtime.graph import human_node as human_node
 from .runtime.graph import uncertainty_guard_node as uncertainty_guard_node
-from .runtime.inject import inject as inject
 from .runtime.rollback import Branch as Branch
 from .runtime.rollback import branches as branches
 from .runtime.rollback import recover as recover

@@ -90,16 +90,6 @@ async def read_checkpoint(ledger: Ledger, state: AgentState, step: int) -> Agent
     return restored
 
 
-async def copy_checkpoints(
-    source: SessionStore, state: AgentState, target: SessionStore, copy: AgentState, *, until: int
-) -> None:
-    """Copy the checkpoints of the steps before `until` to a copy of this run, without the belief."""
-    for checkpoint in await checkpoints_of(source, state):
-        if checkpoint.step < until:
-            checkpoint.state.belief = None
-            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), checkpoint.body(), expected=0)
-
-
 def _branch_at(state: AgentState, step: int) -> int:
     return max((s for s in lineage_of(state) if s.from_step <= step), key=lambda s: s.branch).branch
 

@@ -3,10 +3,11 @@
     python -m tests.benchmarks.rollback [--failures 200] [--calibration 59] [--steps 8] [--slip 0.02] [--json]
 
 A scripted agent adds prices, one a step, on an AgentRunner. Faults are put into runs that went well
-(`grampus_uq.runtime.inject`); the failures are parted at random into calibration (part of it fits the step scorer) and
-test, and every test failure is run on from the same stored state in each way. The step that errs assumes something in
-so many words with probability .7, any other step with .15. In a new branch every step errs anew with probability
-`--slip`, so that running more again costs more than steps; an error that stays before the restart stays for good.
+(`injected_failures`, beside this file); the failures are parted at random into calibration (part of it fits the step
+scorer) and test, and every test failure is run on from the same stored state in each way. The step that errs assumes
+something in so many words with probability .7, any other step with .15. In a new branch every step errs anew with
+probability `--slip`, so that running more again costs more than steps; an error that stays before the restart stays
+for good.
 Rows: `method`, `level`, `success`, `set_coverage` (the set holds the error), `coverage` (the restart is not behind it:
 at least as often, because a set that begins with an observation restarts at the step whose observation it is),
 `steps_again`, `cost` (steps run again, as a share of starting again), `empty_share`. An empty set restarts at the most
@@ -37,7 +38,6 @@ from grampus_uq.learn.attribution import (
 )
 from grampus_uq.records.values import AgentDefinition, Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import Role
-from grampus_uq.runtime.inject import InjectedFailure, Injection, inject
 from grampus_uq.runtime.rollback import recover, rollback
 from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.runner import UNWATCHED, AgentRunner
@@ -46,6 +46,7 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
 from grampus_uq.testing import ScriptedModel, answer
 from tests.benchmarks._report import emit
+from tests.benchmarks.injected_failures import InjectedFailure, Injection, inject
 
 AGENT = AgentDefinition(name="clerk", system_prompt="You add up prices.", max_iterations=200)
 OBEYS, HEDGES_WRONG, HEDGES_RIGHT = 0.85, 0.7, 0.15

@@ -76,7 +76,7 @@ def label_run(run: ImportedRun, error_message: int, *, task: str = "") -> Labell
     """Turn a failed run and the number of its decisive message into a labelled trajectory.
 
     Args:
-        run: such as `InjectedFailure.run` of `grampus_uq.runtime.inject`.
+        run: any, for instance `grampus_uq.runtime.restart_points.run_of` of a stored session.
         error_message: its number in `run.messages`, from 0.
         task: what the run was asked to do.
 

@@ -29,13 +29,12 @@ from grampus_uq.importers.imported_run import ImportedRun
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Role
-from grampus_uq.runtime.checkpoints import checkpoints_of, copy_checkpoints, read_checkpoint
+from grampus_uq.runtime.checkpoints import KIND, _key, checkpoints_of, read_checkpoint
 from grampus_uq.runtime.restart_points import run_of
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
+from grampus_uq.runtime.store import SessionStore
 from grampus_uq.wire.model_call import ask_model
-
-__all__ = ["InjectedFailure", "inject"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +196,7 @@ async def _rerun(
     )
     one.model_client = FaultyModel(one.model_client, injection.fault)
     if one.checkpoints:
-        await copy_checkpoints(runner.ledger.store, source, one.ledger.store, copy, until=injection.step)
+        await _copy_checkpoints(runner.ledger.store, source, one.ledger.store, copy, until=injection.step)
     await one.ledger.save(copy, 0)
     dropped, result = "aborted", None
     with contextlib.suppress(UncertaintyError):
@@ -209,3 +208,13 @@ async def _rerun(
         return None
     state, _ = await one.ledger.known(copy.agent_id, copy.session_id)
     return InjectedFailure(injection=injection, run=run_of(state), error_message=len(restored.messages), result=result)
+
+
+async def _copy_checkpoints(
+    source: SessionStore, state: AgentState, target: SessionStore, copy: AgentState, *, until: int
+) -> None:
+    """Copy the checkpoints of the steps before `until` to a copy of this run, without the belief."""
+    for checkpoint in await checkpoints_of(source, state):
+        if checkpoint.step < until:
+            checkpoint.state.belief = None
+            await target.put(KIND, _key(copy, copy.branch, checkpoint.step), checkpoint.body(), expected=0)

@@ -12,12 +12,12 @@ from grampus_uq.learn.attribution import LabelledTrajectory, label_run
 from grampus_uq.learn.attribution.failed_trajectory import Trajectory
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Role
-from grampus_uq.runtime.inject import FAULTS, InjectedFailure, Injection, inject
 from grampus_uq.runtime.rollback import rollback
 from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import FunctionTools, tool
 from grampus_uq.testing import ScriptedModel, answer
+from tests.benchmarks.injected_failures import FAULTS, InjectedFailure, Injection, inject
 
 pytestmark = pytest.mark.anyio
 
