@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 import anyio
 
@@ -21,7 +20,7 @@ from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
 from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler, human_node, uncertainty_guard_node
-from grampus_uq.runtime.graph_state import GraphCheckpoint, added, merged
+from grampus_uq.runtime.graph_state import GraphCheckpoint, merged
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
@@ -35,7 +34,6 @@ MAX_VISITS = 1_000
 @dataclass(slots=True, kw_only=True)
 class _Node:
     handler: NodeHandler
-    nested: Graph | None = None
     edges: list[str] = field(default_factory=list)
     route: Route | None = None
     routes: dict[str, str | None] = field(default_factory=dict)
@@ -50,8 +48,8 @@ class Graph:
     can be restored once its lease of `lease_s` has expired. One that has run `max_visits` nodes stops with an error;
     with a larger value it can be restored.
 
-    A node may be another graph's `execute`: when that waits, this graph waits, and an answer continues it where it
-    stood. Any other waiting node, except `human_node` and the guard, runs again when it is answered.
+    A waiting node, except `human_node` and the guard, runs again when it is answered. So a graph is no node of another:
+    its finished nodes would run twice.
     """
 
     def __init__(
@@ -86,9 +84,9 @@ class Graph:
             raise ConfigurationError.of("name", "Graph.add_node", "new in this graph", name)
         if entry and self._entry is not None and getattr(self, "_entry_said", False):
             raise ConfigurationError.of("entry", "Graph.add_node", "given for one node only", name)
-        owner = getattr(handler, "__self__", None)
-        nested = owner if isinstance(owner, Graph) and getattr(handler, "__name__", "") == "execute" else None
-        self._nodes[name] = _Node(handler=handler, nested=nested)
+        if isinstance(getattr(handler, "__self__", None), Graph):
+            raise ConfigurationError.of("handler", "Graph.add_node", "no graph: add its nodes to this one", name)
+        self._nodes[name] = _Node(handler=handler)
         if entry or self._entry is None:
             self._entry = name
             self._entry_said = entry
@@ -133,13 +131,10 @@ class Graph:
         There is one checkpoint a graph id, and the latest execution owns it: an older one that still runs ends with
         SessionConflictError at its next checkpoint. Give executions that run side by side graphs with ids of their own.
         """
-        return await self._begin(state, self._store, self.graph_id)
-
-    async def _begin(self, state: AgentState, store: SessionStore, key: str) -> AgentState:
         entry = self._check()
-        stored = await store.get("graph", key)
-        checkpoint = GraphCheckpoint(state=state.model_copy(deep=True), base=state.model_copy(deep=True), ready=[entry])
-        checkpoint._store, checkpoint._key = store, key
+        stored = await self._store.get("graph", self.graph_id)
+        checkpoint = GraphCheckpoint(state=state.model_copy(deep=True), ready=[entry])
+        checkpoint._store, checkpoint._key = self._store, self.graph_id
         checkpoint._version = 0 if stored is None else stored.version
         return await self._advance(checkpoint)
 
@@ -151,28 +146,9 @@ class Graph:
         executes it.
         """
         self._check()
-        checkpoint = await self._stored(self._store, graph_id or self.graph_id)
-        if checkpoint is None:
-            raise SessionError(f"There is no checkpoint of graph {graph_id or self.graph_id!r:.80}.")
-        return await self._continue(checkpoint, human_response, uuid.uuid4().hex)
-
-    async def _stored(self, store: SessionStore, key: str) -> GraphCheckpoint | None:
-        """The stored checkpoint, or None; raises SessionConflictError while another worker executes it."""
-        stored = await store.get("graph", key)
-        if stored is None:
-            return None
-        checkpoint = GraphCheckpoint.model_validate_json(stored.body)
-        left = checkpoint.lease_s - stored.age_s
-        if checkpoint.holder is not None and left > 0.0:
-            raise SessionConflictError(
-                f"Graph {key!r:.80} is executed by another worker; its lease ends in {left:.1f} s unless it is renewed."
-            )
-        checkpoint._store, checkpoint._key, checkpoint._version = store, stored.key, stored.version
-        return checkpoint
-
-    async def _continue(self, checkpoint: GraphCheckpoint, response: str | None, answer_id: str | None) -> AgentState:
-        if checkpoint.waiting and response is not None and answer_id != checkpoint.answered:
-            self._take_answer(checkpoint, response, answer_id)
+        checkpoint = await self._stored(graph_id or self.graph_id)
+        if checkpoint.waiting and human_response is not None:
+            self._take_answer(checkpoint, human_response)
             waiting, checkpoint.waiting = checkpoint.waiting, []
             for name in waiting:
                 if getattr(self._nodes[name].handler, PASSED, False):
@@ -182,13 +158,24 @@ class Graph:
             self._release_joins(checkpoint)
         return await self._advance(checkpoint)
 
-    def _take_answer(self, checkpoint: GraphCheckpoint, response: str, answer_id: str | None) -> None:
-        checkpoint.answer, checkpoint.answer_id, checkpoint.answered = response, answer_id, answer_id
+    async def _stored(self, key: str) -> GraphCheckpoint:
+        stored = await self._store.get("graph", key)
+        if stored is None:
+            raise SessionError(f"There is no checkpoint of graph {key!r:.80}.")
+        checkpoint = GraphCheckpoint.model_validate_json(stored.body)
+        left = checkpoint.lease_s - stored.age_s
+        if checkpoint.holder is not None and left > 0.0:
+            raise SessionConflictError(
+                f"Graph {key!r:.80} is executed by another worker; its lease ends in {left:.1f} s unless it is renewed."
+            )
+        checkpoint._store, checkpoint._key, checkpoint._version = self._store, stored.key, stored.version
+        return checkpoint
+
+    def _take_answer(self, checkpoint: GraphCheckpoint, response: str) -> None:
         if response:
             checkpoint.state.messages.append(Message(role=Role.USER, content=response))
         checkpoint.state.status = AgentStatus.RUNNING
         checkpoint.state.metadata.pop("uncertainty_escalate", None)
-        checkpoint.base = checkpoint.state.model_copy(deep=True)
 
     async def _advance(self, checkpoint: GraphCheckpoint) -> AgentState:
         """Run the ready nodes under a lease, and release it whatever happens."""
@@ -243,7 +230,7 @@ class Graph:
         async def run(name: str) -> None:
             if name in checkpoint.done:
                 return  # finished before the process died
-            result = await self._run(name, checkpoint, before.model_copy(deep=True))
+            result = await self._nodes[name].handler(before.model_copy(deep=True))
             checkpoint.done[name] = result
             if len(names) > 1:
                 await checkpoint.save()
@@ -258,7 +245,6 @@ class Graph:
             if results[name].status is AgentStatus.WAITING_FOR_HUMAN and not self._escalates(name, results[name]):
                 checkpoint.waiting.append(name)
                 continue
-            checkpoint.visits[name] = checkpoint.visits.get(name, 0) + 1
             if results[name].status is not AgentStatus.FAILED:
                 await self._follow(name, checkpoint, remaining)
         if any(result.status is AgentStatus.FAILED for result in results.values()):
@@ -266,22 +252,7 @@ class Graph:
             checkpoint.ready = []
         else:
             self._release_joins(checkpoint)
-        checkpoint.answer = checkpoint.answer_id = None
         await checkpoint.save()
-
-    async def _run(self, name: str, checkpoint: GraphCheckpoint, state: AgentState) -> AgentState:
-        """Run one node; a nested graph continues where it stood, even if the process died during this visit."""
-        nested = self._nodes[name].nested
-        if nested is None:
-            return await self._nodes[name].handler(state)
-        visit = checkpoint.visits.get(name, 0)
-        key = f"{checkpoint._key}/{checkpoint.run}/{quote(name, safe='')}/{visit}"
-        inner = await nested._stored(checkpoint._store, key)
-        if inner is None:
-            return await nested._begin(state, checkpoint._store, key)
-        after = await nested._continue(inner, checkpoint.answer, checkpoint.answer_id)
-        known = inner.base if inner.base is not None else state
-        return added(state, known, after).model_copy(update={"status": after.status})
 
     def _escalates(self, name: str, state: AgentState) -> bool:
         """True for a guard that routes to an escalation node, which waits in its place."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
-
 import anyio
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -11,17 +9,13 @@ from grampus_uq.records.values import TokenUsage
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 
-__all__ = ["added", "merged"]
+__all__ = ["merged"]
 
 
 class GraphCheckpoint(BaseModel):
-    """An execution: the nodes to run next, those that wait for a human, joins, and how often each node ran.
+    """An execution: the nodes to run next, those that wait for a human, joins, and the nodes that have run."""
 
-    `answer` is the last human response, under `answer_id`; a nested graph takes it once (`answered`), and `base` is its
-    state as the outer graph knows it.
-    """
-
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")  # earlier versions wrote more
 
     v: int = 1
     state: AgentState
@@ -30,12 +24,6 @@ class GraphCheckpoint(BaseModel):
     arrived: dict[str, list[str]] = Field(default_factory=dict)
     finished: list[str] = Field(default_factory=list)
     done: dict[str, AgentState] = Field(default_factory=dict)
-    run: str = Field(default_factory=lambda: uuid.uuid4().hex)
-    visits: dict[str, int] = Field(default_factory=dict)
-    answer: str | None = None
-    answer_id: str | None = None
-    answered: str | None = None
-    base: AgentState | None = None
     holder: str | None = None
     lease_s: float = 0.0
     _store: SessionStore = PrivateAttr()
@@ -56,12 +44,12 @@ def merged(before: AgentState, results: list[AgentState]) -> AgentState:
         return results[0]
     state = before.model_copy(deep=True)
     for result in results:
-        state = added(state, before, result)
+        _add(state, before, result)
     return state
 
 
-def added(onto: AgentState, before: AgentState, after: AgentState) -> AgentState:
-    """A state with all that was added between two others: messages, metadata, output, steps, tokens and calls."""
+def _add(onto: AgentState, before: AgentState, after: AgentState) -> None:
+    """Add to a state what came between two others: messages, metadata, output, steps, tokens and calls."""
     onto.messages += after.messages[len(before.messages) :]
     changed = {k: v for k, v in after.metadata.items() if k not in before.metadata or before.metadata[k] != v}
     onto.metadata.update(changed)
@@ -73,7 +61,6 @@ def added(onto: AgentState, before: AgentState, after: AgentState) -> AgentState
     used = _used(before.total_token_usage or TokenUsage(), after.total_token_usage)
     if used is not None:
         onto.total_token_usage = used if onto.total_token_usage is None else onto.total_token_usage + used
-    return onto
 
 
 def _used(before: TokenUsage, after: TokenUsage | None) -> TokenUsage | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 
 import anyio
@@ -190,7 +191,7 @@ def test_in_any_acyclic_graph_every_reachable_node_runs_exactly_once_after_its_p
             assert visited.index(str(source)) < visited.index(str(target))
 
 
-# -- leases, graphs in graphs, answers, merges, loops -----------------------------------------------------------------
+# -- leases, answers, merges, loops -----------------------------------------------------------------
 
 
 async def test_a_second_restore_while_one_runs_is_refused_and_no_node_runs_twice_at_once() -> None:
@@ -244,34 +245,38 @@ async def test_an_execution_that_died_is_taken_up_once_its_lease_has_run_out() -
     assert ran == ["node", "node"]
 
 
-def nested(store: SessionStore, visited: list[str]) -> Graph:
-    inner = Graph(graph_id="inner").add_node("before", say("before", visited), entry=True)
-    inner.add_node("human", human_node("May I?")).add_node("after", say("after", visited))
-    inner.add_edge("before", "human").add_edge("human", "after")
-    outer = Graph(graph_id="outer", store=store).add_node("start", say("start", visited), entry=True)
-    outer.add_node("inner", inner.execute).add_node("beside", say("beside", visited))
-    outer.add_node("end", say("end", visited))
-    outer.add_edge("start", "inner").add_edge("start", "beside")
-    return outer.add_edge("inner", "end").add_edge("beside", "end")
+def test_a_graph_is_no_node_of_another() -> None:
+    with pytest.raises(ConfigurationError, match="add its nodes to this one"):
+        Graph(graph_id="outer").add_node("inner", Graph(graph_id="inner").execute)
 
 
-async def test_a_nested_graph_that_waits_is_waited_for_and_goes_on_where_it_stood() -> None:
+async def test_a_checkpoint_of_an_earlier_version_is_read() -> None:
     store, visited = MemoryStore(), list[str]()
-    state = await nested(store, visited).execute(fresh())
-    assert (state.status, sorted(visited)) == (AgentStatus.WAITING_FOR_HUMAN, ["before", "beside", "start"])
-    state = await nested(store, visited).restore_and_execute()
-    assert (state.status, sorted(visited)) == (AgentStatus.WAITING_FOR_HUMAN, ["before", "beside", "start"])
-    state = await nested(store, visited).restore_and_execute(human_response="yes")
-    assert (state.status, visited[3:]) == (AgentStatus.COMPLETED, ["after", "end"])
-    said = [message.content for message in state.messages]
-    assert said == ["start", "before", "May I?", "beside", "yes", "after", "end"]
-    visited.clear()
-    again = await nested(store, visited).execute(fresh())  # a new execution begins anew, inside as well
-    assert (again.status, sorted(visited)) == (AgentStatus.WAITING_FOR_HUMAN, ["before", "beside", "start"])
+
+    def build() -> Graph:
+        graph = Graph(graph_id="g", store=store).add_node("human", human_node())
+        return graph.add_node("end", say("end", visited)).add_edge("human", "end")
+
+    await build().execute(fresh())
+    found = await store.get("graph", "g")
+    assert found is not None
+    more = {"run": "r", "visits": {}, "answer": None, "answer_id": None, "answered": None, "base": None}
+    await store.put("graph", "g", json.dumps(json.loads(found.body) | more), expected=found.version)
+    assert (await build().restore_and_execute(human_response="yes")).status is AgentStatus.COMPLETED
+    assert visited == ["end"]
+
+
+def branched(store: SessionStore, visited: list[str]) -> Graph:
+    graph = Graph(graph_id="outer", store=store).add_node("start", say("start", visited), entry=True)
+    for name in ("before", "after", "beside", "end"):
+        graph.add_node(name, say(name, visited))
+    graph.add_node("human", human_node("May I?"))
+    graph.add_edge("start", "before").add_edge("before", "human").add_edge("human", "after").add_edge("after", "end")
+    return graph.add_edge("start", "beside").add_edge("beside", "end")
 
 
 @pytest.mark.parametrize("writes", range(1, 26))
-async def test_wherever_it_dies_a_nested_graph_loses_no_message_and_repeats_no_finished_node(writes: int) -> None:
+async def test_wherever_it_dies_a_graph_loses_no_message_and_repeats_no_finished_node(writes: int) -> None:
     class Dies(MemoryStore):
         left = writes
 
@@ -283,8 +288,8 @@ async def test_wherever_it_dies_a_nested_graph_loses_no_message_and_repeats_no_f
 
     store, visited = Dies(), list[str]()
     with contextlib.suppress(StoreError):
-        await nested(store, visited).execute(fresh())
-        await nested(store, visited).restore_and_execute(human_response="yes")
+        await branched(store, visited).execute(fresh())
+        await branched(store, visited).restore_and_execute(human_response="yes")
     store.left = 1_000
     with anyio.fail_after(5):
         store._documents = {  # every lease has run out
@@ -292,11 +297,11 @@ async def test_wherever_it_dies_a_nested_graph_loses_no_message_and_repeats_no_f
             for place, d in store._documents.items()
         }
         try:
-            state = await nested(store, visited).restore_and_execute()
+            state = await branched(store, visited).restore_and_execute()
         except SessionError:
-            state = await nested(store, visited).execute(fresh())
+            state = await branched(store, visited).execute(fresh())
         if state.status is AgentStatus.WAITING_FOR_HUMAN:
-            state = await nested(store, visited).restore_and_execute(human_response="yes")
+            state = await branched(store, visited).restore_and_execute(human_response="yes")
     assert state.status is AgentStatus.COMPLETED
     said = [message.content for message in state.messages]
     assert sorted(map(str, said)) == sorted(["start", "before", "May I?", "beside", "yes", "after", "end"])
