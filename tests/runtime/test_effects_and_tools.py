@@ -87,6 +87,13 @@ def test_of_names_that_nobody_classified_a_thousand_are_remembered() -> None:
     assert len(effects.unclassified()) == 1_000
 
 
+def test_what_a_name_says_is_remembered_unless_the_name_is_longer_than_any_tools() -> None:
+    effects = ToolEffects({"x" * 257: "read"})
+    for length, remembered in ((257, 0), (256, 1), (256, 1), (257, 1)):
+        assert effects.resolve(call("x" * length)) is (Effect.READ if length == 257 else Effect.UNKNOWN)
+        assert effects._known.cache_info().currsize == remembered
+
+
 @given(declared=EFFECTS, opinion=EFFECTS, destructive=st.booleans(), read_only=st.booleans())
 def test_predicates_and_mcp_annotations_raise_danger_and_never_lower_it(
     declared: Effect, opinion: Effect, destructive: bool, read_only: bool
