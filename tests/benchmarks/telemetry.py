@@ -238,7 +238,7 @@ def saturation(capacity: int = 2048, queues: int = 10) -> dict[str, Any]:
         "case": "saturated",
         "saturated_spans": (2 + queues) * capacity,
         "dropped": tracer.dropped,
-        "waiting": queue.waiting,
+        "waiting": queue._outbox.waiting,
         "rss_growth_mb": after - before,
     }
     tracer.shutdown()
