@@ -53,7 +53,7 @@ from grampus_uq.integrations.pydantic_ai_messages import (
     KEY,
     carried_in,
     find_part,
-    means,
+    meant,
     native_calls,
     open_calls,
     plain,
@@ -274,7 +274,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         """Run the call, answer for it, or defer it: raises ApprovalRequired with its request in the metadata."""
         run = self._current()
         proposed = ToolCall(id=ctx.tool_call_id or "", name=name) if part is None else run.proposed(part)
-        call = run.running(proposed, lambda arguments: means(args, arguments, validator, ctx), args)
+        call, values = run.running(proposed, lambda arguments: meant(args, arguments, validator, ctx), args)
         ours = KEY in (ctx.tool_call_metadata or {})
         if ctx.tool_call_approved and not ours and (record := await run.calls.judge(proposed)).waiting:
             changed = None if call is record.proposed else call.arguments
@@ -285,7 +285,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
         if not release.run:
             run.write_into(ctx.messages)
             raise ApprovalRequired(metadata=metadata_of(release.record))
-        return await self._execute(ctx, release, lambda: handler(args))
+        return await self._execute(ctx, release, lambda: handler(values))
 
     async def _execute(self, ctx: RunContext[Any], release: Release, work: Callable[[], Any]) -> Any:
         run = self._current()
@@ -312,7 +312,9 @@ class UncertaintyCapability(AbstractCapability[Any]):
         else:
             proposed = run.proposed(part)
         validator = None if part is None else _validator(ctx, part.tool_name)
-        call = run.running(proposed, lambda arguments: means(output, arguments, validator, ctx, of_output=True), output)
+        call, _ = run.running(
+            proposed, lambda arguments: meant(output, arguments, validator, ctx, of_output=True), output
+        )
         if getattr(ctx, "partial_output", False):
             if run.calls.acts and run.calls.effect(call) not in HARMLESS:
                 raise ModelRetry("Not executed: the answer is not complete yet.")

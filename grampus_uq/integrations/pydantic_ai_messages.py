@@ -6,7 +6,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from pydantic_core import to_jsonable_python
 
@@ -138,21 +138,34 @@ def plain(value: Any) -> Any:
     return to_jsonable_python(value, fallback=lambda other: getattr(other, "__dict__", None) or repr(other))
 
 
-def means(args: Any, arguments: Any, validator: Any, ctx: Any, *, of_output: bool = False) -> bool:
-    """True when `args` are what these arguments, as a model or a human wrote them, are validated to.
+OTHER: Final = object()
+"""Said of values that are another call's."""
 
-    Of an output function's only argument `args` is the value alone.
+
+def meant(args: Any, arguments: Any, validator: Any, ctx: Any, *, of_output: bool = False) -> Any:
+    """The values to run where `args` are what these arguments, as a model or a human wrote them, are validated to.
+
+    `OTHER` where they are not. A default that differs at each validation (a random key, the time) is no difference: it
+    is made once more, here, so that what runs is validated from these arguments alone. Of an output function's only
+    argument `args` is the value alone.
     """
     try:
-        text = _text(plain(args))
+        given = plain(args)
+        text = _text(given)
         if _alike(text, arguments, of_output):
-            return True
+            return args
         if validator is None:
-            return False
-        validated = validator.validate_json(_text(arguments), context=ctx.validation_context)
-        return _alike(text, plain(validated), of_output)
+            return OTHER
+        once, again = (validator.validate_json(_text(arguments), context=ctx.validation_context) for _ in range(2))
+        first, second = plain(once), plain(again)
+        if _alike(text, first, of_output):
+            return args
+        if of_output or not all(isinstance(values, dict) for values in (given, first, second)):
+            return OTHER
+        anew = {n: value for n, value in first.items() if n not in arguments and value != second.get(n)}
+        return once if anew and _alike(_text({**given, **anew}), first, False) else OTHER
     except (TypeError, ValueError, RecursionError):  # not valid, or no JSON
-        return False
+        return OTHER
 
 
 _text = json.JSONEncoder(sort_keys=True).encode

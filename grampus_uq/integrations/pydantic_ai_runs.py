@@ -17,6 +17,7 @@ from grampus_uq.integrations.carried_calls import write_snapshot
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.pydantic_ai_messages import (
     KEY,
+    OTHER,
     answered_parts,
     as_messages,
     carried_by,
@@ -52,15 +53,18 @@ class WatchedRun:
             self._proposed[part.tool_call_id] = part.args, call
         return call
 
-    def running(self, proposed: ToolCall, means: Callable[[Mapping[str, Any]], bool], args: Any) -> ToolCall:
-        """The call that is about to run: the model's, or as a human edited it, unless its arguments mean others."""
+    def running(self, proposed: ToolCall, meant: Callable[[Mapping[str, Any]], Any], args: Any) -> tuple[ToolCall, Any]:
+        """The call that is about to run: the model's, or as a human edited it, unless `args` are others; and with what.
+
+        `meant` is `pydantic_ai_messages.meant` of these `args`.
+        """
         record = self.calls.records.find(proposed)
         for call in (record.call, proposed) if record is not None and record.edited else (proposed,):
-            if means(call.arguments):
-                return call
+            if (values := meant(call.arguments)) is not OTHER:
+                return call, values
         values = plain(args)
         read = read_arguments(values if isinstance(values, dict) else {"output": values})
-        return proposed.model_copy(update={"arguments": read.values})
+        return proposed.model_copy(update={"arguments": read.values}), args
 
     def write_into(self, messages: list[ModelMessage]) -> None:
         """Leave the belief, the calls and the waiting sub-agents in the history."""

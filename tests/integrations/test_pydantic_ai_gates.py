@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 from pydantic_ai import Agent, ToolOutput
 from pydantic_ai.capabilities import AbstractCapability, CapabilityOrdering
 from pydantic_ai.messages import NativeToolCallPart, NativeToolReturnPart, ToolCallPart
@@ -163,6 +165,54 @@ async def test_arguments_that_validation_completes_or_converts_are_the_models_ow
 
     result = await bank.go()
     assert (ran, result.output[:5]) == ([(date(2026, 1, 2), 2, "window")], "I go ")
+
+
+def with_random_key(bank: Bank, ran: list[list[str]]) -> None:
+    @bank.agent.tool_plain
+    def refund(to: str, key: Annotated[str, Field(default_factory=lambda: uuid.uuid4().hex)]) -> str:
+        ran.append([to, key])
+        return "refunded"
+
+
+async def test_a_default_that_is_made_anew_each_time_makes_no_other_call() -> None:
+    """A random key: a confident agent's call runs at once, one that waits runs once when it is approved."""
+    call = ToolCallPart("refund", {"to": "bob"}, tool_call_id="r")
+    for sure, waits in ((0.99, 0), (0.4, 1)):
+        ran: list[list[str]] = []
+        bank = Bank(says(call, sure=sure), says(), policy=UncertaintyPolicy(irreversible_tool_names=["refund"]))
+        with_random_key(bank, ran)
+        result = await bank.go()
+        requests = waiting(result)
+        assert [request.call.arguments for request in requests if request.call] == [{"to": "bob"}] * waits
+        assert len(ran) == 1 - waits
+        if requests:
+            result = await bank.agent.run(**resume(result.all_messages_json(), [sign(request) for request in requests]))
+        assert ([to for to, _ in ran], len(ran[0][1]), isinstance(result.output, str)) == (["bob"], 32, True)
+
+
+@pytest.mark.parametrize("hook", [hook for hook in HOOKS if hook != "before_tool_validate"])
+@pytest.mark.parametrize("key", [None, "chosen"])
+async def test_beside_such_a_default_a_change_is_another_call_and_runs_nothing_unseen(
+    hook: str, key: str | None
+) -> None:
+    class More(Changes):
+        def of(self, hook: str, args: Any) -> Any:
+            changed = super().of(hook, args)
+            return {**changed, "key": key} if key and self.hook == hook and isinstance(changed, dict) else changed
+
+    ran: list[list[str]] = []
+    other = More(hook, to=None)
+    bank = beside(Bank(says(ToolCallPart("refund", {"to": "bob"}, tool_call_id="r")), says()), other)
+    with_random_key(bank, ran)
+    first = await bank.go()
+    other.to = "eve"
+    second = await bank.agent.run(**resume(first.all_messages_json(), [sign(request) for request in waiting(first)]))
+    assert ran == []
+    assert [request.call.arguments["to"] for request in waiting(second) if request.call] == ["eve"]
+    other.to = None
+    await bank.agent.run(**resume(second.all_messages_json()))
+    assert [to for to, _ in ran] in ([], ["bob"])
+    assert all(made != "chosen" for _, made in ran)  # what runs comes of the approved arguments alone
 
 
 async def test_an_edit_runs_with_the_same_conversions() -> None:
