@@ -85,6 +85,7 @@ def test_of_names_that_nobody_classified_a_thousand_are_remembered() -> None:
     for number in range(1_001):
         effects.resolve(call(f"tool{number}"))
     assert len(effects.unclassified()) == 1_000
+    assert effects._known.cache_info().currsize == 1_000
 
 
 def test_what_a_name_says_is_remembered_unless_the_name_is_longer_than_any_tools() -> None:
