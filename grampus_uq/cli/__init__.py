@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import io
+import os
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Final
 
 import click
 
-from grampus_uq.errors import GrampusError
+from grampus_uq.errors import ConfigurationError, GrampusError
 
 __all__ = ["main"]
 
-_COMMANDS = (
+_COMMANDS: Final = (
     "approvals",
     "attribute",
     "backtest",
+    "calibration",
     "compare",
     "dashboard",
     "demo",
     "doctor",
     "evaluate",
-    "export",
     "fit",
     "prune",
     "risk",
     "runs",
+    "send",
     "stop",
-    "watch",
 )
+_RENAMED: Final = {"export": "send", "watch": "calibration"}
+_FOUND, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
 class _LazyGroup(click.Group):
@@ -44,21 +50,53 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)  # noqa: S101 (a programming error in this package)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        near = _RENAMED.get(name) or next(iter(difflib.get_close_matches(name, _COMMANDS, n=1)), None)
+        if name not in _COMMANDS and not name.startswith("-") and near is not None:
+            ctx.fail(f"No such command {name!r:.80}. Did you mean {near!r}?")
+        return super().resolve_command(ctx, args)
+
 
 @click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="grampus-uq")
 def _group() -> None:
-    """Watch a language-model agent, and pause it before it does harm."""
+    """Watch a language-model agent, and pause it before it does harm.
+
+    Exit status: 0 done; 1 not done, or something was found or left out, and said so; 2 the command line is wrong;
+    130 interrupted.
+    """
 
 
-def main(arguments: Sequence[str] | None = None, **extra: Any) -> None:
-    """Run the command line; an error that this package raised on purpose, or of a file, is one line, exit status 1."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line, and exit with the status that `--help` explains; an error is told in one line."""
     try:
-        _group.main(args=list(arguments) if arguments is not None else None, prog_name="grampus-uq", **extra)
+        status = _group.main(
+            args=None if arguments is None else list(arguments), prog_name="grampus-uq", standalone_mode=False
+        )
+    except click.ClickException as error:
+        text = io.StringIO()
+        error.show(file=text)
+        _tell(text.getvalue().rstrip("\n"))
+        status = error.exit_code
+    except click.Abort:
+        _tell("grampus-uq: interrupted.")
+        status = _INTERRUPTED
     except GrampusError as error:
-        click.echo(f"grampus-uq: {error}", err=True)
-        raise SystemExit(1) from error
-    except OSError as error:  # of an output, such as a folder that may not be written
+        _tell(f"grampus-uq: {error}")
+        status = _USAGE if isinstance(error, ConfigurationError) else _FOUND
+    except BrokenPipeError:  # whoever read the output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = _FOUND
+    except OSError as error:  # of an output, such as a full disk
         place = "" if error.filename is None else f"{error.filename}: "
-        click.echo(f"grampus-uq: {place}{error.strerror or error}.", err=True)
-        raise SystemExit(1) from error
+        _tell(f"grampus-uq: {place}{error.strerror or error}.")
+        status = _FOUND
+    raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _tell(text: str) -> None:
+    """Print to standard error what may quote an argument, without the characters that a terminal obeys."""
+    click.echo("".join(char if char.isprintable() or char == "\n" else " " for char in text), err=True)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from grampus_uq.cli.plain_text import arguments_in_short, legend, plain, short, whole_arguments
-from grampus_uq.cli.printing import as_json_option, print_json, print_table
+from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
@@ -87,7 +87,7 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
         print_json([_shown(request, decisions) for request, decisions in found])
         return
     if not found:
-        click.echo("Nothing waits for a human.")
+        say_beside("Nothing waits for a human.")
         return
     columns = ("request", "agent", "session", "what", "level", "why", "waits", "expires", "stands")
     print_table(columns, (_list_row(request, decisions, now_s) for request, decisions in found))

@@ -9,6 +9,7 @@ from typing import Final
 
 import click
 
+from grampus_uq.cli.argument_types import OutputFile
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json
 from grampus_uq.errors import DataError
@@ -42,22 +43,20 @@ _METHOD: Final = "vcp: the fewest steps, to read; lf_envelope and lf: suffixes, 
 
 
 @click.command()
-@click.argument("failed", type=click.Path(exists=True, path_type=Path))
+@click.argument("failed", type=click.Path(path_type=Path))
 @click.option(
     "--calibration",
     required=True,
-    type=click.Path(exists=True, path_type=Path),
+    type=click.Path(path_type=Path),
     metavar="LABELLED",
     help="Failures whose errors are known (some fit the step scorer, the rest calibrate), or a fitted profile.",
 )
 @click.option("--level", type=float, default=None, show_default="0.8", help="Wanted coverage, in (0, 1).")
 @click.option("--method", type=click.Choice(list(METHODS)), default=None, show_default="vcp", help=_METHOD)
 @click.option("--run", "run_id", default=None, help="Only this run of FAILED.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the parts and of tie draws.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the parts and of tie draws.")
 @as_json_option
-@click.option(
-    "--output", "-o", type=click.Path(dir_okay=False, path_type=Path), metavar="REPORT.html", help="Draw one run."
-)
+@click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Draw one run.")
 def command(
     failed: Path,
     calibration: Path,
@@ -66,7 +65,7 @@ def command(
     run_id: str | None,
     seed: int,
     as_json: bool,
-    output: Path | None,
+    output: str | None,
 ) -> None:
     """Find the steps of a failed run that hold its decisive error with a stated probability.
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import click
 
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
+from grampus_uq.cli.calibration_command import read_statuses, status_json
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.cli.spreading import n_files_of_fits, spread_over, spreading
-from grampus_uq.cli.watch_command import read_statuses, status_json
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.importers.verifier_scores import is_score_table
@@ -75,9 +75,9 @@ def command(
         mode = None if everything else detector.threshold.mode
         _print([row for row in rows if mode in (None, row.threshold.mode)])
         for status in watched:
-            click.echo(f"watch, {status.variant.value}: {status.sentence}")
+            say_beside(f"watch, {status.variant.value}: {status.sentence}")
         if store is not None and not watched:
-            click.echo("watch: this detector is not watched in that store.")
+            say_beside("watch: this detector is not watched in that store.")
 
 
 def _print(rows: Sequence[BacktestRow]) -> None:
@@ -94,7 +94,7 @@ def _print(rows: Sequence[BacktestRow]) -> None:
     )
     print_table(columns, cells)
     deployed = next(row for row in rows if row.deployed)
-    click.echo(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_promise(deployed.threshold)}")
+    say_beside(f"* deployed, on {deployed.runs} runs, 95 % intervals. {_promise(deployed.threshold)}")
 
 
 def _judge_of(profile: Profile) -> Profile | None:

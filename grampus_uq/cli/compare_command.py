@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from grampus_uq.cli.printing import as_json_option, counts_line, naming_refused, print_json, print_table, progress
+from grampus_uq.cli.printing import (
+    as_json_option,
+    counts_line,
+    naming_refused,
+    print_json,
+    print_table,
+    progress,
+    say_beside,
+)
 from grampus_uq.cli.spreading import n_files_of_fits, spread_over, spreading
 from grampus_uq.recording.artifacts import load
 
@@ -21,7 +29,7 @@ __all__ = ["command"]
 @click.argument("second", metavar="PROFILE")
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the bootstrap.")
 @spreading
 @as_json_option
 def command(
@@ -69,7 +77,7 @@ def command(
 
 
 def _print(found: Comparison) -> None:
-    click.echo(counts_line(found.counts))
+    say_beside(counts_line(found.counts))
     columns = ("measure", "better", "first", "second", "difference", "95 % interval", "runs")
     cells = (
         [
@@ -84,7 +92,7 @@ def _print(found: Comparison) -> None:
         for row in found.rows
     )
     print_table(columns, cells)
-    click.echo("Each interval stands alone: of many, some exclude 0 by chance.")
+    say_beside("Each interval stands alone: of many, some exclude 0 by chance.")
 
 
 def _figure(value: float | None, *, sign: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from grampus_uq.cli.argument_types import OutputFolder
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.telemetry.dashboards import Limits, write_stack
 
@@ -13,7 +14,7 @@ _DEFAULT = Limits()
 
 
 @click.command(name="dashboard", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("-o", "--output", required=True, type=click.Path(file_okay=False), metavar="DIR", help="Written there.")
+@click.option("-o", "--output", required=True, type=OutputFolder(), metavar="DIR", help="Written there.")
 @click.option("--alpha", type=float, default=_DEFAULT.alpha, show_default=True, help="Of your detector.")
 @click.option(
     "--watch-level", type=float, default=_DEFAULT.watch_level, show_default=True, help="Of the calibration watch."

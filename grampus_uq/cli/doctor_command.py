@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import anyio
 import click
 
+from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
@@ -39,7 +40,14 @@ _STAGES = {
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("model")
 @click.option("--api-base", metavar="URL", help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")
-@click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True, help="Seconds for each probe.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=FiniteRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Seconds for each probe.",
+)
 @as_json_option
 def command(model: str, api_base: str | None, timeout_s: float, as_json: bool) -> None:
     """Try what the signals need on MODEL, with about 20 short calls.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress
+from grampus_uq.cli.argument_types import OutputFile
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.errors import DataError
 
@@ -38,11 +39,11 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
     help="Columns session_id, q: probability of success of censored runs, for --censoring exact. Others are estimated.",
 )
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the bootstrap.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the bootstrap.")
 @click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
 @spreading
 @as_json_option
-@click.option("--output", "-o", metavar="REPORT.html", help="Also write the report with charts.")
+@click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Also write the report with charts.")
 def command(
     paths: tuple[str, ...],
     profile: str | None,
@@ -63,15 +64,15 @@ def command(
     """
     import numpy as np
 
-    from grampus_uq.cli.watch_command import read_statuses
+    from grampus_uq.cli.calibration_command import read_statuses
     from grampus_uq.learn.evaluate import evaluate
 
     if continuation is not None and censoring != "exact":
         raise click.UsageError("--continuation belongs to --censoring exact.")
     with naming_refused() as refuse:
+        watch = [] if store is None else read_statuses(store)
         runs = _read(paths, profile, workers, backend, refuse)
         how = _censoring(runs, censoring, continuation)
-        watch = [] if store is None else read_statuses(store)
         found = evaluate(runs, rng=np.random.default_rng(seed), censoring=how, draws=draws, watch=watch)
         if output is not None:
             from grampus_uq.learn.evaluate.evaluation_report import evaluation_html
@@ -84,7 +85,7 @@ def command(
             return
         _print(found)
         if output is not None:
-            click.echo(f"The report is in {output}.")
+            say_beside(f"The report is in {output}.")
 
 
 def _read(
@@ -159,13 +160,13 @@ def _probability(text: str | None, path: str, line: int) -> float:
 
 def _print(found: Evaluation) -> None:
     for row in found.audit:
-        click.echo(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
+        say_beside(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
     for line in found.assumptions:
-        click.echo(line)
+        say_beside(line)
     for warning in found.warnings:
         click.echo(f"warning: {warning}", err=True)
     for status in found.watch:
-        click.echo(f"calibration {status.detector[:12]}, {status.variant.value}: {status.sentence}")
+        say_beside(f"calibration {status.detector[:12]}, {status.variant.value}: {status.sentence}")
     print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
 
 

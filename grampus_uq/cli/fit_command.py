@@ -10,6 +10,7 @@ from typing import Any, Literal
 import click
 import numpy as np
 
+from grampus_uq.cli.argument_types import FiniteRange, OutputFile
 from grampus_uq.cli.fit_whole import detector_json, fit_whole, written_lines
 from grampus_uq.cli.printing import as_json_option, counts_line, naming_refused, print_json, progress
 from grampus_uq.cli.spreading import spread_over, spreading
@@ -25,6 +26,7 @@ from grampus_uq.learn.fit.tracer_runs import TracerShare, tracer_and_detector_ru
 from grampus_uq.learn.profiles import FitOptions
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
 from grampus_uq.recording.runs import beginnings, recording_files
+from grampus_uq.records.tool_names import refusal_of
 from grampus_uq.records.vocabulary import UncertaintySource
 
 __all__ = ["command"]
@@ -32,7 +34,15 @@ __all__ = ["command"]
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True)
-@click.option("-o", "--output", default="profile.json", show_default=True, help="Where the profile is written.")
+@click.option(
+    "-o",
+    "--output",
+    type=OutputFile(),
+    default="profile.json",
+    show_default=True,
+    metavar="FILE",
+    help="Where the profile is written.",
+)
 @click.option("--false-alarms", default=0.1, show_default=True, help="Allowed share of good runs ever paused.")
 @click.option(
     "--assurance", default=0.9, show_default=True, help="Probability that calibration was not unlucky; 0: mean."
@@ -59,7 +69,13 @@ __all__ = ["command"]
 )
 @click.option("--cost-pause", "cost_of_pause", type=float, help="What asking a human costs, in the same unit.")
 @click.option("--cost-abort", "cost_of_abort", type=float, help="Cost of ending a good run; without it none ends.")
-@click.option("--irreversible", multiple=True, metavar="NAME", help="Tools whose name holds this are irreversible.")
+@click.option(
+    "--irreversible",
+    multiple=True,
+    metavar="NAME",
+    callback=lambda _ctx, _param, names: _checked(names),
+    help="Tools whose name holds this are irreversible.",
+)
 @click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
 @click.option(
     "--keep-p-success",
@@ -74,12 +90,14 @@ __all__ = ["command"]
 )
 @click.option("--task-key", default=TASK, show_default=True, help="Session metadata that names a run's task.")
 @click.option("--held-out", default=0.5, show_default=True, help="Share of runs that set thresholds and teach nothing.")
-@click.option("--runs-per-day", type=float, help="For the forecast of pauses.  [default: as recorded]")
+@click.option(
+    "--runs-per-day", type=FiniteRange(min=0, min_open=True), help="For the forecast of pauses.  [default: as recorded]"
+)
 @click.option("--stream", "streams", multiple=True, help="Fit a detector alone, on these score streams.")
 @click.option(
     "--tracer", "fits_tracer", is_flag=True, help="Fit TRACER on half of the tasks, and the alarm on the rest."
 )
-@click.option("--seed", default=0, show_default=True, help="Draws the splits.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the splits.")
 @click.option("--force", is_flag=True, help="Write a profile even when nothing could be fitted.")
 @spreading
 @as_json_option
@@ -113,6 +131,8 @@ def command(
     With costs the statistic and the level are those of least expected cost; --false-alarms is then not looked at.
     The stream trajectory_risk needs runs that were watched with TRACER; the profile then holds its parameters.
     """
+    if "" in streams:
+        raise ConfigurationError.of("--stream", "fit", "the name of a score stream", "")
     if not 0.0 <= chosen["assurance"] < 1.0:
         raise ConfigurationError.of("--assurance", "fit", "in [0, 1)", chosen["assurance"], "0.9 leaves a 10 % chance")
     costs = _costs(cost_missed_failure, cost_false_alarm, cost_step)
@@ -135,6 +155,14 @@ def command(
             raise ConfigurationError.of(name, "fit", rule, value)
     streams = streams or (("external",) if table else ("fused",))
     _fit_alone(paths, output, options, streams, fits_tracer, budget, spread, table=table, force=force, as_json=as_json)
+
+
+def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
+    for name in names:
+        refused = refusal_of(name)
+        if refused is not None:
+            raise ConfigurationError.of("--irreversible", "fit", refused[0], name, refused[1])
+    return names
 
 
 def _fit_alone(

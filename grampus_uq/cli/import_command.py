@@ -11,8 +11,9 @@ from typing import Any, Final, Literal, get_args
 
 import click
 
+from grampus_uq.cli.argument_types import OutputFolder
 from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress, refuse_none
 from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
@@ -25,6 +26,7 @@ from grampus_uq.recording.packing import pack
 from grampus_uq.recording.parallel import cores, in_order
 from grampus_uq.recording.replay import ReplayCounts, replay_all
 from grampus_uq.recording.run_names import file_name
+from grampus_uq.recording.runs import recording_files
 from grampus_uq.records.events import Event
 from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
@@ -67,7 +69,7 @@ class _Imported:
 
 @click.command(name="import")
 @click.argument("paths", nargs=-1, required=True, metavar="FILE...")
-@click.option("--output", "-o", required=True, metavar="FOLDER", help="Where the recordings go.")
+@click.option("--output", "-o", required=True, type=OutputFolder(), metavar="FOLDER", help="Where the recordings go.")
 @click.option("--format", "form", type=click.Choice(["auto", *FORMATS]), default="auto", show_default=True)
 @click.option("--content", type=click.Choice(get_args(Content)), default="hashed", show_default=True, help="Of texts.")
 @click.option("--outcome", metavar="NAME", help="The evaluation (OTLP) or feedback (LangSmith) that says success.")
@@ -93,6 +95,8 @@ def import_(
     that FOLDER holds already; exit status 1 when anything was. What the agent did is counted at every step: readings
     (`count_calls`, ...) that `fit` and `evaluate` take like those of a live run, whatever --content keeps of the texts.
     """
+    files = list(_files(paths))
+    refuse_none(files, paths, "file")
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     plan = _Plan(
@@ -104,7 +108,6 @@ def import_(
         agent_id=agent_id,
         embedder=embedder,
     )
-    files = list(_files(paths))
     chosen = workers or (min(cores(), len(files)) if sum(path.stat().st_size for path in files) > 2**25 else 1)
     found: list[_Imported] = []
     with progress("Importing runs") as advance:
@@ -124,6 +127,7 @@ def import_(
         click.echo(f"{runs} runs, {steps} steps imported from {len(found)} files; {refused} records left out.")
     if refused:
         raise SystemExit(1)
+    refuse_none(sum(one.runs for one in found), paths)
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[Path]:
@@ -196,6 +200,7 @@ def replay_(
         with progress("Replaying runs") as advance:
             spread = spread_over(paths, workers, backend)
             found = replay_all(paths, judge, on_part=lambda part: advance(part.runs), on_refused=refuse, **spread)
+        refuse_none(found.runs, paths)
         if as_json:
             print_json(asdict(found))
             return
@@ -214,11 +219,19 @@ def _shown(found: ReplayCounts) -> Iterator[str]:
 
 @click.command(name="pack")
 @click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
-@click.option("--output", "-o", required=True, metavar="FOLDER", help="An empty folder for the Parquet files.")
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=OutputFolder(),
+    metavar="FOLDER",
+    help="An empty folder for the Parquet files.",
+)
 @spreading
 @as_json_option
 def pack_(paths: tuple[str, ...], output: str, workers: int | None, backend: str, as_json: bool) -> None:
     """Pack recordings into few Parquet files, line for line; every command reads them like the recordings."""
+    refuse_none(next(recording_files(paths), None), paths, "recording")
     with progress("Packing sessions") as advance:
         spread: dict[str, Any] = spread_over(paths, workers, backend)
         files = pack(paths, output, on_file=lambda file: advance(file.sessions), **spread)

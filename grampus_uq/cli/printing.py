@@ -21,6 +21,8 @@ __all__ = [
     "print_json_array",
     "print_table",
     "progress",
+    "refuse_none",
+    "say_beside",
 ]
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -45,20 +47,26 @@ def print_json_array(items: Iterable[Any]) -> None:
     click.echo("[]" if separator == "[\n" else "\n]")
 
 
+def say_beside(text: str) -> None:
+    """What belongs to a table and is no row of it: above or below it on a terminal, else on standard error."""
+    click.echo(text, err=not sys.stdout.isatty())
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A table on a terminal; lines of tab-separated cells anywhere else."""
+    """A table on a terminal, as wide as that is; anywhere else a line of names and lines of tab-separated cells."""
     if not sys.stdout.isatty():
         click.echo("\t".join(columns))
         for row in rows:
             click.echo("\t".join(map(one_line, row)))
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, overflow="fold")  # an id is there to be copied
+        table.add_column(column.replace("_", " "), overflow="fold")  # an id is there to be copied
     for row in rows:
         table.add_row(*(Text(one_line(cell)[:500]) for cell in row))
     Console().print(table)
@@ -77,6 +85,12 @@ def progress(what: str) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(what, total=None)
         yield lambda count: shown.advance(task, count)
+
+
+def refuse_none(found: object, paths: Iterable[str], what: str = "run") -> None:
+    """Raise DataError where nothing was found to work on: an answer about nothing would read as a good one."""
+    if not found:
+        raise DataError(f"holds no {what}.", path=", ".join(paths))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, say_beside
 from grampus_uq.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _COLUMNS = (
 )
 @click.option("--model-dir", metavar="DIR", help="Model directory of MiniLM.  [default: the installed package's]")
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of folds and bootstrap.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of folds and bootstrap.")
 @as_json_option
 def command(
     paths: tuple[str, ...],
@@ -64,6 +64,8 @@ def command(
     """
     from grampus_uq.recording.artifacts import load
 
+    if model_dir is not None and embedder != "minilm":
+        raise click.UsageError("--model-dir belongs to --embedder minilm.")
     settings = None if profile is None else load(profile).profile.trajectory_risk
     if profile is not None and settings is None:
         raise click.UsageError(f"{profile} has no TRACER parameters.")
@@ -152,5 +154,5 @@ def _rows(
 
 def _print(trajectories: Trajectories, rows: list[Mapping[str, Any]] | list[dict[str, Any]]) -> None:
     left_out = ", ".join(f"{count} {reason}" for reason, count in trajectories.excluded.items())
-    click.echo(f"{len(trajectories.runs)} runs" + (f"; left out: {left_out}" if left_out else ""))
+    say_beside(f"{len(trajectories.runs)} runs" + (f"; left out: {left_out}" if left_out else ""))
     print_table(_COLUMNS, ([row[column] for column in _COLUMNS] for row in rows))

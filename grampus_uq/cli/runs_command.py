@@ -1,4 +1,4 @@
-"""`grampus-uq runs`: list, show, label, export and check recorded runs (the rest is in `import_command`)."""
+"""`grampus-uq runs`: list, show, label, check and tabulate recorded runs (the rest is in `import_command`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from typing import Any, Final
 
 import click
 
+from grampus_uq.cli.argument_types import OutputFile
 from grampus_uq.cli.import_command import import_, pack_, replay_
 from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_json_array, print_table, progress
+from grampus_uq.cli.printing import (
+    as_json_option,
+    naming_refused,
+    print_json,
+    print_json_array,
+    print_table,
+    progress,
+    refuse_none,
+    say_beside,
+)
 from grampus_uq.errors import DataError
 from grampus_uq.recording import (
     Label,
@@ -25,6 +35,7 @@ from grampus_uq.recording import (
     label,
     label_all,
     read_labels,
+    recording_files,
     runs,
     summarise,
     validate,
@@ -51,7 +62,7 @@ _FORMS: Final[dict[str, TableForm]] = {"jsonl": "jsonl", "csv": "csv", "parquet"
 
 @click.group(name="runs", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """List, show, label, export, check, import, pack and replay recorded runs.
+    """List, show, label, check, import, pack and replay recorded runs, or write them as a table.
 
     FOLDER is a folder of recordings (searched at any depth) or a recording.
     """
@@ -70,10 +81,14 @@ command.add_command(replay_)
 def list_(paths: tuple[str, ...], as_json: bool, unlabelled: bool, paused: bool) -> None:
     """One line a run: steps, pauses, least and last confidence, and how it ended."""
 
+    n_runs = 0
+
     def wanted() -> Iterator[dict[str, Any]]:
+        nonlocal n_runs
         with progress("Reading runs") as advance:
             for run in runs(paths, on_partial_line=_tell_partial_line, on_refused=refuse):
                 advance(1)
+                n_runs += 1
                 summary = summarise(run)
                 if not (unlabelled and summary.success is not None) and not (paused and summary.pauses == 0):
                     yield dataclasses.asdict(summary)
@@ -81,9 +96,10 @@ def list_(paths: tuple[str, ...], as_json: bool, unlabelled: bool, paused: bool)
     with naming_refused() as refuse:
         if as_json:
             print_json_array(wanted())
-            return
-        columns = ["session_id", "started", "steps", "pauses", "least", "last", "outcome", "path"]
-        print_table(columns, (_list_row(summary) for summary in wanted()))
+        else:
+            columns = ["session_id", "started", "steps", "pauses", "least", "last", "outcome", "path"]
+            print_table(columns, (_list_row(summary) for summary in wanted()))
+        refuse_none(n_runs, paths)
 
 
 def _list_row(summary: dict[str, Any]) -> list[Any]:
@@ -120,13 +136,13 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
         return
     for name, value in summary.items():
         if value not in (None, ""):
-            click.echo(f"{name + ':':<21}{one_line(value)}")
+            say_beside(f"{name + ':':<21}{one_line(value)}")
     thresholds, lowest = thresholds_of(run), lowest_reading(run)
     if thresholds is not None:
-        click.echo(f"{'thresholds:':<21}{thresholds_in_words(thresholds)}")
+        say_beside(f"{'thresholds:':<21}{thresholds_in_words(thresholds)}")
     if lowest is not None:
-        click.echo(f"{'lowest_reading:':<21}{one_line(in_words(lowest[1]))} {lowest[2]:.2f} at step {lowest[0]}")
-    click.echo()
+        say_beside(f"{'lowest_reading:':<21}{one_line(in_words(lowest[1]))} {lowest[2]:.2f} at step {lowest[0]}")
+    say_beside("")
     columns = [field.name for field in dataclasses.fields(EventRow)]
     print_table(columns if text else columns[:-1], (_event_cells(event, text) for event in run.events))
 
@@ -147,7 +163,11 @@ def _event_cells(event: Event, text: bool) -> list[Any]:
     "--from", "table", metavar="FILE.csv", help="Label many: columns session_id, success[, stop_reason, note]."
 )
 @click.option("--by", default=None, help="Who says so.  [default: the user's login name]")
-@click.option("--stop-reason", type=click.Choice(list(StopReason)), help="How the run ended, if it was not recorded.")
+@click.option(
+    "--stop-reason",
+    type=click.Choice([reason.value for reason in StopReason]),
+    help="How the run ended, if it was not recorded.",
+)
 @click.option("--note", help="Anything worth keeping; it is kept as it is.")
 @as_json_option
 def label_(
@@ -200,18 +220,24 @@ def label_(
             raise SystemExit(1)
 
 
-@command.command(name="export")
+@command.command(name="table")
 @_paths
 @click.option(
-    "--output", "-o", required=True, metavar="FILE", help="FILE.csv, .jsonl or .parquet; - for standard output."
+    "--output",
+    "-o",
+    required=True,
+    type=OutputFile(),
+    metavar="FILE",
+    help="FILE.csv, .jsonl or .parquet; - for standard output.",
 )
 @click.option("--format", "form", type=click.Choice(["jsonl", "csv", "parquet"]), help="[default: by the name of FILE]")
 @as_json_option
-def export_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool) -> None:
+def table_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool) -> None:
     """Write a flat table with a row a step: readings, confidences, level, action, outcome."""
     wanted = _FORMS.get(form or output.rpartition(".")[2].lower())
     if wanted is None:
         raise click.UsageError("The name of FILE says no format; give --format jsonl, csv or parquet.")
+    refuse_none(next(recording_files(paths), None), paths, "recording")
     with naming_refused() as refuse:
         with progress("Exporting") as advance:
 
@@ -238,27 +264,28 @@ def export_(paths: tuple[str, ...], output: str, form: str | None, as_json: bool
 @as_json_option
 def validate_(paths: tuple[str, ...], as_json: bool) -> None:
     """Check every line; name what is wrong by path, line and field. Exit status 1 when there is an error."""
-    ok = True
+    ok, sessions = True, 0
 
     def reports() -> Iterator[dict[str, Any]]:
-        nonlocal ok
+        nonlocal ok, sessions
         with progress("Checking files") as advance:
             for report in validate(paths):
                 advance(1)
-                ok = ok and report.ok
+                ok, sessions = ok and report.ok, sessions + report.sessions
                 yield {**dataclasses.asdict(report), "ok": report.ok, "shown": list(map(str, report.findings))}
 
     if as_json:
         print_json_array({name: value for name, value in report.items() if name != "shown"} for report in reports())
     else:
-        files = steps = sessions = 0
+        files = steps = 0
         for report in reports():
-            files, steps, sessions = files + 1, steps + report["steps"], sessions + report["sessions"]
+            files, steps = files + 1, steps + report["steps"]
             for finding, shown in zip(report["findings"], report["shown"], strict=True):
                 click.echo(f"{finding['severity']}: {one_line(shown)}")
             if report["more"]:
                 click.echo(f"error: {one_line(report['path'])}: {report['more']} more findings.")
-        click.echo(f"{files} files, {sessions} sessions, {steps} steps: {'sound' if ok else 'not sound'}.")
+        click.echo(f"{files} files, {sessions} sessions, {steps} steps: {'sound' if ok and sessions else 'not sound'}.")
+    refuse_none(sessions, paths)
     if not ok:
         raise SystemExit(1)
 

@@ -6,6 +6,7 @@ import getpass
 
 import click
 
+from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError
@@ -22,7 +23,14 @@ __all__ = ["command"]
 @click.argument("session_id", required=False)
 @store_option
 @click.option("--all", "everything", is_flag=True, help="Every session of the store that runs now.")
-@click.option("--wait", "wait_s", default=5.0, show_default=True, help="Seconds to wait until they stand.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=FiniteRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="Seconds to wait until they stand.",
+)
 @click.option("--as", "principal", default=None, help="Who orders it; the login name when not given.")
 @as_json_option
 def command(

@@ -14,7 +14,7 @@ from grampus_uq.recording.packed import PACKED_SUFFIX, PackedWriter, is_packed
 from grampus_uq.recording.parallel import Backend, in_order
 from grampus_uq.recording.parts import RecordingPart, recording_parts
 from grampus_uq.recording.reader import PartialLine, scan
-from grampus_uq.recording.runs import Paths, interleaved
+from grampus_uq.recording.runs import Paths, interleaved, recording_files
 
 __all__ = ["FILE_BYTES", "PackedFile", "pack"]
 
@@ -48,7 +48,7 @@ def pack(
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    there = next(target.glob(f"part-*{PACKED_SUFFIX}"), None)
+    there = next(recording_files(target), None)
     if there is not None:
         raise DataError("already exists; choose an empty folder.", path=os.fspath(there))
     parts = enumerate(recording_parts(paths, part_bytes=file_bytes))

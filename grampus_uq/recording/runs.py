@@ -125,6 +125,8 @@ def recording_files(paths: Paths) -> Iterator[Path]:
 def _recording_files(paths: Paths) -> Iterator[Path]:
     for given in [paths] if isinstance(paths, str | os.PathLike) else paths:
         start = Path(given)
+        if os.fspath(given) == "":
+            raise DataError("an empty path names no recordings.")
         if start.is_dir():
             for folder, inner, names in os.walk(start):
                 inner[:] = sorted(name for name in inner if not name.startswith("."))

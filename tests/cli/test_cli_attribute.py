@@ -129,14 +129,14 @@ def test_what_is_wrong_is_named_by_path_line_and_field(
     failed = written(tmp_path / "one.jsonl", [log("f", 3)])
     assert called(failed, "--calibration", mixed) == 0
     assert f"left out: {mixed}:41, field 'mistake_step'" in capsys.readouterr().err
-    for arguments, said in (
-        (("--run", "nobody"), "holds no failed run 'nobody'"),
-        (("--level", 80), "must be in (0, 1)"),
+    for arguments, status, said in (
+        (("--run", "nobody"), 1, "holds no failed run 'nobody'"),
+        (("--level", 80), 2, "must be in (0, 1)"),
     ):
-        assert called(failed, "--calibration", labelled, *arguments) == 1
+        assert called(failed, "--calibration", labelled, *arguments) == status
         assert said in capsys.readouterr().err
     few = written(tmp_path / "few.jsonl", [log("only", 1)])
-    assert called(failed, "--calibration", few) == 1
+    assert called(failed, "--calibration", few) == 2
     assert "at least two failures" in capsys.readouterr().err
 
 

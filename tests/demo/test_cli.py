@@ -50,7 +50,7 @@ def hangs_after_five(request: Request, server: Loopback) -> Reply:
 
 def run(*arguments: str) -> int:
     try:
-        main(["demo", *arguments], standalone_mode=True)
+        main(["demo", *arguments])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return 0
@@ -134,7 +134,7 @@ def test_a_profile_says_which_signals_run_and_takes_no_further_word(
     arguments = ["--model", "tiny", "--profile", str(tmp_path / "none.json"), "--runs-folder", str(tmp_path)]
     assert run(*arguments) == 1
     assert "none.json" in capsys.readouterr().err
-    assert run(*arguments, "--every-signal") == 1
+    assert run(*arguments, "--every-signal") == 2
     assert "The profile says which signals run." in capsys.readouterr().err
 
 
@@ -167,9 +167,9 @@ def test_a_wrong_questions_file_is_named_before_anything_is_asked(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--n", "432"], 1, "from 1 to 431"),
+        (["--n", "432"], 2, "from 1 to 431"),
         (["--n", "0"], 2, "0 is not in the range"),
-        (["--api-base", "localhost:1"], 1, "an http or https address"),
+        (["--api-base", "localhost:1"], 2, "an http or https address"),
         (["--content", "all"], 2, "'all' is not one of"),
     ],
 )

@@ -48,7 +48,8 @@ def test_list_gives_a_line_a_run_and_filters(tmp_path: Path, run: Any) -> None:
 
 def test_show_gives_every_event_in_order_and_text_only_when_asked(tmp_path: Path, run: Any) -> None:
     record(tmp_path, "s1")
-    shown = run("show", tmp_path, "s1").out
+    ran = run("show", tmp_path, "s1")
+    shown = ran.out
     assert "I book the flight" not in shown
     assert [line.split("\t")[1] for line in shown.splitlines() if "\t" in line] == [
         "event",
@@ -56,8 +57,8 @@ def test_show_gives_every_event_in_order_and_text_only_when_asked(tmp_path: Path
         *["llm_call book", "tool result"] * 3,
         "outcome",
     ]
-    assert "thresholds:          low from 0.80, medium from 0.60, high from 0.40, critical below" in shown
-    assert "lowest_reading:      stated confidence 0.25 at step 0" in shown
+    assert "thresholds:          low from 0.80, medium from 0.60, high from 0.40, critical below" in ran.err
+    assert "lowest_reading:      stated confidence 0.25 at step 0" in ran.err
     assert shown.count("\tstated confidence 0.25, no P(True): timeout\t") == 3
     assert "I book the flight" in run("show", tmp_path, "s1", "--text").out
     document = json.loads(run("show", tmp_path, "s1", "--json").out)
@@ -104,14 +105,14 @@ def test_label_refuses_half_a_label(tmp_path: Path, run: Any, arguments: list[st
     assert run("label", tmp_path, *arguments).status == 2
 
 
-def test_export_writes_a_file_or_standard_output(tmp_path: Path, run: Any) -> None:
+def test_table_writes_a_file_or_standard_output(tmp_path: Path, run: Any) -> None:
     record(tmp_path / "runs", "s1")
-    ran = run("export", tmp_path / "runs", "-o", tmp_path / "t.csv", "--json")
+    ran = run("table", tmp_path / "runs", "-o", tmp_path / "t.csv", "--json")
     assert json.loads(ran.out) == {"rows": 3, "output": str(tmp_path / "t.csv")}
-    printed = run("export", tmp_path / "runs", "-o", "-", "--format", "csv").out
+    printed = run("table", tmp_path / "runs", "-o", "-", "--format", "csv").out
     assert list(csv.reader(io.StringIO(printed))) == list(csv.reader(io.StringIO((tmp_path / "t.csv").read_text())))
-    assert run("export", tmp_path / "runs", "-o", tmp_path / "t.xls").status == 2
-    assert run("export", tmp_path / "runs", "-o", "-", "--format", "parquet").status == 2
+    assert run("table", tmp_path / "runs", "-o", tmp_path / "t.xls").status == 2
+    assert run("table", tmp_path / "runs", "-o", "-", "--format", "parquet").status == 2
 
 
 def test_validate_names_places_and_fails(tmp_path: Path, run: Any) -> None:
@@ -130,7 +131,7 @@ def test_validate_names_places_and_fails(tmp_path: Path, run: Any) -> None:
     assert reports[1]["findings"][0]["field"] == "resumed"
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["validate"], ["export", "-o", "x.csv"]])
+@pytest.mark.parametrize("arguments", [["list"], ["validate"], ["table", "-o", "x.csv"]])
 def test_a_folder_that_does_not_exist_is_one_line_and_status_1(tmp_path: Path, run: Any, arguments: list[str]) -> None:
     ran = run(arguments[0], tmp_path / "nowhere", *arguments[1:])
     assert (ran.status, ran.err) == (1, f"grampus-uq: {tmp_path / 'nowhere'}: does not exist.\n")
@@ -142,7 +143,7 @@ def test_a_table_of_labels_that_does_not_exist_is_one_line_and_status_1(tmp_path
     assert f"{tmp_path / 'nowhere.csv'}: cannot be read" in ran.err
 
 
-@pytest.mark.parametrize("command", ["export", "pack"])
+@pytest.mark.parametrize("command", ["table", "pack"])
 def test_an_output_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path, run: Any, command: str) -> None:
     record(tmp_path, "s1")
     (tmp_path / "file").write_text("")

@@ -152,7 +152,7 @@ def test_a_table_of_verifier_scores_is_evaluated_too(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("uq_problem_idx,num_steps,judge_probability,solved\n" + rows)
     got = run(tmp_path / "t.csv", "-o", tmp_path / "r.html", "--draws", 20)
     assert got.exit_code == 0
-    assert "40 runs, complete: scored" in got.stdout
+    assert "40 runs, complete: scored" in got.stderr
 
 
 def test_a_report_that_cannot_be_written_names_its_place_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:

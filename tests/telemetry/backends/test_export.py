@@ -408,7 +408,7 @@ def test_the_service_is_named_by_argument_environment_or_default(
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = 0
     try:
-        main(["export", *arguments], standalone_mode=True)
+        main(["send", *arguments])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return code, *capsys.readouterr()
@@ -481,7 +481,7 @@ def test_an_address_that_cannot_be_one_is_refused_without_showing_its_password(
 ) -> None:
     write(tmp_path / "a.jsonl", session("s1"))
     code, _, err = run(capsys, str(tmp_path), f"--otlp={address}")
-    assert code == 1
+    assert code == 2
     assert "an address such as http://localhost:4317" in err
     assert "hunter2" not in err
 

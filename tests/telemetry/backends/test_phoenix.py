@@ -290,7 +290,7 @@ def test_a_recording_of_last_week_is_shown_last_week_and_once_however_often_it_i
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", f"openinference.project.name={project}")
     counts = []
     for _ in range(2):
-        arguments = ["export", str(tmp_path / "old.jsonl"), "--otlp", backend.endpoint(protocol), "--json"]
+        arguments = ["send", str(tmp_path / "old.jsonl"), "--otlp", backend.endpoint(protocol), "--json"]
         with pytest.raises(SystemExit, match="0"):
             main([*arguments, "--protocol", protocol])
         counts.append(json.loads(capsys.readouterr().out)["spans"])

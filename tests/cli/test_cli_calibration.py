@@ -44,14 +44,14 @@ def shown(*arguments: str) -> Any:
 
 def test_recordings_feed_it_once_however_often_and_in_pieces(made: Path, tmp_path: Path) -> None:
     store = str(tmp_path / "s.db")
-    first = shown("watch", "feed", str(made / "p.json"), str(made / "b"), "--store", store, "--advisory")
+    first = shown("calibration", "feed", str(made / "p.json"), str(made / "b"), "--store", store, "--advisory")
     by_variant = {status["variant"]: status for status in first}
     successes = sum(number % 3 != 0 and number % 10 != 9 for number in range(40))
     assert by_variant["successes"]["n_runs"] == successes
     assert by_variant["all_runs"]["gathering"] == 60 - 40
-    assert shown("watch", "feed", str(made / "p.json"), str(made / "b"), "--store", store, "--advisory") == first
-    assert shown("watch", "show", "--store", store) == first
-    assert "No evidence" in cli("watch", "show", "--store", store).stdout
+    assert shown("calibration", "feed", str(made / "p.json"), str(made / "b"), "--store", store, "--advisory") == first
+    assert shown("calibration", "show", "--store", store) == first
+    assert "No evidence" in cli("calibration", "show", "--store", store).stdout
 
 
 def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tmp_path: Path) -> None:
@@ -60,16 +60,18 @@ def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tm
     for name in ("later9", "later19"):  # they reached their limit of steps: no outcome yet
         run = find_run(made / "b", name)
         (folder / Path(run.path).name).write_bytes(Path(run.path).read_bytes())
-    feed = ("watch", "feed", str(made / "p.json"), str(folder), "--store", store, "--advisory")
+    feed = ("calibration", "feed", str(made / "p.json"), str(folder), "--store", store, "--advisory")
     assert shown(*feed)[0]["n_runs"] == 0
-    assert shown("watch", "label", "later9", "success", "--store", store)[0]["n_runs"] == 0  # a stop at the budget
+    assert (
+        shown("calibration", "label", "later9", "success", "--store", store)[0]["n_runs"] == 0
+    )  # a stop at the budget
     with pytest.raises(GrampusError, match="no watch in this store knows"):
-        cli("watch", "label", "nobody", "success", "--store", store)
+        cli("calibration", "label", "nobody", "success", "--store", store)
     run = find_run(made / "b", "later1")
     text = Path(run.path).read_text().replace('"success":true', '"success":null')
     (folder / Path(run.path).name).write_text(text)
     assert shown(*feed)[0]["n_runs"] == 0
-    assert shown("watch", "label", "later1", "success", "--store", store)[0]["n_runs"] == 1
+    assert shown("calibration", "label", "later1", "success", "--store", store)[0]["n_runs"] == 1
     label_recording(folder, Label(session_id="later1", success=True), by="ann")
     assert shown(*feed)[0]["n_runs"] == 1
 
@@ -108,10 +110,10 @@ def alarmed(made: Path, tmp_path: Path) -> str:
 
 
 def test_an_alarm_is_in_the_exit_status_the_backtest_and_both_reports(made: Path, tmp_path: Path, alarmed: str) -> None:
-    failed = cli("watch", "show", "--store", alarmed, "--check")
-    assert failed.exit_code == 2
+    failed = cli("calibration", "show", "--store", alarmed, "--check")
+    assert failed.exit_code == 1
     assert "ALARM" in failed.stdout
-    assert cli("watch", "show", "--store", alarmed).exit_code == 0
+    assert cli("calibration", "show", "--store", alarmed).exit_code == 0
     tested = shown("backtest", str(made / "p.json"), str(made / "b"), "--watch", alarmed)
     assert [status["alarmed"] for status in tested["watch"]] == [True, False]
     assert "no longer holds" in cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", alarmed).stdout
@@ -135,13 +137,13 @@ def test_without_a_watch_report_and_backtest_say_nothing_of_it(made: Path, tmp_p
     anyio.run(create)
     tested = cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", empty).stdout
     assert "not watched" in tested
-    assert "No calibration is watched" in cli("watch", "show", "--store", empty).stdout
+    assert "No calibration is watched" in cli("calibration", "show", "--store", empty).stdout
 
 
 def test_a_store_that_is_not_there_is_an_error_and_is_not_created(tmp_path: Path) -> None:
     mistyped = tmp_path / "mistyped.db"
     with pytest.raises(GrampusError, match="no SQLite store"):
-        cli("watch", "show", "--store", str(mistyped))
+        cli("calibration", "show", "--store", str(mistyped))
     assert not mistyped.exists()
 
 
@@ -151,7 +153,7 @@ def test_a_profile_without_a_detector_cannot_be_watched(tmp_path: Path) -> None:
     )
     save(artifact, tmp_path / "bare.json")
     with pytest.raises(GrampusError, match="with a detector"):
-        cli("watch", "feed", str(tmp_path / "bare.json"), str(tmp_path), "--store", os.fspath(tmp_path / "s.db"))
+        cli("calibration", "feed", str(tmp_path / "bare.json"), str(tmp_path), "--store", os.fspath(tmp_path / "s.db"))
 
 
 # -- fit and backtest, item by item --

@@ -1,11 +1,12 @@
-"""`grampus-uq export`: send recordings as spans, with their own times, to an OTLP endpoint."""
+"""`grampus-uq send`: send recordings as spans, with their own times, to an OTLP endpoint."""
 
 from __future__ import annotations
 
 import click
 
+from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.plain_text import one_line
-from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress
+from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, progress, refuse_none
 from grampus_uq.telemetry.export import ExportReport, send_recordings
 from grampus_uq.telemetry.otlp_exporter import otlp_exporter
 
@@ -14,7 +15,7 @@ __all__ = ["command"]
 _MOST_NAMED = 20
 
 
-@click.command(name="export", context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(name="send", context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("paths", nargs=-1, required=True, metavar="RUNS...")
 @click.option(
     "--otlp",
@@ -31,7 +32,7 @@ _MOST_NAMED = 20
 )
 @click.option("--service-name", metavar="NAME", help="[default: OTEL_SERVICE_NAME, else grampus-uq]")
 @click.option("--content", is_flag=True, help="Send what the model said and tools were called with, unredacted.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=1.0), default=30.0, show_default=True, metavar="S")
+@click.option("--timeout", "timeout_s", type=FiniteRange(min=1.0), default=30.0, show_default=True, metavar="S")
 @as_json_option
 def command(
     paths: tuple[str, ...],
@@ -57,6 +58,7 @@ def command(
                 report = send_recordings(
                     paths, exporter, service_name=service_name, content=content, on_sent=on_sent, on_refused=refuse
                 )
+            refuse_none(report.files, paths, "recording")
             _print(report, endpoint, as_json)
     finally:
         exporter.shutdown()

@@ -1,4 +1,4 @@
-"""`grampus-uq watch`: does a detector's calibration still hold? Feed it finished runs, label them, see the verdict."""
+"""`grampus-uq calibration`: does a detector's calibration still hold? Feed it finished runs, and see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.printing import as_json_option, print_json, refuse_none
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.runtime.store import SessionStore
@@ -17,7 +17,7 @@ from grampus_uq.stats.calibration_watch import WatchStatus
 
 __all__ = ["command", "read_statuses", "status_json"]
 
-_check = click.option("--check", is_flag=True, help="Exit with status 2 when a calibration no longer holds.")
+_check = click.option("--check", is_flag=True, help="Exit with status 1 when one no longer holds, or none is watched.")
 
 
 @click.group()
@@ -59,17 +59,25 @@ def feed(
     loaded = load(profile).profile
     detector = loaded.detector
     if detector is None:
-        raise ConfigurationError.of("PROFILE", "watch feed", "a profile with a detector", profile, "Run grampus-uq fit")
+        raise ConfigurationError.of(
+            "PROFILE", "calibration feed", "a profile with a detector", profile, "Run grampus-uq fit"
+        )
+
+    n_runs = 0
 
     async def work(store: SessionStore) -> Sequence[WatchStatus]:
+        nonlocal n_runs
         watch = CalibrationWatch(store, detector, level=level, acting=not advisory)
         for run in finished_in_recordings(list(paths), loaded):
+            n_runs += 1
             await watch.finished(
                 FinishedRun(run_id=run.run_id, log_peak=run.log_peak, touched=run.touched, success=run.success)
             )
         return await watch.statuses()
 
-    _report(with_store(url, work, create=True), as_json, check)
+    statuses = with_store(url, work, create=True)
+    refuse_none(n_runs, paths, "finished run")
+    _report(statuses, as_json, check)
 
 
 @command.command()
@@ -106,8 +114,8 @@ def _report(statuses: Sequence[WatchStatus], as_json: bool, check: bool) -> None
     else:
         for line in _lines(statuses):
             click.echo(line)
-    if check and any(status.alarmed for status in statuses):
-        raise SystemExit(2)
+    if check and (not statuses or any(status.alarmed for status in statuses)):
+        raise SystemExit(1)
 
 
 def _lines(statuses: Sequence[WatchStatus]) -> Iterator[str]:

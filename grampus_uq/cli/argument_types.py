@@ -1,0 +1,77 @@
+"""Types of arguments: outputs, of which it is found out before the work that they can be written; finite numbers."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from grampus_uq.errors import DataError
+
+__all__ = ["FiniteRange", "OutputFile", "OutputFolder"]
+
+
+class FiniteRange(click.FloatRange):
+    """A finite number in a range; NaN is in no range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number. Raises click's BadParameter."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r:.40} is no finite number.", param, ctx)
+        return number
+
+
+class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
+    """A file to write; an existing one is replaced, a device or a pipe is not. "-" is left to the command."""
+
+    name = "file"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path as it was given. Raises DataError where no file can be written there."""
+        if value == "-":
+            return value
+        try:
+            path = Path(value)
+            if "\0" in value:
+                raise ValueError(value)
+            if not value or path.is_dir() or (path.exists() and not path.is_file()):
+                raise DataError("cannot be written: it is no file.", path=value)
+            _try(path.parent)
+        except (OSError, ValueError) as error:
+            raise _unwritable(value, error) from error
+        return value
+
+
+class OutputFolder(click.ParamType):  # type: ignore[type-arg]
+    """A folder to write to; it, and the folders above it, may still have to be made."""
+
+    name = "folder"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the path as it was given. Raises DataError where no folder can be written there."""
+        try:
+            path = Path(value).absolute()
+            while not path.exists() and path != path.parent:
+                path = path.parent
+            _try(path)
+        except (OSError, ValueError) as error:
+            raise _unwritable(value, error) from error
+        return value
+
+
+def _try(folder: Path) -> None:
+    """Write a file that nobody sees: permissions alone do not tell, for root or on a read-only disk."""
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+def _unwritable(value: str, error: Exception) -> DataError:
+    if isinstance(error, DataError):
+        return error
+    reason = error.strerror if isinstance(error, OSError) else "it is no path"
+    return DataError(f"cannot be written: {reason}.", path=os.fspath(value))

@@ -1,0 +1,288 @@
+"""Command lines that are wrong, hostile or about nothing: no traceback, no reassurance, and the right exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq.cli import _group, main
+from grampus_uq.core.state import Profile
+from grampus_uq.recording.artifacts import ProfileArtifact, save
+from tests.learn.evaluate.recorded import events, write
+
+# Exit status, then the arguments; each is run in a folder with `runs` (twelve sound runs), `empty` (a folder), `p.json`
+# (a profile without a detector), and the files of `PLACE`. <esc> is an escape sequence, <bad> a byte that is no text.
+TABLE = """
+2 evalute runs
+2 export runs
+2 watch show
+2 <esc>
+2 <bad>
+2 --bogus
+2 runs
+2 runs lst runs
+1 runs list empty
+1 runs list nowhere
+1 runs list file.txt
+1 runs list nul.jsonl
+1 runs list big.json
+1 runs list <bad>
+1 runs list <nul>
+1 runs list <empty>
+1 runs list <esc>
+2 runs show runs
+1 runs show runs nobody
+1 runs show runs <bad>
+1 runs show empty r1
+2 runs show runs r1 -o nowhere/x.html
+1 runs validate empty
+1 runs validate nowhere
+1 runs validate file.txt
+2 runs label runs r1 maybe
+1 runs label runs nobody success
+2 runs label runs r1 success --by <empty>
+2 runs label runs r1 success --stop-reason never
+2 runs label runs
+1 runs label runs --from nowhere.csv
+1 runs label runs --from file.txt
+1 runs label runs --from empty
+2 runs table runs -o x.xls
+1 runs table runs -o nowhere/x.csv
+1 runs table runs -o empty --format csv
+1 runs table runs -o /dev/full --format csv
+1 runs table runs -o <nul>.csv
+1 runs table empty -o e.csv
+2 runs table runs -o - --format parquet
+1 runs pack empty -o packed
+1 runs pack runs -o runs
+1 runs pack runs -o file.txt
+1 runs pack runs -o file.txt/inner
+1 runs import empty -o imported
+1 runs import file.txt -o imported
+1 runs import nowhere -o imported
+1 runs import big.json -o imported
+1 runs import file.txt -o file.txt
+2 runs import file.txt -o imported --format nothing
+1 runs replay empty --profile p.json
+1 runs replay runs --profile nowhere.json
+1 runs replay runs --profile file.txt
+1 runs replay runs --profile empty
+1 runs replay runs --profile runs/r1.jsonl
+2 runs replay runs
+2 evaluate
+1 evaluate nowhere
+1 evaluate empty
+1 evaluate file.txt
+2 evaluate runs --draws 1
+2 evaluate runs --draws x
+2 evaluate runs --seed -1
+2 evaluate runs --censoring never
+2 evaluate runs --continuation q.csv
+1 evaluate runs -o nowhere/r.html
+1 evaluate runs -o empty
+1 evaluate runs -o /dev/null
+1 evaluate runs --profile nowhere.json
+1 evaluate runs --watch sqlite:///nowhere.db
+2 evaluate runs --workers 0
+1 evaluate big.json
+1 risk empty
+1 risk runs
+2 risk runs --profile p.json
+2 risk runs --seed -1
+2 risk runs --embedder hash --model-dir nowhere
+2 fit empty
+1 fit nowhere
+2 fit runs --false-alarms nan
+2 fit runs --false-alarms 2
+2 fit runs --assurance nan
+2 fit runs --assurance 1
+2 fit runs --held-out 0
+2 fit runs --held-out nan
+2 fit runs --seed -1
+2 fit runs --budget 0
+2 fit runs --budget nan --stream fused
+2 fit runs --stream <empty>
+2 fit runs --accuracy 1.5
+2 fit runs --accuracy nan
+2 fit runs --pause-share -1
+2 fit runs --cost-failure 1
+2 fit runs --cost-missed-failure nan --cost-false-alarm 1
+2 fit runs --runs-per-day -3
+2 fit runs --runs-per-day nan
+2 fit runs --irreversible <empty>
+1 fit runs --base nowhere.json
+1 fit runs -o nowhere/p.json
+1 fit runs -o empty
+2 fit runs --wrong-releases 0
+2 backtest p.json runs
+1 backtest nowhere.json runs
+2 backtest p.json empty
+2 compare p.json p.json empty --draws 5
+1 compare p.json nowhere.json runs
+2 compare p.json runs
+2 compare p.json p.json runs --seed -1
+1 attribute nowhere --calibration runs
+2 attribute runs --calibration runs
+2 attribute runs --calibration empty
+1 attribute empty --calibration runs
+1 attribute file.txt --calibration file.txt
+2 attribute runs --calibration runs --level nan
+2 attribute runs --calibration runs --level 5
+2 attribute runs --calibration runs --seed -1
+1 attribute runs --calibration runs -o nowhere/a.html
+1 attribute runs --calibration runs --run nobody
+1 send runs --otlp nonsense
+1 send runs --otlp http://127.0.0.1:1 --timeout 1
+2 send runs --otlp ftp://x
+2 send runs --otlp http://127.0.0.1:1 --timeout nan
+1 send empty --otlp http://127.0.0.1:1 --timeout 1
+1 send nowhere --otlp http://127.0.0.1:1
+2 approvals list
+1 approvals list --store <empty>
+1 approvals list --store sqlite:///nowhere.db
+1 approvals list --store sqlite:///empty
+1 approvals list --store file.txt
+2 approvals list --store ftp://x/y
+1 approvals list --store sqlite:///file.txt
+1 approvals show x --store sqlite:///nowhere.db
+1 approvals approve deadbeefdead --store sqlite:///nowhere.db
+2 approvals approve deadbeefdead --store sqlite:///nowhere.db --key nowhere
+2 approvals edit deadbeefdead --store sqlite:///nowhere.db --arguments [1]
+2 approvals edit deadbeefdead --store sqlite:///nowhere.db --arguments {"a":NaN}
+2 approvals keygen nowhere/key
+2 approvals keygen file.txt
+2 approvals keygen empty
+1 calibration show --store sqlite:///nowhere.db
+1 calibration show --store sqlite:///nowhere.db --check
+2 calibration feed p.json runs --store sqlite:///w.db --check
+1 calibration feed nowhere.json runs --store sqlite:///w.db
+1 calibration label r1 success --store sqlite:///nowhere.db
+2 calibration label r1 perhaps --store sqlite:///nowhere.db
+2 calibration feed p.json empty --store sqlite:///w.db --level nan
+2 stop --store sqlite:///nowhere.db
+2 stop a --store sqlite:///nowhere.db
+2 stop a b --all --store sqlite:///nowhere.db
+1 stop a b --store sqlite:///nowhere.db
+2 stop --all --store sqlite:///nowhere.db --wait nan
+1 stop --all --store sqlite:///nowhere.db
+1 prune --store sqlite:///nowhere.db --older-than 1
+2 prune --store sqlite:///nowhere.db --older-than -1
+2 prune --store sqlite:///nowhere.db --older-than nan
+2 prune --store sqlite:///nowhere.db
+1 dashboard -o file.txt
+1 dashboard -o file.txt/x
+2 dashboard -o dash --alpha nan
+2 dashboard -o dash --alpha 5
+2 dashboard -o dash --approvals-wait -5
+2 dashboard -o dash --cost-per-hour nan
+2 dashboard -o dash --watch-level 0
+2 doctor --model
+2 doctor --timeout -1
+2 doctor --timeout nan
+2 risk runs --profile p.json --draws 1
+2 stop --all --store sqlite:///nowhere.db --wait -1
+2 send runs --otlp http://127.0.0.1:1 --timeout 0
+2 calibration feed
+2 runs label runs r1 success --stop-reason CLEAN
+"""
+ROWS = [line.split() for line in TABLE.strip().splitlines()]
+MARKS = {"<esc>": "\x1b[2J", "<bad>": "\udcff", "<empty>": "", "<nul>": "\0"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which every command is run; none of them may leave anything in it."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for number in range(12):
+        steps = [{"verbalized": 0.9 - 0.05 * number}] * 2
+        write(folder / "runs" / f"r{number}.jsonl", events(f"r{number}", steps, number % 2 == 0))
+    (folder / "empty").mkdir()
+    (folder / "file.txt").write_text("hello\n")
+    (folder / "nul.jsonl").write_bytes(b"\0" * 100)
+    (folder / "big.json").write_text("[" * 100_000)
+    save(ProfileArtifact(profile=Profile(advisory=True)), folder / "p.json")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, int]:
+    return {
+        path.name: hash(path.read_bytes()) for path in folder.rglob("*") if path.is_file() and path.name != ".hash-key"
+    }
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: " ".join(row[1:])[:80])
+def test_a_hostile_command_line_is_refused_in_words_and_changes_nothing(
+    row: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    status, *arguments = row
+    for mark, meant in MARKS.items():
+        arguments = [argument.replace(mark, meant) for argument in arguments]
+    before = contents(place)
+    with pytest.raises(SystemExit) as ended:  # anything else would be a traceback
+        main(arguments)
+    out, err = capfd.readouterr()
+    assert ended.value.code == int(status), err
+    assert err.strip(), "whoever asked is told why"
+    assert "Traceback" not in err
+    assert not {char for char in out + err if not char.isprintable()} - {"\n", "\t"}
+    assert not {"sound.", "written to", "sent to", "labelled by", "could be fitted."} & set(out.split(" "))
+    assert contents(place) == before
+
+
+def test_the_table_is_long_enough_and_holds_every_command() -> None:
+    assert len(ROWS) >= 100
+    assert {row[1] for row in ROWS} >= set(_group.list_commands(None)) - {"demo"}  # type: ignore[attr-defined, arg-type]
+
+
+def test_a_name_that_is_nearly_right_or_was_right_once_is_answered_with_the_right_one() -> None:
+    for wrong, right in (("evalute", "evaluate"), ("export", "send"), ("watch", "calibration")):
+        done = CliRunner().invoke(_group, [wrong])
+        assert (done.exit_code, f"Did you mean '{right}'?" in done.stderr) == (2, True)
+
+
+def shell(line: str, folder: Path, **given: object) -> subprocess.CompletedProcess[str]:
+    command = f"{sys.executable} -m grampus_uq.cli {line}"
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        ["bash", "-o", "pipefail", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120, **given
+    )
+
+
+def test_a_full_disk_and_a_reader_that_has_enough_are_no_traceback(place: Path) -> None:
+    full = shell("runs list runs > /dev/full", place)
+    assert (full.returncode, full.stderr) == (1, "grampus-uq: No space left on device.\n")
+    enough = shell("runs table runs -o - --format csv | head -c 1", place)
+    assert "Traceback" not in enough.stderr
+    assert "Exception" not in enough.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_an_interrupt_ends_with_130_and_one_line(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "slow.jsonl")
+    program = [sys.executable, "-m", "grampus_uq.cli", "runs", "list", "slow.jsonl"]
+    with (
+        subprocess.Popen(program, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process,
+        (tmp_path / "slow.jsonl").open("wb"),  # opens when the command has begun to read
+    ):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "grampus-uq: interrupted."
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("shell_name", ["bash", "zsh", "fish"])
+def test_completion_scripts_are_to_be_had_and_complete_commands(shell_name: str) -> None:
+    environment = {"_GRAMPUS_UQ_COMPLETE": f"{shell_name}_source"}
+    script = CliRunner().invoke(_group, [], prog_name="grampus-uq", env=environment)
+    assert "_GRAMPUS_UQ_COMPLETE" in script.stdout
+    words = {"_GRAMPUS_UQ_COMPLETE": "bash_complete", "COMP_WORDS": "grampus-uq eva", "COMP_CWORD": "1"}
+    assert "evaluate" in CliRunner().invoke(_group, [], prog_name="grampus-uq", env=words).stdout
