@@ -70,9 +70,9 @@ def decide(now: Situation) -> Verdict:
     """
     action, rule, reason = _ruling(now)
     wanted, guarantee = None, None if rule == "tier" else _guarantee(now, rule, action)
-    policy = now.profile.policy
-    explores = now.state.let_through and may_be_explored(policy, now.kind, now.tool_name, now.effect)
-    if now.profile.advisory or (explores and action.stops):
+    profile, state = now.profile, now.state
+    explores = state.let_through and may_be_explored(profile.policy, now.kind, now.tool_name, now.effect)
+    if profile.advisory or (explores and action.stops):
         wanted = action
         if action.stops:
             action = _LOG
@@ -82,7 +82,7 @@ def decide(now: Situation) -> Verdict:
         rule=rule,
         reason=reason,
         guarantee=guarantee,
-        confidence=now.confidence if now.state.has_reading else None,
+        confidence=now.confidence if state.has_reading else None,
         advisory_action=wanted,
     )
 
@@ -114,8 +114,8 @@ def _ruling(now: Situation) -> _Ruling:
         decision = _guarded(now, decision)
         if state.worst_case is not None:
             decision = _in_doubt(now, state.worst_case, decision)
-    milder = decision[0] is not _ABORT and not (decision[0] is _PAUSE and decision[1] == "detector")
-    if milder and now.tool_name is not None and profile.policy.asks_always(now.tool_name):  # a grant may lift a pause
+    asked = now.tool_name is not None and profile.policy.asks_always(now.tool_name)
+    if asked and decision[0] is not _ABORT and decision[:2] != (_PAUSE, "detector"):  # a grant may lift this pause
         decision = _PAUSE, "always_ask", f"the policy always asks for this tool; {decision[2] or _numbers(now)}"
     if profile.fallback is not None and decision[0].stops:
         return decision[0], decision[1], f"{decision[2]}; the fitted profile does not apply here: {profile.fallback}"

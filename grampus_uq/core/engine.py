@@ -107,9 +107,10 @@ def advance(
     if not high:
         draft.acknowledged = None  # the belief recovered: the next pause is asked for again
     draft.last_step_id = step.step_id
-    draft.monitor_calls += seen.calls
-    draft.monitor_tokens += seen.tokens
-    draft.monitor_cost_usd += seen.cost_usd
+    if seen.calls:
+        draft.monitor_calls += seen.calls
+        draft.monitor_tokens += seen.tokens
+        draft.monitor_cost_usd += seen.cost_usd
     draft.agent_tokens += step.input_tokens + step.output_tokens
     draft.memory = memory
     draft.worst_case = worst_case
@@ -215,22 +216,26 @@ _value = operator.itemgetter(1)
 class _Tally:
     """A step's readings: values, reasons of missing ones, costs; and what follows from them on the way."""
 
-    semantic: float | None = None
-    fused: float | None = None
-    propagated = 1.0
-    p_success: float | None = None
-    risk: float | None = None
-    no_risk: str | None = None
-    log_m: float | None = None
-    p_true_failed = due = False
-    proposed = True
-    calls = tokens = samples = 0
-    cost_usd = 0.0
+    __slots__ = (
+        *("calls", "cost_usd", "due", "fused", "log_m", "missing", "no_risk", "p_success", "p_true_failed"),
+        *("propagated", "proposed", "risk", "samples", "semantic", "sources", "tokens", "values"),
+    )
+    semantic: float | None
+    fused: float | None
+    p_success: float | None
+    risk: float | None
+    no_risk: str | None
+    log_m: float | None
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
         self.sources: list[UncertaintySource] = []
         self.missing: list[str] = []
+        self.semantic = self.fused = self.p_success = self.risk = self.no_risk = self.log_m = None
+        self.p_true_failed = self.due = False
+        self.proposed = True
+        self.calls = self.tokens = self.samples = 0
+        self.cost_usd, self.propagated = 0.0, 1.0
 
     @property
     def lowest(self) -> tuple[str, float]:
@@ -243,13 +248,15 @@ class _Tally:
 
 def _tally(readings: Sequence[Reading]) -> _Tally:
     tally = _Tally()
+    missing = tally.missing
     for reading in readings:
         source, value = reading.source, reading.value
         if value is None:
-            tally.missing.append(_missing(source, reading.reason))
-            if reading.reason not in NOT_DUE:
+            reason = reading.reason
+            missing.append(_missing(source, reason))
+            if reason not in NOT_DUE:
                 tally.due = True
-            elif reading.reason == _NOT_PROPOSED:
+            elif reason == _NOT_PROPOSED:
                 tally.proposed = False
         else:
             if source == "semantic_entropy":
@@ -315,10 +322,13 @@ def _assess(
     fields["level"] = verdict.level
     fields["action"] = verdict.action
     fields["reasoning"] = verdict.reason
-    fields["samples_used"] = seen.samples
     fields["timestamp"] = utc(step.time_s)
-    fields["tool_name"] = tool_name
-    fields["effect"] = step.effect
+    if seen.samples:
+        fields["samples_used"] = seen.samples
+    if tool_name is not None:
+        fields["tool_name"] = tool_name
+    if step.effect is not None:
+        fields["effect"] = step.effect
     if seen.p_success is not None:
         fields["p_success"] = seen.p_success
     if verdict.advisory_action is not None:

@@ -176,8 +176,8 @@ async def stop_if_cancelled(requests_before: int) -> None:
 def read_instant(signal: InstantSignal, step: Step) -> Reading:
     """Read an instant signal; what it raises, or returns in place of a reading, becomes a missing reading."""
     try:
-        reading = signal.read(step)
-        return reading if reading.source == signal.source else replace(reading, source=signal.source)
+        reading, source = signal.read(step), signal.source
+        return reading if reading.source == source else replace(reading, source=source)
     except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
         return _failed(signal.source, error)
 

@@ -54,7 +54,6 @@ _PLAIN: Final = re.compile(
     rf"(0(?:\.[0-9]{{1,20}})?|1(?:\.0{{1,20}})?)(?:, ?{_OTHER_FIELD}){{0,8}} ?\}}"
 )
 _WORDS: Final = re.compile(r"[a-z]+")
-_TEXTS: Final = re.compile(r'"([^"]*)"')
 _DIGIT: Final = re.compile(r"[0-9]")
 _OF_PHRASES: Final = frozenset(
     {"word", "words", "text", "told", "asked", "point", "percent", "five", "seven", "ten", "hundred"}
@@ -190,17 +189,16 @@ def plain_answer(stripped: str) -> float | None:
     lowered = stripped.lower()
     if "know" in lowered:  # "Let me know if ...}" would be a closing word
         return None
-    texts = [text for text in _TEXTS.findall(lowered, match.end(1)) if text not in ANSWER_FIELDS]
-    field_words = " ".join(texts).split()
-    if not _HARMLESS.issuperset(field_words) and any(map(_matters, field_words)):
+    pieces = lowered.split('"')  # the sentence and "{", then by turns what is quoted and what is not
+    words = pieces[0].split()
+    words.pop()
+    last = words[-1] if words else ""
+    for text in pieces[1::2]:
+        if text not in ANSWER_FIELDS:
+            words += text.split()
+    if not _HARMLESS.issuperset(words) and (any(map(_matters, words)) or OTHER_SCALE(match[1] or "")):
         return None
-    if match[1]:
-        words = lowered[: match.end(1)].split()
-        if not _HARMLESS.issuperset(words) and (any(map(_matters, words)) or OTHER_SCALE(match[1])):
-            return None
-        if _frames_at_the_end(words[-1]):
-            return None
-    return float(match[2])
+    return None if _frames_at_the_end(last) else float(match[2])
 
 
 _frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.building import builder
@@ -26,6 +27,7 @@ _REPAIR = (
     'Reply with nothing but JSON: {"confidence": p}, where p is a number between 0 and 1: the probability that the '
     "task will eventually be solved correctly from the current state."
 )
+_SOURCE: Final = UncertaintySource.VERBALIZED
 
 
 class VerbalizedConfidence:
@@ -35,14 +37,14 @@ class VerbalizedConfidence:
     """
 
     __slots__ = ()
-    source: str = UncertaintySource.VERBALIZED
+    source: str = _SOURCE
 
     def read(self, step: Step) -> Reading:
         """Parse the step's text."""
         text = step.text
         value, reason = parse_confidence(text)
         if value is not None:
-            return _new_reading(source=self.source, value=value)
+            return _new_reading(source=_SOURCE, value=value)
         if reason is MissingReason.NOT_STATED:
             admitted = admitted_confidence(text)
             return _NOT_STATED if admitted is None else Reading(source=self.source, value=admitted, detail="admission")

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far")
-_WHERE_READ: Final = ("missing_reason", "token_probability", "token_entropy", "semantic_confidence")
+_WHERE_READ: Final = ("token_probability", "token_entropy", "semantic_confidence")
 _ON_PARENT: Final = tuple(key for key, attribute in ATTRIBUTES.items() if PARENT in attribute.on)
 Attributes = dict[str, AttributeValue]
 
@@ -96,10 +96,11 @@ def estimate_attributes(
         attributes["uncertainty.confidence.fused"] = fused
     if escalates:
         attributes[ESCALATED] = True
+    if fields["missing_reason"] is not None:
+        attributes["missing_reason"] = fields["missing_reason"]
     for name in _WHERE_READ:
-        value = fields[name]
-        if value is not None:
-            attributes[name] = value
+        if fields[name] is not None:
+            attributes[name] = fields[name]
     if p_success is not None:
         attributes["p_success"] = attributes["uncertainty.p_success"] = p_success
     if fields["trajectory_risk"] is not None:
