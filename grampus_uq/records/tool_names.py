@@ -53,7 +53,7 @@ _LOOK_ALIKES = {
     "i": "ɩιіӏᎥꙇꭵ𑣃˛⍳",
     "j": "ͿϳЈјյᎫᒍꓙꭻ",
     "k": "ĸΚκКкᏦᛕⲔⲕꓗꮶ𐔘",
-    "l": "ƖǀΙІӀ۱ᏞᒪᛁⲒⳐⳑⵏꓡꓲꮮ𐊊𐌉𐌠𐐛𐑃𐔦𑢣𑢲𖼖𖼨∣⏽￨𝈪",
+    "l": "ƖǀΙІӀ۱ᏞᒪᛁⲒⳐⳑⵏꓡꓲꮮ𐊊𐌉𐌠𐐛𐑃𐔦𑢣𑢲𖼖𖼨∣│⏽￨𝈪",
     "ll": "ǁ‖∥",
     "lo": "Ю",
     "ls": "ʪ",
@@ -114,6 +114,7 @@ def _looks(name: str) -> str:
     if name.isascii():
         return "".join(filter(str.isalnum, name.lower().translate(_ONE_STROKE)))
     seen = []
+    name = "".join([_LIKE.get(c, c) for c in name])  # before it is decomposed: that may give another sign
     for c in unicodedata.normalize("NFKD", name):
         if c.isascii():
             seen.append(c.lower())

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from grampus_uq import ConfigurationError, Effect, Reading, Step, ToolCall, ToolEffects, UncertaintyMonitor
 from grampus_uq import UncertaintyPolicy as Policy
 from grampus_uq.records.building import builder
-from grampus_uq.records.tool_names import normal_form, patterns_of
+from grampus_uq.records.tool_names import _LOOK_ALIKES, _looks, normal_form, patterns_of
 from grampus_uq.records.vocabulary import parse_effect
 from grampus_uq.runtime.tools import Tool, tool
 
@@ -31,7 +31,7 @@ LOOK_ALIKES = {
     "m": "ｍⅿΜМᎷⓜ𝗆ᴍм",
     "a": "аａαɑàáâãäåΑАⓐ𝖺ᴀ🄰⍺",
     "i": "іｉıìíîïⅰℹⓘ𝗂ɩӏІ1Il",
-    "l": "ⅼｌӏ|1Iןⓛ𝗅ʟᏞ∣⏽￨",
+    "l": "ⅼｌӏ|1Iןⓛ𝗅ʟᏞ∣│⏽￨",
 }
 LOOK_ALIKES = {letter: like.replace("ן", "") for letter, like in LOOK_ALIKES.items()}
 
@@ -64,6 +64,12 @@ def spellings(draw: st.DrawFn, name: str = DECLARED) -> str:
         "a‐",
     ]
     return draw(st.sampled_from(before)) + spelt
+
+
+@pytest.mark.parametrize(("like", "characters"), _LOOK_ALIKES.items())
+def test_each_sign_of_the_table_is_read_as_the_table_says_wherever_it_stands(like, characters):
+    for character in characters:
+        assert _looks(f"a{character}a") == _looks(f"a{like}a"), f"U+{ord(character):X}"
 
 
 @given(spellings())
