@@ -120,10 +120,25 @@ def _list_row(summary: dict[str, Any]) -> list[Any]:
 @click.argument("session_id", metavar="SESSION")
 @as_json_option
 @click.option("--text", is_flag=True, help="Show what model, tools and humans wrote, as far as it was recorded.")
-def show(paths: tuple[str, ...], session_id: str, as_json: bool, text: bool) -> None:
-    """One run: every step, observation, decision and outcome, in order. With --json the events as recorded."""
+@click.option("--output", "-o", type=OutputFile(), metavar="RUN.html", help="Write the run as a page instead.")
+def show(paths: tuple[str, ...], session_id: str, as_json: bool, text: bool, output: str | None) -> None:
+    """One run: every step, observation, decision and outcome, in order. With --json the events as recorded.
+
+    The page of --output draws confidence and evidence against their limits, says what was held and why, and opens what
+    was said on click, as far as it was recorded.
+    """
+    if output is not None and (as_json or text):
+        raise click.UsageError("--output takes neither --json nor --text: the page holds what was recorded.")
     with naming_refused() as refuse:
-        _show(find_run(paths, session_id, on_refused=refuse), as_json, text)
+        run = find_run(paths, session_id, on_refused=refuse)
+        if output is None:
+            _show(run, as_json, text)
+            return
+        from grampus_uq.learn.pages import write_page
+        from grampus_uq.learn.pages.run_page import run_html
+
+        write_page(output, run_html(run))
+        click.echo(f"The run is drawn in {one_line(output)}.")
 
 
 def _show(run: Run, as_json: bool, text: bool) -> None:

@@ -1,0 +1,193 @@
+"""One recorded run as a page: its confidence against the thresholds, what was held and why, every event on click."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.pages.page import printable, render_page
+from grampus_uq.recording.run_rows import (
+    EventRow,
+    event_row,
+    lowest_reading,
+    outcome_in_words,
+    thresholds_in_words,
+    thresholds_of,
+)
+from grampus_uq.recording.runs import Run, RunSummary, summarise
+from grampus_uq.records.events import ObservationEvent, StepEvent, Thresholds
+from grampus_uq.records.values import utc
+from grampus_uq.records.vocabulary import in_words
+
+__all__ = ["run_html"]
+
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 630.0, 10.0, 210.0
+_MOST_EVENTS: Final = 5000
+_MOST_LOG: Final = 700.0  # e to this power is the largest number that a float holds
+_AXIS_NUMBERS: Final = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One step in a drawing; `held`: it was stopped, or would have been; `call`: it is a tool call."""
+
+    x: float
+    y: float
+    step: int
+    title: str
+    held: bool
+    call: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """Points joined by a line, and limits: each a label and the points of its line; `ticks` label the y axis."""
+
+    label: str
+    points: Sequence[Point]
+    limits: Sequence[tuple[str, Sequence[tuple[float, float]]]]
+    ticks: Sequence[tuple[float, str]]
+    every: int
+
+
+def run_html(run: Run) -> str:
+    """Draw a run as a self-contained page.
+
+    Args:
+        run: from `find_run`.
+
+    Returns:
+        The page; it can be encoded as UTF-8, loads nothing and runs no script.
+    """
+    summary = summarise(run)
+    thresholds, lowest = thresholds_of(run), lowest_reading(run)
+    return render_page(
+        "run.html",
+        summary=summary,
+        headline=_headline(summary),
+        ending=outcome_in_words(summary.success, summary.stop_reason, summary.labelled_by),
+        started=_time(summary.started_s),
+        thresholds="" if thresholds is None else thresholds_in_words(thresholds),
+        lowest="" if lowest is None else f"{in_words(lowest[1])} {lowest[2]:.2f} at step {lowest[0]}",
+        held=[_held(event) for event in run.steps if _stops(event)],
+        drawings=[drawing for drawing in (_confidence(run), _evidence(run)) if drawing.points],
+        events=[_shown(event_row(event), event) for event in islice(run.events, _MOST_EVENTS)],
+        left_out=max(0, len(run.events) - _MOST_EVENTS),
+    )
+
+
+def _headline(summary: RunSummary) -> str:
+    steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
+    if not summary.pauses:
+        return f"Nothing was held in {steps}"
+    return f"{'Would have held' if summary.advisory else 'Held'} {summary.pauses} of {steps}"
+
+
+def _time(time_s: float | None) -> str:
+    try:
+        return "" if time_s is None else f"{utc(time_s):%Y-%m-%d %H:%M:%S} UTC"
+    except ConfigurationError:  # of no calendar
+        return ""
+
+
+def _stops(event: StepEvent) -> bool:
+    return (event.assessment.advisory_action or event.assessment.action).stops
+
+
+def _held(event: StepEvent) -> dict[str, Any]:
+    row, assessment = event_row(event), event.assessment
+    return {
+        "row": row,
+        "rule": assessment.rule.replace("_", " "),
+        "guarantee": assessment.guarantee or "no guarantee",
+        "arguments": [call.canonical() for call in event.step.tool_calls],
+    }
+
+
+def _shown(row: EventRow, event: object) -> dict[str, Any]:
+    held = isinstance(event, StepEvent) and _stops(event)
+    failed = isinstance(event, ObservationEvent) and event.is_error
+    kept = not row.text.startswith("hmac:")
+    text = row.text if kept else "Only a hash of this text was recorded."
+    return {"row": row, "held": held, "failed": failed, "text": text}
+
+
+# -- drawings ---------------------------------------------------------------------------------------------------------
+
+
+def _confidence(run: Run) -> Drawing:
+    """The belief after every step, between 0 and 1, against the thresholds that were in force at it."""
+    steps = [event for event in run.steps if event.assessment.believed is not None]
+    values = [min(1.0, max(0.0, event.assessment.believed or 0.0)) for event in steps]
+    points = list(_points(steps, values, [f"confidence {value:.2f}" for value in values], 0.0, 1.0))
+    at_step = _thresholds_by_step(run)
+    limits = []
+    for place, level in enumerate(("low", "medium", "high")):
+        line = [(point.x, known[place]) for point in points if (known := at_step[point.step]) is not None]
+        if line:
+            drawn = [(x, _y(limit, 0.0, 1.0)) for x, limit in line]
+            limits.append((f"{level} from {line[-1][1]:.2f}", _to_the_edges(drawn)))
+    ticks = [(_y(value, 0.0, 1.0), f"{value:g}") for value in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return Drawing(label="Confidence", points=points, limits=limits, ticks=ticks, every=_every(len(points)))
+
+
+def _evidence(run: Run) -> Drawing:
+    """The detector's log evidence of failure after every step, against its threshold."""
+    steps = [event for event in run.steps if event.assessment.log_e_value is not None]
+    values = [max(-_MOST_LOG, min(_MOST_LOG, event.assessment.log_e_value or 0.0)) for event in steps]
+    limits = [event.assessment.log_threshold for event in steps]
+    known = [max(-_MOST_LOG, min(_MOST_LOG, limit)) for limit in limits if limit is not None]
+    low, high = min([0.0, *values, *known]), max([1.0, *values, *known])
+    points = list(_points(steps, values, [f"log evidence {value:.2f}" for value in values], low, high))
+    line = [(_LEFT, _y(known[-1], low, high)), (_RIGHT, _y(known[-1], low, high))] if known else []
+    ticks = [(_y(value, low, high), f"{value:.1f}") for value in dict.fromkeys((low, 0.0, high))]
+    return Drawing(
+        label="Evidence of failure (log)",
+        points=points,
+        limits=[(f"alarm above {known[-1]:.2f}", line)] if line else [],
+        ticks=ticks,
+        every=_every(len(points)),
+    )
+
+
+def _points(
+    steps: Sequence[StepEvent], values: Sequence[float], said: Sequence[str], low: float, high: float
+) -> Iterator[Point]:
+    for place, (event, value, words) in enumerate(zip(steps, values, said, strict=True)):
+        row = event_row(event)
+        share = place / (len(steps) - 1) if len(steps) > 1 else 0.5
+        yield Point(
+            x=round(_LEFT + 8 + (_RIGHT - _LEFT - 16) * share, 1),
+            y=_y(value, low, high),
+            step=event.assessment.index,
+            title=f"Step {event.assessment.index}, {printable(row.event, 80)}: {words}, {row.action}",
+            held=_stops(event),
+            call=event.step.kind == "tool_call",
+        )
+
+
+def _thresholds_by_step(run: Run) -> dict[int, Thresholds | None]:
+    """The thresholds in force at each step, as the beginning and changes of profile say."""
+    now: Thresholds | None = None
+    found: dict[int, Thresholds | None] = {}
+    for event in run.events:
+        if isinstance(event, StepEvent):
+            found[event.assessment.index] = now
+        else:
+            now = getattr(event, "thresholds", None) or now
+    return found
+
+
+def _to_the_edges(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [(_LEFT, line[0][1]), *line, (_RIGHT, line[-1][1])]
+
+
+def _y(value: float, low: float, high: float) -> float:
+    return round(_BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low), 1)
+
+
+def _every(count: int) -> int:
+    return max(1, -(-count // _AXIS_NUMBERS))
