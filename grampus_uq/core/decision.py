@@ -10,6 +10,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.building import builder
+from grampus_uq.records.call_parts import CallDoubt, part_in_words
 from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, in_words
 
@@ -36,7 +37,7 @@ class Situation:
 
     `state` is the session's after the step (before it for a call that is only asked about), `turn` the evidence of this
     step of the model, or of the one that proposes the call; `level` and `confidence` are the run's. `proposed` is False
-    for a call that no turn listed, or with other arguments.
+    for a call that no turn listed, or with other arguments; `doubt` is how sure the model was of the call itself.
     """
 
     profile: Profile
@@ -49,6 +50,7 @@ class Situation:
     confidence: float
     effect: Effect | None = None
     proposed: bool = True
+    doubt: CallDoubt | None = None
 
 
 def level_of(policy: UncertaintyPolicy, propagated: float, has_reading: bool) -> UncertaintyLevel:
@@ -171,13 +173,16 @@ def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -
 
 
 def _guarded(now: Situation, decision: _Ruling) -> _Ruling:
-    """An irreversible call: graver where evidence is missing, an alarm has rung or a step was bad."""
+    """An irreversible call: graver where it or a step before is doubtful, evidence is missing, an alarm has rung."""
     policy, state = now.profile.policy, now.state
     if (
         state.alarmed and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]
     ):  # a grant lifts a tier's pause, not this one
         reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
         decision = policy.on_alarm, "detector", reason
+    doubt = _doubt(now)
+    if doubt is not None and not decision[0].stops:
+        decision = _PAUSE, "call_evidence", doubt
     missing = _missing(now)
     if missing is not None and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[decision[0]]:
         decision = policy.on_missing_evidence, "missing_evidence", missing
@@ -186,6 +191,21 @@ def _guarded(now: Situation, decision: _Ruling) -> _Ruling:
         reason = f"irreversible call after a step at confidence {_apart(worst, ', below', floor)}"
         decision = _PAUSE, "worst_so_far", reason
     return decision
+
+
+def _doubt(now: Situation) -> str | None:
+    """Why the probability of the call itself speaks against it, whatever was believed before; None where it does not.
+
+    With a fitted detector or release these decide, which may weigh it: a further pause would be outside their promise.
+    """
+    profile, doubt = now.profile, now.doubt
+    floor = profile.policy.call_floor
+    fitted = profile.detector is not None or profile.release is not None
+    if fitted or floor is None or doubt is None or doubt.probability >= floor:
+        return None
+    sure = f"least sure of {part_in_words(doubt.part)} ({doubt.least:.2f})"
+    believed = f"; confidence {now.confidence:.2f}" if now.state.has_reading else ""
+    return f"irreversible call of probability {_apart(doubt.probability, ', needs', floor)}, {sure}{believed}"
 
 
 def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:

@@ -21,6 +21,8 @@ from grampus_uq.core.state import Profile, SessionState, WorstCase, has_alarmed
 from grampus_uq.core.turn_evidence import (
     MAX_CALLS,
     TurnEvidence,
+    doubt_about,
+    doubts,
     is_proposed,
     listed,
     new_turn,
@@ -93,7 +95,7 @@ def advance(
         seen.due = seen.due or bool(lacks(detector, streams))
     if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
-    turns, turn = _turns_after(state, step, seen, worst_case)
+    turns, turn = _turns_after(state, step, readings, seen, worst_case)
     draft = _draft_of(state)
     draft.n_steps += 1
     draft.n_high += high
@@ -134,6 +136,7 @@ def advance(
             confidence=propagated,
             effect=step.effect,
             proposed=seen.proposed,
+            doubt=doubt_about(turn, step.tool_calls[0]) if is_call and step.tool_calls else None,
         )
     )
     return new_state, _assess(profile, state.n_steps, step, tool_name, seen, verdict, trajectory)
@@ -151,11 +154,12 @@ def judge_call(
     call = ToolCall(name=call) if isinstance(call, str) else call
     if not state.alarmed and has_alarmed(profile, state):  # a state of an older version
         state = replace(state, alarmed=True)
+    turn = placed(state.turns, call, step_id)[1]
     verdict = decide(
         _new_situation(
             profile=profile,
             state=state,
-            turn=placed(state.turns, call, step_id)[1],
+            turn=turn,
             kind="tool_call",
             tool_name=call.name,
             irreversible=is_irreversible(profile.policy, call.name, effect),
@@ -163,6 +167,7 @@ def judge_call(
             confidence=state.cumulative,
             effect=effect,
             proposed=is_proposed(state.turns, call, step_id),
+            doubt=doubt_about(turn, call),
         )
     )
     wanted = verdict.advisory_action
@@ -173,7 +178,7 @@ def judge_call(
 
 
 def _turns_after(
-    state: SessionState, step: Step, seen: _Tally, worst_case: WorstCase | None
+    state: SessionState, step: Step, readings: Sequence[Reading], seen: _Tally, worst_case: WorstCase | None
 ) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
     """The turns of the model after a step, and the evidence of its own; for a call, of the turn that proposed it."""
     lowest = None if seen.fused is None else seen.lowest
@@ -191,6 +196,7 @@ def _turns_after(
             calls=proposed(step) if calls else (),
             more=len(calls) > MAX_CALLS,
             listed=listed(step) if calls else (),
+            doubts=doubts(step, readings) if calls else (),
         )
         return with_turn(state.turns, turn), turn
     call = step.tool_calls[0] if step.tool_calls else None
@@ -285,6 +291,7 @@ _RULE_SOURCES = {
     "irreversible_override": UncertaintySource.IRREVERSIBLE_TOOL,
     "missing_evidence": UncertaintySource.MISSING_EVIDENCE,
     "worst_so_far": UncertaintySource.WORST_SO_FAR,
+    "call_evidence": UncertaintySource.CALL_EVIDENCE,
     "detector": UncertaintySource.DETECTOR,
     "release": UncertaintySource.RELEASE,
     "always_ask": UncertaintySource.ALWAYS_ASK,

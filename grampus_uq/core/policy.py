@@ -34,6 +34,9 @@ _ACTIONS = {
 }
 
 
+_CALL_FLOOR = 0.80
+
+
 class UncertaintyPolicy(Configuration):
     """Maps a propagated confidence to a level, and a level to an action.
 
@@ -65,6 +68,12 @@ class UncertaintyPolicy(Configuration):
     """What an irreversible call does when the session, or the turn that proposes it, has no reading at all."""
     worst_so_far_floor: Probability | None = None
     """When set: an irreversible call pauses once any fused confidence of the session fell below this floor."""
+    call_floor: Probability | None = _CALL_FLOOR
+    """An irreversible call pauses where the model gave the call itself, its tool and arguments, a lower probability.
+
+    Only where its tokens' probabilities are known, and no fitted detector or release decides. None: the guide's rule,
+    by which confident steps before a doubtful call outweigh it.
+    """
     on_alarm: UncertaintyAction = UncertaintyAction.PAUSE_FOR_HUMAN
     """What an alarm of a fitted detector does."""
 
@@ -134,6 +143,8 @@ class UncertaintyPolicy(Configuration):
         values: dict[str, Any] = write(self)
         if not values.get("always_ask_tool_names"):
             values.pop("always_ask_tool_names", None)
+        if values.get("call_floor") == _CALL_FLOOR:
+            values.pop("call_floor")
         return values
 
     def decide(

@@ -15,6 +15,7 @@ asked when a call is seen, and recorded with its step: a replay, which may lack 
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -22,13 +23,17 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from grampus_uq.records.building import builder
+from grampus_uq.records.call_parts import CallDoubt, call_probability, weakest_part
 from grampus_uq.records.tool_names import same_tool_keys
-from grampus_uq.records.values import Step, ToolCall, canonical_json
+from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
+from grampus_uq.records.vocabulary import UncertaintySource
 
 __all__ = [
     "MAX_CALLS",
     "TurnEvidence",
     "Turns",
+    "doubt_about",
+    "doubts",
     "is_proposed",
     "least",
     "listed",
@@ -57,7 +62,7 @@ class TurnEvidence:
     the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
     case. `calls` are the keys of the calls it proposed that were
     not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept. `listed` are the
-    digests of all of them, name and arguments.
+    digests of all of them, name and arguments. `doubts`: how sure the model was of each.
     """
 
     step: str = ""
@@ -72,6 +77,7 @@ class TurnEvidence:
     called: tuple[str, ...] = ()
     more: bool = False
     listed: tuple[str, ...] = ()
+    doubts: tuple[CallDoubt, ...] = ()
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -92,6 +98,8 @@ class TurnEvidence:
 
 
 Turns = tuple[TurnEvidence, ...]
+_CALL_PROBABILITY = UncertaintySource.CALL_PROBABILITY
+_by_probability = operator.attrgetter("probability")
 new_turn = builder(TurnEvidence)
 
 
@@ -132,6 +140,30 @@ def _digest(call: ToolCall) -> str:
     except (TypeError, ValueError, RecursionError):
         return ""
     return hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+
+
+def doubts(step: Step, readings: Sequence[Reading]) -> tuple[CallDoubt, ...]:
+    """How sure the model was of each call that a step proposes, where the readings say so."""
+    parts = next((reading.parts for reading in readings if reading.source == _CALL_PROBABILITY), ())
+    found = []
+    for number, key in enumerate(proposed(step) if parts else ()):
+        probability, weakest = call_probability(parts, number), weakest_part(parts, number)
+        if probability is not None and weakest is not None:
+            least = weakest.probability or 0.0
+            found.append(CallDoubt(call=key, probability=probability, part=weakest.name, least=least))
+    return tuple(found)
+
+
+def doubt_about(turn: TurnEvidence, call: ToolCall | None) -> CallDoubt | None:
+    """How sure the model was of a call of this turn; the least sure of all where nothing says which of them it is."""
+    if not turn.doubts:
+        return None
+    own = () if call is None else _matching(tuple([doubt.call for doubt in turn.doubts]), call)
+    return min([doubt for doubt in turn.doubts if doubt.call in own] or turn.doubts, key=_by_probability)
+
+
+def _least_doubts(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
+    return tuple(sorted(found, key=_by_probability)[:MAX_CALLS])
 
 
 def is_proposed(turns: Turns, call: ToolCall, step_id: str | None) -> bool:
@@ -204,6 +236,7 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
         called=(*turn.called, *mine),
         more=turn.more,
         listed=turn.listed,
+        doubts=turn.doubts,
     )
 
 
@@ -249,6 +282,7 @@ def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
         worst_chance=min(at_worst, default=None),
         lowest=min(lows, key=lambda low: low[1], default=None),
         stated=all(turn.stated for turn in turns),
+        doubts=_least_doubts([doubt for turn in turns for doubt in turn.doubts]),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-__all__ = ["TOOL_NAME", "WHOLE_CALL", "CallPart", "call_probability", "weakest_part"]
+__all__ = ["TOOL_NAME", "WHOLE_CALL", "CallDoubt", "CallPart", "call_probability", "part_in_words", "weakest_part"]
 
 TOOL_NAME: Final = ""
 """The name of the part that is the tool's name."""
@@ -32,6 +32,26 @@ class CallPart:
     least: Unit | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallDoubt:
+    """How sure the model was of one call: `call` is its id and name, `probability` that of the whole call.
+
+    `part` is its least probable part, of probability `least`.
+    """
+
+    call: str
+    probability: Unit
+    part: str
+    least: Unit
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+def part_in_words(name: str) -> str:
+    """How a part is called in a sentence."""
+    return {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments"}.get(name, f"`{name}`")
 
 
 def call_probability(parts: Sequence[CallPart], call: int) -> float | None:

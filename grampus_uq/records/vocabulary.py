@@ -61,6 +61,7 @@ class UncertaintySource(StrEnum):
     EXTERNAL = "external"
     MISSING_EVIDENCE = "missing_evidence"
     WORST_SO_FAR = "worst_so_far"
+    CALL_EVIDENCE = "call_evidence"
     RELEASE = "release"
     ALWAYS_ASK = "always_ask"
 

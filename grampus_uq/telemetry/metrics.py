@@ -32,6 +32,7 @@ _RULES: Final = (
     "irreversible_override",
     "missing_evidence",
     "worst_so_far",
+    "call_evidence",
     "detector",
     "release",
     "always_ask",

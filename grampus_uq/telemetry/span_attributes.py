@@ -26,7 +26,7 @@ __all__ = [
     "spending_attributes",
 ]
 
-_IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far")
+_IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far", "call_evidence")
 _WHERE_READ: Final = ("token_probability", "token_entropy", "semantic_confidence")
 _ON_PARENT: Final = tuple(key for key, attribute in ATTRIBUTES.items() if PARENT in attribute.on)
 Attributes = dict[str, AttributeValue]

@@ -165,9 +165,11 @@ def _scores(sensed: Sequence[StepEvent], turn: int, replayed: Sequence[ReplayedS
         for reading in event.readings
         if not reading.source.startswith("count_")
     }
+    own = next((one.value for one in event.readings if one.source == "call_probability"), None)
+    own = 1.0 if own is None else own  # then the belief alone decides
     shown, last = replayed[turn].assessment, replayed[-1].assessment
     return {
-        "default": _paid(last.propagated_confidence, every),
+        "default": _paid(min(last.propagated_confidence, own), every),
         "fused": _paid(shown.fused_confidence, asked[-1]),
         "propagated": _paid(shown.propagated_confidence, every),
         **found,

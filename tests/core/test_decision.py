@@ -29,6 +29,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.state import SessionState, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
+from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector, start
@@ -76,6 +77,7 @@ class Case:
     let_through: bool = False
     effect: Effect | None = None
     proposed: bool = True
+    doubt: CallDoubt | None = None
 
     def decided(self) -> tuple[UncertaintyAction, str, str]:
         verdict = self.verdict()
@@ -96,7 +98,7 @@ class Case:
             Situation(
                 profile=profile, state=state, turn=self.turn, kind="tool_call" if self.tool_name else "llm_call",
                 tool_name=self.tool_name, irreversible=self.irreversible, level=self.level, confidence=self.confidence,
-                effect=self.effect, proposed=self.proposed,
+                effect=self.effect, proposed=self.proposed, doubt=self.doubt,
             )
         )  # fmt: skip
 
@@ -119,6 +121,10 @@ def reasons(now: Case) -> list[UncertaintyAction]:
     if any(lacking):
         found.append(policy.on_missing_evidence)
     if policy.worst_so_far_floor is not None and now.worst is not None and now.worst < policy.worst_so_far_floor:
+        found.append(PAUSE)
+    fitted = now.release is not None or now.detector is not None
+    floor = policy.call_floor
+    if not fitted and floor is not None and now.doubt is not None and now.doubt.probability < floor:
         found.append(PAUSE)
     if now.release is not None:
         if now.release.at_least is None:
@@ -148,6 +154,7 @@ POLICIES = st.builds(
     on_alarm=st.sampled_from(GRAVITY),
     on_missing_evidence=st.sampled_from(GRAVITY),
     worst_so_far_floor=MAYBE,
+    call_floor=MAYBE,
     always_ask_tool_names=st.just(["ask"]),
 )
 TURNS = st.builds(
@@ -162,6 +169,9 @@ ALARMS = st.sampled_from([None, UNSEEN, QUIET, RINGING])
 CASES = st.none() | st.builds(
     WorstCase, cumulative=UNIT, memory=st.none(), worst=MAYBE, alarm=ALARMS, p_success=MAYBE, unread=st.just("p_true")
 )
+
+
+DOUBTS = st.none() | st.builds(CallDoubt, call=st.just("1 pay"), probability=UNIT, part=st.just("amount"), least=UNIT)
 
 
 @st.composite
@@ -181,6 +191,7 @@ def situations(draw: st.DrawFn) -> Case:
         alarmed=draw(st.sampled_from([False, False, True])),
         worst_case=draw(CASES),
         by_counts=draw(st.booleans()),
+        doubt=draw(DOUBTS),
         acknowledged=draw(st.sampled_from([None, *UncertaintyLevel])),
     )
 

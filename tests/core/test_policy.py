@@ -94,7 +94,9 @@ def test_patterns_that_would_match_everything_or_nothing_are_refused(names):
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, math.nan, math.inf, "much"])
-@pytest.mark.parametrize("field", ["low_threshold", "medium_threshold", "high_threshold", "worst_so_far_floor"])
+@pytest.mark.parametrize(
+    "field", ["low_threshold", "medium_threshold", "high_threshold", "worst_so_far_floor", "call_floor"]
+)
 def test_a_threshold_outside_the_unit_interval_is_refused(field, value):
     with pytest.raises(ConfigurationError, match=field):
         UncertaintyPolicy(**{field: value})

@@ -58,6 +58,7 @@ profiles = st.builds(
         high_threshold=st.floats(0.0, 0.5),
         irreversible_tool_names=st.lists(st.text("abcé検", min_size=1), max_size=3),
         worst_so_far_floor=st.none() | fractions,
+        call_floor=st.none() | st.just(0.8) | fractions,
     ),
     estimator=st.builds(UncertaintyEstimator, extra_weights=st.dictionaries(st.text(max_size=5), fractions)),
     advisory=st.booleans(),

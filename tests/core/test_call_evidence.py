@@ -1,0 +1,128 @@
+"""A call that its own writer doubts is held, whatever was believed before: belief and call are two witnesses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import Effect, Profile, Reading, Step, ToolCall, UncertaintyPolicy
+from grampus_uq.core.engine import advance, judge_call
+from grampus_uq.core.state import SessionState, state_from_json, state_to_json
+from grampus_uq.records.call_parts import CallPart, call_probability
+from grampus_uq.records.vocabulary import UncertaintyAction
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
+
+GUIDE = Profile(policy=UncertaintyPolicy(call_floor=None))
+DEFAULT = Profile()
+GRAVITY = list(UncertaintyAction)
+UNIT = st.floats(0.0, 1.0)
+PAY = ToolCall(id="c", name="pay", arguments={"amount": 5})
+
+
+def parts(amount: float, call: int = 0, name: float = 1.0) -> list[CallPart]:
+    return [
+        CallPart(call=call, probability=name, least=name),
+        CallPart(call=call, name="amount", probability=amount, least=amount),
+    ]
+
+
+def read(*found: CallPart) -> Reading:
+    odds = [value for call in {part.call for part in found} if (value := call_probability(found, call)) is not None]
+    return Reading(source="call_probability", value=min(odds), parts=tuple(found))
+
+
+def after(profile: Profile, fused: list[float], *own: Reading, calls: tuple[ToolCall, ...] = (PAY,)) -> SessionState:
+    """A run whose steps state these confidences; the last of them proposes the calls."""
+    state = SessionState(session_id="s")
+    for number, value in enumerate(fused):
+        last = number == len(fused) - 1
+        step = Step(step_id=f"{number}", kind="llm_call", time_s=0.0, tool_calls=calls if last else ())
+        readings = [Reading(source="verbalized", value=value), *(own if last else ())]
+        state, _ = advance(profile, state, step, readings)
+    return state
+
+
+def judged(profile: Profile, state: SessionState, call: ToolCall | str = PAY) -> Any:
+    """The verdict on the call, which is what a step that makes it is then told."""
+    verdict = judge_call(profile, state, call, Effect.IRREVERSIBLE)
+    proposed = ToolCall(name=call) if isinstance(call, str) else call
+    step = Step(step_id="", kind="tool_call", time_s=0.0, tool_calls=(proposed,), effect=Effect.IRREVERSIBLE)
+    made = advance(profile, state, step, ())[1]
+    assert (made.action, made.rule) == (verdict.action, verdict.rule)
+    return verdict
+
+
+@given(st.lists(UNIT, max_size=6), st.lists(UNIT, max_size=6), UNIT, UNIT)
+def test_no_confidence_in_earlier_steps_releases_a_doubtful_call(
+    earlier: list[float], other: list[float], stated: float, odds: float
+) -> None:
+    floor = DEFAULT.policy.call_floor
+    assert floor is not None
+    for before in (earlier, other, [1.0] * len(earlier)):
+        verdict = judged(DEFAULT, after(DEFAULT, [*before, stated], read(*parts(odds))))
+        assert not (odds < floor and verdict.allowed)
+
+
+@given(st.lists(UNIT, max_size=6), UNIT, UNIT, UNIT)
+def test_it_only_ever_holds_more_than_the_guides_rule_and_the_surer_call_is_never_the_one_held(
+    earlier: list[float], stated: float, first: float, second: float
+) -> None:
+    fused = [*earlier, stated]
+    guide = judged(GUIDE, after(GUIDE, fused, read(*parts(first))))
+    lower, higher = sorted((first, second))
+    held, freed = (judged(DEFAULT, after(DEFAULT, fused, read(*parts(odds)))) for odds in (lower, higher))
+    assert GRAVITY.index(guide.action) <= GRAVITY.index(freed.action) <= GRAVITY.index(held.action)
+    assert judged(DEFAULT, after(DEFAULT, fused)).action is guide.action, (
+        "without the call's own tokens nothing changes"
+    )
+    reversible = judge_call(DEFAULT, after(DEFAULT, fused, read(*parts(0.0))), PAY, Effect.REVERSIBLE)
+    assert reversible.rule != "call_evidence"
+
+
+def test_it_says_which_part_the_model_was_least_sure_of_and_by_how_much() -> None:
+    verdict = judged(DEFAULT, after(DEFAULT, [1.0], read(*parts(0.31, name=0.9))))
+    assert (verdict.action, verdict.rule) == ("pause_for_human", "call_evidence")
+    assert verdict.reason == (
+        "irreversible call of probability 0.28, needs 0.80, least sure of `amount` (0.31); confidence 0.86"
+    )
+
+
+def test_each_call_of_a_turn_answers_for_itself_and_one_that_is_not_told_apart_for_the_least() -> None:
+    sure, unsure = PAY, ToolCall(id="d", name="pay", arguments={"amount": 50})
+    state = after(DEFAULT, [1.0], read(*parts(0.99), *parts(0.3, call=1)), calls=(sure, unsure))
+    assert judged(DEFAULT, state, sure).allowed
+    assert judged(DEFAULT, state, unsure).rule == "call_evidence"
+    assert judged(DEFAULT, state, "pay").rule == "call_evidence"
+    assert state_from_json(state_to_json(state)) == state
+
+
+def test_a_call_that_two_turns_may_have_proposed_answers_for_the_less_sure_of_them() -> None:
+    state = after(DEFAULT, [1.0], read(*parts(0.3)), calls=(ToolCall(id="c", name="pay", arguments={"amount": 5}),))
+    step = Step(step_id="again", kind="llm_call", time_s=0.0, tool_calls=(PAY,))
+    state, _ = advance(DEFAULT, state, step, [Reading(source="verbalized", value=1.0), read(*parts(0.99))])
+    assert judged(DEFAULT, state).rule == "call_evidence"
+
+
+def test_where_something_fitted_decides_the_floor_adds_no_pause_to_its_promise() -> None:
+    scorer = running_minimum(bounded=(True,), neutral=(0.5,), stream=0)
+    detector = Detector(
+        streams=("verbalized",), scorer=scorer, thresholds=(ville_threshold(0.5),), deployed=0, salt="s"
+    )
+    fitted = Profile(detector=detector)
+    verdict = judged(fitted, after(fitted, [1.0], read(*parts(0.1))))
+    assert verdict.rule != "call_evidence"
+    standing_in = fitted.standing_in("another model")
+    assert judged(standing_in, after(standing_in, [1.0], read(*parts(0.1)))).rule == "call_evidence"
+
+
+@pytest.mark.parametrize("floor", [None, 0.0, 0.8, 1.0])
+def test_a_policy_is_stored_as_before_unless_its_floor_is_another(floor: float | None) -> None:
+    policy = UncertaintyPolicy(call_floor=floor)
+    written = policy.model_dump_json()
+    assert ("call_floor" in written) is (floor != 0.8)
+    assert UncertaintyPolicy.model_validate_json(written) == policy
