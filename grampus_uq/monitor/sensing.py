@@ -48,6 +48,10 @@ LONG_COMPLETION: Final = 500
 """Tokens with log-probabilities above which a step is read in a worker thread: as many take about a millisecond."""
 
 
+_P_TRUE, _CALL = UncertaintySource.P_TRUE, UncertaintySource.CALL_PROBABILITY
+_P_TRUE_NOT_NEEDED: Final = Reading(source=_P_TRUE, value=None, reason=MissingReason.NOT_NEEDED)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensing:
     """How the monitor reads a step, and what that may cost. Frozen; one serves any number of monitors.
@@ -56,6 +60,8 @@ class Sensing:
         signals: signals of your own, beside the built-in ones that policy and estimator enable.
         equivalence: decides whether two sampled answers agree; equal wording unless given.
         repairs: ask again, so many times at most, for a stated confidence that is absent or unusable; None never asks.
+        ask_of_calls: ask for P(True) also of calls whose own tokens say how likely they were. It is otherwise not asked
+            there while the policy's `call_floor` holds doubtful ones, unless the profile was fitted on P(True).
         counts: count what the agent does (`signals.structure`). A profile fitted on counts enables it by itself.
         speculative: draw the first samples of the slow path beside P(True): one round trip less where they are needed,
             two calls more where they are not.
@@ -72,6 +78,7 @@ class Sensing:
     signals: Sequence[Signal | InstantSignal] = ()
     equivalence: Equivalence | None = None
     repairs: int | None = None
+    ask_of_calls: bool = False
     counts: bool = False
     speculative: bool = False
     budget: Budget | None = None
@@ -117,6 +124,8 @@ class SensingPlan:
     """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
     brings_model: bool = False
     """Some signal asks a model of its own, so that it can be asked on a step that comes without one."""
+    asks_of_calls: bool = False
+    """False where P(True) is not asked of a step whose calls were read from their own tokens."""
     counts: bool = False
     """True when what the agent does is counted (`signals.structure`)."""
     speculative: bool = False
@@ -177,6 +186,7 @@ class SensingPlan:
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
             brings_model=any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
+            asks_of_calls=sensing.ask_of_calls or policy.call_floor is None or _P_TRUE in profile.fitted_streams,
             counts=sensing.counts or any(map(is_count, profile.fitted_streams)),
             speculative=sensing.speculative,
             budget=sensing.budget or Budget(),
@@ -237,16 +247,25 @@ class SensingPlan:
 
     async def ask(self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput) -> list[Reading]:
         """The readings that need a model; missing ones included, with reasons. Raises nothing but cancellation."""
+        fast, unneeded = self.fast, []
+        if not self.asks_of_calls and any(one.source == _CALL and one.value is not None for one in instant):
+            fast = tuple([signal for signal in fast if signal.source != _P_TRUE])
+            unneeded = [_P_TRUE_NOT_NEEDED] * (len(self.fast) - len(fast))
+        return unneeded + await self._ask(profile, step, [*instant, *unneeded], given, fast)
+
+    async def _ask(
+        self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput, fast: tuple[Signal, ...]
+    ) -> list[Reading]:
         if given.over_cap:
-            return self._over_cap(step)
+            return self._over_cap(step, fast)
         if self.slow is None:
-            return await self._fast(step, given)
+            return await self._fast(step, given, fast)
         drawn: list[ModelResponse | ModelError] = []
         if self.speculative:
             context = self._context(self.slow, given)
-            readings = await self._beside(step, given, self.slow, context, drawn)
+            readings = await self._beside(step, given, fast, self.slow, context, drawn)
         else:
-            readings = await self._fast(step, given)
+            readings = await self._fast(step, given, fast)
             context = self._context(self.slow, given)  # its clock starts after the fast path
         if self.slow.source in profile.always_there or profile.estimator.needs_sampling((*instant, *readings)):
             readings.append(await self._slow(step, self.slow, context, drawn))
@@ -255,22 +274,23 @@ class SensingPlan:
             readings.append(context.metered(unused))  # the drawn pair was not needed, but it was paid for
         return readings
 
-    def _over_cap(self, step: Step) -> list[Reading]:
+    def _over_cap(self, step: Step, fast: Sequence[Signal]) -> list[Reading]:
         """What is read without asking, and the rest missing because the monitor's share is spent."""
         stated = [reading for reading in self.read_unasked(step) if reading.value is not None]
-        names = [s.source for s in self.fast] + ([self.slow.source] if self.slow else [])
+        names = [s.source for s in fast] + ([self.slow.source] if self.slow else [])
         silent = [name for name in names if all(reading.source != name for reading in stated)]
         return stated + [Reading(source=n, value=None, reason=MissingReason.OVERHEAD_CAP) for n in silent]
 
-    async def _fast(self, step: Step, given: StepInput) -> list[Reading]:
-        if not self.fast:
+    async def _fast(self, step: Step, given: StepInput, fast: Sequence[Signal]) -> list[Reading]:
+        if not fast:
             return []
-        return await sense_all(self.fast, step, lambda signal: self._context(signal, given))
+        return await sense_all(fast, step, lambda signal: self._context(signal, given))
 
     async def _beside(
         self,
         step: Step,
         given: StepInput,
+        fast: Sequence[Signal],
         slow: SemanticEntropy,
         context: MeteredContext,
         drawn: list[ModelResponse | ModelError],
@@ -282,7 +302,7 @@ class SensingPlan:
             drawn.extend(await slow.first_samples(step, context))
 
         async def read() -> None:
-            readings.extend(await self._fast(step, given))
+            readings.extend(await self._fast(step, given, fast))
 
         async with anyio.create_task_group() as group:
             group.start_soon(draw)

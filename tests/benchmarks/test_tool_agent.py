@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Effect, Outcome, Profile, TokenLogprob, ToolCall
+from grampus_uq import Effect, Outcome, TokenLogprob, ToolCall
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.recording import RecordingProcessor
 from tests.benchmarks import tool_agent
@@ -112,4 +112,8 @@ def test_the_figures_on_the_recorded_tool_agent_are_reached(capsys: pytest.Captu
     assert max(rows[name, asked]["auroc"] for asked in ("p_true", "redraws", "asked_true", "asked_sure")) < 0.7
     assert rows[f"{name} by argument: all arguments", "argument"]["auroc"] >= 0.80
     assert rows[f"{name} by argument: wrong calls", "argument"]["first"] >= 0.80
-    assert Profile().policy.low_threshold == 0.80, "what is held below is stated for this tier"
+    default, guide = rows[name, "default"], rows[name, "guide"]
+    assert default["auroc"] >= max(guide["auroc"], own["auroc"] - 0.02)
+    assert default["held_wrong"] >= 0.9 > guide["held_wrong"]
+    assert default["held_right"] <= 0.12 < guide["held_right"]
+    assert default["extra_tokens"] == 0

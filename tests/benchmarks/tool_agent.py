@@ -13,7 +13,7 @@ calls held while 5, 10, 20 % of the right ones are, ties broken at random; `extr
 cost a call beyond the agent's own work. Sets "within kinds" compare calls of one kind of task only. "By argument" the
 cases are arguments of calls to the right tool, wrong where their value is, each scored by its own probability and by
 the call's; `first` is the share of wrong calls whose least probable part is a wrong one, `chance` that of a guess.
-`held_wrong` and `held_right` are what the default policy really holds. Nothing here is fitted or chosen on these runs.
+`held_wrong` and `held_right` are what the default policy, or the guide's, really holds. Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import DataError
 from grampus_uq.recording.kept_content import HASHED_ARGUMENTS
@@ -68,7 +69,7 @@ class Asked:
     call: ToolCall
     truth: ToolCall
     parts: tuple[CallPart, ...]
-    held: bool
+    held: dict[str, bool]
     scores: dict[str, Score] = field(default_factory=dict)
 
     @property
@@ -128,7 +129,9 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
     turn = next((i for i in range(at - 1, -1, -1) if call in sensed[i].step.tool_calls), None)
     if turn is None:
         raise DataError(f"no turn proposes the call of step {at}.", path=run.path, field="tool_calls")
-    replayed = list(replay(sensed[: at + 1], Profile()))
+    policies = {"default": UncertaintyPolicy(), "guide": UncertaintyPolicy(call_floor=None)}
+    sides = {"default": sensed, "guide": list(run.steps)}
+    judged = {side: list(replay(sides[side][: at + 1], Profile(policy=policy))) for side, policy in policies.items()}
     own = next((one.parts for one in sensed[turn].readings if one.source == "call_probability"), ())
     name, arguments = outcome["truth"]
     return Asked(
@@ -138,45 +141,47 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
         call=call,
         truth=ToolCall(name=name, arguments=arguments),
         parts=tuple(part for part in own if part.call == sensed[turn].step.tool_calls.index(call)),
-        held=replayed[-1].assessment.action.stops,
-        scores=_scores(sensed, turn, replayed) | ({} if probe is None else _probe_scores(call, probe)),
+        held={side: steps[-1].assessment.action.stops for side, steps in judged.items()},
+        scores=_scores(turn, judged["default"], judged["guide"])
+        | ({} if probe is None else _probe_scores(call, probe)),
     )
 
 
 def as_sensed_now(event: StepEvent) -> tuple[Reading, ...]:
-    """The readings as a monitor of this version takes them: those of the tokens cost nothing to read again."""
+    """The readings as a monitor of this version takes them: P(True) is not asked of a call that its tokens tell of."""
     if event.step.logprobs is None or not event.step.tool_calls:
         return event.readings
     own = call_reading(event.step)
-    return (*(reading for reading in event.readings if reading.source != own.source), own)
+    others = [reading for reading in event.readings if reading.source != own.source]
+    if own.value is not None:
+        others = [reading for reading in others if reading.source != "p_true"]
+    return (*others, own)
 
 
 def _is_irreversible(event: StepEvent) -> bool:
     return event.step.kind == "tool_call" and event.step.effect is Effect.IRREVERSIBLE
 
 
-def _scores(sensed: Sequence[StepEvent], turn: int, replayed: Sequence[ReplayedStep]) -> dict[str, Score]:
-    """What the recording holds: each reading of the turn, the guide's confidences, the default, and plain counts."""
-    event = sensed[turn]
-    asked = [[one for one in event.readings if one.source in BUILT_IN_NAMES] for event in sensed[: turn + 1]]
-    every = [reading for readings in asked for reading in readings]
-    found = {
-        str(reading.source): _paid(reading.value, [reading])
-        for reading in event.readings
-        if not reading.source.startswith("count_")
-    }
-    own = next((one.value for one in event.readings if one.source == "call_probability"), None)
-    own = 1.0 if own is None else own  # then the belief alone decides
-    shown, last = replayed[turn].assessment, replayed[-1].assessment
+def _scores(turn: int, default: Sequence[ReplayedStep], guide: Sequence[ReplayedStep]) -> dict[str, Score]:
+    """What the recording holds: the default, the guide's confidences, each reading of the turn, and plain counts."""
+    recorded, sensed = guide[turn].event, default[turn].event
+    readings = {str(reading.source): reading for reading in (*recorded.readings, *sensed.readings)}
+    own = readings["call_probability"].value if "call_probability" in readings else None
+    believed, shown = default[-1].assessment.propagated_confidence, guide[turn].assessment
     return {
-        "default": _paid(min(last.propagated_confidence, own), every),
-        "fused": _paid(shown.fused_confidence, asked[-1]),
-        "propagated": _paid(shown.propagated_confidence, every),
-        **found,
-        "least_token": Score(value=_least(event.readings)),
+        "default": _paid(believed if own is None else min(believed, own), _monitors(default[: turn + 1])),
+        "guide": _paid(guide[-1].assessment.propagated_confidence, _monitors(guide[: turn + 1])),
+        "fused": _paid(shown.fused_confidence, _monitors(guide[turn : turn + 1])),
+        **{source: _paid(reading.value, [reading]) for source, reading in readings.items()},
+        "least_token": Score(value=_least(sensed.readings)),
         "steps": Score(value=-float(turn)),
-        "length": Score(value=-float(len(event.step.logprobs or ()))),
+        "length": Score(value=-float(len(recorded.step.logprobs or ()))),
     }
+
+
+def _monitors(steps: Sequence[ReplayedStep]) -> list[Reading]:
+    """The readings that a monitor takes by itself; whoever recorded the set may have added others."""
+    return [reading for step in steps for reading in step.event.readings if reading.source in BUILT_IN_NAMES]
 
 
 def _least(readings: Sequence[Reading]) -> float | None:
@@ -305,13 +310,13 @@ def _rows_of_model(name: str, model: str, asked: Sequence[Asked], options: Any) 
             tokens = [got.tokens for _, got in there if got.tokens is not None]
             row["extra_tokens"] = float(np.mean(tokens)) if tokens else None
             row["extra_s"] = float(np.mean([got.seconds for _, got in there]))
-            yield row | (_held(asked) if score == "default" and not kinds else {})
+            yield row | (_held(asked, score) if score in ("default", "guide") and not kinds else {})
     yield from _argument_rows(name, model, asked, options)
 
 
-def _held(asked: Sequence[Asked]) -> dict[str, Any]:
-    """What the default policy, with no label seen, really holds."""
-    held = {wrong: [one.held for one in asked if one.wrong is wrong] for wrong in (True, False)}
+def _held(asked: Sequence[Asked], side: str) -> dict[str, Any]:
+    """What the policy, with no label seen, really holds."""
+    held = {wrong: [one.held[side] for one in asked if one.wrong is wrong] for wrong in (True, False)}
     shares = {wrong: float(np.mean(found)) if found else None for wrong, found in held.items()}
     return {"held_wrong": shares[True], "held_right": shares[False]}
 

@@ -16,6 +16,7 @@ from grampus_uq import (
     Sensing,
     Step,
     TokenLogprob,
+    ToolCall,
     UncertaintyEstimator,
     UncertaintyMonitor,
     UncertaintyPolicy,
@@ -70,6 +71,39 @@ def test_a_signal_runs_only_if_policy_and_estimator_both_allow_it(policy_allows,
     assert ("p_true" in found) is (policy_allows and estimator_allows)
     assert ("semantic_entropy" in found) is (policy_allows and estimator_allows)
     assert found >= {"verbalized", "token_probability", "token_entropy"}
+
+
+CALL = ToolCall(name="pay", arguments={"amount": 5})
+WRITTEN = (TokenLogprob(token='{"name": "pay", "arguments": {"amount": 5}}', logprob=-0.1),)
+
+
+def fitted_on(source):
+    return LogisticFusion(readings={source: FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("asked", "calls", "tokens", "given", "profile"),
+    [
+        (False, (CALL,), WRITTEN, {}, Profile()),
+        (False, (CALL,), WRITTEN, {"max_overhead": 0.0}, Profile()),
+        (True, (CALL,), WRITTEN, {"ask_of_calls": True}, Profile()),
+        (True, (CALL,), WRITTEN, {}, Profile(policy=UncertaintyPolicy(call_floor=None))),
+        (True, (CALL,), WRITTEN, {}, Profile(calibration=fitted_on("p_true"))),
+        (True, (CALL,), None, {}, Profile()),
+        (True, (CALL,), (TokenLogprob(token="Done.", logprob=-0.1),), {}, Profile()),
+        (True, (), WRITTEN, {}, Profile()),
+    ],
+)
+async def test_p_true_is_not_asked_of_a_call_that_its_own_tokens_tell_of(asked, calls, tokens, given, profile):
+    model = ScriptedModel("0.9")
+    monitor = UncertaintyMonitor(profile=profile, sensing=Sensing(**given))
+    shown, _ = await monitor.session("s").observe_llm_response(
+        "Paid.", "1", prompt_messages=PROMPT, model_client=model, tool_calls=calls, logprobs=tokens
+    )
+    assert bool(model.calls) is asked
+    assert (shown.p_true_confidence != -1.0) is asked
+    assert ("p_true: not_needed" in (shown.missing_reason or "")) is not asked
 
 
 def test_a_line_in_the_registry_is_all_that_a_new_signal_needs(monkeypatch):
