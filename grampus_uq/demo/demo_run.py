@@ -33,7 +33,7 @@ from grampus_uq.records.values import (
     Verdict,
 )
 from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyAction
-from grampus_uq.wire.model_call import ask_model
+from grampus_uq.wire.model_call import ask_model, recorded_model
 
 __all__ = ["ANSWER_STEP", "TOOL", "Answered", "Fate", "Work", "answer_questions", "demo_policy"]
 
@@ -206,7 +206,7 @@ async def _run_question(work: Work, question: Question) -> Answered:
         session = work.monitor.session(
             session_id,
             AGENT,
-            model=work.model,
+            model=recorded_model(work.client, work.model),
             prompt_hash=prompt_hash(""),  # the agent has no standing instructions
             tools_hash=tools_hash([TOOL_SCHEMA]),
             metadata={"question": question.id, "topic": question.topic},

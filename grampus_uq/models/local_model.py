@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError, ModelTimeoutError
 from grampus_uq.models.child_process import Child
-from grampus_uq.models.model_file import Progress, checked_gguf, find_model_file
+from grampus_uq.models.model_file import BY_HAND, Progress, checked_gguf, find_model_file, name_of_file
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel, checked_timeout
 from grampus_uq.models.refusals import Capabilities
 from grampus_uq.records.values import Message, ModelResponse
@@ -81,6 +81,7 @@ class LocalModel:
         # than one (measured on two busy cores: 46 tokens a second with one, 2 with two).
         threads = max(1, min(8, _cores() - 1))
         self._settings = {"context_tokens": context_tokens, "parallel": _PARALLEL, "threads": threads, "name": _NAME}
+        self._file_name: str | None = None
         self._timeout_s = checked_timeout(timeout_s, "LocalModel")
         self._progress: Progress = progress or _silent
         self._lock = threading.Lock()
@@ -109,6 +110,18 @@ class LocalModel:
         """What the model was seen to refuse so far; one model runs here, whatever it is called."""
         running = self._running()
         return Capabilities() if running is None else running.client.capabilities(_NAME)
+
+    def recorded_as(self, model: str) -> str:
+        """The model's name in recordings: as it is called, and which file runs where that is not the default one.
+
+        A profile that was fitted on one file then never acts on another of the same name.
+        """
+        named = self._model_file or os.environ.get(BY_HAND)
+        if not named:
+            return model
+        if self._file_name is None:
+            self._file_name = name_of_file(Path(named).expanduser())
+        return f"{model}:{self._file_name}" if self._file_name else model
 
     async def warmup(self) -> None:
         """Fetch the file if need be, and start the server; returns at once when it runs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
 import os
@@ -18,10 +19,13 @@ from pathlib import Path
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError
 from grampus_uq.models.child_process import Child
 
-__all__ = ["SMOLLM2", "ModelSource", "Progress", "checked_gguf", "find_model_file"]
+__all__ = ["BY_HAND", "SMOLLM2", "ModelSource", "Progress", "checked_gguf", "find_model_file", "name_of_file"]
 
 Progress = Callable[[str, int, int | None], None]
 """Told how far things are: stage ("download", "start"), amount done, total or None. Called on any thread."""
+
+BY_HAND = "GRAMPUS_UQ_MODEL_FILE"
+"""The environment variable that names a GGUF file to run instead of the pinned one."""
 
 _FETCH_TIMEOUT_S = 1_800.0
 _CHUNK = 1 << 20
@@ -70,9 +74,9 @@ def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: 
     `stop`, once set, ends a fetch. Raises `ConfigurationError` when the file named by hand is no GGUF file,
     `ModelError` when the file cannot be fetched, is not the pinned one, or cannot be stored.
     """
-    by_hand = os.environ.get("GRAMPUS_UQ_MODEL_FILE")
+    by_hand = os.environ.get(BY_HAND)
     if by_hand:
-        return checked_gguf(Path(by_hand).expanduser(), "GRAMPUS_UQ_MODEL_FILE")
+        return checked_gguf(Path(by_hand).expanduser(), BY_HAND)
     try:
         import pooch
     except ImportError as error:
@@ -97,6 +101,26 @@ def find_model_file(progress: Progress, *, source: ModelSource = SMOLLM2, stop: 
             f"The model's file cannot be stored in {folder}: {error.strerror or error}. "
             f"It needs about {2 * source.size // 10**6} MB; GRAMPUS_UQ_CACHE names another folder."
         ) from error
+
+
+def name_of_file(path: Path, *, source: ModelSource = SMOLLM2) -> str:
+    """A name that tells a model's file apart: its own and a digest of size, beginning and end; "" for the pinned one.
+
+    Reads 2 MiB: weights lie at the end. A file of the pinned one's size is read whole. Only its own where it cannot be
+    read.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            if size == source.size and hashlib.file_digest(file, "sha256").hexdigest() == source.sha256:
+                return ""
+            file.seek(0)
+            digest = hashlib.sha256(f"{size} ".encode() + file.read(_CHUNK))
+            file.seek(max(0, size - _CHUNK))
+            digest.update(file.read(_CHUNK))
+    except OSError:
+        return path.name
+    return f"{path.name}@{digest.hexdigest()[:12]}"
 
 
 def checked_gguf(path: Path, owner: str) -> Path:

@@ -35,6 +35,7 @@ from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Delegate, Turn
 from grampus_uq.wire.lone_surrogates import bounded_text
+from grampus_uq.wire.model_call import recorded_model
 
 __all__ = ["UNWATCHED", "AgentRunner", "Unwatched"]
 
@@ -327,7 +328,7 @@ class AgentRunner:
             state.session_id,
             state.agent_id,
             snapshot=state.belief,
-            model=agent.model,
+            model=recorded_model(self.model_client, agent.model),
             prompt_hash=prompt_hash(agent.system_prompt),
             tools_hash=tools_hash(self.schemas()),
         )

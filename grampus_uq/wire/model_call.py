@@ -13,7 +13,7 @@ from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.responses import ReadResponse, read_response
 
-__all__ = ["accepted_options", "ask_model", "parse_response", "refused_options", "to_response"]
+__all__ = ["accepted_options", "ask_model", "parse_response", "recorded_model", "refused_options", "to_response"]
 
 
 async def ask_model(
@@ -47,6 +47,16 @@ async def ask_model(
                 raise
             refused |= named
             on_refusal()
+
+
+def recorded_model(client: ModelClient, model: str) -> str:
+    """The model's name in recordings and profiles: the one it is asked by, unless the client knows a more exact one.
+
+    A client may have `recorded_as(model)`: one name may stand for whatever file a machine runs.
+    """
+    known = getattr(client, "recorded_as", None)
+    named = known(model) if callable(known) else model
+    return named if isinstance(named, str) else model
 
 
 def refused_options(parameter: str) -> frozenset[str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from grampus_uq.errors import ConfigurationError, ModelError
-from grampus_uq.models.model_file import ModelSource, find_model_file
+from grampus_uq.models.local_model import LocalModel
+from grampus_uq.models.model_file import ModelSource, find_model_file, name_of_file
 
 CONTENT = b"GGUF" + bytes(range(256)) * 4_000
 TINY = ModelSource(
@@ -201,3 +202,29 @@ def test_two_processes_that_fetch_at_once_both_get_the_whole_file(shelf: Path, t
     results = [(racer.communicate(timeout=60), racer.returncode) for racer in racers]
     assert [code for _, code in results] == [0, 0], results
     assert [entry.name for entry in (tmp_path / "cache").iterdir()] == ["tiny.gguf"]
+
+
+def test_a_file_named_by_hand_has_a_name_of_its_own_and_the_pinned_one_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One byte of the weights, in the last MiB, makes another model of it; a copy under another folder does not."""
+    head, weights = b"GGUF" + bytes(3 << 20), b"weights"
+    names = []
+    for folder, content in (("a", head + weights), ("b", head + weights), ("c", head + b"weightz")):
+        path = tmp_path / folder / "mine.gguf"
+        path.parent.mkdir()
+        path.write_bytes(content)
+        names.append(name_of_file(path))
+        monkeypatch.setenv("GRAMPUS_UQ_MODEL_FILE", str(path))
+        assert LocalModel().recorded_as("local") == f"local:{names[-1]}"
+        monkeypatch.delenv("GRAMPUS_UQ_MODEL_FILE")
+        assert LocalModel(model_file=path).recorded_as("local") == f"local:{names[-1]}"
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith("mine.gguf@")
+    assert LocalModel().recorded_as("local") == "local"
+    pinned = tmp_path / TINY.file
+    pinned.write_bytes(CONTENT)
+    assert name_of_file(pinned, source=TINY) == ""
+    pinned.write_bytes(CONTENT[:-1] + b"?")
+    assert name_of_file(pinned, source=TINY).startswith(f"{TINY.file}@")
+    assert name_of_file(tmp_path / "nowhere.gguf") == "nowhere.gguf"

@@ -31,14 +31,17 @@ from grampus_uq import (
     open_store,
     tool,
 )
+from grampus_uq.core.state import Profile
 from grampus_uq.errors import ModelError, StoreError
 from grampus_uq.gate.call import CallPhase
+from grampus_uq.recording.artifacts import ANY, FittedFor, ProfileArtifact
 from grampus_uq.records.values import Message, ModelResponse, ToolCall
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.audit import AuditLog, verify_audit
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.store import Change
 from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.runtime.agents import AGENT, SEND_ONE, World, look, mail, results_by_call, runner, scripted, unknown_calls
 
@@ -715,3 +718,16 @@ async def test_a_policy_that_changed_while_a_call_waited_is_asked_anew() -> None
     (asked,) = (await one.list_pending_sessions("mailer"))[0].requests
     assert asked.id != request.id
     assert world.sent == []
+
+
+@pytest.mark.parametrize("file", ["a.gguf@1", "b.gguf@2"])
+async def test_one_name_for_whatever_file_runs_is_told_apart_so_that_a_profile_of_one_acts_on_no_other(
+    file: str,
+) -> None:
+    client = scripted([answer("Done.")])
+    client.recorded_as = lambda model: f"{model}:{file}"  # type: ignore[attr-defined]
+    fitted = Profile(calibration=LogisticFusion(readings={"p_true": FusedReading(mean=0, sd=1, slope=1)}, intercept=0))
+    mine = FittedFor(model=f"{AGENT.model}:a.gguf@1", prompt_hash=ANY, tools_hash=ANY)
+    monitor = UncertaintyMonitor(profile=ProfileArtifact(profile=fitted, fitted_for=mine))
+    done = await AgentRunner(client, World().tools(), uncertainty_monitor=monitor).run(AGENT, "hello")
+    assert ("profile_does_not_apply" in done.metadata["uncertainty"]) is (file != "a.gguf@1")
