@@ -1,6 +1,6 @@
 """Mutation testing: changes the code that decides, one operator at a time, and names the changes that no test notices.
 
-    python -m tests.mutation [--only grampus_uq/gate/call.py ...] [--sample 150] [--folder DIRECTORY]
+    python -m tests.mutation [--only grampus_uq/gate/call.py ...] [--matching Gate.spent ...] [--sample 150]
 
 `mutants.toml` beside this file says which files are mutated, which tests judge them, and which surviving changes are
 accepted, with the reason. A change is named by its function and its lines, not by a number, so that the list outlives
@@ -52,7 +52,7 @@ survived: add a test that fails under this change, a sentence about behaviour, t
     file's [survivors], under the reason why it does no harm.
 no tests: none of those tests runs the function: the same, or name the file that does under its group's `tests`.
 accepted, but ...: take the line out of [survivors].
-Then try the file again: python -m tests.mutation --only FILE
+Then try again: python -m tests.mutation --only FILE --matching FUNCTION, and without --matching where the file changed.
 """
 
 
@@ -154,9 +154,9 @@ def copy_of(folder: Path, group: dict[str, list[str]]) -> Path:
 
 
 def problems(
-    groups: dict[str, dict[str, list[str]]], accepted: set[str], folder: Path, sample: int | None
+    groups: dict[str, dict[str, list[str]]], accepted: set[str], folder: Path, sample: int | None, matching: list[str]
 ) -> list[str]:
-    """What is wrong with the groups' changes, or with so many of them all, drawn by a digest."""
+    """What is wrong with the groups' changes, or with those that match, or with so many drawn by a digest."""
     copies = {name: copy_of(folder / name, group) for name, group in groups.items()}
     os.chdir(next(iter(copies.values())))
     changes = {
@@ -164,7 +164,8 @@ def problems(
         for name, group in groups.items()
     }
     existing = [change for of_group in changes.values() for change in of_group]
-    chosen = set(sorted(existing, key=rank)[:sample])
+    wanted = [change for change in existing if not matching or any(text in change for text in matching)]
+    chosen = set(sorted(wanted, key=rank)[:sample])
     wrong: list[str] = []
     for name, copy in copies.items():
         os.chdir(copy)
@@ -180,6 +181,9 @@ def main() -> int:
     """Exit status 1 where something is wrong; what, and what to do about it, goes to the standard output."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", help="files to mutate, of those that mutants.toml names; all by default")
+    parser.add_argument(
+        "--matching", nargs="+", default=[], help="only changes with one of these texts, a function's name, say"
+    )
     parser.add_argument("--sample", type=int, help="so many changes of all the files together; each one by default")
     parser.add_argument("--folder", type=Path, help="where the copies are made and kept; a temporary one by default")
     given = parser.parse_args()
@@ -191,7 +195,7 @@ def main() -> int:
         if (files := [file for file in group["files"] if not given.only or file in given.only])
     }
     with tempfile.TemporaryDirectory() as temporary:
-        wrong = problems(groups, accepted, given.folder or Path(temporary), given.sample)
+        wrong = problems(groups, accepted, given.folder or Path(temporary), given.sample, given.matching)
         os.chdir(ROOT)
     print(*wrong, *([ADVICE] if wrong else []), sep="\n")
     return 1 if wrong else 0
