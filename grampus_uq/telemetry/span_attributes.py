@@ -27,7 +27,6 @@ __all__ = [
 ]
 
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far", "call_evidence")
-_WHERE_READ: Final = ("token_probability", "token_entropy", "semantic_confidence")
 _ON_PARENT: Final = tuple(key for key, attribute in ATTRIBUTES.items() if PARENT in attribute.on)
 Attributes = dict[str, AttributeValue]
 
@@ -98,16 +97,20 @@ def estimate_attributes(
         attributes[ESCALATED] = True
     if fields["missing_reason"] is not None:
         attributes["missing_reason"] = fields["missing_reason"]
-    for name in _WHERE_READ:
-        if fields[name] is not None:
-            attributes[name] = fields[name]
+    if fields["token_probability"] is not None:  # three tests in a row take a third of a loop's time
+        attributes["token_probability"] = fields["token_probability"]
+    if fields["token_entropy"] is not None:
+        attributes["token_entropy"] = fields["token_entropy"]
+    if fields["semantic_confidence"] is not None:
+        attributes["semantic_confidence"] = fields["semantic_confidence"]
     if p_success is not None:
         attributes["p_success"] = attributes["uncertainty.p_success"] = p_success
     if fields["trajectory_risk"] is not None:
         attributes["uncertainty.trajectory_risk"] = fields["trajectory_risk"]
-    opened = None if event.trajectory is None else event.trajectory.pending
-    if opened is not None and opened.surprisal is not None and fields["step_type"] != "tool_call":
-        attributes["uncertainty.surprisal"] = opened.surprisal
+    if event.trajectory is not None and fields["step_type"] != "tool_call":
+        opened = event.trajectory.pending
+        if opened is not None and opened.surprisal is not None:
+            attributes["uncertainty.surprisal"] = opened.surprisal
     if fields["alarm_mode"] is not None:
         _add_alarm(attributes, step)
     if fields["tool_name"] is not None:

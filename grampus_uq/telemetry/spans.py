@@ -138,7 +138,8 @@ class SpanEmitter:
                 self._approval(event)
             return
         current, around = surroundings()  # looked up once here instead of three times in the SDK
-        context, links, place = self._traces.parent(event.session_id, current, around.get_span_context())
+        within = None if around is trace.INVALID_SPAN else around.get_span_context()
+        context, links, place = self._traces.parent(event.session_id, current, within)
         step = event.assessment
         escalated = escalates(step)
         model_readings = list(filter(_calls_of, event.readings))
@@ -160,7 +161,7 @@ class SpanEmitter:
         if model_readings or escalated:
             self._beneath(event, model_readings, span, context, ended_ns, escalated)
         span.end(ended_ns)
-        if self._copy and around.is_recording():
+        if within is not None and self._copy and around.is_recording():
             around.set_attributes(parent_attributes(attributes))
 
     def _approval(self, event: DecisionEvent) -> None:
@@ -184,10 +185,9 @@ class SpanEmitter:
         if not (self._on_span and span.is_recording()) and self._log is None:
             return
         for name in SCORES:
-            value = estimate.get(name)
-            if value is None:
+            if name not in estimate:
                 continue
-            scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value}
+            scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": estimate[name]}
             if name == FUSED:
                 scores["gen_ai.evaluation.score.label"] = estimate["level"]
             if self._log is None:

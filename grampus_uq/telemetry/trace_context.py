@@ -62,10 +62,10 @@ class SessionTraces:
             self._shorten()
 
     def parent(
-        self, session_id: str, current: Context, around: SpanContext
+        self, session_id: str, current: Context, around: SpanContext | None
     ) -> tuple[Context, tuple[Link, ...], _Place]:
         """The context that the session's next span starts in, what it links to, and the place to tell when it did."""
-        has_parent = around.is_valid
+        has_parent = around is not None and around.is_valid
         with self._lock:
             place = self._place(session_id)
             if place.within is current and place.made is not None and not has_parent and place.earlier is None:

@@ -47,7 +47,8 @@ def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usag
     """
     given = logprobs is not None or usage is not None or type(tool_calls) is not tuple or tool_calls
     if type(response) is str and not given:  # what most steps are
-        return _new_turn(text=replace_lone_surrogates(response), calls=(), logprobs=NO_TOKENS, usage=None)
+        text = response if response.isascii() else replace_lone_surrogates(response)
+        return _new_turn(text=text, calls=(), logprobs=NO_TOKENS, usage=None)
     errors: list[ConfigurationError] = []
     calls: tuple[ToolCall, ...] = ()
     stream, spent = NO_TOKENS, None

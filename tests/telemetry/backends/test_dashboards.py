@@ -181,7 +181,7 @@ def test_grafana_is_given_both_sources_and_the_folder_of_the_dashboard() -> None
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     code = 0
     try:
-        main(["dashboard", *arguments], standalone_mode=True)
+        main(["dashboard", *arguments])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return code, *capsys.readouterr()
