@@ -10,7 +10,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.building import builder
-from grampus_uq.records.call_parts import CallDoubt, part_in_words
+from grampus_uq.records.call_parts import CallDoubt, doubt_in_words
 from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, in_words
 
@@ -203,9 +203,9 @@ def _doubt(now: Situation) -> str | None:
     fitted = profile.detector is not None or profile.release is not None
     if fitted or floor is None or doubt is None or doubt.probability >= floor:
         return None
-    sure = f"least sure of {part_in_words(doubt.part)} ({doubt.least:.2f})"
     believed = f"; confidence {now.confidence:.2f}" if now.state.has_reading else ""
-    return f"irreversible call of probability {_apart(doubt.probability, ', needs', floor)}, {sure}{believed}"
+    needed = _apart(doubt.probability, ", needs", floor)
+    return f"irreversible call of probability {needed}, {doubt_in_words(doubt)}{believed}"
 
 
 def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:

@@ -149,8 +149,8 @@ def doubts(step: Step, readings: Sequence[Reading]) -> tuple[CallDoubt, ...]:
     for number, key in enumerate(proposed(step) if parts else ()):
         probability, weakest = call_probability(parts, number), weakest_part(parts, number)
         if probability is not None and weakest is not None:
-            least = weakest.probability or 0.0
-            found.append(CallDoubt(call=key, probability=probability, part=weakest.name, least=least))
+            least, support = weakest.probability or 0.0, weakest.support
+            found.append(CallDoubt(call=key, probability=probability, part=weakest.name, least=least, support=support))
     return tuple(found)
 
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-__all__ = ["TOOL_NAME", "WHOLE_CALL", "CallDoubt", "CallPart", "call_probability", "part_in_words", "weakest_part"]
+__all__ = [
+    "TOOL_NAME",
+    "WHOLE_CALL",
+    "CallDoubt",
+    "CallPart",
+    "Support",
+    "call_probability",
+    "doubt_in_words",
+    "weakest_part",
+]
 
 TOOL_NAME: Final = ""
 """The name of the part that is the tool's name."""
@@ -18,18 +28,37 @@ WHOLE_CALL: Final = "*"
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+class Support(StrEnum):
+    """Where the value of an argument comes from, as far as the messages before the call show."""
+
+    RETURNED = "returned"
+    SAID = "said"
+    COMPUTED = "computed"
+    NOWHERE = "nowhere"
+
+
+_SUPPORT_IN_WORDS: Final = {
+    Support.RETURNED: "a tool returned it",
+    Support.SAID: "it was said",
+    Support.COMPUTED: "computed from what was said or returned",
+    Support.NOWHERE: "neither said nor returned",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallPart:
     """One part of one call of a step: `call` counts the step's calls from 0, `name` is the argument's.
 
     `probability` is that of the value, the product over the tokens that write it; None where the tokens are not known,
     and for prose, which can be worded in many ways. `least` is the probability of the value's least likely token.
+    `support` says where the value comes from.
     """
 
     call: int = 0
     name: str = TOOL_NAME
     probability: Unit | None = None
     least: Unit | None = None
+    support: Support | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -38,20 +67,23 @@ class CallPart:
 class CallDoubt:
     """How sure the model was of one call: `call` is its id and name, `probability` that of the whole call.
 
-    `part` is its least probable part, of probability `least`.
+    `part` is its least probable part, of probability `least`, and `support` where its value comes from.
     """
 
     call: str
     probability: Unit
     part: str
     least: Unit
+    support: Support | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-def part_in_words(name: str) -> str:
-    """How a part is called in a sentence."""
-    return {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments"}.get(name, f"`{name}`")
+def doubt_in_words(doubt: CallDoubt) -> str:
+    """Which part of a call its writer was least sure of, how sure, and where its value comes from."""
+    part = {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments"}.get(doubt.part, f"`{doubt.part}`")
+    origin = "" if doubt.support is None else f"; {_SUPPORT_IN_WORDS[doubt.support]}"
+    return f"least sure of {part} ({doubt.least:.2f}{origin})"
 
 
 def call_probability(parts: Sequence[CallPart], call: int) -> float | None:

@@ -22,9 +22,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, call_probability
-from grampus_uq.records.values import Reading, Step, TokenLogprob, ToolCall
+from grampus_uq.records.values import Message, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.action_span import call_spans, overlapping_tokens
+from grampus_uq.signals.call_support import support_of
 
 __all__ = ["MAX_CALLS", "MAX_PARTS", "call_parts", "call_reading"]
 
@@ -43,11 +44,14 @@ _Span = tuple[int, int]
 _Members = dict[str, tuple[Any, _Span]]
 
 
-def call_reading(step: Step) -> Reading:
-    """How likely the least likely call of a step was, in [0, 1], higher is better; its parts beside it."""
+def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
+    """How likely the least likely call of a step was, in [0, 1], higher is better; its parts beside it.
+
+    `messages` are those that the step answered: where the values of the parts come from.
+    """
     tokens = step.logprobs or ()
     try:
-        parts = call_parts(tokens, step.tool_calls)
+        parts = call_parts(tokens, step.tool_calls, messages)
     except RecursionError:  # nested deeper than any tool's arguments
         parts = ()
     values = [call_probability(parts, call) for call in range(len(step.tool_calls[:MAX_CALLS]))]
@@ -59,7 +63,9 @@ def call_reading(step: Step) -> Reading:
     return Reading(source=UncertaintySource.CALL_PROBABILITY, value=None, reason=reason, parts=parts)
 
 
-def call_parts(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> tuple[CallPart, ...]:
+def call_parts(
+    tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], messages: Sequence[Message] = ()
+) -> tuple[CallPart, ...]:
     """The parts of the calls with their probabilities; empty where the tokens do not write the calls.
 
     Also empty where a log-probability is NaN or above 0 by more than rounding (1e-3). Linear in the tokens.
@@ -70,11 +76,13 @@ def call_parts(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall]) -> tup
         return ()
     found: list[CallPart] = []
     for number, (call, span) in enumerate(zip(calls[:MAX_CALLS], spans, strict=False)):
-        found += _parts_of(tokens, text, number, call, span)
+        found += _parts_of(tokens, text, number, call, span, messages)
     return tuple(found)
 
 
-def _parts_of(tokens: Sequence[TokenLogprob], text: str, number: int, call: ToolCall, span: _Span) -> list[CallPart]:
+def _parts_of(
+    tokens: Sequence[TokenLogprob], text: str, number: int, call: ToolCall, span: _Span, messages: Sequence[Message]
+) -> list[CallPart]:
     """The parts of one call, the tool's name first; the whole call alone where one of them is not found."""
     found: _Found = None, {}
     if len(call.arguments) <= MAX_PARTS:
@@ -82,22 +90,24 @@ def _parts_of(tokens: Sequence[TokenLogprob], text: str, number: int, call: Tool
     name, values = found
     if name is None or len(values) < len(call.arguments):
         places = next(overlapping_tokens(tokens, [span]))
-        return [CallPart(call=number, name=WHOLE_CALL, **_probabilities(tokens, places))]
+        probability, least = _probabilities(tokens, places)
+        return [CallPart(call=number, name=WHOLE_CALL, probability=probability, least=least)]
     spans = sorted({name, *values.values()})
     places_of = dict(zip(spans, overlapping_tokens(tokens, spans), strict=True))
-    parts = [CallPart(call=number, name=TOOL_NAME, **_probabilities(tokens, places_of[name]))]
+    probability, least = _probabilities(tokens, places_of[name])
+    parts = [CallPart(call=number, name=TOOL_NAME, probability=probability, least=least)]
     for place, (argument, value) in enumerate(call.arguments.items(), start=1):
         shown = argument if _PLAIN.fullmatch(argument) else f"argument {place}"  # a model may write anything
-        known = _probabilities(tokens, places_of[values[argument]])
-        if _is_prose(value):
-            known["probability"] = None
-        parts.append(CallPart(call=number, name=shown, **known))
+        probability, least = _probabilities(tokens, places_of[values[argument]])
+        odds, support = (None, None) if _is_prose(value) else (probability, support_of(value, messages))
+        parts.append(CallPart(call=number, name=shown, probability=odds, least=least, support=support))
     return parts
 
 
-def _probabilities(tokens: Sequence[TokenLogprob], places: range) -> dict[str, float | None]:
+def _probabilities(tokens: Sequence[TokenLogprob], places: range) -> tuple[float, float]:
+    """The product of the tokens' probabilities, and the least of them."""
     logprobs = [min(tokens[place].logprob, 0.0) for place in places]
-    return {"probability": math.exp(sum(logprobs)), "least": math.exp(min(logprobs, default=0.0))}
+    return math.exp(sum(logprobs)), math.exp(min(logprobs, default=0.0))
 
 
 def _is_prose(value: object) -> bool:

@@ -194,7 +194,7 @@ def read_tokens(step: Step, messages: Sequence[Message]) -> list[Reading]:
         readings.append(_failed(UncertaintySource.CLAIM_PROBABILITY, error))
     if step.tool_calls:
         try:
-            readings.append(call_reading(step))
+            readings.append(call_reading(step, messages))
         except Exception as error:  # noqa: BLE001 (the signal driver: a failing signal must not stop the agent)
             readings.append(_failed(UncertaintySource.CALL_PROBABILITY, error))
     return readings

@@ -1,0 +1,91 @@
+"""Where an argument of a call comes from: said, returned by a tool, computed from numbers there, or nowhere.
+
+Evidence that needs no model: a value that occurs nowhere is the commonest harm. Linear in the text; at most the latest
+32 messages are read, the last 8,000 characters of each.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from pydantic import JsonValue
+
+from grampus_uq.records.call_parts import Support
+from grampus_uq.records.values import Message
+from grampus_uq.records.vocabulary import Role
+
+__all__ = ["support_of"]
+
+MAX_MESSAGES: Final = 32
+MAX_CHARACTERS: Final = 8_000
+MAX_NUMBERS: Final = 32
+"""The latest different numbers whose sums, differences and products are tried; no more are when there are more."""
+_MOST_MENTIONS: Final = 64
+_LARGEST: Final = 10**15
+_NUMBER: Final = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,9})?(?![\w]|\.\d)", re.ASCII)
+
+
+def support_of(value: JsonValue, messages: Sequence[Message]) -> Support | None:
+    """Where a text or a number of a call occurs; None for any other or an empty value, or where nothing was given.
+
+    Texts are compared as whole words without regard to case, numbers by value: 85, 85.0 and "85.00" are one.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or not messages:
+        return None
+    text = value.strip().lower() if isinstance(value, str) else ""
+    if isinstance(value, str):
+        number = float(text) if _NUMBER.fullmatch(text) else None
+    else:
+        number = float(value) if -_LARGEST < value < _LARGEST else None
+    if number is None and not text:
+        return None
+    returned: list[str] = []
+    said: list[str] = []
+    for message in messages[-MAX_MESSAGES:]:
+        if message.content and message.role is not Role.ASSISTANT:
+            (returned if message.role is Role.TOOL else said).append(message.content[-MAX_CHARACTERS:])
+    for texts, support in ((returned, Support.RETURNED), (said, Support.SAID)):
+        if any(_occurs(text, number, given) for given in texts):
+            return support
+    if number is not None and not isinstance(value, str) and _is_computed(number, (*said, *returned)):
+        return Support.COMPUTED
+    return Support.NOWHERE if returned or said else None
+
+
+def _occurs(text: str, number: float | None, given: str) -> bool:
+    if number is not None and number in _numbers(given):
+        return True
+    lowered = _lowered(given)
+    at = lowered.find(text) if text else -1
+    for _ in range(_MOST_MENTIONS):
+        if at < 0:
+            break
+        before, after = lowered[at - 1 : at], lowered[at + len(text) : at + len(text) + 1]
+        if not (before.isalnum() or after.isalnum()):
+            return True
+        at = lowered.find(text, at + len(text))
+    return False
+
+
+@functools.lru_cache(maxsize=256)
+def _lowered(text: str) -> str:
+    return text.lower()
+
+
+@functools.lru_cache(maxsize=256)  # a message stays in the prompt of every later step
+def _numbers(text: str) -> frozenset[float]:
+    return frozenset(map(float, _NUMBER.findall(text)))
+
+
+def _is_computed(number: float, texts: Sequence[str]) -> bool:
+    """True for a sum, a difference or a product of two numbers there, or of three as a x b + c or a x b - c."""
+    known = frozenset().union(*map(_numbers, texts))
+    if len(known) > MAX_NUMBERS:
+        return False
+    products = {round(a * b, 6) for a, b in itertools.combinations(known, 2)}
+    reachable = products | known
+    return any(round(number - c, 6) in reachable or round(number + c, 6) in reachable for c in (*known, 0.0))
