@@ -24,8 +24,6 @@ from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Message, Outcome, ToolCall
 from grampus_uq.records.vocabulary import Role
 
-__all__ = ["read_chat_logs", "read_chatgpt"]
-
 _ROLES: Final = {role.value: role for role in Role}
 _SILENT: Final = frozenset({"thoughts", "reasoning_recap", "user_editable_context", "model_editable_context"})
 

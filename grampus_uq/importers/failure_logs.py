@@ -20,8 +20,6 @@ from grampus_uq.importers.record_fields import object_of, text_or_none
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role
 
-__all__ = ["FailureLabel", "FailureLog", "read_failure_logs"]
-
 _NUMBER: Final = re.compile(r"\s*\d{1,9}\s*", re.ASCII)
 _PARTS: Final = ("content", "role", "name")
 _ROLES: Final = {role.value: role for role in Role}

@@ -12,8 +12,6 @@ from typing import Any
 from grampus_uq.importers.record_fields import Refuse, listed, object_of, role_of, text_or_none, tool_call
 from grampus_uq.records.values import Message
 
-__all__ = ["message_of", "messages_of", "shown"]
-
 
 def messages_of(value: Any, field: str, refuse: Refuse) -> tuple[Message, ...]:
     """Turn a list of messages into records. Raises what `refuse` makes, naming the first field that is wrong."""

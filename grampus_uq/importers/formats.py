@@ -19,8 +19,6 @@ from grampus_uq.importers.otlp_wire import is_protobuf
 from grampus_uq.importers.tau2 import read_tau2
 from grampus_uq.importers.tau_bench import read_tau_bench
 
-__all__ = ["FORMATS", "detect_format", "read_runs"]
-
 
 class _Format(NamedTuple):
     """A format of runs.

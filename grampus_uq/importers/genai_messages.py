@@ -20,8 +20,6 @@ from grampus_uq.importers.record_fields import Refuse, decoded, object_of, role_
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 
-__all__ = ["given_and_answer"]
-
 _DETAILS: Final = "gen_ai.client.inference.operation.details"
 _EVENTS: Final = {
     "gen_ai.system.message": Role.SYSTEM,

@@ -9,8 +9,6 @@ from typing import Final, Generic, TypeVar
 from grampus_uq.errors import DataError
 from grampus_uq.importers.imported_records import Refused
 
-__all__ = ["Grouped", "grouped"]
-
 _Item = TypeVar("_Item")
 _MAX_OPEN_CHARS: Final = 64 * 2**20
 """The most text of unfinished groups in memory, in characters."""

@@ -13,8 +13,6 @@ from grampus_uq.records.protocols import InstantSignal
 from grampus_uq.records.values import Message, Outcome, Reading, Step, TokenLogprob
 from grampus_uq.records.vocabulary import Role
 
-__all__ = ["ImportedRun", "MessageFacts", "events", "turns"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFacts:

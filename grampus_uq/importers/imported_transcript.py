@@ -8,8 +8,6 @@ from grampus_uq.importers.imported_run import MessageFacts
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 
-__all__ = ["Transcript"]
-
 
 class Transcript:
     """The messages so far and what is known beside each.

@@ -14,8 +14,6 @@ from grampus_uq.errors import DataError
 from grampus_uq.importers.opening import BLOCK_BYTES, text_blocks
 from grampus_uq.records.strict_json import STRICT_DECODER
 
-__all__ = ["MAX_ELEMENT_CHARS", "Element", "elements", "nested"]
-
 MAX_ELEMENT_CHARS: Final = 32 * 2**20
 """The longest element that is read, in characters."""
 
@@ -64,20 +62,14 @@ def elements(
         window.fail("something follows the array")
 
 
-def nested(
-    path: str | os.PathLike[str],
-    trail: Sequence[str],
-    *,
-    max_element_chars: int = MAX_ELEMENT_CHARS,
-    block_bytes: int = BLOCK_BYTES,
-) -> Iterator[Element | DataError]:
+def nested(path: str | os.PathLike[str], trail: Sequence[str]) -> Iterator[Element | DataError]:
     """Yield the objects at the end of a trail of arrays: with ("a", "b") those in `{"a": [{"b": [...]}]}`.
 
     The file holds one such object, or several one after the other. What lies beside the trail is parsed, a value or an
     element of an array at a time, and dropped, so that a single object of gigabytes is read in bounded memory. What is
     on the trail and is not an array of objects is yielded as an error, and passed over. Raises as `elements` does.
     """
-    window = _Window(path, max_element_chars, block_bytes)
+    window = _Window(path, MAX_ELEMENT_CHARS, BLOCK_BYTES)
     while (head := window.peek()) != "":
         if head != "{":
             window.fail(f"must be a JSON object. It begins with {head!r}")

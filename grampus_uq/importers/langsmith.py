@@ -33,8 +33,6 @@ from grampus_uq.importers.record_fields import (
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
-__all__ = ["read_langsmith"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Span:

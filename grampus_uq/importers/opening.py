@@ -12,8 +12,6 @@ from typing import Final
 
 from grampus_uq.errors import DataError
 
-__all__ = ["BLOCK_BYTES", "blocks", "text_blocks"]
-
 BLOCK_BYTES: Final = 2**20
 _GZIP: Final = b"\x1f\x8b"
 

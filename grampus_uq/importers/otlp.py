@@ -20,8 +20,6 @@ from grampus_uq.importers.json_stream import Element, nested
 from grampus_uq.importers.otlp_wire import is_protobuf, span_messages
 from grampus_uq.importers.record_fields import listed, object_of, object_or_none
 
-__all__ = ["OtlpSpan", "SpanEvent", "read_otlp_spans"]
-
 _TRAIL: Final = ("resourceSpans", "scopeSpans", "spans")
 _MOST_NS: Final = 2**63
 _ERROR: Final = 2  # STATUS_CODE_ERROR

@@ -24,8 +24,6 @@ from grampus_uq.importers.record_fields import number_or_none, text_or_none, tok
 from grampus_uq.records.values import Message, Outcome, Reading
 from grampus_uq.records.vocabulary import Role, StopReason, UncertaintySource
 
-__all__ = ["read_otlp"]
-
 _ASKS: Final = frozenset({"chat", "text_completion", "generate_content"})
 _ESTIMATE: Final = "uncertainty.estimate"
 _NUMBERS: Final = {

@@ -14,8 +14,6 @@ from typing import Any, Final
 from grampus_uq.errors import DataError
 from grampus_uq.importers.opening import blocks
 
-__all__ = ["is_protobuf", "span_messages"]
-
 _MAX_REQUEST_BYTES: Final = 64 * 2**20
 _RESOURCE_SPANS: Final = 0x0A  # field 1, wire type 2: how a request begins
 _NESTING: Final = (("Scope", 2, ""), ("Resource", 2, "Scope"), ("Request", 1, "Resource"))

@@ -14,22 +14,6 @@ from grampus_uq.records.vocabulary import Role
 from grampus_uq.wire import read_call, read_logprobs
 from grampus_uq.wire.messages import ROLES
 
-__all__ = [
-    "Refuse",
-    "decoded",
-    "iso_time_s",
-    "listed",
-    "logprobs",
-    "number_or_none",
-    "object_of",
-    "object_or_none",
-    "role_of",
-    "text_or_none",
-    "token_count",
-    "tool_call",
-    "unix_time_s",
-]
-
 Refuse = Callable[[str, str], DataError]
 """Makes the error of a field and a reason, with the place of the element it belongs to."""
 

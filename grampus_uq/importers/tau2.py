@@ -27,8 +27,6 @@ from grampus_uq.importers.record_fields import (
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
-__all__ = ["read_tau2"]
-
 _TOLERANCE: Final = 1e-6
 _STOPS: Final = {
     "user_stop": StopReason.CLEAN,

@@ -17,8 +17,6 @@ from grampus_uq.importers.json_stream import Element
 from grampus_uq.records.values import Message, Outcome
 from grampus_uq.records.vocabulary import Role, StopReason
 
-__all__ = ["read_tau_bench"]
-
 _CLOSING: Final = "###STOP###"  # what the simulated customer says when it is done
 _TRANSFER: Final = "transfer_to_human_agents"  # the tool that ends a run by handing the customer over
 _MAX_TURNS: Final = 30  # tau-bench's own limit on turns of the agent

@@ -19,8 +19,6 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers.opening import text_blocks
 from grampus_uq.recording.packed import is_packed, is_parquet, pyarrow_for
 
-__all__ = ["ScoreColumns", "ScoreTable", "is_score_table", "read_scores"]
-
 _BATCH: Final = 2_000  # rows of a few small objects each: more of them fall out of the processor cache
 _MAX_LINE: Final = 2**24
 _ENDINGS: Final = (".csv", ".csv.gz", ".parquet", ".pq")

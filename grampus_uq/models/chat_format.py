@@ -21,15 +21,6 @@ from grampus_uq.wire.model_call import to_response
 from grampus_uq.wire.responses import read_choices
 from grampus_uq.wire.usage import read_counts, read_usage
 
-__all__ = [
-    "CallOptions",
-    "Prices",
-    "parse_completion",
-    "read_completion",
-    "request_body",
-    "wire_messages",
-]
-
 Prices = tuple[float, float]
 """US dollars for one input token and for one output token."""
 

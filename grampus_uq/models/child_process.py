@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["Child"]
-
 
 class Child:
     """Runs a program; used from one thread, while another thread of its own reads the output.

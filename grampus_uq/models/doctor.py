@@ -20,8 +20,6 @@ from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.stated_confidence import parse_confidence
 from grampus_uq.signals.verbalized import elicit_confidence
 
-__all__ = ["Examination", "SignalCheck", "examine"]
-
 _EASY = "What is the capital of France? Answer in one short sentence."
 _RIGHT, _WRONG = "The capital of France is Paris.", "The capital of France is Lyon."
 # Nobody can know this one, so a confidence that means anything is lower here than on the easy question.

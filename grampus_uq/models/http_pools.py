@@ -10,8 +10,6 @@ import anyio.lowlevel
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["LoopPools"]
-
 
 class LoopPools:
     """Gives every event loop its own `httpx.AsyncClient`: connections cannot move from one loop to another.

@@ -24,8 +24,6 @@ from grampus_uq.models.refusals import Capabilities, RefusalMemory, error_from, 
 from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["LiteLLMModel"]
-
 _SECRET_ENDINGS = ("_API_KEY", "_TOKEN", "_SECRET", "_ACCESS_KEY", "_PASSWORD")
 
 

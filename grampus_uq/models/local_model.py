@@ -26,8 +26,6 @@ from grampus_uq.models.openai_compatible import OpenAICompatibleModel, checked_t
 from grampus_uq.models.refusals import Capabilities
 from grampus_uq.records.values import Message, ModelResponse
 
-__all__ = ["LocalModel"]
-
 _NAME = "smollm2-135m-instruct"
 _READY = "GRAMPUS_READY"
 _PARALLEL = 4  # calls that are answered at once; further ones wait for their turn

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 
-__all__ = ["run_on_loop_thread"]
-
 T = TypeVar("T")
 
 _lock = threading.Lock()

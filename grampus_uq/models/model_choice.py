@@ -12,8 +12,6 @@ from grampus_uq.models.local_model import LocalModel
 from grampus_uq.models.model_file import Progress
 from grampus_uq.models.openai_compatible import OpenAICompatibleModel
 
-__all__ = ["open_model"]
-
 
 def open_model(
     name: str,

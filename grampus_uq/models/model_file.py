@@ -19,8 +19,6 @@ from pathlib import Path
 from grampus_uq.errors import ConfigurationError, MissingDependencyError, ModelError
 from grampus_uq.models.child_process import Child
 
-__all__ = ["BY_HAND", "SMOLLM2", "ModelSource", "Progress", "checked_gguf", "find_model_file", "name_of_file"]
-
 Progress = Callable[[str, int, int | None], None]
 """Told how far things are: stage ("download", "start"), amount done, total or None. Called on any thread."""
 

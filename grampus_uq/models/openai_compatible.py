@@ -27,8 +27,6 @@ from grampus_uq.records.values import Message, ModelResponse
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["OpenAICompatibleModel"]
-
 _MEGABYTE = 1_000_000
 # Enough to explain an error; whatever a broken proxy sends after that is not read.
 _ERROR_BYTES = 65_536

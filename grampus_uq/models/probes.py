@@ -15,8 +15,6 @@ from grampus_uq.records.values import Message, ModelResponse, Role
 from grampus_uq.signals.p_true import true_false_mass
 from grampus_uq.wire.model_call import accepted_options, parse_response, refused_options
 
-__all__ = ["PROBES", "Finding", "Meter", "probe"]
-
 Verdict = tuple[str, str]
 
 _TOOL = {

@@ -22,8 +22,6 @@ from grampus_uq.errors import ModelError, ModelTimeoutError, RateLimitedError, U
 from grampus_uq.models.chat_format import CallOptions
 from grampus_uq.records.values import ModelResponse
 
-__all__ = ["Capabilities", "RefusalMemory", "error_from", "error_of", "retry_after", "scrubbed", "send_without_refused"]
-
 _REMEMBERED_MODELS = 256
 # Many services that do report alternatives report at most five.
 _MODEST_LOGPROBS = 5

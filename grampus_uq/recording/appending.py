@@ -19,8 +19,6 @@ try:
 except ImportError:  # Windows: pieces stay where they are, and the reader leaves them out
     fcntl = None
 
-__all__ = ["append_line", "open_to_append", "write_line"]
-
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _TORN_SUFFIX: Final = ".torn"
 _log = logging.getLogger("grampus_uq.recording")

@@ -35,24 +35,6 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import canonical_json
 
-__all__ = [
-    "ANY",
-    "VERSION",
-    "FittedFor",
-    "InputFile",
-    "Match",
-    "ProfileArtifact",
-    "Provenance",
-    "activate",
-    "is_profile",
-    "load",
-    "match",
-    "profile_fingerprint",
-    "prompt_hash",
-    "save",
-    "tools_hash",
-]
-
 VERSION: Final = 1
 ANY: Final = "*"
 """In `FittedFor`: by decision at fit time, the profile holds for every value."""

@@ -29,8 +29,6 @@ from grampus_uq.records.events import (
 from grampus_uq.records.strict_json import check_version, json_object, validated
 from grampus_uq.records.values import TokenLogprob
 
-__all__ = ["MAX_DEPTH", "MAX_LINE_BYTES", "VERSION", "Content", "decode", "encode"]
-
 VERSION: Final = 1
 MAX_LINE_BYTES: Final = 16 * 2**20
 """The longest line that is read, in bytes; the writer never writes a longer one."""

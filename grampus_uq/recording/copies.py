@@ -25,8 +25,6 @@ from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs, runs_of_file
 from grampus_uq.records.events import Event, ObservationEvent, OutcomeEvent, StepEvent
 
-__all__ = ["Copies", "copies", "distinct_ids", "distinct_runs", "without_copies"]
-
 Copies = dict[str, dict[int, DataError]]
 """By file and line where a copy begins: the error that names it."""
 

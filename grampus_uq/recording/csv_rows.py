@@ -9,8 +9,6 @@ from pathlib import Path
 
 from grampus_uq.errors import DataError
 
-__all__ = ["csv_rows"]
-
 
 def csv_rows(path: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str | None]]]:
     """Yield `(line, row)` for each row of a CSV file in UTF-8 whose header has these columns; a missing cell is None.

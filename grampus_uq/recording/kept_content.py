@@ -31,8 +31,6 @@ try:
 except ImportError:  # Windows, where a rename onto an existing file fails by itself
     fcntl = None
 
-__all__ = ["HASHED_ARGUMENTS", "folder_key", "hashed", "kept_line", "redact", "unicode_only"]
-
 HASHED_ARGUMENTS: Final = "_hashed"
 """The one argument that stands for all arguments of a call whose content was hashed."""
 

@@ -20,8 +20,6 @@ from grampus_uq.records.events import OutcomeEvent
 from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import StopReason
 
-__all__ = ["Label", "label", "label_all", "parse_success", "read_labels"]
-
 _WORDS: Final = {
     "success": True,
     "true": True,

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from grampus_uq.errors import DataError, MissingDependencyError
 
-__all__ = ["PACKED_SUFFIX", "PackedWriter", "is_packed", "is_parquet", "packed_lines", "pyarrow_for", "row_groups"]
-
 PACKED_SUFFIX: Final = ".parquet"
 GROUP_BYTES: Final = 8 * 2**20
 _MAGIC: Final = b"PAR1"

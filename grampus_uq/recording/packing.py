@@ -16,8 +16,6 @@ from grampus_uq.recording.parts import RecordingPart, recording_parts
 from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths, interleaved, recording_files
 
-__all__ = ["FILE_BYTES", "PackedFile", "pack"]
-
 FILE_BYTES: Final = 128 * 2**20
 
 

@@ -21,8 +21,6 @@ from typing import Any, Final, Literal, TypeVar
 
 from grampus_uq.errors import ConfigurationError, GrampusError, MissingDependencyError
 
-__all__ = ["BACKENDS", "Backend", "cores", "in_order"]
-
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 Backend = Literal["local", "ray"]

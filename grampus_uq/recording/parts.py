@@ -20,8 +20,6 @@ from grampus_uq.recording.parallel import Backend, in_order
 from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refuse_to, refusing, runs_of_file
 
-__all__ = ["PART_BYTES", "RecordingPart", "over_parts", "recording_parts", "runs_of_part", "total_bytes"]
-
 Result = TypeVar("Result")
 
 PART_BYTES: Final = 16 * 2**20

@@ -20,8 +20,6 @@ from grampus_uq.recording.packed import is_parquet, packed_lines
 from grampus_uq.recording.run_names import with_later_parts
 from grampus_uq.records.events import Event
 
-__all__ = ["PartialLine", "raw_lines", "read", "read_numbered", "report", "scan"]
-
 _log = logging.getLogger("grampus_uq.recording")
 _START: Final = b'{"v":1,"type":"'
 _BLOCK: Final = 2**16

@@ -21,8 +21,6 @@ from grampus_uq.records.values import StepUncertainty
 
 log = logging.getLogger("grampus_uq.recording.replay")
 
-__all__ = ["ReplayCounts", "ReplayedStep", "replay", "replay_all", "replay_file", "replay_run", "would_stop"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayedStep:

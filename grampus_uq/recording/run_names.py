@@ -12,8 +12,6 @@ from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["SUFFIX", "file_name", "follows", "latest_part", "next_part", "with_later_parts"]
-
 SUFFIX: Final = ".jsonl"
 _PLAIN: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}", re.ASCII)
 _OTHER: Final = re.compile(r"[^a-z0-9._-]+", re.ASCII)

@@ -19,16 +19,6 @@ from grampus_uq.records.values import Reading
 from grampus_uq.records.vocabulary import NOT_DUE, in_words
 from grampus_uq.stats.fusion import is_count
 
-__all__ = [
-    "EventRow",
-    "event_row",
-    "lowest_reading",
-    "outcome_in_words",
-    "readings_in_words",
-    "thresholds_in_words",
-    "thresholds_of",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRow:

@@ -17,21 +17,6 @@ from grampus_uq.recording.run_names import SUFFIX, file_name, follows
 from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
 from grampus_uq.records.values import Outcome
 
-__all__ = [
-    "Refused",
-    "Run",
-    "RunSummary",
-    "beginnings",
-    "find_run",
-    "interleaved",
-    "recording_files",
-    "refuse_to",
-    "refusing",
-    "runs",
-    "runs_of_file",
-    "summarise",
-]
-
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 Refused = Callable[[DataError], None]
 """Takes what was wrong with a file, or with one of its runs, that is left out."""

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Syncer"]
-
 _log = logging.getLogger("grampus_uq.recording")
 _MOST_UNSYNCED: Final = 4096  # files; beyond it they are synced unasked, so that memory stays bounded
 

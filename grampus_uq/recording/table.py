@@ -15,8 +15,6 @@ from grampus_uq.recording.packed import pyarrow_for
 from grampus_uq.recording.runs import Paths, Refused, Run, runs
 from grampus_uq.records.events import StepEvent
 
-__all__ = ["TABLE_COLUMNS", "TableForm", "export", "reading_columns", "step_rows", "write_rows"]
-
 TableForm = Literal["jsonl", "csv", "parquet"]
 
 TABLE_COLUMNS: Final[dict[str, type]] = {

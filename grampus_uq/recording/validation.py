@@ -15,8 +15,6 @@ from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths, recording_files
 from grampus_uq.records.events import Event, SessionStarted, StepEvent
 
-__all__ = ["FileReport", "Finding", "validate"]
-
 _MOST_FINDINGS: Final = 100
 
 

@@ -18,8 +18,6 @@ from grampus_uq.recording.run_names import file_name, latest_part, next_part
 from grampus_uq.recording.syncing import Syncer
 from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, StepEvent
 
-__all__ = ["RecordingProcessor", "SyncPolicy"]
-
 SyncPolicy = Literal["none", "decisions", "every"]
 
 

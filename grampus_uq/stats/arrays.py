@@ -13,8 +13,6 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-__all__ = ["BoolArray", "FloatArray", "IntArray", "RaggedBatch", "ragged"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaggedBatch:

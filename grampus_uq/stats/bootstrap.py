@@ -16,8 +16,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
-__all__ = ["BootstrapInterval", "RowStatistic", "bootstrap", "count_blocks", "mean_rows", "paired_bootstrap"]
-
 RowStatistic = Callable[[FloatArray], FloatArray]
 
 BLOCK_CELLS = 1 << 20
@@ -108,8 +106,6 @@ def paired_bootstrap(
     *,
     rng: np.random.Generator,
     draws: int = 2000,
-    level: float = 0.95,
-    clusters: npt.ArrayLike | None = None,
 ) -> BootstrapInterval:
     """Bootstrap of `second - first`, both computed on the same resamples, so that what they share cancels.
 
@@ -120,7 +116,7 @@ def paired_bootstrap(
     def difference(counts: FloatArray) -> FloatArray:
         return second(counts) - first(counts)
 
-    return bootstrap(difference, n, rng=rng, draws=draws, level=level, clusters=clusters)
+    return bootstrap(difference, n, rng=rng, draws=draws)
 
 
 def mean_rows(values: npt.ArrayLike) -> RowStatistic:

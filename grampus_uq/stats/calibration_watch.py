@@ -27,19 +27,6 @@ from grampus_uq.stats.eprocess import Detector, detector_to_json
 from grampus_uq.stats.eprocess_thresholds import Mode, Threshold, exceeds, tie_uniform
 from grampus_uq.stats.stored_values import STORED, Extended, from_json, to_json
 
-__all__ = [
-    "REFERENCE_RUNS",
-    "CalibrationWatchState",
-    "Variant",
-    "WatchStatus",
-    "detector_id",
-    "start_watching",
-    "take_run",
-    "watch_statuses",
-    "watching_from_json",
-    "watching_to_json",
-]
-
 REFERENCE_RUNS = 60
 """Runs to compare with before a variant bets; where calibration left fewer, the first finished runs are added."""
 

@@ -27,15 +27,6 @@ from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 from grampus_uq.stats.ranks import check_level, conformal_rank
 
-__all__ = [
-    "TieBrokenThreshold",
-    "conformal_threshold",
-    "coverage_rank",
-    "prediction_sets",
-    "recall_conformity",
-    "whole_rank_size",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TieBrokenThreshold:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["cluster_confidence", "shannon_entropy", "top_k_entropy", "weighted_cluster_confidence"]
-
 
 def shannon_entropy(weights: Sequence[float]) -> float:
     """Shannon entropy in nats of non-negative weights, normalised to sum 1: H = -sum p ln p.

@@ -19,16 +19,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray, RaggedBatch
 
-__all__ = [
-    "EntryThresholds",
-    "hierarchical_entry",
-    "keep_first",
-    "left_filtration_entry",
-    "right_filtration_entry",
-    "two_way_entry",
-    "vanilla_entry",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryThresholds:

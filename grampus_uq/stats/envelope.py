@@ -17,8 +17,6 @@ import numpy.typing as npt
 from grampus_uq.stats.arrays import FloatArray, IntArray, RaggedBatch
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
-__all__ = ["envelope_entry", "isotonic_rows", "suffix_envelope_entry", "unimodal_envelope"]
-
 
 def isotonic_rows(batch: RaggedBatch) -> FloatArray:
     """Fit each row by the closest non-decreasing sequence in least squares (pool adjacent violators).

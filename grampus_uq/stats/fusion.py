@@ -16,8 +16,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["COUNT", "FusedReading", "LogisticFusion", "is_count"]
-
 COUNT: Final = "count_"
 """Prefix of the names of streams that are counts, given as 1/(2 + count)."""
 

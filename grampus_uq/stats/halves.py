@@ -10,8 +10,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray
 
-__all__ = ["split_halves"]
-
 
 def split_halves(outcomes: npt.ArrayLike, ids: Sequence[str]) -> BoolArray:
     """Split trajectories into two halves, stratified by outcome, ordered by id and alternated.

@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from grampus_uq.stats.arrays import FloatArray
 
-__all__ = ["fit_logistic", "logistic"]
-
 _MOST_STEPS = 200
 _MOST_HALVINGS = 40
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["AuqState", "SaupState", "auq_update", "propagate", "saup_uncertainty", "saup_update"]
-
-
 _STORED = {"extra": "forbid", "allow_inf_nan": False}  # both are read back as a part of a session's state
 
 

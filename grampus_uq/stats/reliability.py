@@ -17,16 +17,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray, IntArray
 from grampus_uq.stats.scoring import ProperScore, expected_score
 
-__all__ = [
-    "Decomposition",
-    "ReliabilityBin",
-    "decompose",
-    "quantile_bins",
-    "reliability_bins",
-    "trajectory_brier",
-    "trajectory_ece",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilityBin:

@@ -17,18 +17,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import FloatArray
 
-__all__ = [
-    "BRIER",
-    "EPSILON",
-    "LOG",
-    "BetaScore",
-    "BrierScore",
-    "LogScore",
-    "ProperScore",
-    "expected_score",
-    "log_odds",
-]
-
 EPSILON = 1e-6
 """Where probabilities are clipped before a logarithm: a model that says 1 is sometimes wrong, and -inf ends a mean."""
 

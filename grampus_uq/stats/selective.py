@@ -23,19 +23,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.ranks import binomial_log_sf, check_level, smallest_n_for_pac
 
-__all__ = [
-    "Released",
-    "budget_needed",
-    "budget_of_wrong_releases",
-    "candidate_thresholds",
-    "certified_by_count",
-    "certified_threshold",
-    "cost_thresholds",
-    "estimated_threshold",
-    "released_needed",
-    "share_threshold",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:

@@ -12,8 +12,6 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAd
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["STORED", "Extended", "from_json", "to_json"]
-
 T = TypeVar("T")
 
 STORED: Final = ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -13,8 +13,6 @@ from typing import Final
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["MAX_RISK", "TailSketch", "TailSketchState", "check_fraction", "check_risk", "tail_count"]
-
 MAX_RISK: Final = 1e100
 """Largest accepted risk: below it no sum of risks overflows, so a mean is finite whenever its inputs are."""
 

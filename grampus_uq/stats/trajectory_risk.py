@@ -24,18 +24,6 @@ from grampus_uq.stats.tail_sketch import (
     tail_count,
 )
 
-__all__ = [
-    "Composite",
-    "StepComponents",
-    "TracerParameters",
-    "TracerState",
-    "TracerStream",
-    "extended_step_risk",
-    "tracer_scores",
-    "trajectory_scores",
-    "weighted_components",
-]
-
 _ROUNDING: Final = 1e-6
 """Tolerance around the range of a component: similarities of unit vectors in single precision reach 1 + 1e-7."""
 

@@ -23,17 +23,6 @@ from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.scoring import LOG, ProperScore, expected_score
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT, UNIFORM, WeightSchedule
 
-__all__ = [
-    "ForecastTraces",
-    "last_forecast",
-    "mean_forecast",
-    "min_forecast",
-    "step_weights",
-    "tps",
-    "tps_exact",
-    "weighted_forecast",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForecastTraces:

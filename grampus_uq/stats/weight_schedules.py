@@ -15,8 +15,6 @@ import numpy as np
 
 from grampus_uq.stats.arrays import FloatArray
 
-__all__ = ["LINEAR_FRONT", "UNIFORM", "WeightSchedule"]
-
 
 @dataclass(frozen=True, slots=True)
 class WeightSchedule:

@@ -13,23 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = [
-    "APPROVAL",
-    "ATTRIBUTES",
-    "DECISION",
-    "ESCALATE",
-    "ESCALATED",
-    "ESTIMATE",
-    "EVALUATION",
-    "EXPORTED",
-    "PARENT",
-    "RESUMED",
-    "RUN",
-    "SEMANTIC",
-    "TOOL",
-    "Attribute",
-]
-
 ESTIMATE: Final = "uncertainty.estimate"
 SEMANTIC: Final = "uncertainty.semantic"
 ESCALATE: Final = "uncertainty.escalate"

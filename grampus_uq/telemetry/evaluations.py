@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 from grampus_uq.records.values import NO_READING, StepUncertainty
 from grampus_uq.records.vocabulary import STOPPING, STOPPING_LEVELS, UncertaintyAction, UncertaintyLevel
 
-__all__ = ["FUSED", "SCORES", "WORDS", "Evaluation", "escalates", "evaluations", "fused_of"]
-
 FUSED: Final = "uncertainty.confidence.fused"
 SCORES: Final = (FUSED, "uncertainty.p_success", "uncertainty.trajectory_risk")
 """The scores of a step by name, as span attributes hold them; the first decides the level."""

@@ -22,8 +22,6 @@ from grampus_uq.telemetry.export_run import RunAsSpans, time_ns_of, wrong_number
 from grampus_uq.telemetry.export_sending import Batches, RecordedIds
 from grampus_uq.telemetry.span_content import Redact
 
-__all__ = ["ExportReport", "send_recordings"]
-
 _MOST_LISTED: Final = 1000
 _LONGEST_VALUE: Final = 8192  # of an attribute, in characters: ids and names may be as long as a line of a recording
 

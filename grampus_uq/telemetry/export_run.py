@@ -23,8 +23,6 @@ from grampus_uq.telemetry.export_sending import RecordedIds
 from grampus_uq.telemetry.span_content import Redact, plain_name
 from grampus_uq.telemetry.spans import SpanEmitter
 
-__all__ = ["RunAsSpans", "time_ns_of", "wrong_number"]
-
 _LATEST_NS: Final = 2**63 - 1  # what a backend can hold: the year 2262
 _LARGEST: Final = 2**53  # sums of several still fit into 63 bits
 _MOST_OPEN_CALLS: Final = 1024

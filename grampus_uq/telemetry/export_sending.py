@@ -12,8 +12,6 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 
 from grampus_uq.errors import ExportError
 
-__all__ = ["Batches", "RecordedIds"]
-
 _MOST_SPANS = 512
 _MOST_CHARACTERS = 1_000_000  # receivers refuse messages of 4 MiB and more; a character has up to four bytes
 

@@ -14,8 +14,6 @@ from typing import Any
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["flush_on_sigterm", "within"]
-
 _log = logging.getLogger("grampus_uq.telemetry")
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["INSTRUMENTS", "METER_NAME", "Instrument"]
-
 METER_NAME: Final = "grampus_uq"
 
 _CONFIDENCE: Final = tuple(n / 20 for n in range(1, 21))

@@ -11,8 +11,6 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["EventLog"]
-
 
 class EventLog:
     """A logger for named events, of the given logger provider or of the application's global one.

@@ -10,8 +10,6 @@ from grampus_uq.records.events import DecisionEvent, Event, OutcomeEvent, Sessio
 from grampus_uq.telemetry.evaluations import escalates, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
-__all__ = ["LogProcessor", "StructlogProcessor"]
-
 
 class LogProcessor:
     """A `Processor` that logs events on a standard logger, "grampus_uq.events" by default.

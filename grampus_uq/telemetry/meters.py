@@ -15,8 +15,6 @@ from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.telemetry.flushing import within
 from grampus_uq.telemetry.otlp_exporter import metric_exporter
 
-__all__ = ["GrampusMeters", "PrometheusPage"]
-
 
 class GrampusMeters:
     """A private meter provider, as `provider`, for `MetricsProcessor(meters.provider)`.

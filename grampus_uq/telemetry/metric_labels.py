@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["OTHER", "BoundedLabel"]
-
 OTHER: Final = "other"
 _MOST_CHARACTERS: Final = 64
 

@@ -23,8 +23,6 @@ from grampus_uq.telemetry.instruments import INSTRUMENTS, METER_NAME
 from grampus_uq.telemetry.metric_labels import OTHER, BoundedLabel
 from grampus_uq.telemetry.span_attributes import Attributes
 
-__all__ = ["Dropping", "MetricsProcessor", "WatchReading"]
-
 _KINDS: Final = ("llm_call", "tool_call", "decision", "memory_read")
 _RULES: Final = (
     "tier",

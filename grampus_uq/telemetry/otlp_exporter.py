@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter
     from opentelemetry.sdk.trace.export import SpanExporter
 
-__all__ = ["metric_exporter", "otlp_exporter", "span_exporter"]
-
 _SIGNALS = ("traces", "metrics", "logs")
 
 

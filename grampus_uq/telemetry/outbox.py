@@ -17,8 +17,6 @@ from opentelemetry import context
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["Outbox"]
-
 _log = logging.getLogger("grampus_uq.telemetry")
 _IDLE_S: Final = 30.0  # then the thread ends, until something is put again
 _EXIT_S: Final = 5.0

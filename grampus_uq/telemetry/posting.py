@@ -15,8 +15,6 @@ from grampus_uq.errors import ConfigurationError
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Poster", "RefusedError", "timestamp"]
-
 _AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 

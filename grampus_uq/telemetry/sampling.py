@@ -23,8 +23,6 @@ from opentelemetry.util.types import Attributes
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.telemetry.conventions import ESCALATED
 
-__all__ = ["AlarmSampler", "keep_share"]
-
 
 class AlarmSampler(Sampler):
     """Samples every span that says `uncertainty.escalated`, and leaves the others to `base`.

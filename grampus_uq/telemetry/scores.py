@@ -19,8 +19,6 @@ from grampus_uq.telemetry.outbox import Outbox
 from grampus_uq.telemetry.posting import Poster, timestamp
 from grampus_uq.telemetry.spans import SpanEmitter
 
-__all__ = ["LangfuseScores", "PhoenixAnnotations"]
-
 _OURS: Final = uuid.UUID("6a6f0d2e-93a5-5c0f-9b7e-2f9a6c1d8e44")  # names our scores, so that one sent twice is one
 _DELAY_S: Final = 3.0  # the span should be there first: its exporter waits a second
 
@@ -40,16 +38,14 @@ class _Score:
 class _Scores:
     """The queue of both backends: an event's scores go in, `_post` gets batches."""
 
-    def __init__(self, spans: SpanEmitter, poster: Poster, *, capacity: int, delay_s: float) -> None:
+    def __init__(self, spans: SpanEmitter, poster: Poster, *, delay_s: float) -> None:
         name = type(self).__name__
         if not isinstance(spans, SpanEmitter):
             raise ConfigurationError.of(
                 "spans", name, "the SpanEmitter that the monitor was given as its tracer", type(spans).__name__
             )
         self._spans, self._poster = spans, poster
-        self._outbox: Outbox[_Score] = Outbox(
-            self._post, name=name, capacity=capacity, batch=min(256, capacity), delay_s=delay_s
-        )
+        self._outbox: Outbox[_Score] = Outbox(self._post, name=name, batch=256, delay_s=delay_s)
 
     def _post(self, batch: Sequence[_Score]) -> None:
         """Send a batch; called on the queue's thread."""
@@ -100,7 +96,7 @@ class PhoenixAnnotations(_Scores):
 
     `spans` is the `SpanEmitter` given to the monitor as `tracer`, so that the span's id is known. `endpoint` and
     `api_key` default to the environment's PHOENIX_COLLECTOR_ENDPOINT and PHOENIX_API_KEY. Annotating a span again
-    replaces the annotation. `dropped` counts what was not taken. `attempts` and `timeout_s` are of one request.
+    replaces the annotation. `dropped` counts what was not taken.
     """
 
     def __init__(
@@ -109,9 +105,7 @@ class PhoenixAnnotations(_Scores):
         *,
         endpoint: str | None = None,
         api_key: str | None = None,
-        capacity: int = 2048,
         delay_s: float = _DELAY_S,
-        timeout_s: float = 10.0,
         attempts: int = 4,
     ) -> None:
         owner = type(self).__name__
@@ -121,10 +115,9 @@ class PhoenixAnnotations(_Scores):
             base.rstrip("/") + "/v1/span_annotations",
             owner=owner,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout_s=timeout_s,
             attempts=attempts,
         )
-        super().__init__(spans, poster, capacity=capacity, delay_s=delay_s)
+        super().__init__(spans, poster, delay_s=delay_s)
 
     def _post(self, batch: Sequence[_Score]) -> None:
         data = []
@@ -160,9 +153,7 @@ class LangfuseScores(_Scores):
         host: str | None = None,
         public_key: str | None = None,
         secret_key: str | None = None,
-        capacity: int = 2048,
         delay_s: float = _DELAY_S,
-        timeout_s: float = 10.0,
         attempts: int = 4,
     ) -> None:
         owner = type(self).__name__
@@ -177,10 +168,9 @@ class LangfuseScores(_Scores):
             base.rstrip("/") + "/api/public/ingestion",
             owner=owner,
             headers={"Authorization": f"Basic {basic}"},
-            timeout_s=timeout_s,
             attempts=attempts,
         )
-        super().__init__(spans, poster, capacity=capacity, delay_s=delay_s)
+        super().__init__(spans, poster, delay_s=delay_s)
 
     def _post(self, batch: Sequence[_Score]) -> None:
         events = []

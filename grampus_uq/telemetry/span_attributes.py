@@ -16,16 +16,6 @@ from grampus_uq.telemetry.conventions import ATTRIBUTES, ESCALATED, PARENT
 from grampus_uq.telemetry.evaluations import WORDS, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
-__all__ = [
-    "Attributes",
-    "approval_attributes",
-    "escalate_attributes",
-    "estimate_attributes",
-    "parent_attributes",
-    "semantic_attributes",
-    "spending_attributes",
-]
-
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far", "call_evidence")
 _ON_PARENT: Final = tuple(key for key, attribute in ATTRIBUTES.items() if PARENT in attribute.on)
 Attributes = dict[str, AttributeValue]

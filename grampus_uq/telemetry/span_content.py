@@ -12,8 +12,6 @@ from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import canonical_json
 from grampus_uq.telemetry.metric_labels import OTHER
 
-__all__ = ["Redact", "content_attributes", "plain_name"]
-
 Redact = Callable[[str, str], str | None]
 """Takes an attribute's key and its text; returns the text that may leave, or None for nothing."""
 

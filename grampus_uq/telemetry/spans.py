@@ -34,8 +34,6 @@ from grampus_uq.telemetry.span_attributes import (
 from grampus_uq.telemetry.span_content import Redact, content_attributes
 from grampus_uq.telemetry.trace_context import OverPause, SessionTraces, surroundings
 
-__all__ = ["SpanEmitter", "resolve_tracer", "span_processor"]
-
 
 def resolve_tracer(tracer: Any) -> Tracer:
     """The OpenTelemetry tracer behind a tracer, a `GrampusTracer` or any object with a `_tracer` of that kind.

@@ -18,8 +18,6 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-__all__ = ["OverPause", "SessionTraces", "context_of", "surroundings"]
-
 OverPause = Literal["continue", "link"]
 _MOST_SESSIONS: Final = 4096
 _W3C: Final = TraceContextTextMapPropagator()

@@ -16,7 +16,7 @@ from grampus_uq.telemetry.otlp_exporter import span_exporter
 from grampus_uq.telemetry.outbox import Outbox
 from grampus_uq.telemetry.sampling import keep_share
 
-__all__ = ["GrampusTracer"]
+_BATCH = 128  # encoding a batch holds the interpreter, and with it the agent's event loop
 
 
 class GrampusTracer:
@@ -82,22 +82,17 @@ class _QueuedSpans(SpanProcessor):
     It differs in three things. Drops are counted (`dropped`), those of a failed export included. When the queue is
     full, a span of an escalation or an alarm goes last. `force_flush` and `shutdown` keep their deadlines, whatever
     the exporter does.
-
-    `batch` is small on purpose: encoding a batch holds the interpreter, and with it the agent's event loop.
     """
 
     def __init__(
         self,
         exporter: SpanExporter,
         *,
-        capacity: int = 2048,
-        batch: int = 128,
-        delay_s: float = 1.0,
-        shutdown_s: float = 5.0,
+        capacity: int,
     ) -> None:
-        self._exporter, self._shutdown_s = exporter, shutdown_s
+        self._exporter = exporter
         self._outbox: Outbox[ReadableSpan] = Outbox(
-            self._export, name="spans", capacity=capacity, batch=min(batch, capacity), delay_s=delay_s
+            self._export, name="spans", capacity=capacity, batch=min(_BATCH, capacity)
         )
         self._closing = threading.Lock()
         self._closed = False
@@ -117,12 +112,12 @@ class _QueuedSpans(SpanProcessor):
         return self._outbox.flush(timeout_millis / 1000.0)
 
     def shutdown(self) -> None:
-        """Export what is queued, for at most `shutdown_s` seconds, and stop. Blocks."""
+        """Export what is queued, for at most five seconds, and stop. Blocks."""
         with self._closing:
             if self._closed:
                 return
             self._closed = True
-            self._outbox.close(self._shutdown_s)
+            self._outbox.close()
             self._exporter.shutdown()  # wakes an exporter that waits between two attempts
 
     def _export(self, spans: Sequence[ReadableSpan]) -> None:

@@ -18,8 +18,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.testing.agent_orders import ANSWER, ORDER, Act, Answer, Order
 from grampus_uq.testing.agent_script import AgentSetup, ScriptedTurn, Watch
 
-__all__ = ["AgentLaboratory"]
-
 
 class AgentLaboratory:
     """One process that holds the framework, and forks a new one for each life of an agent.

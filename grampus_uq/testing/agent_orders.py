@@ -11,8 +11,6 @@ from pydantic import TypeAdapter
 from grampus_uq.testing.agent_script import AgentSetup
 from grampus_uq.testing.agent_under_test import Decision, Ended, Failed, Paused
 
-__all__ = ["ORDER", "Act", "Answer", "Order"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Act:

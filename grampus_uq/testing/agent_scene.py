@@ -16,8 +16,6 @@ from grampus_uq.testing.agent_orders import Act, Answer
 from grampus_uq.testing.agent_script import APPROVALS, ScriptedTurn, read_ledger
 from grampus_uq.testing.agent_under_test import Decision, Ended, Failed, Paused, Pending, Said
 
-__all__ = ["Sentence", "ended", "look_up", "one", "paused", "pay", "play", "require", "say", "sentence", "waiting"]
-
 Script = dict[str, list[ScriptedTurn]]
 Check = Callable[["Scene"], str | None]
 """Raises AssertionError where its sentence is false; may return a detail for the report."""

@@ -26,8 +26,6 @@ from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.testing.agent_under_test import AgentUnderTest, Decision
 from grampus_uq.testing.scripted_model import ScriptedModel
 
-__all__ = ["AgentFactory", "AgentSetup", "ScriptedTurn", "Watch"]
-
 LEDGER = "ledger.jsonl"
 PRECONDITION = "precondition"
 APPROVALS = "approvals.json"

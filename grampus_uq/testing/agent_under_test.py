@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-__all__ = ["AgentUnderTest", "Decision", "Ended", "Failed", "Paused", "Pending"]
-
 NOT_OFFERED = "not offered by this harness"
 """Why a question is not asked that a harness could offer and does not."""
 

@@ -33,8 +33,6 @@ import anyio
 from grampus_uq.errors import ConfigurationError, UnsupportedByModelError
 from grampus_uq.records.values import Message, ModelResponse, TokenLogprob, TokenUsage, ToolCall
 
-__all__ = ["HANG", "ScriptExhaustedError", "ScriptedCall", "ScriptedModel", "answer", "top_logprobs"]
-
 
 class _Hang:
     """The type of `HANG`."""

@@ -40,12 +40,17 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def exported(tree: ast.Module) -> int:
-    """How many names a module exports in `__all__`."""
+    """How many names a module exports: those in `__all__`, else what it defines without an underscore."""
+    names: list[str] = []
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
-            return len(ast.literal_eval(node.value)) if isinstance(node, ast.Assign) else 0
-    return 0
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        found = [target.id for target in targets if isinstance(target, ast.Name)]
+        if found == ["__all__"] and isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple):
+            return len(node.value.elts)
+        names += [node.name] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else found
+    return sum(not name.startswith("_") for name in names)
 
 
 def imports(tree: ast.Module, known: Iterable[str]) -> set[str]:
