@@ -36,6 +36,9 @@ _ACTIONS = {
 
 _CALL_FLOOR = 0.80
 
+_LATER: dict[str, object] = {"always_ask_tool_names": [], "call_floor": _CALL_FLOOR}
+"""Fields that the first profiles did not have, with their defaults."""
+
 
 class UncertaintyPolicy(Configuration):
     """Maps a propagated confidence to a level, and a level to an action.
@@ -139,13 +142,9 @@ class UncertaintyPolicy(Configuration):
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not there, so that older profiles keep their fingerprints."""
+        """Leave out later fields at their defaults, so that older profiles keep their fingerprints."""
         values: dict[str, Any] = write(self)
-        if not values.get("always_ask_tool_names"):
-            values.pop("always_ask_tool_names", None)
-        if values.get("call_floor") == _CALL_FLOOR:
-            values.pop("call_floor")
-        return values
+        return {name: value for name, value in values.items() if name not in _LATER or value != _LATER[name]}
 
     def decide(
         self, level: UncertaintyLevel, step_type: str, tool_name: str | None = None, *, irreversible: bool | None = None

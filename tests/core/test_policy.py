@@ -155,3 +155,19 @@ def test_the_tools_name_is_asked_only_where_nobody_says_whether_the_call_is_irre
 def test_either_pair_of_thresholds_out_of_order_warns(thresholds):
     with pytest.warns(UserWarning, match="out of order"):
         UncertaintyPolicy(**dict(zip(("low_threshold", "medium_threshold", "high_threshold"), thresholds, strict=True)))
+
+
+# The fields of the first stored profiles. This list does not grow: a later field belongs into `_LATER` of the policy.
+FIRST_FIELDS = [
+    *("low_threshold", "medium_threshold", "high_threshold"),
+    *("enable_p_true", "enable_semantic_sampling", "enable_prefix_verifier"),
+    *("irreversible_tool_names", "inject_reflection_on_high", "on_missing_evidence", "worst_so_far_floor", "on_alarm"),
+]
+
+
+def test_a_field_that_came_later_is_stored_only_where_it_says_something_so_that_fingerprints_stay():
+    assert list(UncertaintyPolicy().model_dump()) == FIRST_FIELDS
+    told = UncertaintyPolicy(always_ask_tool_names=["wire"], call_floor=None)
+    assert {*told.model_dump()} == {*UncertaintyPolicy.model_fields}
+    assert UncertaintyPolicy.model_validate_json(told.model_dump_json()) == told
+    assert UncertaintyPolicy.model_validate_json(UncertaintyPolicy().model_dump_json()) == UncertaintyPolicy()

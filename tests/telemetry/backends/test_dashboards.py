@@ -200,7 +200,7 @@ def test_the_command_writes_every_file_and_again_without_a_word_but_keeps_what_w
     mine.write_text("groups: []\n")
     (folder / "README.md").unlink()
     code, _, err = run(capsys, "-o", str(folder), "--alpha", "0.1")
-    assert code == 1
+    assert code == 2
     assert str(mine) in err
     assert not (folder / "README.md").exists()  # nothing was written
     assert run(capsys, "-o", str(folder), "--alpha", "0.1", "--force")[0] == 0
@@ -215,7 +215,7 @@ def test_a_folder_that_cannot_be_written_and_a_wrong_limit_are_one_line(
     assert (code, err.count("\n")) == (1, 1)
     assert "cannot be written" in err
     code, _, err = run(capsys, "-o", str(tmp_path), "--alpha", "5")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n")) == (2, 1)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
