@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from grampus_uq.cli.argument_types import OutputFile
+from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.errors import DataError
@@ -159,6 +160,7 @@ def _probability(text: str | None, path: str, line: int) -> float:
 
 
 def _print(found: Evaluation) -> None:
+    say_beside(one_line(" ".join(found.verdict.sentences)))
     for row in found.audit:
         say_beside(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
     for line in found.assumptions:

@@ -14,6 +14,7 @@ from grampus_uq.learn.evaluate.censoring import ASSUMPTIONS, Censoring
 from grampus_uq.learn.evaluate.differences import DifferenceRow, difference_rows
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
 from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, call_rows, scored_streams, table_rows
+from grampus_uq.learn.evaluate.verdict import Verdict, judge
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
@@ -36,6 +37,7 @@ class Evaluation:
     table: tuple[TableRow, ...]
     differences: tuple[DifferenceRow, ...]
     streams: tuple[ScoredStream, ...]
+    verdict: Verdict
     watch: tuple[WatchStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -44,6 +46,7 @@ class Evaluation:
             name: [dataclasses.asdict(row) for row in getattr(self, name)] for name in ("audit", "table", "differences")
         }
         return {
+            "verdict": dataclasses.asdict(self.verdict),
             "censoring": self.censoring,
             "censored_runs": self.censored_runs,
             "schedule": LINEAR_FRONT.name,
@@ -96,6 +99,7 @@ def evaluate(
         table=(*call_rows(runs), *table_rows(streams)),
         differences=tuple(difference_rows([s for s in streams if len(s.raw)], rng=rng, draws=draws)),
         streams=tuple(streams),
+        verdict=judge(runs, streams),
         watch=tuple(watch),
     )
 

@@ -10,13 +10,32 @@ from grampus_uq.learn.evaluate.transparency import ScoredStream
 from grampus_uq.learn.pages.charts import Chart, Series
 from grampus_uq.stats.ranking import risk_coverage
 from grampus_uq.stats.reliability import reliability_bins
-from grampus_uq.stats.trajectory_scores import ForecastTraces, weighted_forecast
+from grampus_uq.stats.trajectory_scores import ForecastTraces, min_forecast, weighted_forecast
 
-__all__ = ["forecasts_chart", "reliability_chart", "risk_coverage_chart"]
+__all__ = ["forecasts_chart", "holding_chart", "reliability_chart", "risk_coverage_chart"]
 
 _BLUE, _ORANGE, _GREY = 0, 1, 7
 _CURVE_POINTS = 200  # more are not seen
 _SHOWN_RUNS = 12
+_LEAST_KEPT = 10  # a rate of fewer runs is noise
+
+
+def holding_chart(streams: Sequence[ScoredStream]) -> Chart:
+    """Success rate of the runs that are not held against the share held, by least forecast; a line a stream."""
+    series = []
+    for number, stream in enumerate(streams):
+        if stream.complete.sum() >= _LEAST_KEPT:
+            outcomes = stream.target[stream.complete]
+            coverage, risk = risk_coverage(min_forecast(stream.raw)[stream.complete], outcomes)
+            points = np.column_stack([1.0 - coverage, 1.0 - risk])[coverage * len(outcomes) >= _LEAST_KEPT]
+            picked = np.unique(np.linspace(0, len(points) - 1, _CURVE_POINTS).astype(np.intp))
+            series.append(Series(label=stream.name, colour=number, points=points[picked]))
+    return Chart(
+        caption="What holding buys: the runs of the least forecasts are held, and so many of the rest succeed.",
+        x_label="share of runs held",
+        y_label="success rate of the rest",
+        series=series,
+    )
 
 
 def reliability_chart(stream: ScoredStream) -> Chart:

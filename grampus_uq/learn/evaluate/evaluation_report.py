@@ -5,14 +5,20 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from grampus_uq.learn.evaluate.evaluation import Evaluation
-from grampus_uq.learn.evaluate.evaluation_charts import forecasts_chart, reliability_chart, risk_coverage_chart
-from grampus_uq.learn.evaluate.transparency import TableRow
+from grampus_uq.learn.evaluate.evaluation_charts import (
+    forecasts_chart,
+    holding_chart,
+    reliability_chart,
+    risk_coverage_chart,
+)
+from grampus_uq.learn.evaluate.transparency import AT_THE_CALL, TableRow
 from grampus_uq.learn.pages import printable, render_page
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 __all__ = ["evaluation_html"]
 
 _Row = list[str | int | float | None]
+_SHOWN_SIGNALS, _SHOWN_LINES = 12, 3
 
 
 def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None = None) -> str:
@@ -24,6 +30,9 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         made: time in the footer; None: now.
     """
     streams = [stream for stream in evaluation.streams if len(stream.raw)]
+    by_name = {stream.name: stream for stream in streams}
+    best = [by_name[row.name] for row in evaluation.verdict.rows[:_SHOWN_LINES]]
+    signals = _signal_rows(evaluation)
     return render_page(
         "evaluation.html",
         found=evaluation,
@@ -32,6 +41,11 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M %Z").strip(),
         scored=sum(row.runs for row in evaluation.audit if row.use == "scored"),
         watch=_watch_rows(evaluation),
+        signals=signals[:_SHOWN_SIGNALS],
+        other_signals=signals[_SHOWN_SIGNALS:],
+        holding=holding_chart(best),
+        best=reliability_chart(best[0]),
+        best_name=best[0].name,
         stops=[
             [row.stop_reason, row.use, row.why, row.runs, row.successes, row.failures, row.unknown]
             for row in evaluation.audit
@@ -45,6 +59,38 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         risk_coverage=risk_coverage_chart(streams),
         streams=[(s.name, reliability_chart(s), forecasts_chart(s)) for s in streams],
     )
+
+
+def _signal_rows(evaluation: Evaluation) -> list[_Row]:
+    """A row a signal, the best first: how it ranks, what it is worth recalibrated beside its base rate, how far off."""
+    found: dict[tuple[str, bool], TableRow] = {}
+    base: dict[int, float | None] = {}
+    at_call: dict[str, float | None] = {}
+    for row in evaluation.table:
+        if row.scalar == "base rate":
+            base[row.runs] = row.tps_log
+        elif row.scalar == AT_THE_CALL:
+            at_call[row.stream] = row.auroc
+        elif row.scalar == "front-weighted mean":
+            found[row.stream, row.calibrated] = row
+    rows: list[_Row] = []
+    for signal in evaluation.verdict.rows:
+        raw, mapped = found[signal.name, False], found.get((signal.name, True))
+        score = None if mapped is None else mapped.tps_log
+        rate = base.get(raw.runs)
+        gain = None if score is None or rate is None else round(score - rate, 4) + 0.0
+        rows.append(
+            [
+                printable(signal.name, 60),
+                signal.runs,
+                raw.missing,
+                signal.auroc,
+                at_call.get(signal.name),
+                gain,
+                raw.t_ece,
+            ]
+        )
+    return rows
 
 
 def _watch_rows(evaluation: Evaluation) -> list[_Row]:

@@ -86,7 +86,7 @@ def test_no_word_of_the_model_or_the_user_and_no_control_character_is_in_the_rep
 def test_the_report_shows_every_stream_assumption_and_stop(text: str) -> None:
     for shown in ("max_steps", "theorem 4.3", "verbalized, recalibrated", "base rate", "fused: min"):
         assert shown in text
-    assert text.count("<svg") == 1 + 2 * 4  # risk-coverage; reliability and traces of four streams
+    assert text.count("<svg") == 2 + 1 + 2 * 4  # the first two; risk-coverage; reliability and traces of four streams
 
 
 def test_json_and_the_table_hold_the_same_numbers(folder: Path) -> None:

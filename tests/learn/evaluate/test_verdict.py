@@ -1,0 +1,94 @@
+"""The verdict names the signal that is better, and is not made better by having looked at many."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from grampus_uq.learn.evaluate import Censoring
+from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
+from grampus_uq.learn.evaluate.transparency import scored_streams
+from grampus_uq.learn.evaluate.verdict import Verdict, judge
+from grampus_uq.stats import ForecastTraces
+from tests.binomial import binomial_ceiling
+
+CHANCE = "That may be chance"
+
+
+def made(
+    outcomes: npt.ArrayLike, asks: npt.NDArray[np.int64] | None = None, **streams: npt.NDArray[np.float64]
+) -> Verdict:
+    """The verdict on runs of one step (a row a run) or of several (a column a step)."""
+    found = {name: ForecastTraces.of([np.atleast_1d(row).tolist() for row in rows]) for name, rows in streams.items()}
+    y = np.asarray(outcomes, dtype=np.float64)
+    ids = tuple(f"run-{number:05}" for number in range(len(y)))
+    runs = ForecastRuns(ids=ids, outcomes=y, streams=found, audit=(), asks=asks)
+    return judge(runs, scored_streams(runs, Censoring()))
+
+
+def drawn(rng: np.random.Generator, n: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    chance = rng.uniform(0.05, 0.95, n)
+    return (rng.uniform(size=n) < chance).astype(np.float64), chance
+
+
+def test_the_signal_that_knows_is_named_and_what_holding_buys_is_counted_on_the_other_half() -> None:
+    rng = np.random.default_rng(0)
+    outcomes, chance = drawn(rng, 600)
+    verdict = made(outcomes, known=chance, noise=rng.uniform(size=600))
+    assert verdict.signals == ("known",)
+    assert [row.name for row in verdict.rows] == ["known", "noise"]
+    assert verdict.rows[0].auroc == pytest.approx(0.82, abs=0.05)
+    assert 0.3 < (verdict.held.estimate or 0) < 0.7
+    assert (verdict.right_of_rest.low or 0) > (verdict.right_of_all.estimate or 1)
+    text = " ".join(verdict.sentences)
+    assert text.startswith("Best signal: known. With it you would hold ")
+    assert CHANCE not in text
+    assert "a promise is what grampus-uq fit makes" in text
+
+
+def test_a_run_is_held_at_its_least_forecast_and_one_of_one_step_too() -> None:
+    rng = np.random.default_rng(1)
+    outcomes, chance = drawn(rng, 200)
+    dip = np.column_stack([np.full(200, 0.9), chance, np.full(200, 0.9)])
+    one, three = made(outcomes, s=chance), made(outcomes, s=np.minimum(dip, 0.9))
+    assert one.rows[0].auroc == pytest.approx(three.rows[0].auroc, abs=0.02)
+
+
+def test_where_enough_runs_ask_it_is_about_the_turn_that_proposes_the_call() -> None:
+    rng = np.random.default_rng(2)
+    outcomes, chance = drawn(rng, 200)
+    steps = np.column_stack([rng.uniform(size=200), chance])
+    asks = np.where(np.arange(200) < 150, 1, -1)
+    verdict = made(outcomes, asks, s=steps, other=np.column_stack([chance, rng.uniform(size=200)]))
+    assert verdict.at_the_call
+    assert verdict.signals == ("s",)
+    assert verdict.right_of_all.of == 150
+    assert "% of the first irreversible calls" in " ".join(verdict.sentences)
+    few = made(outcomes, np.where(np.arange(200) < 30, 1, -1), s=steps)
+    assert not few.at_the_call
+
+
+@pytest.mark.parametrize("outcomes", [[1.0] * 50, [0.0] * 50, [1.0] * 50 + [0.0] * 19, [1.0]])
+def test_with_too_few_of_a_kind_no_signal_is_praised(outcomes: list[float]) -> None:
+    verdict = made(outcomes, s=np.linspace(0.1, 0.9, len(outcomes)))
+    assert verdict.signals == ()
+    assert verdict.held.estimate is None
+    assert verdict.sentences[0].startswith(
+        f"Too few runs to say which signal is best: {outcomes.count(1.0)} succeeded and {outcomes.count(0.0)} failed."
+    )
+
+
+def test_below_a_hundred_runs_it_says_that_they_are_too_few_to_promise() -> None:
+    outcomes, chance = drawn(np.random.default_rng(3), 90)
+    assert "Too few runs to promise: the outcomes of 90 are known." in made(outcomes, s=chance).sentences
+
+
+def test_of_many_signals_that_know_nothing_the_best_is_called_chance() -> None:
+    """Choosing among twelve on the same rows would not pass: there nearly every draw has one that looks good."""
+    rng, sets, praised = np.random.default_rng(4), 100, 0
+    for _ in range(sets):
+        outcomes = (rng.uniform(size=120) < 0.6).astype(np.float64)
+        verdict = made(outcomes, **{f"s{k}": rng.uniform(size=120) for k in range(12)})
+        praised += CHANCE not in " ".join(verdict.sentences)
+    assert praised <= binomial_ceiling(sets, 0.05)
