@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from grampus_uq.errors import StoreError, UncertaintyError
 from grampus_uq.gate.call import doubt_of
+from grampus_uq.monitor.arguments import tool_names
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import (
     AgentDefinition,
@@ -28,10 +30,13 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.turn import Turn
+from grampus_uq.signals.action_span import call_in_text
 from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.lone_surrogates import bounded_text, replace_lone_surrogates
 from grampus_uq.wire.model_call import ask_model
+
+log = logging.getLogger("grampus_uq.runtime.loop")
 
 MAX_REJECTED_TURNS = 2
 _MAX_CALLS = 256
@@ -154,6 +159,10 @@ class Loop:
             self._wait_for_all(assessment)
         if not calls:
             state.output = content
+            written = call_in_text(content, sorted(tool_names(self.schemas(), lambda _: None) or ()))
+            if written is not None:
+                state.metadata["call_written_as_text"] = written
+                log.warning("a run ends with a call of %r that the model wrote as text and did not make", written)
         await self.lease.try_save()
         shown = "" if action.stops else content
         return RunEvent(kind="step", text=shown, step=assessment, calls=tuple(calls))

@@ -12,10 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from grampus_uq.records.values import TokenLogprob, ToolCall
 
-__all__ = ["action_places", "call_spans", "overlapping_tokens"]
+__all__ = ["action_places", "call_in_text", "call_spans", "overlapping_tokens"]
 
 _MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
 _MOST_DEPTH = 8
+_LONGEST_ANSWER = 20_000
+_LONGEST_TAG = 30
+_NAME_KEYS = ('"name"', '"tool"', '"tool_name"', '"function"', '"action"')
 _DECODER = json.JSONDecoder()
 _PAIRS = {"(": ")", "{": "}", "[": "]"}
 
@@ -66,6 +69,26 @@ def call_spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | 
         before = span[0]
     spans.reverse()
     return spans
+
+
+def call_in_text(text: str, names: Iterable[str]) -> str | None:
+    """The tool whose call a text ends with, written out instead of made; None where it ends with none.
+
+    A fence or a closing tag may stand behind it. A name alone, or a call in the midst of a text, is none.
+    """
+    found = text[-_LONGEST_ANSWER:].rstrip("` \r\n\t")
+    if found.endswith(">") and (tag := found.rfind("<")) >= 0 and len(found) - tag < _LONGEST_TAG:
+        found = found[:tag].rstrip("` \r\n\t")
+    if not found.endswith(("}", ")", "]")):
+        return None
+    for name in names:
+        spans = _places(found, name)
+        if not spans or found[spans[-1][1] :].strip("]} \n"):
+            continue
+        written = found[slice(*spans[-1])]
+        if not written.startswith("{") or any(key in written for key in _NAME_KEYS):
+            return name
+    return None
 
 
 def _places(text: str, name: str) -> list[tuple[int, int]]:

@@ -731,3 +731,12 @@ async def test_one_name_for_whatever_file_runs_is_told_apart_so_that_a_profile_o
     monitor = UncertaintyMonitor(profile=ProfileArtifact(profile=fitted, fitted_for=mine))
     done = await AgentRunner(client, World().tools(), uncertainty_monitor=monitor).run(AGENT, "hello")
     assert ("profile_does_not_apply" in done.metadata["uncertainty"]) is (file != "a.gguf@1")
+
+
+@pytest.mark.parametrize("said", ['{"name": "pay", "arguments": {"amount": 5}}', "I could not pay (sorry)."])
+async def test_a_call_that_the_model_wrote_as_text_is_named_and_not_made(said: str) -> None:
+    ran: list[str] = []
+    runner = AgentRunner(ScriptedModel([answer(said)]), paying(ran, "pay"))
+    result = await runner.run(AgentDefinition(name="a"), "pay")
+    assert (result.status, ran) == (AgentStatus.COMPLETED, [])
+    assert result.metadata.get("call_written_as_text") == ("pay" if said.startswith("{") else None)

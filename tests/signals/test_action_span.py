@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import Step, TokenLogprob, ToolCall
 from grampus_uq.records.values import Reading
-from grampus_uq.signals.action_span import action_places
+from grampus_uq.signals.action_span import action_places, call_in_text
 from grampus_uq.signals.token_signals import entropy_confidence, mean_token_probability, token_readings
 
 SEARCH = ToolCall(id="1", name="search", arguments={"q": "x"})
@@ -123,3 +123,24 @@ def test_deep_and_repeated_text_is_given_up_on():
     for text in ('{"a":' * 20_000 + "search", "search(" * 20_000, "{" * 50_000 + "search", "search " * 20_000):
         action_tokens(step(text, SEARCH, size=1000))
     assert span("x" * 10 + json.dumps({"name": "search"}), SEARCH) == '{"name": "search"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (OBJECT, "search"),
+        (f"I will look.\n```json\n{OBJECT}\n```\n", "search"),
+        (f"<tool_call>\n{OBJECT}\n</tool_call>", "search"),
+        (f"[{OBJECT}]", "search"),
+        ('search(q="x")', "search"),
+        (f"{OBJECT} found nothing, so there is no such order.", None),
+        ("I used search.", None),
+        ("The search took a while (see above)", None),
+        ('{"answer": "search"}', None),
+        ("", None),
+        ("</", None),
+        ("()" * 20_000, None),
+    ],
+)
+def test_a_text_that_ends_with_a_call_is_told_from_one_that_mentions_a_tool(text: str, found: str | None) -> None:
+    assert call_in_text(text, ["mail", "", "search"]) == found
