@@ -203,9 +203,9 @@ def _doubt(now: Situation) -> str | None:
     fitted = profile.detector is not None or profile.release is not None
     if fitted or floor is None or doubt is None or doubt.probability >= floor:
         return None
-    believed = f"; confidence {now.confidence:.2f}" if now.state.has_reading else ""
     needed = _apart(doubt.probability, ", needs", floor)
-    return f"irreversible call of probability {needed}, {doubt_in_words(doubt)}{believed}"
+    sure = f"irreversible call of probability {needed}, {doubt_in_words(doubt)}"
+    return f"{sure}; confidence {now.confidence:.2f}"
 
 
 def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:

@@ -154,11 +154,11 @@ def doubts(step: Step, readings: Sequence[Reading]) -> tuple[CallDoubt, ...]:
     return tuple(found)
 
 
-def doubt_about(turn: TurnEvidence, call: ToolCall | None) -> CallDoubt | None:
+def doubt_about(turn: TurnEvidence, call: ToolCall) -> CallDoubt | None:
     """How sure the model was of a call of this turn; the least sure of all where nothing says which of them it is."""
     if not turn.doubts:
         return None
-    own = () if call is None else _matching(tuple([doubt.call for doubt in turn.doubts]), call)
+    own = _matching(tuple([doubt.call for doubt in turn.doubts]), call)
     return min([doubt for doubt in turn.doubts if doubt.call in own] or turn.doubts, key=_by_probability)
 
 

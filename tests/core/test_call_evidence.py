@@ -90,6 +90,13 @@ def test_it_says_which_part_the_model_was_least_sure_of_and_by_how_much() -> Non
     assert verdict.reason == (
         "irreversible call of probability 0.28, needs 0.80, least sure of `amount` (0.31); confidence 0.86"
     )
+    never = judged(DEFAULT, after(DEFAULT, [1.0], read(*parts(0.0))))
+    assert "of probability 0.00, needs 0.80, least sure of `amount` (0.00)" in never.reason
+
+
+def test_a_call_exactly_as_likely_as_the_floor_is_not_doubtful() -> None:
+    strict = Profile(policy=UncertaintyPolicy(call_floor=1.0))
+    assert judged(strict, after(strict, [1.0], read(*parts(1.0)))).allowed
 
 
 def test_each_call_of_a_turn_answers_for_itself_and_one_that_is_not_told_apart_for_the_least() -> None:

@@ -426,6 +426,14 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             ),
         ),
         (
+            {"policy": ASKS, "detector": DETECTOR, "alarm": RINGING, "irreversible": False},
+            (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
+        ),
+        (
+            {"policy": ASKS, "level": CRITICAL, "confidence": 0.3},
+            (ABORT, "tier", "irreversible call: confidence 0.30, needs 0.80"),
+        ),
+        (
             {"fallback": "another model", "level": HIGH, "confidence": 0.5},
             (
                 PAUSE,
