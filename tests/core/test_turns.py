@@ -468,7 +468,8 @@ def test_a_seventeenth_turn_takes_the_place_of_the_first_settled_one_or_makes_tw
             str(n),
             *([pay(f"{n}-{k}") for k in range(20)] if n != settled else []),
             called=("x y",),
-            p_success=1 - n / 20,
+            p_success=1 - n / 20,  # the least of the second of two,
+            worst_chance=n / 80,  # and of the first
         )
         for n in range(16)
     )
