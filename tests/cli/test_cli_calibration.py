@@ -116,7 +116,7 @@ def test_an_alarm_is_in_the_exit_status_the_backtest_and_both_reports(made: Path
     assert cli("calibration", "show", "--store", alarmed).exit_code == 0
     tested = shown("backtest", str(made / "p.json"), str(made / "b"), "--watch", alarmed)
     assert [status["alarmed"] for status in tested["watch"]] == [True, False]
-    assert "no longer holds" in cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", alarmed).stdout
+    assert "no longer holds" in cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", alarmed).stderr
     page = tmp_path / "report.html"
     report = shown("evaluate", str(made / "b"), "--draws", "10", "--watch", alarmed, "-o", str(page))
     assert report["watch"][0]["alarmed"] is True
@@ -135,7 +135,7 @@ def test_without_a_watch_report_and_backtest_say_nothing_of_it(made: Path, tmp_p
         await store.aclose()
 
     anyio.run(create)
-    tested = cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", empty).stdout
+    tested = cli("backtest", str(made / "p.json"), str(made / "b"), "--watch", empty).stderr
     assert "not watched" in tested
     assert "No calibration is watched" in cli("calibration", "show", "--store", empty).stdout
 
