@@ -17,6 +17,7 @@ import anyio.to_thread
 
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.records.call_parts import WHOLE_CALL
 from grampus_uq.records.configuration import nearest
 from grampus_uq.records.protocols import Embedder, InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
@@ -50,6 +51,12 @@ LONG_COMPLETION: Final = 500
 
 _P_TRUE, _CALL = UncertaintySource.P_TRUE, UncertaintySource.CALL_PROBABILITY
 _P_TRUE_NOT_NEEDED: Final = Reading(source=_P_TRUE, value=None, reason=MissingReason.NOT_NEEDED)
+
+
+def _reads_its_calls(reading: Reading) -> bool:
+    """True where each argument was found in the tokens; a text about another call could stand for one that was not."""
+    told_apart = all(part.name != WHOLE_CALL for part in reading.parts)
+    return reading.source == _CALL and reading.value is not None and told_apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +255,7 @@ class SensingPlan:
     async def ask(self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput) -> list[Reading]:
         """The readings that need a model; missing ones included, with reasons. Raises nothing but cancellation."""
         fast, unneeded = self.fast, []
-        if not self.asks_of_calls and any(one.source == _CALL and one.value is not None for one in instant):
+        if not self.asks_of_calls and any(map(_reads_its_calls, instant)):
             fast = tuple([signal for signal in fast if signal.source != _P_TRUE])
             unneeded = [_P_TRUE_NOT_NEEDED] * (len(self.fast) - len(fast))
         return unneeded + await self._ask(profile, step, [*instant, *unneeded], given, fast)

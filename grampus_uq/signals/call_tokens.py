@@ -134,9 +134,17 @@ def _written_as_json(text: str, span: _Span, call: ToolCall) -> _Found | None:
         nested = [_members(text, at) for value, (at, _) in values if isinstance(value, dict)]
         inner_first = [inner for inner in (*nested, *levels) if inner.keys() >= call.arguments.keys()]
         if name is not None and inner_first:
-            return name, {key: _inside(*inner_first[0][key]) for key in call.arguments}
+            found = {key: inner_first[0][key] for key in call.arguments}
+            if not all(_is_same(found[key][0], value) for key, value in call.arguments.items()):
+                return None  # another call, which the model only wrote about
+            return name, {key: _inside(*member) for key, member in found.items()}
         levels = nested
     return None
+
+
+def _is_same(written: object, value: object) -> bool:
+    """True for equal values, and for a number that a client made of a text."""
+    return written == value or str(written) == str(value)
 
 
 def _members(text: str, at: int) -> _Members:

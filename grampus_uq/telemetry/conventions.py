@@ -93,6 +93,7 @@ _ALL: Final = (
     # Numbers that are evidence, and only those; the same keys on the parent.
     _a("uncertainty.confidence.fused", "double", _BOTH, "something was read", "number"),
     _a("uncertainty.confidence.propagated", "double", _BOTH, "always", "number"),
+    _a("uncertainty.call_probability", "double", ESTIMATE, "the tokens of the step's calls were read", "number"),
     _a("uncertainty.p_success", "double", _BOTH, "the profile is calibrated", "number"),
     _a("uncertainty.trajectory_risk", "double", _BOTH, "the profile has a TRACER", "number"),
     _a("uncertainty.surprisal", "double", ESTIMATE, "TRACER, and the model reports log-probabilities", "number"),

@@ -12,10 +12,12 @@ from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.records.events import DecisionEvent, StepEvent
 from grampus_uq.records.values import Reading, StepUncertainty
+from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.telemetry.conventions import ATTRIBUTES, ESCALATED, PARENT
 from grampus_uq.telemetry.evaluations import WORDS, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
+_CALL_PROBABILITY: Final = UncertaintySource.CALL_PROBABILITY
 _IRREVERSIBLE: Final = ("irreversible_override", "missing_evidence", "worst_so_far", "call_evidence")
 _ON_PARENT: Final = tuple(key for key, attribute in ATTRIBUTES.items() if PARENT in attribute.on)
 Attributes = dict[str, AttributeValue]
@@ -108,6 +110,10 @@ def estimate_attributes(
         call_id = event.step.tool_calls[0].id if event.step.tool_calls else ""
         if call_id:
             attributes["gen_ai.tool.call.id"] = plain_name(call_id, None)
+    elif event.step.tool_calls:
+        odds = [reading.value for reading in event.readings if reading.source == _CALL_PROBABILITY]
+        if odds and odds[0] is not None:
+            attributes["uncertainty.call_probability"] = odds[0]
     return attributes
 
 

@@ -93,6 +93,8 @@ def fitted_on(source):
         (True, (CALL,), None, {}, Profile()),
         (True, (CALL,), (TokenLogprob(token="Done.", logprob=-0.1),), {}, Profile()),
         (True, (), WRITTEN, {}, Profile()),
+        (True, (ToolCall(name="pay", arguments={"amount": 500}),), WRITTEN, {}, Profile()),
+        (True, (ToolCall(name="pay", arguments={"sum": 5}),), WRITTEN, {}, Profile()),
     ],
 )
 async def test_p_true_is_not_asked_of_a_call_that_its_own_tokens_tell_of(asked, calls, tokens, given, profile):

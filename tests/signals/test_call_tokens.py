@@ -122,6 +122,15 @@ def test_a_value_that_is_not_found_makes_every_token_of_the_call_count() -> None
     assert part.probability == pytest.approx(0.5**3)
 
 
+@pytest.mark.parametrize("way", ["object", "function", "flat", "text in text", "application"])
+def test_a_text_about_another_call_does_not_speak_for_the_arguments_of_this_one(way: str) -> None:
+    call = CALL.model_copy(update={"arguments": {**CALL.arguments, "amount": 855}})
+    (part,) = call_parts(one_a_character(WAYS[way]), [call])
+    assert part.name == WHOLE_CALL
+    coerced = CALL.model_copy(update={"arguments": {**CALL.arguments, "amount": "85.5"}})
+    assert [part.name for part in call_parts(one_a_character(WAYS[way]), [coerced])] == ["", *CALL.arguments]
+
+
 def test_a_call_with_more_arguments_than_are_told_apart_is_read_as_a_whole() -> None:
     arguments = {f"a{number}": number for number in range(MAX_PARTS + 1)}
     text = json.dumps({"name": "f", "arguments": arguments})

@@ -71,9 +71,11 @@ def everything():
                 "alarm_mode": "anytime",
             }
             paid = (Reading(source="p_true", value=0.1, calls=1, cost_usd=0.01),)
+            paid += (Reading(source="call_probability", value=0.3),)
             kept.emitter.on_event(
                 replace(
                     event,
+                    step=replace(event.step, tool_calls=(ToolCall(name="pay"),)),
                     readings=paid,
                     assessment=event.assessment.model_copy(update=fitted),
                     trajectory=TrajectoryReading(pending=StepComponents(is_agent=True, surprisal=1.5)),
