@@ -16,10 +16,18 @@ from tests.compat import typed_clients
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_type_checker_takes_the_clients_and_tools_of_users() -> None:
+CHECKERS = {
+    "mypy": ["mypy", "--config-file", "pyproject.toml"],
+    "pyright": ["basedpyright", "--pythonpath", sys.executable, "--level", "error"],  # its wheel brings its own Node
+}
+
+
+@pytest.mark.parametrize("checker", CHECKERS.values(), ids=CHECKERS)
+def test_the_type_checkers_take_the_clients_and_tools_of_users(checker: list[str]) -> None:
     files = ["tests/compat/typed_clients.py", "tests/compat/typed_face.py"]
-    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", *checker, *files], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -1,4 +1,5 @@
 """Clients and tools as users write them; `mypy --strict` must accept each where a protocol is asked for."""
+# pyright: strict
 
 from __future__ import annotations
 

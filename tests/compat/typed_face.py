@@ -1,4 +1,5 @@
-"""What the public calls return, as a type checker sees it; `mypy --strict` must accept each."""
+"""What the public calls return, as a type checker sees it; mypy and pyright, both strict, must accept each."""
+# pyright: strict
 
 from __future__ import annotations
 
