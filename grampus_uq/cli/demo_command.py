@@ -1,4 +1,4 @@
-"""`grampus-uq demo`: watch a real model answer real questions, and see what the monitor lets it publish."""
+"""`grampus-uq demo`: watch a real model act on mails, or answer questions, and see what the monitor holds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from grampus_uq.cli.demo_mails import run_mails
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.demo.demo_report import summarise
 from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_demo, run_demo
+from grampus_uq.demo.mail_plan import DEFAULT_MAILS
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.view import Screen, closing_lines, report_view
 from grampus_uq.errors import ModelError
@@ -30,37 +32,70 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
 
 
 @click.command(name="demo", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--n", type=click.IntRange(min=1), help=f"Questions to ask.  [default: {DEFAULT_N}]")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the questions.")
+@click.option(
+    "--task",
+    type=click.Choice(["mails", "questions"]),
+    default="mails",
+    show_default=True,
+    help="What the agent does. Options marked (questions) belong to that task.",
+)
+@click.option(
+    "--n",
+    type=click.IntRange(min=1),
+    help=f"Mails to handle, or questions to ask.  [default: {DEFAULT_MAILS}, {DEFAULT_N}]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws mails or questions.")
+@click.option("--details", is_flag=True, help="Show every mail with both monitors' readings.")
 @click.option(
     "--questions",
     "questions_file",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Your own questions: .jsonl or .csv with the fields question, answer, and if wanted id and topic.",
+    help="(questions) Your own: .jsonl or .csv with the fields question, answer, and if wanted id and topic.",
 )
-@click.option("--model", metavar="NAME", help="Any model that litellm knows.  [default: local, the embedded one]")
-@click.option("--api-base", metavar="URL", help="An OpenAI-compatible server to ask, for --model if that is given.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Limit of an answer.  [default: 24 embedded, else 1024]")
-@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="Questions at a time.")
-@click.option("--advisory", is_flag=True, help="Pause nothing, only record what would have been paused.")
-@click.option("--profile", "profile_file", type=click.Path(dir_okay=False), help="Let a fitted profile decide.")
-@click.option("--every-signal", is_flag=True, help="Sample every answer again, not only the undecided: to fit on.")
-@click.option("--otlp", metavar="URL", help="Send the spans there, such as http://localhost:4317.")
+@click.option("--model", metavar="NAME", help="(questions) Any model that litellm knows.  [default: the embedded one]")
+@click.option("--api-base", metavar="URL", help="(questions) An OpenAI-compatible server, for --model if given.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    help="(questions) Limit of an answer.  [default: 24 embedded, else 1024]",
+)
+@click.option("--parallel", type=click.IntRange(1, 64), default=4, show_default=True, help="(questions) At a time.")
+@click.option("--advisory", is_flag=True, help="(questions) Pause nothing, only record what would have been paused.")
+@click.option("--profile", "profile_file", type=click.Path(dir_okay=False), help="(questions) Let a profile decide.")
+@click.option("--every-signal", is_flag=True, help="(questions) Sample every answer again: to fit on.")
+@click.option("--otlp", metavar="URL", help="(questions) Send the spans there, such as http://localhost:4317.")
 @click.option("--runs-folder", type=click.Path(file_okay=False), default="runs", show_default=True, help="Recordings.")
 @click.option(
     "--content",
     type=click.Choice(["full", "hashed", "none"]),
-    help="Text that the recording keeps.  [default: full, and hashed for your own questions]",
+    help="(questions) Text that the recording keeps.  [default: full, and hashed for your own questions]",
 )
 @as_json_option
-def command(model: str | None, api_base: str | None, max_tokens: int | None, as_json: bool, **options: Any) -> None:
-    """Let a model answer questions and publish what the monitor allows.
+@click.pass_context
+def command(context: click.Context, /, task: str, details: bool, as_json: bool, **options: Any) -> None:
+    """Watch a small model act, and what is held before it does harm.
 
-    The questions are the capitals of all members of the United Nations, the symbols of all elements, and graded
-    arithmetic. Each answer is an agent's run: the model answers, the monitor reads its signals, and publish_answer,
-    which cannot be undone, is paused or cleared by the policy. Then the answer key grades the answers.
+    The mails are customers' who want money back or an order cancelled. Each is handled three ways: without a monitor,
+    under the default limits, and under a profile that was fitted on other mails.
+
+    With --task questions the model answers questions with known answers, and publish_answer, which cannot be undone,
+    is held or cleared.
     """
+    if task == "questions":
+        _ask_questions(as_json=as_json, **options)
+        return
+    given = {name for name in options if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}
+    if strange := sorted(given - {"n", "seed", "runs_folder"}):
+        flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
+        raise click.UsageError(f"{flags[strange[0]]} belongs to the questions: add --task questions.")
+    number = options["n"] or DEFAULT_MAILS
+    run_mails(n=number, seed=options["seed"], runs_folder=options["runs_folder"], details=details, as_json=as_json)
+
+
+def _ask_questions(
+    *, model: str | None, api_base: str | None, max_tokens: int | None, as_json: bool, **options: Any
+) -> None:
     name = model or ("local" if api_base is None else "")
     limit = max_tokens or (_EMBEDDED_TOKENS if name == "local" and api_base is None else _OTHER_TOKENS)
     plan = plan_demo(model=name, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)

@@ -2,11 +2,11 @@
 
     python -m tests.benchmarks.life [--recordings FOLDER] [--questions 400] [--splits 5] [--page FILE] [--json]
 
-One pass of `grampus-uq demo --advisory --every-signal` records the questions with every signal (15 minutes on two busy
-cores; a folder with an earlier pass is used as it is). Then, for each seed, half of the runs is fitted on by
-`grampus-uq fit`, and the other half is replayed: under the default tiers (before), under the fitted profile while it
-only advises, and under the profile when it acts. Replay is number for number what the live monitor concludes
-(`tests/recording/test_live_is_replay.py`), so the 400 answers are asked for once and judged five times.
+One pass of `grampus-uq demo --task questions --advisory --every-signal` records the questions with every signal (15
+minutes on two busy cores; a folder with an earlier pass is used as it is). Then, for each seed, half of the runs is
+fitted on by `grampus-uq fit`, and the other half is replayed: under the default tiers (before), under the fitted
+profile while it only advises, and under the profile when it acts. Replay is number for number what the live monitor
+concludes (`tests/recording/test_live_is_replay.py`), so the 400 answers are asked for once and judged five times.
 
 `right` is the answer key's word. A false alarm is a right answer that the detector's alarm holds.
 """
@@ -178,6 +178,8 @@ def recordings(folder: str | None, questions: int) -> Iterator[Run]:
             "-m",
             "grampus_uq.cli",
             "demo",
+            "--task",
+            "questions",
             "--n",
             str(questions),
             "--every-signal",

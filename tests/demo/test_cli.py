@@ -50,7 +50,7 @@ def hangs_after_five(request: Request, server: Loopback) -> Reply:
 
 def run(*arguments: str) -> int:
     try:
-        main(["demo", *arguments])
+        main(["demo", "--task", "questions", *arguments])
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     return 0
@@ -259,7 +259,8 @@ def test_a_dead_otlp_endpoint_costs_the_run_nothing(tmp_path: Path, capfd: pytes
 
 def test_ctrl_c_prints_what_there_is_and_leaves_a_readable_recording(tmp_path: Path) -> None:
     with serving(hangs_after_five) as server:
-        command = [sys.executable, "-m", "grampus_uq.cli", "demo", "--api-base", server.api_base, "--json"]
+        command = [sys.executable, "-m", "grampus_uq.cli", "demo", "--task", "questions", "--json"]
+        command += ["--api-base", server.api_base]
         process = subprocess.Popen(
             [*command, "--runs-folder", str(tmp_path)],
             stdout=subprocess.PIPE,

@@ -172,7 +172,18 @@ def test_the_demos_command_sends_the_same_spans(
 
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "openinference.project.name=demo-command")
     with serving(knows_half) as server:
-        arguments = ["demo", "--model", "tiny", "--api-base", server.api_base, "--n", "9", "--json"]
+        arguments = [
+            "demo",
+            "--task",
+            "questions",
+            "--model",
+            "tiny",
+            "--api-base",
+            server.api_base,
+            "--n",
+            "9",
+            "--json",
+        ]
         with pytest.raises(SystemExit, match="0"):
             main([*arguments, "--runs-folder", str(tmp_path), "--otlp", backend.grpc])
     steps = sum(len(run.steps) for run in runs(tmp_path))
