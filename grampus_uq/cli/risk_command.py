@@ -43,6 +43,7 @@ _COLUMNS = (
     help="Read the components anew from the recorded texts.  [default: as they were recorded]",
 )
 @click.option("--model-dir", metavar="DIR", help="Model directory of MiniLM.  [default: the installed package's]")
+@click.option("--ablations", is_flag=True, help="Also TRACER with parts of it left out or put together otherwise.")
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of folds and bootstrap.")
 @as_json_option
@@ -52,6 +53,7 @@ def command(
     task_key: str,
     embedder: str | None,
     model_dir: str | None,
+    ablations: bool,
     draws: int,
     seed: int,
     as_json: bool,
@@ -71,7 +73,7 @@ def command(
         raise click.UsageError(f"{profile} has no TRACER parameters.")
     with naming_refused() as refuse:
         trajectories = _read(paths, task_key, embedder, model_dir, settings, refuse)
-        rows = list(_rows(trajectories, settings, seed, draws))
+        rows = list(_rows(trajectories, settings, seed, draws, ablations=ablations))
         if as_json:
             shown = {"runs": len(trajectories.runs), "left_out": dict(trajectories.excluded), "scores": rows}
             print_json(shown)
@@ -129,7 +131,7 @@ def _read_anew(
 
 
 def _rows(
-    trajectories: Trajectories, settings: TrajectoryRiskSettings | None, seed: int, draws: int
+    trajectories: Trajectories, settings: TrajectoryRiskSettings | None, seed: int, draws: int, *, ablations: bool
 ) -> Iterator[dict[str, Any]]:
     import numpy as np
 
@@ -141,7 +143,10 @@ def _rows(
     if not runs:
         return
     scores = dict(SCORES) if settings is None else {"tracer_profile": tracer_path(settings.parameters), **SCORES}
-    paths = {name: [score(run) for run in runs] for name, score in {**scores, **READINGS, **ABLATIONS}.items()}
+    paths = {
+        name: [score(run) for run in runs]
+        for name, score in {**scores, **READINGS, **(ABLATIONS if ablations else {})}.items()
+    }
     validation = cross_validated(trajectories, rng=np.random.default_rng(seed))
     if validation is not None:
         paths = {"tracer_fitted": fitted_paths(runs, validation.fold_of, validation.parameters), **paths}

@@ -84,7 +84,9 @@ def test_figures_are_the_same_from_hashed_recordings_and_from_texts_read_anew(tm
     rows, again = by_score(hashed), by_score(anew)
     assert hashed["runs"] == anew["runs"] == 40
     assert rows.keys() >= {"tracer_fitted", "tracer_default", "n_steps", "n_chars", "tool_errors", "duplicate_calls"}
-    assert rows.keys() >= {"normalised_entropy", "saup", "tracer_agent_only", "tracer_user_only", "extended_sum"}
+    assert rows.keys() >= {"normalised_entropy", "saup", "extended_sum"}
+    more = by_score(measured(str(tmp_path / "hashed"), "--ablations"))
+    assert more.keys() - rows.keys() >= {"tracer_agent_only", "tracer_user_only", "tracer_additive"}
     assert "semantic_entropy" not in rows  # nobody asked for samples
     for name in rows.keys() - {"n_chars"}:  # arguments are hashed too, and their hash is not as long as they are
         assert rows[name] == again[name], name
