@@ -55,8 +55,8 @@ def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
     except RecursionError:  # nested deeper than any tool's arguments
         parts = ()
     values = [call_probability(parts, call) for call in range(len(step.tool_calls[:MAX_CALLS]))]
-    known = [value for value in values if value is not None]
-    if known and len(known) == len(values):
+    known = [value for value in values if value is not None]  # of every call, or of none
+    if known:
         return Reading(source=UncertaintySource.CALL_PROBABILITY, value=min(known), parts=parts)
     broken = not all(token.logprob <= 1e-3 for token in tokens)
     reason = MissingReason.INVALID_VALUE if broken else MissingReason.NO_LOGPROBS

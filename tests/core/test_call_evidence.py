@@ -106,6 +106,10 @@ def test_each_call_of_a_turn_answers_for_itself_and_one_that_is_not_told_apart_f
     assert judged(DEFAULT, state, unsure).rule == "call_evidence"
     assert judged(DEFAULT, state, "pay").rule == "call_evidence"
     assert state_from_json(state_to_json(state)) == state
+    step = Step(step_id="0", kind="tool_call", time_s=0.0, tool_calls=(sure,), effect=Effect.IRREVERSIBLE)
+    state, made = advance(DEFAULT, state, step, ())
+    assert made.action is UncertaintyAction.PROCEED
+    assert judged(DEFAULT, state, unsure).rule == "call_evidence", "a call that was made leaves the others as they were"
 
 
 def test_a_call_that_two_turns_may_have_proposed_answers_for_the_less_sure_of_them() -> None:
