@@ -54,6 +54,7 @@ def command(
                 detector.streams,
                 labelled=not unlabelled,
                 profile=judge,
+                at_calls=detector.at_calls,
                 on_runs=advance,
                 on_refused=refuse,
                 **spread,
@@ -98,8 +99,12 @@ def _print(rows: Sequence[BacktestRow]) -> None:
 
 
 def _judge_of(profile: Profile) -> Profile | None:
-    """The profile that computes streams of its own, without its detector and release; None: as recorded."""
-    if profile.calibration is None and profile.trajectory_risk is None:
+    """The profile that computes streams of its own or says what a call is, without detector and release.
+
+    None: as recorded.
+    """
+    called = profile.detector is not None and profile.detector.at_calls
+    if profile.calibration is None and profile.trajectory_risk is None and not called:
         return None
     return profile.model_copy(update={"detector": None, "release": None})
 

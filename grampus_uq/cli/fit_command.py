@@ -97,6 +97,11 @@ __all__ = ["command"]
 @click.option(
     "--tracer", "fits_tracer", is_flag=True, help="Fit TRACER on half of the tasks, and the alarm on the rest."
 )
+@click.option(
+    "--detector-at",
+    type=click.Choice(["calls", "steps"]),
+    help="What the detector looks at.  [default: irreversible calls, where half of the runs have one]",
+)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws the splits.")
 @click.option("--force", is_flag=True, help="Write a profile even when nothing could be fitted.")
 @spreading
@@ -154,7 +159,10 @@ def command(
             rule = "left out with --stream, --tracer, --budget or a table: these fit a detector alone"
             raise ConfigurationError.of(name, "fit", rule, value)
     streams = streams or (("external",) if table else ("fused",))
-    _fit_alone(paths, output, options, streams, fits_tracer, budget, spread, table=table, force=force, as_json=as_json)
+    policy = _policy(streams, irreversible)
+    _fit_alone(
+        paths, output, options, streams, fits_tracer, budget, spread, policy, table=table, force=force, as_json=as_json
+    )
 
 
 def _checked(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,6 +181,7 @@ def _fit_alone(
     fits_tracer: bool,
     budget: float | None,
     spread: Mapping[str, Any],
+    policy: UncertaintyPolicy,
     *,
     table: bool,
     force: bool,
@@ -181,15 +190,19 @@ def _fit_alone(
     """Fit a detector, with TRACER where it is one of its streams, and nothing else."""
     rng = np.random.default_rng(options.seed)
     tracer = None
-    reading: dict[str, Any] = {"labelled": budget is None, "task_key": options.task_key}
+    at_calls = None if options.detector_at is None else options.detector_at == "calls"
+    reading: dict[str, Any] = {"labelled": budget is None, "task_key": options.task_key, "at_calls": at_calls}
     with naming_refused() as refuse:
         if not table and (fits_tracer or UncertaintySource.TRAJECTORY_RISK in streams):
             tracer, data = tracer_and_detector_runs(
-                paths, streams, rng=rng, fits=fits_tracer, on_refused=refuse, **reading
+                paths, streams, rng=rng, fits=fits_tracer, policy=policy, on_refused=refuse, **reading
             )
         else:
             with progress("Reading runs") as advance:
-                data = read_detector_runs(paths, streams, on_runs=advance, on_refused=refuse, **reading, **spread)
+                judge = Profile(policy=policy) if policy.irreversible_tool_names else None
+                data = read_detector_runs(
+                    paths, streams, profile=judge, on_runs=advance, on_refused=refuse, **reading, **spread
+                )
         if budget is not None:
             fit = fit_budget(data, rng=rng, share=budget)
         else:
@@ -199,7 +212,7 @@ def _fit_alone(
         artifact = ProfileArtifact(
             profile=Profile(
                 detector=fit.detector,
-                policy=_policy(streams),
+                policy=policy,
                 trajectory_risk=None if tracer is None else tracer.settings,
             ),
             fitted_for=FittedFor() if table else _fitted_for(paths),
@@ -231,9 +244,10 @@ def _costs(missed_failure: float | None, false_alarm: float | None, step: float)
     return Costs(missed_failure=missed_failure, false_alarm=false_alarm, step=step)
 
 
-def _policy(streams: Sequence[str]) -> UncertaintyPolicy:
+def _policy(streams: Sequence[str], irreversible: Sequence[str]) -> UncertaintyPolicy:
     """The default policy with the signals switched on that the detector reads: without them it would never ring."""
     return UncertaintyPolicy(
+        irreversible_tool_names=list(irreversible),
         enable_prefix_verifier=UncertaintySource.PREFIX_VERIFIER in streams,
         enable_semantic_sampling=UncertaintySource.SEMANTIC_ENTROPY in streams,
     )

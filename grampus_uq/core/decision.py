@@ -145,6 +145,8 @@ def _fitted(now: Situation) -> _Ruling:
     """What the detector and the release rule say; a pause by the alarm is inside the detector's one budget."""
     action, rule, reason = (_PROCEED, "tier", "") if now.level is _LOW else (_LOG, "tier", _loudness(now))
     detector, alarm = now.profile.detector, now.state.alarm
+    if detector is not None and detector.at_calls and not now.irreversible:
+        detector = None  # it speaks of irreversible calls alone
     if detector is not None and alarm is not None and alarm_pending(detector, alarm):
         evidence, limit = alarm.evidence.log_peak, detector.threshold.log_value
         action, rule = now.profile.policy.on_alarm, "detector"
@@ -175,9 +177,9 @@ def _released(now: Situation, release: ReleaseRule, action: UncertaintyAction) -
 def _guarded(now: Situation, decision: _Ruling) -> _Ruling:
     """An irreversible call: graver where it or a step before is doubtful, evidence is missing, an alarm has rung."""
     policy, state = now.profile.policy, now.state
-    if (
-        state.alarmed and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]
-    ):  # a grant lifts a tier's pause, not this one
+    rings = decision[1] == "detector"
+    if state.alarmed and not rings and _GRAVITY[policy.on_alarm] >= _GRAVITY[decision[0]]:
+        # a grant lifts a tier's pause, not this one
         reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
         decision = policy.on_alarm, "detector", reason
     doubt = _doubt(now)

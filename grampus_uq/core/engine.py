@@ -31,7 +31,7 @@ from grampus_uq.core.turn_evidence import (
     text_key,
     with_turn,
 )
-from grampus_uq.core.worst_case import Streams, lacks, streams_of, worst_case_step
+from grampus_uq.core.worst_case import Streams, alarm_at_call, lacks, streams_of, worst_case_step
 from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.values import NO_READING, Reading, Step, StepUncertainty, ToolCall, Verdict, utc
@@ -91,7 +91,10 @@ def advance(
     worst_case = state.worst_case
     if detector is not None and not is_call:
         streams["p_success"] = seen.p_success
-        alarm, seen.log_m = alarm_step(detector, alarm, state.session_id, streams)
+        if detector.at_calls:
+            seen.scores = tuple([streams.get(name) for name in detector.streams])
+        else:
+            alarm, seen.log_m = alarm_step(detector, alarm, state.session_id, streams)
         seen.due = seen.due or bool(lacks(detector, streams))
     if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
@@ -124,6 +127,9 @@ def advance(
         draft.alarmed = state.alarmed or alarm_raised(detector, alarm)
     draft.__class__ = SessionState
     new_state: SessionState = draft
+    irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
+    if irreversible:
+        new_state, seen.log_m = alarm_at_call(profile, new_state, turn)
     verdict = decide(
         _new_situation(
             profile=profile,
@@ -131,7 +137,7 @@ def advance(
             turn=turn,
             kind=kind,
             tool_name=tool_name,
-            irreversible=is_call and is_irreversible(policy, tool_name, step.effect),
+            irreversible=irreversible,
             level=level,
             confidence=propagated,
             effect=step.effect,
@@ -155,6 +161,9 @@ def judge_call(
     if not state.alarmed and has_alarmed(profile, state):  # a state of an older version
         state = replace(state, alarmed=True)
     turn = placed(state.turns, call, step_id)[1]
+    irreversible = is_irreversible(profile.policy, call.name, effect)
+    if irreversible:
+        state, _ = alarm_at_call(profile, state, turn)
     verdict = decide(
         _new_situation(
             profile=profile,
@@ -162,7 +171,7 @@ def judge_call(
             turn=turn,
             kind="tool_call",
             tool_name=call.name,
-            irreversible=is_irreversible(profile.policy, call.name, effect),
+            irreversible=irreversible,
             level=level_of(profile.policy, state.cumulative, state.has_reading),
             confidence=state.cumulative,
             effect=effect,
@@ -197,6 +206,8 @@ def _turns_after(
             more=len(calls) > MAX_CALLS,
             listed=listed(step) if calls else (),
             doubts=doubts(step, readings) if calls else (),
+            scores=seen.scores,
+            worst_scores=() if worst_case is None else worst_case.scores,
         )
         return with_turn(state.turns, turn), turn
     call = step.tool_calls[0] if step.tool_calls else None
@@ -224,7 +235,7 @@ class _Tally:
 
     __slots__ = (
         *("calls", "cost_usd", "due", "fused", "log_m", "missing", "no_risk", "p_success", "p_true_failed"),
-        *("propagated", "proposed", "risk", "samples", "semantic", "sources", "tokens", "values"),
+        *("propagated", "proposed", "risk", "samples", "scores", "semantic", "sources", "tokens", "values"),
     )
     semantic: float | None
     fused: float | None
@@ -232,6 +243,7 @@ class _Tally:
     risk: float | None
     no_risk: str | None
     log_m: float | None
+    scores: tuple[float | None, ...]
 
     def __init__(self) -> None:
         self.values: dict[str, float] = {}
@@ -242,6 +254,7 @@ class _Tally:
         self.proposed = True
         self.calls = self.tokens = self.samples = 0
         self.cost_usd, self.propagated = 0.0, 1.0
+        self.scores = ()
 
     @property
     def lowest(self) -> tuple[str, float]:

@@ -136,7 +136,8 @@ class Profile(Configuration):
 class WorstCase:
     """What would be believed had every reading that was due and did not come been 0: irreversible calls answer to it.
 
-    `unread` says which ones the latest step of the model lacked, and why; the others are as in `SessionState`.
+    `unread` says which ones the latest step of the model lacked, and why; `scores` are the streams that a detector that
+    looks at calls has of that step; the others are as in `SessionState`.
     """
 
     cumulative: Unit
@@ -145,6 +146,7 @@ class WorstCase:
     alarm: AlarmState | None = None
     p_success: Unit | None = None
     unread: str = ""
+    scores: tuple[Unit | None, ...] = ()
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

@@ -51,6 +51,7 @@ _DIGEST = 24
 _LONGEST = 64
 _LONGEST_NAME = 256
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+Scores = tuple[Unit | None, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,8 @@ class TurnEvidence:
     the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
     case. `calls` are the keys of the calls it proposed that were
     not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept. `listed` are the
-    digests of all of them, name and arguments. `doubts`: how sure the model was of each.
+    digests of all of them, name and arguments. `doubts`: how sure the model was of each. `scores`: the streams of a
+    detector that looks at calls, in its order, and `worst_scores` the same in the worst case.
     """
 
     step: str = ""
@@ -78,6 +80,8 @@ class TurnEvidence:
     more: bool = False
     listed: tuple[str, ...] = ()
     doubts: tuple[CallDoubt, ...] = ()
+    scores: Scores = ()
+    worst_scores: Scores = ()
 
     __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -237,6 +241,8 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
         more=turn.more,
         listed=turn.listed,
         doubts=turn.doubts,
+        scores=turn.scores,
+        worst_scores=turn.worst_scores,
     )
 
 
@@ -283,9 +289,18 @@ def least(turns: Sequence[TurnEvidence]) -> TurnEvidence:
         lowest=min(lows, key=lambda low: low[1], default=None),
         stated=all(turn.stated for turn in turns),
         doubts=_least_doubts([doubt for turn in turns for doubt in turn.doubts]),
+        scores=_least_scores([turn.scores for turn in turns]),
+        worst_scores=_least_scores([turn.worst_scores or turn.scores for turn in turns]),
     )
+
+
+def _least_scores(found: Sequence[Scores]) -> Scores:
+    """Stream by stream the least; None where a turn lacks it, and nothing where a turn has none."""
+    if not all(found):
+        return ()
+    return tuple([None if None in both else min(v for v in both if v is not None) for both in zip(*found, strict=True)])
 
 
 def without_chances(turns: Turns) -> Turns:
     """The turns under another profile: what the old one made of their readings holds no more."""
-    return tuple([replace(turn, p_success=None, worst_chance=None) for turn in turns])
+    return tuple([replace(turn, p_success=None, worst_chance=None, scores=(), worst_scores=()) for turn in turns])

@@ -8,14 +8,16 @@ due. Records, levels and reversible steps go by the belief; an irreversible call
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from grampus_uq.core.alarm import alarm_step
+from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.propagator import propagated_by
 from grampus_uq.core.state import Profile, SessionState, WorstCase
+from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.values import Reading, worst_values
 from grampus_uq.stats.eprocess import Detector
 
-__all__ = ["Streams", "lacks", "streams_of", "worst_case_step"]
+__all__ = ["Streams", "alarm_at_call", "lacks", "streams_of", "worst_case_step"]
 
 Streams = dict[str, float | None]
 
@@ -64,6 +66,7 @@ def worst_case_step(
     least = profile.estimator.pessimistic(profile.estimator.fuse_readings(values), semantic)
     propagated, believed, memory = propagated_by(profile.propagator, least, kind, known.cumulative, known.memory)
     alarm, chance = known.alarm, known.p_success
+    scores: tuple[float | None, ...] = ()
     if senses:
         risk = 0.0 if risk_due else streams["trajectory_risk"]
         found = streams_of(values, semantic, least, propagated, risk)
@@ -77,10 +80,41 @@ def worst_case_step(
             found["p_success"] = chance
             lacking = lacks(profile.detector, found)
             unread += [f"{name}: not read" for name in lacking]
-            alarm, _ = alarm_step(profile.detector, alarm, state.session_id, {**found, **dict.fromkeys(lacking, 0.0)})
+            found |= dict.fromkeys(lacking, 0.0)
+            if profile.detector.at_calls:
+                scores = tuple([found.get(name) for name in profile.detector.streams])
+            else:
+                alarm, _ = alarm_step(profile.detector, alarm, state.session_id, found)
         unread += ["trajectory_risk: not read"] if risk_due else []
     if state.worst_case is None and (not unread or (least == fused and not streams)):
         return None
     worst = known.worst if least is None else least if known.worst is None else min(known.worst, least)
     unread_text = "; ".join(unread)[:_SHOWN] or (known.unread if isinstance(known, WorstCase) else "")
-    return WorstCase(cumulative=believed, memory=memory, worst=worst, alarm=alarm, p_success=chance, unread=unread_text)
+    return WorstCase(
+        cumulative=believed,
+        memory=memory,
+        worst=worst,
+        alarm=alarm,
+        p_success=chance,
+        unread=unread_text,
+        scores=scores,
+    )
+
+
+def alarm_at_call(profile: Profile, state: SessionState, turn: TurnEvidence) -> tuple[SessionState, float | None]:
+    """What a detector that looks at calls makes of an irreversible one by the turn that proposes it, at its worst too.
+
+    Returns the new state, and log M.
+    """
+    detector = profile.detector
+    if detector is None or not detector.at_calls:
+        return state, None
+    alarm, log_m = alarm_step(
+        detector, state.alarm, state.session_id, dict(zip(detector.streams, turn.scores, strict=False))
+    )
+    case = state.worst_case
+    if case is not None:
+        least = dict(zip(detector.streams, turn.worst_scores or turn.scores, strict=False))
+        case = replace(case, alarm=alarm_step(detector, case.alarm, state.session_id, least)[0])
+    alarmed = state.alarmed or alarm_raised(detector, alarm)
+    return replace(state, alarm=alarm, worst_case=case, alarmed=alarmed), log_m

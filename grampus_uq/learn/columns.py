@@ -45,8 +45,10 @@ __all__ = [
     "ReadRun",
     "RunRow",
     "RunRows",
+    "at_rows",
     "columns_of",
     "is_model_step",
+    "looks_at_calls",
     "other_trials",
     "read_columns",
     "recorded_rows",
@@ -121,6 +123,11 @@ class Columns:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Rows of each run; shape (runs,)."""
         return np.array([run.length for run in self.runs], dtype=np.int64)
+
+    def at_calls(self, name: str) -> FloatArray:
+        """One column at the irreversible calls of the runs, in order: the value of the turn that proposed each."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        return at_rows(self.stream(name), starts, [run.calls for run in self.runs])
 
     def stream(self, name: str) -> FloatArray:
         """One column, shape (rows,), all NaN for an unknown name. Shares memory: add no run while it is in use."""
@@ -231,6 +238,20 @@ def step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, flo
         streams["p_success"] = assessment.p_success
     risk = confidence_of_risk(assessment.trajectory_risk)
     return streams if risk is None else {**streams, "trajectory_risk": risk}
+
+
+def at_rows(values: FloatArray, starts: npt.NDArray[np.int64], rows: Sequence[Sequence[int]]) -> FloatArray:
+    """The values at some rows of each run, counted from its start; NaN for row -1, which is before any."""
+    at = np.array([-1 if row < 0 else int(start) + row for start, own in zip(starts, rows, strict=True) for row in own])
+    return np.append(values, math.nan)[at.astype(np.intp)]
+
+
+def looks_at_calls(calls: Sequence[Sequence[int]]) -> bool:
+    """Whether a detector for these runs looks at their irreversible calls alone: where at least half of them have one.
+
+    The steps that gather facts before a call say little of it, and their worst one hides what the call's own turn says.
+    """
+    return 2 * sum(bool(own) for own in calls) >= len(calls) > 0
 
 
 def is_model_step(event: StepEvent) -> bool:

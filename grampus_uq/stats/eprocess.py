@@ -62,6 +62,8 @@ class Detector:
         null_peaks: (log peak, draw) of the successful runs held out for the thresholds, ascending; it gives further
             levels, and starts the test of exchangeability.
         without_gaps: streams present at every step of the fitting runs; None where this was not recorded.
+        at_calls: its steps are the irreversible calls of a run, each with the scores of the turn that proposed it;
+            False: all steps of the model.
         bounded: (derived) True for the streams whose scores have to be probabilities.
     """
 
@@ -72,6 +74,7 @@ class Detector:
     salt: str
     null_peaks: tuple[tuple[Extended, float], ...] = ()
     without_gaps: tuple[str, ...] | None = None
+    at_calls: bool = False
     bounded: tuple[bool, ...] = field(init=False, repr=False, compare=False)
 
     __pydantic_config__ = STORED
@@ -189,6 +192,8 @@ def detector_to_json(detector: Detector) -> dict[str, Any]:
     written = {"format": FORMAT, **to_json(detector)}
     if detector.without_gaps is None:  # unknown to older versions
         del written["without_gaps"]
+    if not detector.at_calls:
+        del written["at_calls"]
     return written
 
 

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from click.testing import CliRunner
@@ -157,7 +157,8 @@ def _seen(promise: Promise, artifact: ProfileArtifact | Profile | None, rng: np.
         return False, math.nan, 0.0
     # What is promised of runs that call is measured on such runs alone, where calling says nothing else of a run.
     world = promise.world
-    alone = about_release and isinstance(world, World) and not world.prone
+    of_calls = about_release or (detector is not None and detector.at_calls)
+    alone = of_calls and isinstance(world, World) and not world.prone
     fresh = (replace(world, calls=1.0) if alone else world).draw(rng, FRESH)
     told = live(artifact, fresh, name=f"f{rng.integers(2**40)}")
     good, calls = fresh.chance, fresh.calls
@@ -183,7 +184,7 @@ def _refitted(let_through: float) -> Fit:
 
     def fit(path: Path, options: FitOptions, base: ProfileArtifact | None, seed: int) -> ProfileArtifact:
         first = _fitted(path, options, base, seed)
-        runs = PLAIN.draw(np.random.default_rng([seed, 77]), 200)
+        runs = CALLS_NOTHING.draw(np.random.default_rng([seed, 77]), 200)
         acted = act(first, path.with_suffix(".acted.jsonl"), runs, let_through=let_through, seed=seed)
         return _fitted(acted, options, base, seed)
 
@@ -194,6 +195,7 @@ def _budgeted(path: Path, options: FitOptions, base: ProfileArtifact | None, see
     """By the command: an interruption budget needs no labels."""
     target = path.with_suffix(".profile")
     asked = ["fit", str(path), "--budget", str(options.false_alarms), "--seed", str(seed), "-o", str(target)]
+    asked += ["--irreversible", "send"] if options.detector_at != "steps" else []
     done = CliRunner().invoke(_group, asked)
     if done.exit_code != 0:
         return None
@@ -248,6 +250,8 @@ TRIALS = World(trials=4, alike=0.9)
 PRONE = World(trials=4, prone=True)
 ROUND = World(digits=1)
 STEPS = World(steps=3)
+CALLS_NOTHING = World(calls=0.0)
+MOST_CALL = World(calls=0.6, shy=2.5)
 
 
 def _certificate(where: str, world: World, n: int, **given: Any) -> Promise:
@@ -292,16 +296,18 @@ def _held(where: str, world: World, n: int, **given: Any) -> Promise:
     )
 
 
-def _alarm(where: str, world: World, n: int, *, delta: float | None = 0.1, **given: Any) -> Promise:
-    options = FitOptions(false_alarms=0.2, assurance=0.0 if delta is None else 1.0 - delta)
+def _alarm(
+    where: str, world: World, n: int, *, delta: float | None = 0.1, at: Literal["steps"] | None = None, **given: Any
+) -> Promise:
+    options = FitOptions(false_alarms=0.2, assurance=0.0 if delta is None else 1.0 - delta, detector_at=at)
     name = "conformal" if delta is None else "PAC"
     return Promise(
         name=name, where=where, about="alarms", level=0.2, delta=delta, options=options, world=world, n=n, **given
     )
 
 
-def _budget(where: str, world: World, n: int, **given: Any) -> Promise:
-    options = FitOptions(false_alarms=0.2)
+def _budget(where: str, world: World, n: int, *, at: Literal["steps"] | None = None, **given: Any) -> Promise:
+    options = FitOptions(false_alarms=0.2, detector_at=at)
     return Promise(
         name="label-free budget",
         where=where,
@@ -342,12 +348,16 @@ PROMISES = {
     "pac": _alarm("every run calls", PLAIN, 120),
     "pac-trials": _alarm("four trials a task", TRIALS, 300),
     "pac-few": _alarm("20 labels", PLAIN, 20),
-    "pac-steps": _alarm("three steps", STEPS, 120),
+    "pac-steps": _alarm("three steps, each looked at", STEPS, 120, at="steps"),
+    "pac-most-call": _alarm("most runs call, and say less", MOST_CALL, 200),
     "conformal": _alarm("every run calls", PLAIN, 60, delta=None),
     "conformal-round": _alarm("round numbers", ROUND, 60, delta=None),
     "conformal-trials": _alarm("four trials a task", TRIALS, 240, delta=None),
-    "refit": replace(_alarm("refitted, half let through", PLAIN, 200, delta=None), name="refit", fit=_refitted(0.5)),
-    "budget": _budget("no label", PLAIN, 40),
+    "refit": replace(
+        _alarm("refitted, half let through", CALLS_NOTHING, 200, delta=None), name="refit", fit=_refitted(0.5)
+    ),
+    "budget": _budget("no label", PLAIN, 40, at="steps"),
+    "budget-calls": _budget("no label, most runs call, and say less", MOST_CALL, 80),
     "budget-trials": _budget("no label, four trials a task", TRIALS, 80),
     "ville": Promise(
         name="Ville",

@@ -114,7 +114,7 @@ class Kept:
 
 
 def _commit(session: Session, stated: Sequence[float], calls: bool) -> tuple[bool, bool]:
-    """Take a run's steps; whether it was stopped before it could call, and whether its call went ahead."""
+    """Take a run's steps; whether it was stopped before it could call or by an alarm at it; and whether it called."""
     stopped = False
     for index, value in enumerate(stated):
         step = Step(step_id=f"s{index}", kind="llm_call", time_s=0.0)
@@ -122,7 +122,7 @@ def _commit(session: Session, stated: Sequence[float], calls: bool) -> tuple[boo
     if not calls:
         return stopped, False
     seen = session.commit(Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,)), ())
-    return stopped, not seen.action.stops
+    return stopped or seen.rule == "detector", not seen.action.stops
 
 
 def record(path: Path, runs: Runs, labelled: npt.ArrayLike | None = None, name: str = "r") -> Path:
@@ -154,7 +154,7 @@ def act(profile: ProfileArtifact, path: Path, runs: Runs, *, let_through: float,
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """What a profile did with fresh runs: paused before the call, let the call go ahead."""
+    """What a profile did with fresh runs: paused before the call or by an alarm at it, let the call go ahead."""
 
     paused: BoolArray
     released: BoolArray

@@ -6,6 +6,7 @@ import contextlib
 import math
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +369,25 @@ async def test_a_runner_tells_the_watch_of_runs_that_end_and_not_of_those_that_w
     assert await label_run(watch._store, "low", True)  # its outcome is selected: it stays out of the labelled variant
     assert of(await watch.statuses(), Variant.SUCCESSES).gathering == REFERENCE_RUNS
     assert watch.by_variant()["all_runs"].n_runs == 2
+
+
+async def test_of_a_detector_that_looks_at_calls_a_run_without_one_is_no_run_and_an_approved_call_runs_once() -> None:
+    profile = _watched_monitor().profile
+    assert profile.detector is not None
+    at_calls = replace(profile.detector, at_calls=True)
+    monitor = UncertaintyMonitor(profile=profile.model_copy(update={"detector": at_calls}))
+    store, watch, world = MemoryStore(), CalibrationWatch(MemoryStore(), at_calls), World()
+    quiet = runner(world, ["Done."], p_true=0.01, monitor=monitor, calibration_watch=watch)
+    await quiet.run(AGENT, "x", session_id="quiet")
+    assert of(await watch.statuses(), Variant.ALL_RUNS).n_runs == 0
+    low = runner(world, SEND_ONE, p_true=0.01, monitor=monitor, store=store, calibration_watch=watch)
+    waiting = await low.run(AGENT, "x", session_id="low")
+    assert [request.call.name for request in waiting.pending if request.call] == ["send_email"]
+    assert world.sent == []
+    ended = await low.resume(AGENT.name, "low", [r.decide("approve", principal="ann") for r in waiting.pending])
+    assert not ended.pending  # what comes after the approved call can be undone, and is not asked for
+    assert world.sent == [("bob", "hi")]
+    assert of(await watch.statuses(), Variant.ALL_RUNS).n_runs == 1
 
 
 async def test_a_watch_whose_store_is_down_does_not_take_the_agent_down() -> None:

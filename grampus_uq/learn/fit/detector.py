@@ -181,7 +181,7 @@ def fit_budget(
     bare = _bare(runs.streams, scorer, salt)
     peaks = log_peaks(bare, runs.blocks)
     wanted = sorted({share, *shares})
-    thresholds = tuple(budget_threshold(peaks, ties, b) for b in wanted)
+    thresholds = _about([budget_threshold(peaks, ties, b) for b in wanted], runs)
     return DetectorFit(
         detector=Detector(
             streams=runs.streams,
@@ -191,6 +191,7 @@ def fit_budget(
             salt=salt,
             null_peaks=_sorted_pairs(peaks, ties),
             without_gaps=fitted.without_gaps,
+            at_calls=runs.at_calls,
         ),
         report=FitReport(
             counts={"run": len(runs)},
@@ -278,12 +279,21 @@ def set_thresholds(
     return Detector(
         streams=runs.streams,
         scorer=scorer,
-        thresholds=(*pac, *conformal),
+        thresholds=_about([*pac, *conformal], runs),
         deployed=wanted.index(alpha),
         salt=salt,
         null_peaks=_sorted_pairs(peaks, ties),
         without_gaps=runs.without_gaps,
+        at_calls=runs.at_calls,
     )
+
+
+def _about(thresholds: Sequence[Threshold], runs: DetectorRuns) -> tuple[Threshold, ...]:
+    """The thresholds, saying where they look and which runs they are about."""
+    if not runs.at_calls:
+        return tuple(thresholds)
+    where = " It looks at irreversible calls alone, and of runs without one it says nothing."
+    return tuple(replace(one, guarantee=one.guarantee + where) for one in thresholds)
 
 
 def _bare(streams: tuple[str, ...], scorer: FeatureScorer | PaperScorer, salt: str) -> Detector:

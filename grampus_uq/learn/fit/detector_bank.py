@@ -82,14 +82,18 @@ def bank(runs: DetectorRuns) -> tuple[Member, ...]:
     minima = [
         Member(name=untrained(runs, stream, of).name + (f":{name}" if stream else ""), parts=(f"{of}:{stream}",))
         for stream, name in enumerate(runs.streams)
-        for of in (MINIMA_OF if not is_count(name) else ("low",))
+        for of in (MINIMA_OF if not is_count(name) and not runs.at_calls else ("low",))
     ]
     trained = [member for member in TRAINED if member.logits or any(runs.bounded)]
     return (*minima, *trained)
 
 
-def untrained(runs: DetectorRuns, stream: int = 0, of: str = MINIMA_OF[0]) -> FeatureScorer:
-    """Return a running minimum of a stream, on the prior of the runs where they have outcomes of both kinds."""
+def untrained(runs: DetectorRuns, stream: int = 0, of: str | None = None) -> FeatureScorer:
+    """Return a running minimum of a stream, on the prior of the runs where they have outcomes of both kinds.
+
+    At calls it is that of the stream itself: a call that was sure says nothing for a later one, so none is smoothed.
+    """
+    of = of or ("low" if runs.at_calls else MINIMA_OF[0])
     rate = float(runs.success.mean()) if runs.success is not None and len(runs) else 0.5
     return running_minimum(
         bounded=runs.bounded,

@@ -35,6 +35,7 @@ class DetectorRuns:
         tasks: one a run: trials of one task share a name, and set a threshold together with one run; None: every run is
             a task of its own.
         others: by task, runs that were left out and take part in the draw of that one run.
+        at_calls: the rows of a run are its irreversible calls, and runs without one are left out.
     """
 
     streams: tuple[str, ...]
@@ -47,6 +48,7 @@ class DetectorRuns:
     weights: FloatArray | None = None
     tasks: tuple[str, ...] | None = None
     others: Mapping[str, int] = field(default_factory=dict)
+    at_calls: bool = False
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,6 +80,7 @@ class DetectorRuns:
             weights=None if self.weights is None else self.weights[mask],
             tasks=None if self.tasks is None else tuple(compress(self.tasks, mask)),
             others=self.others,
+            at_calls=self.at_calls,
         )
 
     def drawn(self, rng: np.random.Generator) -> BoolArray:

@@ -54,9 +54,10 @@ def _finished(run: Run, profile: Profile) -> RecordedRun | None:
     assert detector is not None  # noqa: S101 (for the type checker; the caller looked)
     assert outcome is not None  # noqa: S101 (as above)
     columns = columns_of([run], partial(recorded_rows, profile=profile))
-    if not columns.rows:
+    at = columns.at_calls if detector.at_calls else columns.stream
+    values = np.column_stack([at(name) for name in detector.streams])
+    if not columns.rows or not len(values):
         return None
-    values = np.column_stack([columns.stream(name) for name in detector.streams])
     peak = float(log_peaks(detector, step_blocks(values, np.array([len(values)])))[0])
     clean = outcome.stop_reason is StopReason.CLEAN
     return RecordedRun(

@@ -9,13 +9,22 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 
 import numpy as np
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.importers.verifier_scores import is_score_table, read_scores
-from grampus_uq.learn.columns import TASK, Columns, columns_of, other_trials, read_columns, recorded_rows
+from grampus_uq.learn.columns import (
+    TASK,
+    Columns,
+    columns_of,
+    looks_at_calls,
+    other_trials,
+    read_columns,
+    recorded_rows,
+)
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.runs import Refused, Run
@@ -30,15 +39,17 @@ def runs_of_recordings(
     labelled: bool = True,
     profile: Profile | None = None,
     task_key: str = TASK,
+    at_calls: bool | None = None,
 ) -> DetectorRuns:
     """Gather recorded runs for a detector; a run without any step of the model is left out.
 
     With `labelled` every run needs an outcome or a stop reason, and untouched ones count only; without (for an
     interruption budget) every run counts, whatever became of it. `task_key` names the metadata that says which task a
-    run is a trial of; a run without it is a task of its own.
+    run is a trial of; a run without it is a task of its own. `at_calls`: take irreversible calls for the steps; None:
+    as `looks_at_calls` says.
     """
     read = partial(recorded_rows, profile=profile, streams=tuple(streams))
-    return _detector_runs(columns_of(recorded, read, task_key=task_key), streams, labelled)
+    return _detector_runs(columns_of(recorded, read, task_key=task_key), streams, labelled, at_calls)
 
 
 def read_detector_runs(
@@ -48,6 +59,7 @@ def read_detector_runs(
     labelled: bool = True,
     profile: Profile | None = None,
     task_key: str = TASK,
+    at_calls: bool | None = None,
     workers: int = 1,
     backend: Backend = "local",
     on_runs: Callable[[int], None] | None = None,
@@ -57,7 +69,7 @@ def read_detector_runs(
 
     Recordings are read part by part, by `workers` processes (`parallel.in_order`); the result does not depend on how
     many. `on_runs` is called with the number of runs of each part, `on_refused` with what is wrong with a file, whose
-    rest is then left out. Holds eight bytes a score, and the ids.
+    rest is then left out. Holds eight bytes a score, and the ids. `at_calls` as in `runs_of_recordings`.
     """
     tables = [path for path in paths if is_score_table(path)]
     if not tables:
@@ -65,7 +77,7 @@ def read_detector_runs(
         found = read_columns(
             paths, read, task_key=task_key, workers=workers, backend=backend, on_runs=on_runs, on_refused=on_refused
         )
-        return _detector_runs(found, streams, labelled)
+        return _detector_runs(found, streams, labelled, at_calls)
     if len(paths) != 1:
         raise DataError("one table of scores at a time, and no recordings beside it", path=tables[0])
     table = read_scores(tables[0], allow_missing=True)
@@ -78,24 +90,30 @@ def read_detector_runs(
     )
 
 
-def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool) -> DetectorRuns:
+def _detector_runs(columns: Columns, streams: Sequence[str], labelled: bool, at_calls: bool | None) -> DetectorRuns:
     """The runs that have a row; with `labelled` those that may be learned from, and the others counted."""
     if not columns.rows:
         raise ConfigurationError.of("runs", "fit", "recordings with at least one step of the model", 0)
-    kept = np.array([run.eligibility.usable or not labelled for run in columns.runs])
-    named = {f"{run.session_id}#{n}": run for n, run in enumerate(columns.runs) if run.length and kept[n]}
+    kept = [bool(run.length) and (run.eligibility.usable or not labelled) for run in columns.runs]
+    if at_calls is None:
+        at_calls = looks_at_calls([run.calls for run in compress(columns.runs, kept)])
+    chosen = [there and (bool(run.calls) or not at_calls) for run, there in zip(columns.runs, kept, strict=True)]
+    named = {f"{run.session_id}#{n}": run for n, run in enumerate(columns.runs) if chosen[n]}
     runs = list(named.values())
+    values = np.column_stack([columns.at_calls(name) if at_calls else columns.stream(name) for name in streams])
+    lengths = [len(run.calls) if at_calls else run.length for run in columns.runs]
     found = detector_runs(
         ids=list(named),
-        lengths=[run.length for run in runs],
-        scores=np.column_stack([columns.stream(name) for name in streams])[np.repeat(kept, columns.lengths)],
+        lengths=list(compress(lengths, chosen)),
+        scores=values[np.repeat(chosen, lengths)],
         outcomes=[run.success for run in runs] if labelled else None,
         streams=streams,
         weights=[run.eligibility.weight for run in runs] if labelled else None,
         tasks=[run.task or f"run {name}" for name, run in named.items()],
     )
-    if not labelled:
-        return found
     every = [run for run in columns.runs if run.length]
-    excluded = Counter(run.eligibility.reason for run in every if not run.eligibility.usable)
-    return replace(found, excluded=dict(sorted(excluded.items())), others=other_trials(every))
+    others = other_trials(every) if labelled else Counter[str]()
+    left = [run.task for run, there, taken in zip(columns.runs, kept, chosen, strict=True) if there and not taken]
+    others.update(task for task in left if task is not None)
+    excluded = Counter(run.eligibility.reason for run in every if labelled and not run.eligibility.usable)
+    return replace(found, excluded=dict(sorted(excluded.items())), others=others, at_calls=at_calls)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
@@ -119,13 +120,16 @@ def tracer_and_detector_runs(
     fits: bool,
     labelled: bool = True,
     task_key: str = TASK,
+    policy: UncertaintyPolicy | None = None,
+    at_calls: bool | None = None,
     on_refused: Refused | None = None,
 ) -> tuple[TracerShare, DetectorRuns]:
     """Give TRACER's settings and the runs for a detector that reads its stream, computed with these settings.
 
     With `fits`, half of the tasks teach TRACER and no run of theirs is left for the detector: its threshold holds for
     runs that nothing was fitted on. Without, the paper's defaults are taken and every run is left. A run that was not
-    watched with TRACER has no value in the stream. Raises as `fit_tracer_settings`; `on_refused` as in `runs`.
+    watched with TRACER has no value in the stream. `policy` names irreversible tools; `at_calls` as in
+    `runs_of_recordings`. Raises as `fit_tracer_settings`; `on_refused` as in `runs`.
     """
     share, without = TracerShare(settings=TrajectoryRiskSettings()), frozenset[str]()
     if fits:
@@ -143,5 +147,7 @@ def tracer_and_detector_runs(
         )
         without = frozenset(run.run_id for run in chosen)
     kept = (run for run in read_runs(list(paths), on_refused=on_refused) if run.session_id not in without)
-    profile = Profile(trajectory_risk=share.settings)
-    return share, runs_of_recordings(kept, streams, labelled=labelled, profile=profile, task_key=task_key)
+    profile = Profile(trajectory_risk=share.settings, policy=policy or UncertaintyPolicy())
+    return share, runs_of_recordings(
+        kept, streams, labelled=labelled, profile=profile, task_key=task_key, at_calls=at_calls
+    )

@@ -26,6 +26,7 @@ from pydantic import JsonValue
 
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.columns import looks_at_calls
 from grampus_uq.learn.eligibility import eligibility, traffic_weight
 from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
 from grampus_uq.learn.fit.task_draws import held_out_runs
@@ -246,8 +247,12 @@ def _detector_on(
 ) -> DetectorFit:
     """Its statistic from the runs to learn on and all failures, its threshold from successes that taught no stream."""
     names = {name for name, out in zip(runs.ids, taught, strict=True) if not out}
+    if options.detector_at is None:
+        at_calls = options.detector_costs is None and looks_at_calls(runs.calls)
+    else:
+        at_calls = options.detector_at == "calls"
     found = fit_detector(
-        runs.detector_runs({name: available[name] for name in streams}),
+        runs.detector_runs({name: available[name] for name in streams}, at_calls=at_calls),
         rng=rng,
         alpha=options.false_alarms,
         delta=options.delta,

@@ -11,13 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
 
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.attribution.labelled_recordings import names_a_step
-from grampus_uq.learn.columns import TASK, Columns, RunRow, RunRows, other_trials, read_columns, recorded_rows
+from grampus_uq.learn.columns import TASK, Columns, RunRow, RunRows, at_rows, other_trials, read_columns, recorded_rows
 from grampus_uq.learn.eligibility import NO_OUTCOME, SELECTED, Eligibility
 from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.copies import distinct_ids
@@ -62,7 +63,8 @@ class LabelledRuns:
         tasks: trials of one task share a name; without_task: how many name none, and count as a task each.
         streams: by name, one value a step of the model, NaN where missing.
         asks: shape (n,), the step of the model that proposed the first irreversible call (-1: the call came before any;
-            the last step where there was no call); has_call: whether there was one.
+            the last step where there was no call); has_call: whether there was one; calls: of each run, the same of all
+            its irreversible calls.
         excluded: runs left out, by reason; others: by task, those of them that can have no label of their own.
         unlabelled: runs that could be used if they were labelled.
         recorded: how many runs there were, left out or not; of all these: first_s and last_s, when the first and the
@@ -79,6 +81,7 @@ class LabelledRuns:
     streams: Mapping[str, FloatArray]
     asks: npt.NDArray[np.int64]
     has_call: BoolArray
+    calls: tuple[tuple[int, ...], ...]
     excluded: Mapping[str, int]
     others: Mapping[str, int] = field(default_factory=dict)
     without_task: int = 0
@@ -138,18 +141,24 @@ class LabelledRuns:
         starts = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(np.intp)
         return np.where(self.asks < 0, math.nan, values[starts + np.maximum(self.asks, 0)])
 
-    def detector_runs(self, columns: Mapping[str, FloatArray]) -> DetectorRuns:
-        """These streams for a detector, in the order that it wants: by id."""
+    def detector_runs(self, columns: Mapping[str, FloatArray], *, at_calls: bool) -> DetectorRuns:
+        """These streams for a detector, in the order that it wants: by id. With `at_calls` of the runs that call."""
+        chosen = self.has_call if at_calls else np.ones(len(self), dtype=np.bool_)
+        starts = np.cumsum(self.lengths) - self.lengths
+        values = [at_rows(v, starts, self.calls) if at_calls else v for v in columns.values()]
+        lengths = np.array([len(own) for own in self.calls]) if at_calls else self.lengths
+        others = Counter(self.others)
+        others.update(task for task, there in zip(self.tasks, chosen, strict=True) if not there)
         found = detector_runs(
-            ids=self.ids,
-            lengths=self.lengths,
-            scores=np.column_stack(list(columns.values())),
-            outcomes=self.success,
+            ids=list(compress(self.ids, chosen)),
+            lengths=lengths[chosen],
+            scores=np.column_stack(values),
+            outcomes=self.success[chosen],
             streams=tuple(columns),
-            weights=self.weights,
-            tasks=self.tasks,
+            weights=self.weights[chosen],
+            tasks=list(compress(self.tasks, chosen)),
         )
-        return replace(found, excluded=dict(self.excluded), others=dict(self.others))
+        return replace(found, excluded=dict(self.excluded), others=dict(others), at_calls=at_calls)
 
 
 def labelled_runs(
@@ -211,7 +220,8 @@ def _labelled(columns: Columns) -> LabelledRuns:
         lengths=np.array([run.length for run in usable], dtype=np.int64),
         streams={name: values for name, values in streams.items() if not np.isnan(values).all()},
         asks=np.array([_step_before_call(run) for run in usable], dtype=np.int64),
-        has_call=np.array([run.first_call is not None for run in usable], dtype=np.bool_),
+        has_call=np.array([bool(run.calls) for run in usable], dtype=np.bool_),
+        calls=tuple(run.calls for run in usable),
         excluded=dict(sorted(reasons.items())),
         others=other_trials(runs),
         without_task=sum(run.task is None for run in usable),

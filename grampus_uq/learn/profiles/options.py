@@ -35,6 +35,8 @@ class FitOptions:
         streams: what the detector watches; None: `p_success` where it could be fitted, else `fused`.
         held_out: share of the runs that set thresholds and teach nothing, where anything is learned.
         detector: fit one.
+        detector_at: what it looks at: "calls", irreversible ones alone, each by the turn that proposes it, or "steps",
+            every step of the model. None: calls, where at least half of the runs have one and no costs are given.
         detector_costs: choose its statistic and level by expected cost; `false_alarms` is then not looked at.
         attribution_level: wanted coverage of error sets.
         task_key: metadata that names a run's task.
@@ -56,6 +58,7 @@ class FitOptions:
     streams: tuple[str, ...] | None = None
     held_out: float = 0.5
     detector: bool = True
+    detector_at: Literal["calls", "steps"] | None = None
     detector_costs: Costs | None = None
     attribution_level: float = 0.8
     task_key: str = "task_id"
@@ -83,6 +86,8 @@ class FitOptions:
             raise ConfigurationError.of("accuracy", "FitOptions", rule, (self.accuracy, self.pause_share))
         if self.labels not in (None, "random", "by_score"):
             raise ConfigurationError.of("labels", "FitOptions", "random or by_score", self.labels)
+        if self.detector_at not in (None, "calls", "steps"):
+            raise ConfigurationError.of("detector_at", "FitOptions", "calls or steps", self.detector_at)
 
     @property
     def delta(self) -> float | None:

@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from grampus_uq import Outcome, Reading, Step, ToolCall, UncertaintyMonitor
+from grampus_uq import ConfigurationError, Outcome, Reading, SessionState, Step, ToolCall, UncertaintyMonitor
+from grampus_uq.core.engine import advance
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.evaluate import evaluate, read_recordings
+from grampus_uq.learn.fit.finished_runs import finished_in_recordings
 from grampus_uq.learn.fit.fit_calibration import fit_fusion
+from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.fit.task_draws import held_out_runs
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from grampus_uq.learn.profiles.labelled import labelled_runs
 from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording import runs as runs_in
+from grampus_uq.stats.eprocess import log_peaks
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 from tests.learn.profiles.recorded import HASH, POLICY
 
@@ -26,9 +31,17 @@ CALL = ToolCall(name="send_mail")
 FITTING: dict[str, Any] = {"model": "m", "prompt_hash": HASH, "tools_hash": HASH}
 
 
-def play(monitor: UncertaintyMonitor, name: str, values: list[float], *, calls: bool = True, after: int = 0) -> Any:
+def play(
+    monitor: UncertaintyMonitor,
+    name: str,
+    values: list[float],
+    *,
+    calls: bool = True,
+    after: int = 0,
+    task: str | None = None,
+) -> Any:
     """A run that reads these values, one a turn; it calls after the last but `after` of them."""
-    session = monitor.session(name, "a", **FITTING)
+    session = monitor.session(name, "a", metadata={"task_id": task} if task else {}, **FITTING)
     asking, verdict = len(values) - 1 - after, None
     for index, value in enumerate(values):
         proposes = calls and index == asking
@@ -39,7 +52,7 @@ def play(monitor: UncertaintyMonitor, name: str, values: list[float], *, calls: 
     return session, verdict
 
 
-def record(folder: Path, n: int = 120, *, early: int = 0, calls: bool = True, seed: int = 0) -> Path:
+def record(folder: Path, n: int = 120, *, early: int = 0, calls: bool = True, seed: int = 0, prefix: str = "r") -> Path:
     """The last reading but one tells how a run ends; the last and the earlier ones (drawn from `early`) do not."""
     rng, other = np.random.default_rng(seed), np.random.default_rng(early)
     with RecordingProcessor(folder) as recorder:
@@ -47,7 +60,7 @@ def record(folder: Path, n: int = 120, *, early: int = 0, calls: bool = True, se
         for i in range(n):
             telling = float(rng.random())
             values = [*other.random(3).tolist(), telling, float(other.random())]
-            session, _ = play(monitor, f"r{i}", values, calls=calls, after=1)
+            session, _ = play(monitor, f"{prefix}{i}", values, calls=calls, after=1)
             session.finish(Outcome(success=bool(rng.random() < (0.05 + 0.9 * telling))))
     return folder
 
@@ -137,3 +150,67 @@ def test_the_live_decision_reads_at_the_call_what_was_fitted_there(tmp_path: Pat
         told.add(verdict.action.stops)
         assert verdict.action.stops == (chance < profile.release.at_least)
     assert told == {True, False}
+
+
+def test_a_detector_looks_at_calls_where_half_of_the_runs_have_one_and_live_as_it_was_fitted(tmp_path: Path) -> None:
+    """The evidence of each recorded run, taken live, is bit for bit that of its calls in the columns."""
+    fit = fit_profile(record(tmp_path, 200), base=BASE, options=FitOptions(false_alarms=0.2))
+    profile = fit.artifact.profile
+    detector = profile.detector
+    assert detector is not None
+    assert detector.at_calls
+    assert "of runs without one it says nothing" in part(fit, "detector").promise
+    judged = profile.model_copy(update={"detector": None})
+    data = read_detector_runs([str(tmp_path)], detector.streams, profile=judged, at_calls=True)
+    peaks = dict(zip(data.ids, log_peaks(detector, data.blocks), strict=True))
+    replayed, stopped = {}, {}
+    for number, run in enumerate(runs_in(tmp_path)):
+        state = SessionState(session_id=run.session_id)
+        for event in run.steps:
+            state, seen = advance(profile, state, event.step, event.readings)
+            stopped[run.session_id] = stopped.get(run.session_id, False) or seen.rule == "detector"
+            assert event.step.kind == "tool_call" or not seen.action.stops
+        assert state.alarm is not None
+        replayed[f"{run.session_id}#{number}"] = state.alarm.evidence.log_peak
+    assert replayed == peaks
+    good = {run.session_id: run.outcome.success for run in runs_in(tmp_path) if run.outcome is not None}
+    bad = [stopped[name] for name, success in good.items() if not success]
+    fine = [stopped[name] for name, success in good.items() if success]
+    assert np.mean(bad) > np.mean(fine) + 0.25
+
+
+def test_runs_that_seldom_call_and_a_wish_keep_every_step_under_the_detectors_eye(tmp_path: Path) -> None:
+    seldom = record(tmp_path / "seldom", 80, calls=False)
+    record(tmp_path / "seldom", 30, seed=1, prefix="c")
+    asked = record(tmp_path / "calls", 80)
+    for folder, at, looks in ((seldom, None, False), (seldom, "calls", True), (asked, "steps", False)):
+        options = FitOptions(false_alarms=0.3, assurance=0.0, detector_at=at)
+        detector = fit_profile(folder, base=BASE, options=options).artifact.profile.detector
+        assert detector is not None
+        assert detector.at_calls is looks
+    with pytest.raises(ConfigurationError, match="detector_at"):
+        FitOptions(detector_at="turns")  # type: ignore[arg-type]
+
+
+def test_a_run_that_calls_nothing_irreversible_takes_part_in_its_tasks_draw_and_in_nothing_else(tmp_path: Path) -> None:
+    with RecordingProcessor(tmp_path) as recorder:
+        monitor = UncertaintyMonitor(policy=POLICY, processors=[recorder], advisory=True)
+        for name, calls in (("a", True), ("b", False), ("c", True)):
+            session, _ = play(monitor, name, [0.2, 0.6], calls=calls, task="t" if name != "c" else "u")
+            session.finish(Outcome(success=True))
+    data = read_detector_runs([str(tmp_path)], ["token_probability"], profile=BASE)
+    assert data.at_calls
+    assert data.values.ravel().tolist() == [0.6, 0.6]
+    assert data.others == {"t": 1}
+    every = labelled_runs(tmp_path, BASE)
+    mine = every.detector_runs({"x": every.streams["token_probability"]}, at_calls=True)
+    assert (mine.ids, mine.values.ravel().tolist(), mine.others) == (("a", "c"), [0.6, 0.6], {"t": 1})
+
+
+def test_a_finished_run_without_a_call_is_none_of_those_that_the_watch_ranks(tmp_path: Path) -> None:
+    detector = fit_profile(record(tmp_path / "f"), base=BASE, options=FitOptions(false_alarms=0.3)).artifact.profile
+    record(tmp_path / "more", 3)
+    record(tmp_path / "more", 4, calls=False, prefix="n")
+    found = {run.run_id: run.log_peak for run in finished_in_recordings([tmp_path / "more"], detector)}
+    assert set(found) == {"r0", "r1", "r2"}
+    assert all(np.isfinite(peak) for peak in found.values())
