@@ -66,9 +66,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             [row["money_lost"] for row in own],
             [100 * row["money_lost"] / whole[row["seed"]] for row in own],
         )
+        silent = sum(not row["went_out"] for row in own)
         cells = [spread(values, unit) for values, unit in zip(figures, (" %", " %", "", " %"), strict=True)]
+        cells[1] += f", none in {silent} of {len(own)} seeds" if silent else ""
         lines.append(f"| {words} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    runs = [row for row in rows if row["variant"] == "unguarded"]
+    whole_s, first_s = (spread([row[name] or 0.0 for row in runs], " s") for name in ("seconds", "first_sight_s"))
+    return "\n".join([*lines, "", f"A run took {whole_s}, and the first mail was handled after {first_s}."])
 
 
 def spread(values: Sequence[float], unit: str) -> str:
@@ -81,7 +85,7 @@ def spread(values: Sequence[float], unit: str) -> str:
 def figure(rows: Sequence[Mapping[str, Any]]) -> str:
     """The README's sentence."""
     parts = table(rows).splitlines()
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in parts[2:]]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in parts[2:5]]
     seeds = len({row["seed"] for row in rows})
     return (
         f"Over {seeds} seeds of {rows[0]['mails']} mails, median (range): without a monitor {cells[0][2]} of\n"
@@ -92,11 +96,11 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def rewrite(path: Path, name: str, text: str) -> None:
     """Replace what stands between the marks `<!-- name -->` and `<!-- end name -->`."""
-    marked = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end {name} -->)", re.DOTALL)
+    marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
     old = path.read_text(encoding="utf-8")
     if not marked.search(old):
         raise SystemExit(f"{path.name} has no marks for {name!r}.")
-    path.write_text(marked.sub(lambda found: found[1] + text + found[2], old), encoding="utf-8")
+    path.write_text(marked.sub(lambda found: f"{found[1]}{text}\n{found[2]}", old), encoding="utf-8")
 
 
 def main() -> None:

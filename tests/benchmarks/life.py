@@ -39,6 +39,7 @@ from tests.benchmarks.life_page import page
 
 FloatArray = npt.NDArray[np.float64]
 BEFORE = Profile(policy=demo_policy())
+FIRST_RUN = "\n## The demo over ten seeds"  # what `first_run` writes behind this page
 BINS = 5  # of 200 held-out runs; more would hold too few
 
 
@@ -207,7 +208,10 @@ def main() -> None:
     rows = [split_row(seed, recorded, arguments.alpha, arguments.target) for seed in range(arguments.splits)]
     rows.append(mean_row(rows))
     if arguments.page:
-        Path(arguments.page).write_text(page(rows, len(recorded), arguments.target), encoding="utf-8")
+        target = Path(arguments.page)
+        old = target.read_text(encoding="utf-8") if target.exists() else ""
+        kept = old[old.index(FIRST_RUN) :] if FIRST_RUN in old else ""
+        target.write_text(page(rows, len(recorded), arguments.target) + kept, encoding="utf-8")
     emit("life", rows, arguments.json)
 
 
