@@ -1,0 +1,64 @@
+"""A table fits a terminal of 100 columns and loses nothing there; off a terminal it is lines of tab-separated cells."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grampus_uq.recording import encode
+from tests.recording.events import session
+
+pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("a-session-with-a-name-that-is-much-too-long-for-a-narrow-column", "s2"):
+        (tmp_path / f"{name}.jsonl").write_bytes(b"".join(map(encode, session(name))))
+    return tmp_path
+
+
+def on_a_terminal(*arguments: str) -> str:
+    import fcntl
+    import struct
+    import termios
+
+    mine, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    command = [sys.executable, "-m", "grampus_uq.cli", *arguments]
+    environment = {**os.environ, "TERM": "xterm"}
+    shown = b""
+    with subprocess.Popen(command, stdout=its, stderr=subprocess.DEVNULL, env=environment):
+        os.close(its)
+        try:
+            while part := os.read(mine, 65536):
+                shown += part
+        except OSError:  # how a terminal ends on Linux
+            pass
+        finally:
+            os.close(mine)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "")
+
+
+def test_no_line_is_wider_than_the_terminal_and_every_name_is_whole_when_its_lines_are_joined(folder: Path) -> None:
+    listed = on_a_terminal("runs", "list", str(folder))
+    shown = on_a_terminal("runs", "show", str(folder), "s2")
+    assert max(map(len, (listed + shown).splitlines())) <= 100
+    first = "".join(line[:30].split(" ")[1] for line in listed.splitlines()[3:] if line.strip() and " s2 " not in line)
+    assert "a-session-with-a-name-that-is-much-too-long-for-a-narrow-column" in first
+    assert "stated confidence 0.25" in " ".join(shown.split())
+    assert "\t" not in listed
+
+
+def test_in_a_pipe_each_row_is_a_line_and_nothing_else_is_on_standard_output(folder: Path) -> None:
+    command = [sys.executable, "-m", "grampus_uq.cli", "runs", "show", str(folder), "s2"]
+    piped = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    lines = [line.split("\t") for line in piped.stdout.splitlines()]
+    assert {len(cells) for cells in lines} == {7}
+    assert len(lines) == 1 + len(session())
+    assert "thresholds:" in piped.stderr
