@@ -134,9 +134,9 @@ def rows_of(name: str, known: Labelled, splits: Sequence[Split], options: Any) -
         there = [split for split in splits if score in split.ranks]
         of = _mean([_auroc(split.ranks[score], known.wrong[split.rest], split.rest) for split in there])
         found = interval(of, rng=np.random.default_rng(options.seed))
-        stopped = np.mean([_stopped(split.ranks[score], known.wrong[split.rest]) for split in there])
+        held = [_stopped(split.ranks[score], bad) for split in there if (bad := known.wrong[split.rest]).any()]
         row = about | {"what": score, "splits": len(there), "auroc": found.estimate}
-        yield row | {"low": found.low, "high": found.high, "stopped_at_30": float(stopped)}
+        yield row | {"low": found.low, "high": found.high, "stopped_at_30": float(np.mean(held)) if held else None}
     for rule in dict.fromkeys(rule for split in splits for rule in split.rules):
         there = [split for split in splits if rule in split.rules]
         wrong, right = (
