@@ -32,10 +32,10 @@ from .gate.signatures import Ed25519Signer as Ed25519Signer
 from .gate.signatures import HmacSigner as HmacSigner
 from .gate.signatures import PublicKeys as PublicKeys
 from .monitor.exploration import Exploration as Exploration
+from .monitor.history import AgentBeliefState as AgentBeliefState
 from .monitor.monitor import UncertaintyMonitor as UncertaintyMonitor
 from .monitor.sensing import Sensing as Sensing
 from .monitor.session import Session as Session
-from .records.values import AgentBeliefState as AgentBeliefState
 from .records.values import AgentDefinition as AgentDefinition
 from .records.values import Message as Message
 from .records.values import ModelResponse as ModelResponse

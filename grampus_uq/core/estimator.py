@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.records.values import Message, Reading, Step, worst_values
-from grampus_uq.records.vocabulary import MissingReason, Role
+from grampus_uq.records.values import Message, Reading, Step
+from grampus_uq.records.vocabulary import NOT_DUE, MissingReason, Role
 from grampus_uq.signals.admissions import hedged_confidence
 from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
 from grampus_uq.signals.equivalence import Equivalence, LexicalEquivalence
@@ -19,7 +19,7 @@ from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.stated_confidence import parse_confidence
 
-__all__ = ["UncertaintyEstimator"]
+__all__ = ["UncertaintyEstimator", "worst_values"]
 
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]  # relative: the bound only keeps their sums finite
@@ -216,3 +216,22 @@ class UncertaintyEstimator(Configuration):
 def _as_messages(messages: Sequence[Message]) -> list[Message]:
     """Accept plain strings among the messages."""
     return [m if isinstance(m, Message) else Message(role=Role.USER, content=str(m)) for m in messages]
+
+
+def worst_values(readings: Sequence[Reading], always: Collection[str] = ()) -> tuple[dict[str, float], list[str]]:
+    """The values by source, with 0 for each reading that was due and did not come; and which those are, with reasons.
+
+    Of the sources `always` a reading is due whatever the reason. Values keep the order of the readings, so that sums
+    over them are rounded as those over the readings that came.
+    """
+    values: dict[str, float] = {}
+    unread: list[str] = []
+    for reading in readings:
+        value = reading.value
+        if value is None:
+            if reading.reason in NOT_DUE and reading.source not in always:
+                continue
+            unread.append(f"{reading.source}: {reading.reason}")
+            value = 0.0
+        values[reading.source] = min(value, values.get(reading.source, 1.0))
+    return values, unread

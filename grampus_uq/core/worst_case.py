@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from grampus_uq.core.alarm import alarm_raised, alarm_step
+from grampus_uq.core.estimator import worst_values
 from grampus_uq.core.propagator import propagated_by
 from grampus_uq.core.state import Profile, SessionState, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
-from grampus_uq.records.values import Reading, worst_values
+from grampus_uq.records.values import Reading
 from grampus_uq.stats.eprocess import Detector
 
 __all__ = ["Streams", "alarm_at_call", "lacks", "streams_of", "worst_case_step"]

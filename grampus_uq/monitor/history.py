@@ -5,16 +5,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from pydantic import JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from grampus_uq.core.state import SessionState
-from grampus_uq.records.values import AgentBeliefState, StepUncertainty
+from grampus_uq.records.values import StepUncertainty
+from grampus_uq.records.vocabulary import UncertaintyLevel
 
-__all__ = ["History"]
+__all__ = ["AgentBeliefState", "History"]
 
 _STEPS: Final = 64
+
+
+class AgentBeliefState(BaseModel):
+    """What the monitor believes about a session so far. `step_uncertainties` is a window of the latest steps."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    session_id: str = ""
+    agent_id: str = ""
+    step_uncertainties: list[StepUncertainty] = Field(default_factory=list)
+    cumulative_confidence: float = 1.0
+    overall_level: UncertaintyLevel = UncertaintyLevel.MEDIUM
+    total_steps: int = 0
+    high_uncertainty_steps: int = 0
+    escalation_history: list[dict[str, JsonValue]] = Field(default_factory=list)
+
+    def to_summary(self) -> dict[str, Any]:
+        """The five numbers that travel in `result.metadata["uncertainty"]`."""
+        return {
+            "overall_level": self.overall_level.value,
+            "cumulative_confidence": self.cumulative_confidence,
+            "total_steps": self.total_steps,
+            "high_uncertainty_steps": self.high_uncertainty_steps,
+            "last_step_id": self.step_uncertainties[-1].step_id if self.step_uncertainties else None,
+        }
 
 
 class History:

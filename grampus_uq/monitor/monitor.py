@@ -20,6 +20,7 @@ from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.monitor.exploration import Exploration
+from grampus_uq.monitor.history import AgentBeliefState
 from grampus_uq.monitor.processing import Processing
 from grampus_uq.monitor.sensing import Sensing, SensingPlan
 from grampus_uq.monitor.session import Session
@@ -28,7 +29,7 @@ from grampus_uq.monitor.wiring import ProfileSource, Wiring
 from grampus_uq.recording.artifacts import ProfileArtifact
 from grampus_uq.records.events import Event, SessionStarted
 from grampus_uq.records.protocols import ModelClient, Processor
-from grampus_uq.records.values import AgentBeliefState, Message, StepUncertainty, ToolCall
+from grampus_uq.records.values import Message, StepUncertainty, ToolCall
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.wire.turns import read_name
 

@@ -25,7 +25,7 @@ from grampus_uq.core.turn_evidence import is_proposed
 from grampus_uq.errors import ConfigurationError, SessionConflictError
 from grampus_uq.monitor import arguments
 from grampus_uq.monitor.expected_streams import ExpectedStreams
-from grampus_uq.monitor.history import History
+from grampus_uq.monitor.history import AgentBeliefState, History
 from grampus_uq.monitor.sensing import SensingPlan, StepInput
 from grampus_uq.monitor.snapshot import SNAPSHOT_VERSION
 from grampus_uq.records.building import builder
@@ -40,7 +40,6 @@ from grampus_uq.records.events import (
 )
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import (
-    AgentBeliefState,
     Outcome,
     Reading,
     Step,

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, SupportsFloat
@@ -21,9 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.call_parts import CallPart
 from grampus_uq.records.vocabulary import (
-    NOT_DUE,
     Effect,
-    MissingReason,
     Role,
     StopReason,
     UncertaintyAction,
@@ -34,29 +31,21 @@ from grampus_uq.records.vocabulary import (
 
 __all__ = [
     "NO_READING",
-    "AgentBeliefState",
     "AgentDefinition",
-    "Effect",
     "Message",
-    "MissingReason",
     "ModelResponse",
     "Outcome",
     "Reading",
     "Role",
     "Step",
     "StepUncertainty",
-    "StopReason",
     "TokenLogprob",
     "TokenUsage",
     "ToolCall",
     "ToolResult",
-    "UncertaintyAction",
-    "UncertaintyLevel",
-    "UncertaintySource",
     "Verdict",
     "canonical_json",
     "utc",
-    "worst_values",
 ]
 
 _frozen = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
@@ -259,25 +248,6 @@ def _as_float(source: str, value: object) -> float:
     raise ValueError(f"A reading of {source!r} must be a number or None. Got {value!r:.200}.")
 
 
-def worst_values(readings: Sequence[Reading], always: Collection[str] = ()) -> tuple[dict[str, float], list[str]]:
-    """The values by source, with 0 for each reading that was due and did not come; and which those are, with reasons.
-
-    Of the sources `always` a reading is due whatever the reason. Values keep the order of the readings, so that sums
-    over them are rounded as those over the readings that came.
-    """
-    values: dict[str, float] = {}
-    unread: list[str] = []
-    for reading in readings:
-        value = reading.value
-        if value is None:
-            if reading.reason in NOT_DUE and reading.source not in always:
-                continue
-            unread.append(f"{reading.source}: {reading.reason}")
-            value = 0.0
-        values[reading.source] = min(value, values.get(reading.source, 1.0))
-    return values, unread
-
-
 NO_READING: Final = "no reading on this step"
 """How `StepUncertainty.missing_reason` ends on a step without any reading."""
 
@@ -392,31 +362,6 @@ _THAWED: Final = {"__setattr__": object.__setattr__, "__delattr__": object.__del
 # Made by `type`, without a schema of its own, which it never needs.
 _StepDraft: Final = type.__new__(type(StepUncertainty), "StepUncertainty", (StepUncertainty,), _THAWED)
 _ALL_STEP_FIELDS = set(StepUncertainty.model_fields)
-
-
-class AgentBeliefState(BaseModel):
-    """What the monitor believes about a session so far. `step_uncertainties` is a window of the latest steps."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    session_id: str = ""
-    agent_id: str = ""
-    step_uncertainties: list[StepUncertainty] = Field(default_factory=list)
-    cumulative_confidence: float = 1.0
-    overall_level: UncertaintyLevel = UncertaintyLevel.MEDIUM
-    total_steps: int = 0
-    high_uncertainty_steps: int = 0
-    escalation_history: list[dict[str, JsonValue]] = Field(default_factory=list)
-
-    def to_summary(self) -> dict[str, Any]:
-        """The five numbers that travel in `result.metadata["uncertainty"]`."""
-        return {
-            "overall_level": self.overall_level.value,
-            "cumulative_confidence": self.cumulative_confidence,
-            "total_steps": self.total_steps,
-            "high_uncertainty_steps": self.high_uncertainty_steps,
-            "last_step_id": self.step_uncertainties[-1].step_id if self.step_uncertainties else None,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
