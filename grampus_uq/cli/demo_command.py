@@ -37,7 +37,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     type=click.Choice(["mails", "questions"]),
     default="mails",
     show_default=True,
-    help="What the agent does. Options marked (questions) belong to that task.",
+    help="What the agent does. An option marked with a task belongs to it.",
 )
 @click.option(
     "--n",
@@ -45,7 +45,7 @@ _OTHER_TOKENS = 1_024  # a model that thinks before it answers needs room for it
     help=f"Mails to handle, or questions to ask.  [default: {DEFAULT_MAILS}, {DEFAULT_N}]",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Draws mails or questions.")
-@click.option("--details", is_flag=True, help="Show every mail with both monitors' readings.")
+@click.option("--details", is_flag=True, help="(mails) Show every mail with what both monitors did.")
 @click.option(
     "--questions",
     "questions_file",
@@ -83,6 +83,8 @@ def command(context: click.Context, /, task: str, details: bool, as_json: bool, 
     is held or cleared.
     """
     if task == "questions":
+        if details:
+            raise click.UsageError("--details belongs to the mails; --json has every answer of the questions.")
         _ask_questions(as_json=as_json, **options)
         return
     given = {name for name in options if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE}

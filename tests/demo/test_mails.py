@@ -158,13 +158,22 @@ def test_an_option_of_the_questions_is_refused_by_name(
     assert not (tmp_path / "runs").exists()
 
 
+def test_details_of_the_questions_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--task", "questions", "--details"])
+    assert end.value.code == 2
+    assert "--details belongs to the mails" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_embedded_clerk_proposes_calls_some_of_them_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
-    main(["demo", "--n", "8", "--seed", "3000", "--runs-folder", str(tmp_path), "--json"])
+    with pytest.raises(SystemExit) as end:
+        main(["demo", "--n", "8", "--seed", "3000", "--runs-folder", str(tmp_path), "--json"])
+    assert end.value.code == 0
     value = json.loads(capsys.readouterr().out)
     assert value["handled"] == 8
     assert 0 < value["proposed_right"] < 8
