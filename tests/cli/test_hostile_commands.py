@@ -41,7 +41,8 @@ TABLE = """
 1 runs show runs nobody
 1 runs show runs <bad>
 1 runs show empty r1
-2 runs show runs r1 -o nowhere/x.html
+1 runs show runs r1 -o nowhere/x.html
+2 runs show runs r1 -o x.html --json
 1 runs validate empty
 1 runs validate nowhere
 1 runs validate file.txt
