@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grampus_uq import Effect, Profile, Reading, Step, ToolCall, UncertaintyPolicy
 from grampus_uq.core.engine import advance, judge_call
 from grampus_uq.core.state import SessionState, state_from_json, state_to_json
-from grampus_uq.records.call_parts import CallPart, call_probability
+from grampus_uq.records.call_parts import CallPart, Support, call_probability
 from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
@@ -92,6 +92,9 @@ def test_it_says_which_part_the_model_was_least_sure_of_and_by_how_much() -> Non
     )
     never = judged(DEFAULT, after(DEFAULT, [1.0], read(*parts(0.0))))
     assert "of probability 0.00, needs 0.80, least sure of `amount` (0.00)" in never.reason
+    made_up = CallPart(name="amount", probability=0.5, least=0.5, support=Support.NOWHERE)
+    verdict = judged(DEFAULT, after(DEFAULT, [1.0], read(made_up)))
+    assert "least sure of `amount` (0.50; neither said nor returned)" in verdict.reason
 
 
 def test_a_call_exactly_as_likely_as_the_floor_is_not_doubtful() -> None:

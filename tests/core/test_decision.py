@@ -430,6 +430,10 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
         ),
         (
+            {"detector": DETECTOR, "alarm": RINGING, "release": SURE, "turn": TurnEvidence(read=True, p_success=0.5)},
+            (PAUSE, "detector", "log evidence of failure 0.69 exceeds 0.69; confidence 0.90"),
+        ),
+        (
             {"policy": ASKS, "level": CRITICAL, "confidence": 0.3},
             (ABORT, "tier", "irreversible call: confidence 0.30, needs 0.80"),
         ),
