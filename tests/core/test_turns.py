@@ -484,6 +484,14 @@ def test_a_seventeenth_turn_takes_the_place_of_the_first_settled_one_or_makes_tw
     assert len(both.listed) == 32
 
 
+def test_of_several_turns_each_stream_of_a_detector_reads_its_least_and_nothing_where_one_lacks_it():
+    first = TurnEvidence(scores=(0.2, 0.9, 0.5), worst_scores=(0.2, 0.0, 0.5))
+    both = least((first, TurnEvidence(scores=(0.6, 0.3, None))))
+    assert both.scores == (0.2, 0.3, None)
+    assert both.worst_scores == (0.2, 0.0, None)
+    assert least((first, TurnEvidence())).scores == ()
+
+
 SETTLED = a_turn("settled", called=keys_of(A))
 MORE = a_turn("more", more=True)
 FINDS = [
