@@ -135,6 +135,13 @@ def test_a_reading_that_was_due_and_did_not_come_reads_as_0_at_the_call(value: f
     state, found = call(PROFILE, state, made, IRREVERSIBLE)
     assert (found.action, found.rule) == (PAUSE, "missing_evidence")
     assert not state.alarmed
+    for calls in (1, 2):
+        assert state.alarm is not None
+        assert state.worst_case is not None
+        assert state.worst_case.alarm is not None
+        assert state.worst_case.alarm.evidence.step == state.alarm.evidence.step == calls
+        assert state.worst_case.alarm.evidence.log_peak > state.alarm.evidence.log_peak
+        state, _ = call(PROFILE, state, made, IRREVERSIBLE)
 
 
 def test_a_call_without_a_turn_or_under_another_profile_has_no_evidence() -> None:
