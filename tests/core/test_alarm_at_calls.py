@@ -142,6 +142,7 @@ def test_a_reading_that_was_due_and_did_not_come_reads_as_0_at_the_call(value: f
         assert state.worst_case.alarm.evidence.step == state.alarm.evidence.step == calls
         assert state.worst_case.alarm.evidence.log_peak > state.alarm.evidence.log_peak
         state, _ = call(PROFILE, state, made, IRREVERSIBLE)
+    assert call(PROFILE, replace(state, turns=()), made, IRREVERSIBLE)[1].action is PAUSE
 
 
 def test_a_call_without_a_turn_or_under_another_profile_has_no_evidence() -> None:
