@@ -15,6 +15,7 @@ from grampus_uq.records.values import TokenLogprob, ToolCall
 __all__ = ["action_places", "call_in_text", "call_spans", "overlapping_tokens"]
 
 _MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
+_MOST_NAMES = 32  # each is sought in all of the text
 _MOST_DEPTH = 8
 _LONGEST_ANSWER = 20_000
 _LONGEST_TAG = 30
@@ -54,11 +55,14 @@ def overlapping_tokens(tokens: Sequence[TokenLogprob], spans: Iterable[tuple[int
 
 
 def call_spans(text: str, calls: Sequence[ToolCall]) -> list[tuple[int, int]] | None:
-    """The span of each call in the text, in order and without overlap; None if one is not found.
+    """The span of each call in the text, in order and without overlap; None if one is not found, or of many names.
 
     Of several places that could be a call, the last ones are taken: models think aloud before they act.
     """
-    places = {name: _places(text, name) for name in {call.name for call in calls}}
+    names = {call.name for call in calls}
+    if len(names) > _MOST_NAMES:
+        return None
+    places = {name: _places(text, name) for name in names}
     spans: list[tuple[int, int]] = []
     before = len(text)
     for call in reversed(calls):

@@ -86,6 +86,10 @@ def _is_computed(number: float, texts: Sequence[str]) -> bool:
     known = frozenset().union(*map(_numbers, texts))
     if len(known) > MAX_NUMBERS:
         return False
-    products = {round(a * b, 6) for a, b in itertools.combinations(known, 2)}
-    reachable = products | known
+    reachable = _reachable(known)
     return any(round(number - c, 6) in reachable or round(number + c, 6) in reachable for c in (*known, 0.0))
+
+
+@functools.lru_cache(maxsize=16)  # all arguments of a step are held against the same numbers
+def _reachable(known: frozenset[float]) -> frozenset[float]:
+    return known | {round(a * b, 6) for a, b in itertools.combinations(known, 2)}

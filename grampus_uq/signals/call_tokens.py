@@ -14,11 +14,10 @@ can be worded in many ways, and its probability says nothing of whether it shoul
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, call_probability
@@ -34,10 +33,12 @@ MAX_PARTS: Final = 32
 """Arguments of one call that are told apart; a call with more is read as a whole."""
 _MOST_DEPTH: Final = 3
 _MOST_WORDS: Final = 8
-_MOST_MENTIONS: Final = 8
+_MOST_MENTIONS: Final = 64
+_MOST_SUPPORTS: Final = 128  # arguments of one step whose origin is sought
 _LONGEST: Final = 20_000  # characters of a call that is searched for its arguments instead of decoded
 _DECODER = json.JSONDecoder()
 _BETWEEN = re.compile(r"[\s,:]*")
+_ASSIGNED = re.compile(r"[\"'\\]{0,64}\s{0,64}[:=]\s{0,64}[\\\"']{0,64}")
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 _Span = tuple[int, int]
@@ -76,7 +77,7 @@ def call_parts(
         return ()
     found: list[CallPart] = []
     for number, (call, span) in enumerate(zip(calls[:MAX_CALLS], spans, strict=False)):
-        found += _parts_of(tokens, text, number, call, span, messages)
+        found += _parts_of(tokens, text, number, call, span, messages if len(found) < _MOST_SUPPORTS else ())
     return tuple(found)
 
 
@@ -183,15 +184,25 @@ def _written_otherwise(text: str, span: _Span, call: ToolCall) -> _Found:
     name = (at, at + len(call.name)) if at >= 0 and call.name else None
     found: dict[str, _Span] = {}
     for key, value in call.arguments.items():
-        behind = re.compile(rf"(?<![\w-]){re.escape(key)}[\"'\\]*\s*[:=]\s*[\\\"']*")
         forms = _forms(value)
-        for mention in itertools.islice(behind.finditer(text, begin, end), _MOST_MENTIONS):
-            start = mention.end()
+        for start in _behind(text, key, begin, end):
             form = next((form for form in forms if text.startswith(form, start)), None)
             if form and not text[start + len(form) : start + len(form) + 1].isalnum():
                 found[key] = start, start + len(form)
                 break
     return name, found
+
+
+def _behind(text: str, key: str, begin: int, end: int) -> Iterator[int]:
+    """Where a value may begin: behind a mention of the key, `=` or `:`. Nowhere for a key without letter or digit."""
+    at = text.find(key, begin, end) if any(map(str.isalnum, key)) else -1
+    for _ in range(_MOST_MENTIONS):
+        if at < 0:
+            return
+        sign = _ASSIGNED.match(text, at + len(key), end)
+        if sign is not None and not (text[at - 1 : at].isalnum() or text[at - 1 : at] in ("_", "-")):
+            yield sign.end()
+        at = text.find(key, at + len(key), end)
 
 
 def _forms(value: object) -> list[str]:

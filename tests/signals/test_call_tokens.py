@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Step, TokenLogprob, ToolCall
+from grampus_uq import Message, Role, Step, TokenLogprob, ToolCall
 from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, call_probability, weakest_part
 from grampus_uq.signals.call_tokens import MAX_PARTS, call_parts, call_reading
 from grampus_uq.signals.driver import read_tokens
@@ -185,3 +186,47 @@ def test_a_call_that_its_tokens_do_not_write_is_missing_and_a_step_without_a_cal
     said = Step(step_id="s", kind="llm_call", time_s=0.0, text="Done.", logprobs=one_a_character("Done."))
     assert "call_probability" not in {reading.source for reading in read_tokens(said, ())}
     assert "call_probability" in {reading.source for reading in read_tokens(step, ())}
+
+
+def a_call(text: str, *calls: ToolCall) -> Step:
+    tokens = tuple(TokenLogprob(token=text[at : at + 80], logprob=-0.01) for at in range(0, len(text), 80))
+    return Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=calls, logprobs=tokens)
+
+
+def hostile(size: int) -> dict[str, Step]:
+    """Turns made to keep whoever reads them busy, of about this many characters."""
+    blanks, odd = " " * size, {"": 1, " ": 2, "amount": 500}
+    pay = ToolCall(name="pay", arguments=odd)
+    string = '"name":"pay","arguments":"{\\"\\": 1,\\"amount\\": 500}"}'
+    names = [ToolCall(name=f"tool{number}", arguments={"a": 1}) for number in range(size // 40)]
+    many = [ToolCall(name="pay", arguments={f"a{j}": "ab" for j in range(size // 1000)}) for _ in range(16)]
+    return {
+        "a key without a letter, and blanks": a_call("{" + blanks + string, pay),
+        "a key without a letter, and quotes": a_call("pay(" + '"' * size + ")", pay),
+        "a key as long as the text": a_call(f"pay({'k' * size}", ToolCall(name="pay", arguments={"k" * size: 1})),
+        "many keys in a text of one letter": a_call("pay(" + "a" * size, many[0]),
+        "open brackets": a_call("pay(" * (size // 4), pay, ToolCall(name="p", arguments={"a": 1})),
+        "open braces": a_call('{"pay":' * (size // 7), pay),
+        "open braces and mentions": a_call("{" * size + '"pay"' * 64, pay),
+        "open texts": a_call('{"pay' * (size // 5), pay),
+        "objects": a_call('{"a": {"name": "pay"}}' * (size // 22), pay),
+        "names": a_call("".join(f"{call.name}(" for call in names), *names),
+        "calls": a_call("\n".join(json.dumps({"name": "pay", "arguments": c.arguments}) for c in many), *many),
+    }
+
+
+@pytest.mark.parametrize("name", hostile(1))
+def test_twice_as_much_hostile_text_takes_at_most_two_and_a_half_times_as_long(name: str) -> None:
+    said = [Message(role=Role.USER, content="xab 12 " * 1000)] * 32
+
+    def seconds(step: Step) -> float:
+        found = []
+        for _ in range(3):
+            started = time.process_time()
+            call_reading(step, said)
+            found.append(time.process_time() - started)
+        return min(found)
+
+    once, twice = (seconds(hostile(size)[name]) for size in (9_000, 18_000))
+    assert twice <= 2.5 * once + 0.05
+    assert twice < 1.0
