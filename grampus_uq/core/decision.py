@@ -211,14 +211,19 @@ def _doubt(now: Situation) -> str | None:
 
 
 def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:
-    """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it."""
+    """An irreversible call that would go ahead does what missing evidence does where the worst case would stop it.
+
+    One that only its own doubt holds would go ahead, too: what missing evidence does may be graver.
+    """
     policy = now.profile.policy
-    if decision[0].stops or not policy.on_missing_evidence.stops:
+    held = decision[0].stops and decision[1] != "call_evidence"
+    missing = policy.on_missing_evidence
+    if held or not missing.stops or _GRAVITY[missing] <= _GRAVITY[decision[0]]:
         return decision
     level = policy.classify(case.cumulative)
     turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
     state = replace(now.state, worst=case.worst, alarm=case.alarm, worst_case=None)
-    would = _ruling(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn))
+    would = _ruling(replace(now, state=state, level=level, confidence=case.cumulative, turn=turn, doubt=None))
     if not would[0].stops:
         return decision
     reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"

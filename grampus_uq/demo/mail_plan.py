@@ -15,6 +15,7 @@ from grampus_uq.demo.clerk import CallingModel, DoubtfulParts, Handled, handle
 from grampus_uq.demo.mails import CANCEL, REFUND, Mail, draw_mails
 from grampus_uq.errors import DataError
 from grampus_uq.monitor.monitor import UncertaintyMonitor
+from grampus_uq.monitor.sensing import Sensing
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.recording.artifacts import ProfileArtifact, load
 from grampus_uq.records.protocols import ModelClient
@@ -22,6 +23,7 @@ from grampus_uq.records.protocols import ModelClient
 __all__ = [
     "DEFAULT_MAILS",
     "MODEL",
+    "SENSING",
     "VARIANTS",
     "MailPlan",
     "clerk_policy",
@@ -32,6 +34,8 @@ __all__ = [
 
 MODEL: Final = "local"
 DEFAULT_MAILS: Final = 30
+SENSING: Final = Sensing(ask_of_calls=False)
+"""Each call is judged by its own tokens alone: the shipped profile was fitted on runs that were sensed so."""
 VARIANTS: Final = ("unguarded", "default tiers", "shipped profile")
 
 
@@ -70,9 +74,9 @@ def plan_mails(*, n: int = DEFAULT_MAILS, seed: int = 0, runs_folder: str = "run
     except OSError as error:
         raise DataError(f"cannot be written: {error.strerror or error}.", path=str(folder)) from error
     artifact = shipped_profile()
-    tiers = UncertaintyMonitor(profile=Profile(policy=clerk_policy()))
+    tiers = UncertaintyMonitor(profile=Profile(policy=clerk_policy()), sensing=SENSING)
     parts = DoubtfulParts()
-    guarded = UncertaintyMonitor(profile=artifact, processors=[parts, recording])
+    guarded = UncertaintyMonitor(profile=artifact, sensing=SENSING, processors=[parts, recording])
     return MailPlan(
         mails=tuple(draw_mails(n, seed)),
         seed=seed,

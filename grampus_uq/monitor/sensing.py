@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.call_parts import WHOLE_CALL
@@ -51,12 +52,18 @@ LONG_COMPLETION: Final = 500
 
 _P_TRUE, _CALL = UncertaintySource.P_TRUE, UncertaintySource.CALL_PROBABILITY
 _P_TRUE_NOT_NEEDED: Final = Reading(source=_P_TRUE, value=None, reason=MissingReason.NOT_NEEDED)
+_WITH_P_TRUE: Final = frozenset({"p_true", "fused", "propagated", "p_success", "semantic_entropy"})
+"""The streams that P(True) may be a part of; samples are drawn where the fusion, with it, asks for them."""
 
 
-def _reads_its_calls(reading: Reading) -> bool:
-    """True where each argument was found in the tokens; a text about another call could stand for one that was not."""
-    told_apart = all(part.name != WHOLE_CALL for part in reading.parts)
-    return reading.source == _CALL and reading.value is not None and told_apart
+def _tokens_tell(policy: UncertaintyPolicy, step: Step, readings: Sequence[Reading]) -> bool:
+    """True where all calls of a step are irreversible, and each part of each of them was found in its tokens."""
+    calls = step.tool_calls
+    parts = next((one.parts for one in readings if one.source == _CALL and one.value is not None), ())
+    if not parts or not all(policy.is_irreversible(c.name) and "arguments" in c.model_fields_set for c in calls):
+        return False
+    found = all(part.probability is not None and part.name != WHOLE_CALL for part in parts)
+    return found and {part.call for part in parts} == set(range(len(calls)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +74,9 @@ class Sensing:
         signals: signals of your own, beside the built-in ones that policy and estimator enable.
         equivalence: decides whether two sampled answers agree; equal wording unless given.
         repairs: ask again, so many times at most, for a stated confidence that is absent or unusable; None never asks.
-        ask_of_calls: ask for P(True) also of calls whose own tokens say how likely they were. It is otherwise not asked
-            there while the policy's `call_floor` holds doubtful ones, unless the profile was fitted on P(True).
+        ask_of_calls: False asks no P(True) of a step whose calls are all irreversible by the policy's names, where the
+            tokens tell how likely each of their parts was. It saves a model call and **may release what a low P(True)
+            held**. Without effect where `call_floor` is None, or anything was fitted on a stream with P(True) in it.
         counts: count what the agent does (`signals.structure`). A profile fitted on counts enables it by itself.
         speculative: draw the first samples of the slow path beside P(True): one round trip less where they are needed,
             two calls more where they are not.
@@ -85,7 +93,7 @@ class Sensing:
     signals: Sequence[Signal | InstantSignal] = ()
     equivalence: Equivalence | None = None
     repairs: int | None = None
-    ask_of_calls: bool = False
+    ask_of_calls: bool = True
     counts: bool = False
     speculative: bool = False
     budget: Budget | None = None
@@ -131,8 +139,8 @@ class SensingPlan:
     """Those of `fast` that can also read by themselves: what is left of them while the model may not be asked."""
     brings_model: bool = False
     """Some signal asks a model of its own, so that it can be asked on a step that comes without one."""
-    asks_of_calls: bool = False
-    """False where P(True) is not asked of a step whose calls were read from their own tokens."""
+    asks_of_calls: bool = True
+    """False where P(True) is not asked of a step whose irreversible calls were read from their own tokens."""
     counts: bool = False
     """True when what the agent does is counted (`signals.structure`)."""
     speculative: bool = False
@@ -193,7 +201,9 @@ class SensingPlan:
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
             brings_model=any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
-            asks_of_calls=sensing.ask_of_calls or policy.call_floor is None or _P_TRUE in profile.fitted_streams,
+            asks_of_calls=sensing.ask_of_calls
+            or policy.call_floor is None
+            or not _WITH_P_TRUE.isdisjoint(profile.fitted_streams),
             counts=sensing.counts or any(map(is_count, profile.fitted_streams)),
             speculative=sensing.speculative,
             budget=sensing.budget or Budget(),
@@ -255,7 +265,7 @@ class SensingPlan:
     async def ask(self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput) -> list[Reading]:
         """The readings that need a model; missing ones included, with reasons. Raises nothing but cancellation."""
         fast, unneeded = self.fast, []
-        if not self.asks_of_calls and any(map(_reads_its_calls, instant)):
+        if not self.asks_of_calls and _tokens_tell(profile.policy, step, instant):
             fast = tuple([signal for signal in fast if signal.source != _P_TRUE])
             unneeded = [_P_TRUE_NOT_NEEDED] * (len(self.fast) - len(fast))
         return unneeded + await self._ask(profile, step, [*instant, *unneeded], given, fast)

@@ -17,7 +17,7 @@ import anyio
 
 from grampus_uq.core.state import Profile
 from grampus_uq.demo.clerk import CallingModel, handle
-from grampus_uq.demo.mail_plan import MODEL, clerk_policy
+from grampus_uq.demo.mail_plan import MODEL, SENSING, clerk_policy
 from grampus_uq.demo.mails import draw_mails
 from grampus_uq.learn.profiles import FitOptions, fit_profile
 from grampus_uq.models import LocalModel
@@ -33,7 +33,7 @@ OPTIONS = FitOptions(accuracy=0.9, detector=False)
 async def record(folder: Path, mails: int) -> None:
     """Handle the mails under a monitor that only advises, and keep the labelled runs."""
     with RecordingProcessor(folder, content="full") as recorder:
-        monitor = UncertaintyMonitor(policy=clerk_policy(), advisory=True, processors=[recorder])
+        monitor = UncertaintyMonitor(policy=clerk_policy(), sensing=SENSING, advisory=True, processors=[recorder])
         async with LocalModel(timeout_s=300.0) as model:
             calling = CallingModel(model)
             for mail in draw_mails(mails, SEED):

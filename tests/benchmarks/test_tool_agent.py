@@ -112,8 +112,10 @@ def test_the_figures_on_the_recorded_tool_agent_are_reached(capsys: pytest.Captu
     assert max(rows[name, asked]["auroc"] for asked in ("p_true", "redraws", "asked_true", "asked_sure")) < 0.7
     assert rows[f"{name} by argument: all arguments", "argument"]["auroc"] >= 0.80
     assert rows[f"{name} by argument: wrong calls", "argument"]["first"] >= 0.80
-    default, guide = rows[name, "default"], rows[name, "guide"]
+    default, unasked, guide = (rows[name, side] for side in ("default", "unasked", "guide"))
     assert default["auroc"] >= max(guide["auroc"], own["auroc"] - 0.02)
     assert default["held_wrong"] >= 0.9 > guide["held_wrong"]
-    assert default["held_right"] <= 0.12 < guide["held_right"]
-    assert default["extra_tokens"] == 0
+    assert default["held_right"] >= guide["held_right"], "the default only adds to what the guide's policy holds"
+    assert unasked["held_wrong"] >= 0.9
+    assert unasked["held_right"] <= default["held_right"]
+    assert unasked["extra_tokens"] < default["extra_tokens"] == guide["extra_tokens"]

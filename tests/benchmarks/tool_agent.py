@@ -13,7 +13,8 @@ calls held while 5, 10, 20 % of the right ones are, ties broken at random; `extr
 cost a call beyond the agent's own work. Sets "within kinds" compare calls of one kind of task only. "By argument" the
 cases are arguments of calls to the right tool, wrong where their value is, each scored by its own probability and by
 the call's; `first` is the share of wrong calls whose least probable part is a wrong one, `chance` that of a guess.
-`held_wrong` and `held_right` are what the default policy, or the guide's, really holds. Nothing here is fitted.
+`held_wrong` and `held_right` are what is really held by the default, the guide's policy (`call_floor=None`), and the
+default without P(True) at calls (`unasked`: `Sensing(ask_of_calls=False)`). Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.recording.kept_content import HASHED_ARGUMENTS
 from grampus_uq.recording.replay import ReplayedStep, replay
 from grampus_uq.recording.runs import Run, runs
-from grampus_uq.records.call_parts import CallPart, weakest_part
+from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, weakest_part
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Reading, ToolCall
 from grampus_uq.records.vocabulary import Effect
@@ -120,6 +121,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> Asked | None:
     sensed = [replace(event, readings=as_sensed_now(event)) for event in run.steps]
+    irreversible = frozenset(event.step.tool_calls[0].name for event in sensed if _is_irreversible(event))
+    unasked = [replace(event, readings=without_p_true(event, irreversible)) for event in sensed]
     at = next((i for i, event in enumerate(sensed) if _is_irreversible(event)), None)
     if at is None:
         return None
@@ -129,9 +132,13 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
     turn = next((i for i in range(at - 1, -1, -1) if call in sensed[i].step.tool_calls), None)
     if turn is None:
         raise DataError(f"no turn proposes the call of step {at}.", path=run.path, field="tool_calls")
-    policies = {"default": UncertaintyPolicy(), "guide": UncertaintyPolicy(call_floor=None)}
-    sides = {"default": sensed, "guide": list(run.steps)}
-    judged = {side: list(replay(sides[side][: at + 1], Profile(policy=policy))) for side, policy in policies.items()}
+    default = UncertaintyPolicy()
+    sides = {
+        "default": (sensed, default),
+        "unasked": (unasked, default),
+        "guide": (list(run.steps), default.model_copy(update={"call_floor": None})),
+    }
+    judged = {side: list(replay(steps[: at + 1], Profile(policy=policy))) for side, (steps, policy) in sides.items()}
     own = next((one.parts for one in sensed[turn].readings if one.source == "call_probability"), ())
     name, arguments = outcome["truth"]
     return Asked(
@@ -142,34 +149,41 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
         truth=ToolCall(name=name, arguments=arguments),
         parts=tuple(part for part in own if part.call == sensed[turn].step.tool_calls.index(call)),
         held={side: steps[-1].assessment.action.stops for side, steps in judged.items()},
-        scores=_scores(turn, judged["default"], judged["guide"])
-        | ({} if probe is None else _probe_scores(call, probe)),
+        scores=_scores(turn, judged) | ({} if probe is None else _probe_scores(call, probe)),
     )
 
 
 def as_sensed_now(event: StepEvent) -> tuple[Reading, ...]:
-    """The readings as a monitor of this version takes them: P(True) is not asked of a call that its tokens tell of."""
+    """The readings as a monitor of this version takes them: the probability of a turn's calls is among them."""
     if event.step.logprobs is None or not event.step.tool_calls:
         return event.readings
     own = call_reading(event.step)
-    others = [reading for reading in event.readings if reading.source != own.source]
-    if own.value is not None:
-        others = [reading for reading in others if reading.source != "p_true"]
-    return (*others, own)
+    return (*(reading for reading in event.readings if reading.source != own.source), own)
+
+
+def without_p_true(event: StepEvent, irreversible: frozenset[str]) -> tuple[Reading, ...]:
+    """The readings as `Sensing(ask_of_calls=False)` takes them, these tools' names being the irreversible ones."""
+    calls = event.step.tool_calls
+    own = next((one for one in event.readings if one.source == "call_probability" and one.value is not None), None)
+    told = own is not None and all(part.probability is not None and part.name != WHOLE_CALL for part in own.parts)
+    if not (told and calls and all(call.name in irreversible for call in calls)):
+        return event.readings
+    return tuple([reading for reading in event.readings if reading.source != "p_true"])
 
 
 def _is_irreversible(event: StepEvent) -> bool:
     return event.step.kind == "tool_call" and event.step.effect is Effect.IRREVERSIBLE
 
 
-def _scores(turn: int, default: Sequence[ReplayedStep], guide: Sequence[ReplayedStep]) -> dict[str, Score]:
+def _scores(turn: int, judged: dict[str, list[ReplayedStep]]) -> dict[str, Score]:
     """What the recording holds: the default, the guide's confidences, each reading of the turn, and plain counts."""
-    recorded, sensed = guide[turn].event, default[turn].event
+    guide = judged["guide"]
+    recorded, sensed = guide[turn].event, judged["default"][turn].event
     readings = {str(reading.source): reading for reading in (*recorded.readings, *sensed.readings)}
     own = readings["call_probability"].value if "call_probability" in readings else None
-    believed, shown = default[-1].assessment.propagated_confidence, guide[turn].assessment
+    shown = guide[turn].assessment
     return {
-        "default": _paid(believed if own is None else min(believed, own), _monitors(default[: turn + 1])),
+        **{side: _doubted(judged[side], own, turn) for side in ("default", "unasked")},
         "guide": _paid(guide[-1].assessment.propagated_confidence, _monitors(guide[: turn + 1])),
         "fused": _paid(shown.fused_confidence, _monitors(guide[turn : turn + 1])),
         **{source: _paid(reading.value, [reading]) for source, reading in readings.items()},
@@ -177,6 +191,12 @@ def _scores(turn: int, default: Sequence[ReplayedStep], guide: Sequence[Replayed
         "steps": Score(value=-float(turn)),
         "length": Score(value=-float(len(recorded.step.logprobs or ()))),
     }
+
+
+def _doubted(steps: Sequence[ReplayedStep], own: float | None, turn: int) -> Score:
+    """The lesser of the belief and the call's own probability, by which the default holds."""
+    believed = steps[-1].assessment.propagated_confidence
+    return _paid(believed if own is None else min(believed, own), _monitors(steps[: turn + 1]))
 
 
 def _monitors(steps: Sequence[ReplayedStep]) -> list[Reading]:
@@ -310,7 +330,7 @@ def _rows_of_model(name: str, model: str, asked: Sequence[Asked], options: Any) 
             tokens = [got.tokens for _, got in there if got.tokens is not None]
             row["extra_tokens"] = float(np.mean(tokens)) if tokens else None
             row["extra_s"] = float(np.mean([got.seconds for _, got in there]))
-            yield row | (_held(asked, score) if score in ("default", "guide") and not kinds else {})
+            yield row | (_held(asked, score) if score in asked[0].held and not kinds else {})
     yield from _argument_rows(name, model, asked, options)
 
 

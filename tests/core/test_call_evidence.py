@@ -12,7 +12,7 @@ from grampus_uq import Effect, Profile, Reading, Step, ToolCall, UncertaintyPoli
 from grampus_uq.core.engine import advance, judge_call
 from grampus_uq.core.state import SessionState, state_from_json, state_to_json
 from grampus_uq.records.call_parts import CallPart, Support, call_probability
-from grampus_uq.records.vocabulary import UncertaintyAction
+from grampus_uq.records.vocabulary import MissingReason, UncertaintyAction
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
@@ -82,6 +82,16 @@ def test_it_only_ever_holds_more_than_the_guides_rule_and_the_surer_call_is_neve
     )
     reversible = judge_call(DEFAULT, after(DEFAULT, fused, read(*parts(0.0))), PAY, Effect.REVERSIBLE)
     assert reversible.rule != "call_evidence"
+
+
+def test_a_doubtful_call_is_aborted_where_a_missing_reading_would_have_aborted_it() -> None:
+    rules = UncertaintyPolicy(on_missing_evidence=UncertaintyAction.ABORT)
+    unread = Reading(source="p_true", value=None, reason=MissingReason.MODEL_ERROR)
+    for floor in (None, 0.8):
+        profile = Profile(policy=rules.model_copy(update={"call_floor": floor}))
+        verdict = judged(profile, after(profile, [1.0], unread, read(*parts(0.3))))
+        assert (verdict.action, verdict.rule) == ("abort", "missing_evidence")
+        assert "at its worst: irreversible call: confidence" in verdict.reason
 
 
 def test_it_says_which_part_the_model_was_least_sure_of_and_by_how_much() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 
 import pytest
@@ -26,6 +27,9 @@ from grampus_uq.monitor import sensing
 from grampus_uq.monitor.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.signals import registry
 from grampus_uq.signals.equivalence import EntailmentEquivalence
+from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.eprocess_scorers import running_minimum
+from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.fusion import FusedReading, LogisticFusion
 from grampus_uq.testing import HANG, ScriptedModel, answer
 
@@ -77,27 +81,58 @@ CALL = ToolCall(name="pay", arguments={"amount": 5})
 WRITTEN = (TokenLogprob(token='{"name": "pay", "arguments": {"amount": 5}}', logprob=-0.1),)
 
 
+LOOK = ToolCall(name="look", arguments={"at": 5})
+LETTER = ToolCall(name="pay", arguments={"amount": 7, "note": "a note of so many words that it counts as prose"})
+PAYS = UncertaintyPolicy(irreversible_tool_names=["pay"])
+SPARED = {"ask_of_calls": False}
+
+
+def written(*calls):
+    return tuple(
+        TokenLogprob(token=json.dumps({"name": call.name, "arguments": call.arguments}), logprob=-0.1) for call in calls
+    )
+
+
+BOTH_WRITTEN, LETTER_WRITTEN = written(CALL, LOOK), written(CALL, LETTER)
+
+
 def fitted_on(source):
     return LogisticFusion(readings={source: FusedReading(mean=0.0, sd=1.0, slope=1.0)}, intercept=0.0)
+
+
+def detector_of(source):
+    scorer = running_minimum(bounded=(True,), neutral=(0.5,), stream=0)
+    return Detector(streams=(source,), scorer=scorer, thresholds=(ville_threshold(0.5),), deployed=0, salt="s")
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("asked", "calls", "tokens", "given", "profile"),
     [
-        (False, (CALL,), WRITTEN, {}, Profile()),
-        (False, (CALL,), WRITTEN, {"max_overhead": 0.0}, Profile()),
-        (True, (CALL,), WRITTEN, {"ask_of_calls": True}, Profile()),
-        (True, (CALL,), WRITTEN, {}, Profile(policy=UncertaintyPolicy(call_floor=None))),
-        (True, (CALL,), WRITTEN, {}, Profile(calibration=fitted_on("p_true"))),
-        (True, (CALL,), None, {}, Profile()),
-        (True, (CALL,), (TokenLogprob(token="Done.", logprob=-0.1),), {}, Profile()),
-        (True, (), WRITTEN, {}, Profile()),
-        (True, (ToolCall(name="pay", arguments={"amount": 500}),), WRITTEN, {}, Profile()),
-        (True, (ToolCall(name="pay", arguments={"sum": 5}),), WRITTEN, {}, Profile()),
+        (True, (CALL,), WRITTEN, {}, Profile(policy=PAYS)),
+        (False, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS)),
+        (False, (CALL,), WRITTEN, {**SPARED, "max_overhead": 0.0}, Profile(policy=PAYS)),
+        (False, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS, calibration=fitted_on("call_probability"))),
+        (True, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS.model_copy(update={"call_floor": None}))),
+        (True, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS, calibration=fitted_on("p_true"))),
+        (True, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS, calibration=fitted_on("semantic_entropy"))),
+        (True, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS, detector=detector_of("fused"))),
+        (True, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS, detector=detector_of("propagated"))),
+        (True, (CALL,), WRITTEN, SPARED, Profile(policy=PAYS, detector=detector_of("p_success"))),
+        (True, (CALL,), WRITTEN, SPARED, Profile()),
+        (True, (CALL, LOOK), BOTH_WRITTEN, SPARED, Profile(policy=PAYS)),
+        (True, (CALL, LETTER), LETTER_WRITTEN, SPARED, Profile(policy=PAYS)),
+        (True, (ToolCall(name="pay"),), WRITTEN, SPARED, Profile(policy=PAYS)),
+        (True, (CALL,), None, SPARED, Profile(policy=PAYS)),
+        (True, (CALL,), (TokenLogprob(token="Done.", logprob=-0.1),), SPARED, Profile(policy=PAYS)),
+        (True, (), WRITTEN, SPARED, Profile(policy=PAYS)),
+        (True, (ToolCall(name="pay", arguments={"amount": 500}),), WRITTEN, SPARED, Profile(policy=PAYS)),
+        (True, (ToolCall(name="pay", arguments={"sum": 5}),), WRITTEN, SPARED, Profile(policy=PAYS)),
     ],
 )
-async def test_p_true_is_not_asked_of_a_call_that_its_own_tokens_tell_of(asked, calls, tokens, given, profile):
+async def test_p_true_is_left_out_only_where_asked_for_and_each_part_of_irreversible_calls_was_read(
+    asked, calls, tokens, given, profile
+):
     model = ScriptedModel("0.9")
     monitor = UncertaintyMonitor(profile=profile, sensing=Sensing(**given))
     shown, _ = await monitor.session("s").observe_llm_response(

@@ -1,0 +1,85 @@
+"""The floor of a call's own probability through whole sessions: it holds more than the guide's rule, never less."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import anyio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import Effect, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.records.vocabulary import UncertaintyAction
+from grampus_uq.testing import ScriptedModel
+
+GRAVITY = list(UncertaintyAction)
+ODDS = st.sampled_from([0.02, 0.3, 0.7, 0.9, 0.99, 1.0])
+ARGUMENTS = st.sampled_from([{}, {"amount": 5}, {"to": "A17", "amount": 900}, {"body": "a letter " * 6}])
+JUDGES = st.sampled_from([None, "0.05", "0.6", "0.9", "0.99", RuntimeError("down")])
+CALLS = st.lists(st.tuples(st.sampled_from(["pay", "look"]), ARGUMENTS), max_size=2)
+TURNS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "text": st.sampled_from(["", "Looking.", "Confidence: 95%", "Confidence: 20%"]),
+            "calls": CALLS,
+            "odds": st.none() | st.lists(ODDS, min_size=4, max_size=4),
+            "judge": JUDGES,
+            "effect": st.sampled_from(list(Effect)),
+            "by_name": st.booleans(),
+        }
+    ),
+    max_size=5,
+)
+RULES = st.fixed_dictionaries(
+    {
+        "on_missing_evidence": st.sampled_from(list(UncertaintyAction)),
+        "worst_so_far_floor": st.sampled_from([None, 0.7]),
+        "irreversible_tool_names": st.sampled_from([[], ["pay"]]),
+    }
+)
+
+
+def tokens(text: str, odds: list[float]) -> list[dict[str, Any]]:
+    """The text in quarters, each of its own probability."""
+    size = max(1, math.ceil(len(text) / 4))
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    return [{"token": piece, "logprob": math.log(chance)} for piece, chance in zip(pieces, odds, strict=False)]
+
+
+async def run(policy: UncertaintyPolicy, turns: list[dict[str, Any]]) -> tuple[list[UncertaintyAction], list[float]]:
+    """What is done about each step of a session, and what is believed after it."""
+    session = UncertaintyMonitor(policy=policy).session("s")
+    actions, believed = [], []
+    for number, turn in enumerate(turns):
+        named = enumerate(turn["calls"])
+        calls = [ToolCall(id=f"{number}-{i}", name=name, arguments=given) for i, (name, given) in named]
+        written = turn["text"] + "\n".join(json.dumps({"name": c.name, "arguments": c.arguments}) for c in calls)
+        judge = None if turn["judge"] is None else ScriptedModel(turn["judge"])
+        _, action = await session.observe_llm_response(
+            turn["text"],
+            f"t{number}",
+            prompt_messages=[{"role": "user", "content": "Do it."}],
+            model_client=judge,
+            tool_calls=calls,
+            logprobs=tokens(written, turn["odds"]) if turn["odds"] else None,
+        )
+        actions.append(action)
+        for call in calls:
+            asked = call.name if turn["by_name"] else call
+            actions.append(session.would_allow(asked, effect=turn["effect"]).action)
+            actions.append((await session.observe_tool_call(asked, f"x{number}", effect=turn["effect"]))[1])
+        believed.append(session.state.cumulative)
+    return actions, believed
+
+
+@given(TURNS, RULES)
+def test_nothing_that_the_guides_rule_holds_is_released_and_what_is_believed_is_the_same(
+    turns: list[dict[str, Any]], rules: dict[str, Any]
+) -> None:
+    """The floor asks no less of the model, and what missing evidence does it never makes milder."""
+    default, believed = anyio.run(run, UncertaintyPolicy(**rules), turns)
+    guide, before = anyio.run(run, UncertaintyPolicy(**rules, call_floor=None), turns)
+    assert believed == before
+    assert all(GRAVITY.index(now) >= GRAVITY.index(then) for now, then in zip(default, guide, strict=True))
