@@ -50,7 +50,7 @@ _SPLIT_TAG = re.compile(r"<(confidence(?:_score)?)>\s{0,64}([^<]{0,60}?)\s{0,64}
 _OTHER_FIELD = rf'"(?:{"|".join(sorted(ANSWER_FIELDS - FIELDS))})": ?"[^"\\{{\x00-\x1f]{{0,2000}}"'
 _PLAIN: Final = re.compile(
     r"([A-Za-z0-9][A-Za-z0-9 ,.!?%$]{0,240}(?:[.!?] |\n\n?))?+"
-    rf'\{{ ?(?:{_OTHER_FIELD}, ?){{0,8}}"(?:{"|".join(sorted(FIELDS))})": ?'
+    rf'\{{ ?(?:{_OTHER_FIELD}, ?){{0,8}}"({"|".join(sorted(FIELDS))})": ?'
     rf"(0(?:\.[0-9]{{1,20}})?|1(?:\.0{{1,20}})?)(?:, ?{_OTHER_FIELD}){{0,8}} ?\}}"
 )
 _WORDS: Final = re.compile(r"[a-z]+")
@@ -59,7 +59,9 @@ _OF_PHRASES: Final = frozenset(
     {"word", "words", "text", "told", "asked", "point", "percent", "five", "seven", "ten", "hundred"}
 )
 """Words of phrases that no other word of the phrase gives away."""
-_HARMLESS: Final[set[str]] = set()
+_NAMES: Final = frozenset(f'{before}"{name}":' for before in ("", "{") for name in ANSWER_FIELDS - FIELDS)
+"""Fields' names as they stand between blanks."""
+_HARMLESS: Final = set(_NAMES)
 _MOST_HARMLESS: Final = 4_096
 _LONGEST_WORD: Final = 40
 
@@ -186,19 +188,16 @@ def plain_answer(stripped: str) -> float | None:
     match = _PLAIN.fullmatch(stripped)
     if match is None:
         return None
-    lowered = stripped.lower()
-    if "know" in lowered:  # "Let me know if ...}" would be a closing word
+    first, rest = stripped[: match.start(2)].lower(), stripped[match.end(3) :].lower()
+    if "know" in first or "know" in rest:  # "Let me know if ...}" would be a closing word
         return None
-    pieces = lowered.split('"')  # the sentence and "{", then by turns what is quoted and what is not
-    words = pieces[0].split()
-    words.pop()
-    last = words[-1] if words else ""
-    for text in pieces[1::2]:
-        if text not in ANSWER_FIELDS:
-            words += text.split()
+    words = first.split()
+    if len(rest) > 2:  # more than the brace
+        words += rest.split()
     if not _HARMLESS.issuperset(words) and (any(map(_matters, words)) or OTHER_SCALE(match[1] or "")):
         return None
-    return None if _frames_at_the_end(last) else float(match[2])
+    before = match[1]
+    return None if before is not None and _frames_at_the_end(before.split()[-1].lower()) else float(match[3])
 
 
 _frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)
@@ -209,10 +208,11 @@ def _matters(written: str) -> bool:
 
     It may have marks of punctuation in it, which are no part of a word.
     """
-    matters = any(map(_is_sought, _WORDS.findall(written)))
+    matters = written not in _NAMES and any(map(_is_sought, _WORDS.findall(written)))
     if not matters and len(written) <= _LONGEST_WORD and _DIGIT.search(written) is None:
         if len(_HARMLESS) >= _MOST_HARMLESS:
             _HARMLESS.clear()
+            _HARMLESS.update(_NAMES)
         _HARMLESS.add(written)
     return matters
 

@@ -153,9 +153,10 @@ class SpanEmitter:
         if ended_ns < started_ns:  # a wall clock was set back in between
             ended_ns = started_ns
         self._traces.started(place, own)
-        if step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
+        if escalated and step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
             self._traces.pause(place, own, ended_ns)
-        self._evaluate(attributes, span, context, ended_ns)
+        if self._log is not None or (self._on_span and span.is_recording()):
+            self._evaluate(attributes, span, context, ended_ns)
         if model_readings or escalated:
             self._beneath(event, model_readings, span, context, ended_ns, escalated)
         span.end(ended_ns)
@@ -180,8 +181,6 @@ class SpanEmitter:
 
     def _evaluate(self, estimate: Attributes, span: Span, context: Context, ended_ns: int) -> None:
         """Add an evaluation event for each score among the attributes of the estimate."""
-        if not (self._on_span and span.is_recording()) and self._log is None:
-            return
         for name in SCORES:
             if name not in estimate:
                 continue

@@ -65,7 +65,12 @@ class SessionTraces:
         """The context that the session's next span starts in, what it links to, and the place to tell when it did."""
         has_parent = around is not None and around.is_valid
         with self._lock:
-            place = self._place(session_id)
+            place = self._places.get(session_id)
+            if place is None:
+                place = self._places[session_id] = _Place()
+                self._shorten()
+            else:
+                self._places.move_to_end(session_id)
             if place.within is current and place.made is not None and not has_parent and place.earlier is None:
                 return place.made, (), place  # from step to step the same, as long as nothing else began around it
             earlier, place.earlier = place.earlier, None
@@ -121,15 +126,6 @@ class SessionTraces:
         with self._lock:
             place = self._places.get(session_id)
         return None if place is None else place.paused
-
-    def _place(self, session_id: str) -> _Place:
-        place = self._places.get(session_id)
-        if place is None:
-            place = self._places[session_id] = _Place()
-            self._shorten()
-        else:
-            self._places.move_to_end(session_id)
-        return place
 
     def _shorten(self) -> None:
         while len(self._places) > _MOST_SESSIONS:
