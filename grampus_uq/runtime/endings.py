@@ -61,9 +61,6 @@ class Endings:
         detector = session.profile.detector
         if self._watch is None or detector is None or detector_id(detector) != self._watch.detector:
             return
-        alarm = session.state.alarm
-        if detector.at_calls and (alarm is None or not alarm.evidence.step):
-            return  # a run without an irreversible call is none of those that it was calibrated on
         try:
             await self._watch.finished(finished_run(session, outcome, touched=lease.state.touched))
         except StoreError:

@@ -68,8 +68,11 @@ class FinishedRun:
             raise ConfigurationError.of("log_peak", "FinishedRun", "a number", self.log_peak)
 
 
-def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -> FinishedRun:
+def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -> FinishedRun | None:
     """What the watch takes of a session that has ended, also of one that was paused and resumed in another process.
+
+    None for a run that is none of those the detector was calibrated on: it looks at irreversible calls, and there was
+    none.
 
     Args:
         session: its profile has a detector.
@@ -83,6 +86,8 @@ def finished_run(session: Session, outcome: Outcome, *, touched: bool = False) -
     detector, alarm = session.profile.detector, session.state.alarm
     if detector is None:
         raise ConfigurationError.of("session", "finished_run", "one whose profile has a detector", session.session_id)
+    if detector.at_calls and (alarm is None or not alarm.evidence.step):
+        return None
     peak = -math.inf if alarm is None or alarm.evidence.log_peak is None else alarm.evidence.log_peak
     answered = alarm is not None and (alarm.answered or alarm.rearmed > 0)
     if alarm is not None and alarm.rearmed:
@@ -143,11 +148,13 @@ class CalibrationWatch:
         found = await self._store.get(_WATCH, self._fresh.detector)
         return self._seen(self._fresh if found is None else _read(_Stored, found).state)
 
-    async def finished(self, run: FinishedRun) -> tuple[WatchStatus, ...]:
-        """Count a finished run, once; a repeated report changes nothing but a missing label.
+    async def finished(self, run: FinishedRun | None) -> tuple[WatchStatus, ...]:
+        """Count a finished run, once; a repeated report changes nothing but a missing label. None counts nothing.
 
         Raises StoreError when the store cannot be reached: the run may then be reported again.
         """
+        if run is None:
+            return await self.statuses()
         statuses, counted = await _take(self._store, self._fresh, run)
         self._latest = statuses
         if counted:

@@ -30,14 +30,14 @@ from grampus_uq.stats.eprocess_scorers import FeatureScorer, LinearScore
 from grampus_uq.stats.eprocess_thresholds import ville_threshold
 from grampus_uq.stats.prefix_features import STREAM_FEATURES
 from tests.benchmarks.published_evaluator import fit_paper
-from tests.guarantees.worlds import BASE, FITTING, POLICY, Kept, Runs, World, record
+from tests.guarantees.worlds import BASE, CALL, FITTING, POLICY, Kept, Runs, World, record
 
 Once = Callable[[np.random.Generator, Path, int], tuple[bool, float, float]]
 WATCHED = 0.2
 """Level of the watch: high, so that few histories show whether it is kept."""
 
 
-def finished_runs(artifact: ProfileArtifact, runs: Runs, name: str) -> Iterator[FinishedRun]:
+def finished_runs(artifact: ProfileArtifact, runs: Runs, name: str) -> Iterator[FinishedRun | None]:
     """Take runs through sessions under a profile that acts, and say what the watch is told of each."""
     monitor = UncertaintyMonitor(profile=artifact)
     for i in range(len(runs)):
@@ -46,13 +46,16 @@ def finished_runs(artifact: ProfileArtifact, runs: Runs, name: str) -> Iterator[
         for index, value in enumerate(runs.stated[i]):
             step = Step(step_id=f"s{index}", kind="llm_call", time_s=0.0)
             stopped |= session.commit(step, [Reading(source="verbalized", value=float(value))]).action.stops
+        if runs.calls[i]:
+            call = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(CALL,))
+            stopped |= session.commit(call, ()).rule == "detector"
         reason = StopReason.MONITOR_STOP if stopped else StopReason.CLEAN
         outcome = Outcome(success=None if stopped else bool(runs.success[i]), stop_reason=reason)
         session.finish(outcome)
         yield finished_run(session, outcome)
 
 
-def watch_alarms(artifact: ProfileArtifact, told: list[FinishedRun]) -> bool:
+def watch_alarms(artifact: ProfileArtifact, told: list[FinishedRun | None]) -> bool:
     """Whether the watch ever alarms on these runs."""
     detector = artifact.profile.detector
     assert detector is not None
@@ -66,12 +69,12 @@ def watch_alarms(artifact: ProfileArtifact, told: list[FinishedRun]) -> bool:
     return anyio.run(watch)
 
 
-def fixed_bag_alarms(artifact: ProfileArtifact, told: list[FinishedRun]) -> bool:
+def fixed_bag_alarms(artifact: ProfileArtifact, told: list[FinishedRun | None]) -> bool:
     """Sabotage: the same, but every run is ranked against the first bag only."""
     detector = artifact.profile.detector
     assert detector is not None
     state = start_watching(detector, level=WATCHED)
-    for run in told:
+    for run in filter(None, told):
         natural = run.success is True and not run.touched
         for variant in (Variant.SUCCESSES, Variant.ALL_RUNS) if natural else (Variant.ALL_RUNS,):
             before = state.bets[variant].martingale

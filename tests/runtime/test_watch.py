@@ -312,23 +312,29 @@ def _monitor() -> UncertaintyMonitor:
 async def test_a_finished_session_is_told_with_its_evidence_also_after_it_was_resumed_elsewhere() -> None:
     outcome = Outcome(success=True)
     whole = finished_run(await _drive(_monitor(), [0.9, 0.6, 0.9]), outcome)
+    assert whole is not None
     first = await _drive(_monitor(), [0.9, 0.6])
     resumed = await _drive(_monitor(), [0.9], snapshot=first.snapshot())
     assert finished_run(resumed, outcome) == whole
     assert whole == FinishedRun(run_id="run", log_peak=whole.log_peak, touched=False, success=True)
     assert math.isfinite(whole.log_peak)
     silent = finished_run(_monitor().session("silent"), outcome)
+    assert silent is not None
     assert silent.log_peak == -math.inf
 
 
 async def test_an_answered_alarm_or_a_stop_makes_the_outcome_selected() -> None:
     session = await _drive(_monitor(), [0.05])
     session.record_decision("approve", principal="ann")
-    assert finished_run(session, Outcome(success=True)).touched
+    answered = finished_run(session, Outcome(success=True))
+    assert answered is not None
+    assert answered.touched
     session.rearm(principal="ann")
     rearmed = finished_run(session, Outcome(success=True))
+    assert rearmed is not None
     assert (rearmed.touched, rearmed.log_peak) == (True, math.inf)
     stopped = finished_run(await _drive(_monitor(), [0.9]), Outcome(success=False, stop_reason=StopReason.MONITOR_STOP))
+    assert stopped is not None
     assert (stopped.touched, stopped.success) == (True, None)
 
 
@@ -376,6 +382,9 @@ async def test_of_a_detector_that_looks_at_calls_a_run_without_one_is_no_run_and
     assert profile.detector is not None
     at_calls = replace(profile.detector, at_calls=True)
     monitor = UncertaintyMonitor(profile=profile.model_copy(update={"detector": at_calls}))
+    own_loop = CalibrationWatch(MemoryStore(), at_calls)
+    uncounted = finished_run(await _drive(monitor, [0.9]), Outcome(success=True))
+    assert of(await own_loop.finished(uncounted), Variant.ALL_RUNS).n_runs == 0
     store, watch, world = MemoryStore(), CalibrationWatch(MemoryStore(), at_calls), World()
     quiet = runner(world, ["Done."], p_true=0.01, monitor=monitor, calibration_watch=watch)
     await quiet.run(AGENT, "x", session_id="quiet")
