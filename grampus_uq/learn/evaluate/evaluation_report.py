@@ -11,7 +11,7 @@ from grampus_uq.learn.evaluate.evaluation_charts import (
     reliability_chart,
     risk_coverage_chart,
 )
-from grampus_uq.learn.evaluate.transparency import AT_THE_CALL, TableRow
+from grampus_uq.learn.evaluate.transparency import TableRow
 from grampus_uq.learn.pages import printable, render_page
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
@@ -65,12 +65,9 @@ def _signal_rows(evaluation: Evaluation) -> list[_Row]:
     """A row a signal, the best first: how it ranks, what it is worth recalibrated beside its base rate, how far off."""
     found: dict[tuple[str, bool], TableRow] = {}
     base: dict[int, float | None] = {}
-    at_call: dict[str, float | None] = {}
     for row in evaluation.table:
         if row.scalar == "base rate":
             base[row.runs] = row.tps_log
-        elif row.scalar == AT_THE_CALL:
-            at_call[row.stream] = row.auroc
         elif row.scalar == "front-weighted mean":
             found[row.stream, row.calibrated] = row
     rows: list[_Row] = []
@@ -85,7 +82,7 @@ def _signal_rows(evaluation: Evaluation) -> list[_Row]:
                 signal.runs,
                 raw.missing,
                 signal.auroc,
-                at_call.get(signal.name),
+                signal.at_the_call,
                 gain,
                 raw.t_ece,
             ]

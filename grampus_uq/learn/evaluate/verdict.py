@@ -34,12 +34,14 @@ class SignalRow:
     """One signal: the runs that it can be judged on, and its AUROC by least forecast, in [0, 1], higher is better.
 
     AUROC is the probability that a failure has a lower least forecast than a success, ties one half; None where the
-    runs all ended alike.
+    runs all ended alike. `at_the_call` is the same of the forecast at the turn that proposes the first irreversible
+    call, over the runs that have one.
     """
 
     name: str
     runs: int
     auroc: float | None
+    at_the_call: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,8 @@ class Verdict:
     """The verdict in words, and the numbers behind it; figures are None where too little is known.
 
     at_the_call: it is about first irreversible calls, not runs. held: share of them held. right_of_rest: share of the
-    others that succeed; right_of_all: of all. signals: the best one of each half. rows: every signal, the best first.
+    others that succeed; right_of_all: of all. signals: the best one of each half. rows: every signal, the best first,
+    at the call where most runs have one.
     """
 
     sentences: tuple[str, ...]
@@ -62,8 +65,10 @@ class Verdict:
 def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> Verdict:
     """Say which signal to hold by, on runs with an observed outcome; `streams` are `scored_streams` of `runs`."""
     least = _least(streams, len(runs))
-    rows = tuple(sorted((_row(name, found, runs.outcomes) for name, found in least.items()), key=_best_first))
     at_call = _at_the_call(runs)
+    mostly_calls = runs.asks is not None and 2 * (runs.asks >= 0).sum() >= len(runs)
+    every = [_row(name, found, at_call.get(name), runs.outcomes) for name, found in least.items()]
+    rows = tuple(sorted(every, key=_best_at_the_call if mostly_calls else _best_first))
     for values, about_calls in ((at_call, True), (least, False)):
         there = np.array([~np.isnan(found) for found in values.values()]).reshape(-1, len(runs)).any(axis=0)
         known = there & ~runs.censored
@@ -116,13 +121,24 @@ def _least(streams: Sequence[ScoredStream], n: int) -> dict[str, FloatArray]:
     return least
 
 
-def _row(name: str, values: FloatArray, outcomes: FloatArray) -> SignalRow:
+def _row(name: str, least: FloatArray, at_call: FloatArray | None, outcomes: FloatArray) -> SignalRow:
+    runs, ranks = _ranks(least, outcomes)
+    return SignalRow(
+        name=name, runs=runs, auroc=ranks, at_the_call=None if at_call is None else _ranks(at_call, outcomes)[1]
+    )
+
+
+def _ranks(values: FloatArray, outcomes: FloatArray) -> tuple[int, float | None]:
     there = ~np.isnan(values) & ~np.isnan(outcomes)
-    return SignalRow(name=name, runs=int(there.sum()), auroc=auroc(-values[there], 1.0 - outcomes[there]))
+    return int(there.sum()), auroc(-values[there], 1.0 - outcomes[there])
 
 
 def _best_first(row: SignalRow) -> tuple[float, str]:
     return (2.0 if row.auroc is None else -row.auroc, row.name)
+
+
+def _best_at_the_call(row: SignalRow) -> tuple[float, float, str]:
+    return (2.0 if row.at_the_call is None else -row.at_the_call, *_best_first(row))
 
 
 def _chosen(values: Mapping[str, FloatArray], succeeded: FloatArray, half: BoolArray) -> tuple[str, float]:

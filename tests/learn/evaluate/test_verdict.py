@@ -69,6 +69,17 @@ def test_where_enough_runs_ask_it_is_about_the_turn_that_proposes_the_call() -> 
     assert not few.at_the_call
 
 
+def test_the_signals_are_sorted_at_the_call_where_most_runs_make_one_however_few_they_are() -> None:
+    rng = np.random.default_rng(5)
+    outcomes, chance = drawn(rng, 30)
+    late = np.column_stack([np.full(30, 0.01), chance])  # its least forecast says nothing of a run
+    early = np.column_stack([chance, np.full(30, 0.99)])
+    asks = np.where(np.arange(30) < 16, 1, -1)
+    assert [row.name for row in made(outcomes, asks, late=late, early=early).rows] == ["late", "early"]
+    asks[:10] = -1
+    assert [row.name for row in made(outcomes, asks, late=late, early=early).rows] == ["early", "late"]
+
+
 @pytest.mark.parametrize("outcomes", [[1.0] * 50, [0.0] * 50, [1.0] * 50 + [0.0] * 19, [1.0]])
 def test_with_too_few_of_a_kind_no_signal_is_praised(outcomes: list[float]) -> None:
     verdict = made(outcomes, s=np.linspace(0.1, 0.9, len(outcomes)))
