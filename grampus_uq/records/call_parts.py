@@ -49,8 +49,9 @@ _SUPPORT_IN_WORDS: Final = {
 class CallPart:
     """One part of one call of a step: `call` counts the step's calls from 0, `name` is the argument's.
 
-    `probability` is that of the value, the product over the tokens that write it; None where the tokens are not known,
-    and for prose, which can be worded in many ways. `least` is the probability of the value's least likely token.
+    `probability` is the product over the tokens that write the part: an argument's key, its value and what ends it. It
+    is None where the tokens are not known, and for prose, which can be worded in many ways: an argument with prose has
+    two parts, the prose and the rest. `least` is the probability of the least likely token.
     `support` says where the value comes from.
     """
 
@@ -87,7 +88,10 @@ def doubt_in_words(doubt: CallDoubt) -> str:
 
 
 def call_probability(parts: Sequence[CallPart], call: int) -> float | None:
-    """How likely the model was to write this very call: the product over its parts, in [0, 1]; None where unknown."""
+    """How likely the model was to write this very call: the product over its parts, in [0, 1]; None where unknown.
+
+    Each token belongs to one part, so this is the product over all tokens of the call but those of prose.
+    """
     known = [part.probability for part in parts if part.call == call and part.probability is not None]
     return math.prod(known) if known else None
 

@@ -88,9 +88,8 @@ SPARED = {"ask_of_calls": False}
 
 
 def written(*calls):
-    return tuple(
-        TokenLogprob(token=json.dumps({"name": call.name, "arguments": call.arguments}), logprob=-0.1) for call in calls
-    )
+    text = "".join(json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls)
+    return tuple(TokenLogprob(token=text[at : at + 4], logprob=-0.1) for at in range(0, len(text), 4))
 
 
 BOTH_WRITTEN, LETTER_WRITTEN = written(CALL, LOOK), written(CALL, LETTER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +51,8 @@ def by_name(parts: tuple[CallPart, ...]) -> dict[str, float | None]:
 @pytest.mark.parametrize("part", ["", "order", "amount"])
 def test_a_value_is_read_from_its_own_tokens_however_the_call_is_written(way: str, part: str) -> None:
     value = VALUES[part]
-    odds = by_name(call_parts(one_a_character("Well, " + WAYS[way], value), [CALL]))
+    parts = call_parts(one_a_character("Well, " + WAYS[way], value), [CALL])
+    odds = by_name(parts)
     assert odds.pop(part) == pytest.approx(0.5 ** len(value))
     assert set(odds) == {"", *CALL.arguments} - {part}
     assert set(odds.values()) == {1.0}
@@ -89,15 +91,23 @@ def test_the_parts_of_any_call_in_json_are_those_at_the_places_where_they_were_w
         odds.append(-((seed >> len(tokens) % 32) % 5) / 10)
         tokens.append(TokenLogprob(token=text[at : at + size], logprob=odds[-1]))
         at += size
-    ends = [sum(len(token.token) for token in tokens[: i + 1]) for i in range(len(tokens))]
+    starts = [sum(len(token.token) for token in tokens[:i]) for i in range(len(tokens))]
     parts = call_parts(tokens, [ToolCall(name="pay_out", arguments=arguments)])
-    assert [part.name for part in parts] == ["", *arguments]
+    assert list(dict.fromkeys(part.name for part in parts)) == ["", *arguments]
+    prose = [places[name] for name, value in arguments.items() if isinstance(value, str) and len(value.split()) > 8]
+    assert not prose  # the values are short
+    whole = (9, len(text) - 1) if arguments else (0, len(text))  # without arguments the whole object is the call
+    own = [
+        odd
+        for odd, at, token in zip(odds, starts, tokens, strict=True)
+        if whole[0] < at + len(token.token) and at < whole[1]
+    ]
+    assert call_probability(parts, 0) == pytest.approx(math.exp(math.fsum(own)))
     for part in parts:
         begin, end = places[part.name]
-        own = [odds[i] for i, stop in enumerate(ends) if stop > begin and stop - len(tokens[i].token) < end]
-        if part.probability is not None:
-            assert part.probability == pytest.approx(math.exp(math.fsum(own)))
-        assert part.least == pytest.approx(math.exp(min(own)))
+        first = [odds[i] for i, at in enumerate(starts) if begin <= at < end]
+        assert part.least is not None
+        assert part.least <= math.exp(min(first, default=0.0)) + 1e-9
 
 
 @given(st.text(max_size=200), st.text(max_size=12), st.dictionaries(st.text(max_size=4), SCALARS, max_size=4))
@@ -142,8 +152,9 @@ def test_prose_counts_for_its_least_token_only() -> None:
     arguments = {"to": "ann@example.org", "body": "Dear Ann, the parcel will be with you on Monday, I hope."}
     text = json.dumps({"name": "send", "arguments": arguments})
     parts = call_parts(one_a_character(text, "Monday", 0.1), [ToolCall(name="send", arguments=arguments)])
-    body = next(part for part in parts if part.name == "body")
+    body, around = (part for part in parts if part.name == "body")
     assert (body.probability, body.least) == (None, pytest.approx(0.1))
+    assert (around.probability, around.least) == (1.0, 1.0)  # its key and its quotes
     assert call_probability(parts, 0) == 1.0
 
 
@@ -181,8 +192,19 @@ def test_a_malformed_number_makes_the_reading_missing(broken: float) -> None:
 
 
 def test_a_call_that_its_tokens_do_not_write_is_missing_and_a_step_without_a_call_has_no_such_reading() -> None:
-    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(CALL,), logprobs=one_a_character("Done."))
+    """Services report the log-probabilities of the text alone where calls have a structure of their own."""
+    done = one_a_character("Done (refund A17).", "A17")
+    step = Step(
+        step_id="s", kind="llm_call", time_s=0.0, tool_calls=(CALL,), text="Done (refund A17).\n", logprobs=done
+    )
     assert call_reading(step).reason == "no_logprobs"
+    assert call_reading(step).parts == ()
+    for silent in ("", " ", "</s>"):
+        logprobs = (*done, TokenLogprob(token=silent, logprob=-1.0))
+        assert call_reading(replace(step, logprobs=logprobs)).value is None
+    hidden = call_reading(replace(step, logprobs=(*done, *one_a_character("<call>?", "?"))))
+    assert [part.name for part in hidden.parts] == [WHOLE_CALL]
+    assert hidden.value == pytest.approx(0.5)
     said = Step(step_id="s", kind="llm_call", time_s=0.0, text="Done.", logprobs=one_a_character("Done."))
     assert "call_probability" not in {reading.source for reading in read_tokens(said, ())}
     assert "call_probability" in {reading.source for reading in read_tokens(step, ())}

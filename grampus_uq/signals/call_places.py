@@ -1,0 +1,251 @@
+"""Where a text writes a proposed call: at every place whose decoded arguments are those of the call.
+
+Read are a JSON object that holds the tool's name and the arguments (in itself, further inside, or in a text of their
+own), a JSON object behind the name (`pay[ARGS]{"amount": 5}`, `<function=pay>{"amount": 5}`), and `pay(amount=5)`. A
+place reaches from the name to the end of the arguments. What a text mentions besides is no place: neither the name
+alone, nor other arguments. Linear in the text for a bounded number of names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from grampus_uq.records.values import ToolCall
+
+__all__ = ["Place", "Writing"]
+
+_MOST_DEPTH: Final = 6
+_ARGUMENTS_DEPTH: Final = 3
+_MOST_WORDS: Final = 8
+_FAR: Final = 200  # characters between a name and the object of its arguments
+_DECODER = json.JSONDecoder(strict=False)
+_BETWEEN = re.compile(r"[\s,:]*")
+_OPEN = re.compile(r"[\s\"'`]{0,16}\(\s*")
+_KEYWORD = re.compile(r"([^\W\d]\w*)\s*[=:]\s*")
+_QUOTED = re.compile(r"'[^'\\]*'|True\b|False\b|None\b")
+_AFTER_VALUE = re.compile(r"\s*(?:,\s*)?")
+_TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)  # a key has the second part
+_CHARACTER = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.DOTALL)
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One place of a call: its span, where its name and each argument's value end, and which spans are prose.
+
+    `ends` is None where other arguments are written than are listed: then the place is read as a whole.
+    """
+
+    span: Span
+    name_end: int
+    ends: Mapping[str, int] | None
+    prose: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Node:
+    """A JSON value and where it is written; of an object its members, of a list those that hold objects."""
+
+    value: Any
+    begin: int
+    end: int
+    inside: tuple[tuple[str, _Node], ...] = ()
+    prose: tuple[Span, ...] = ()
+
+    def objects(self, depth: int) -> Iterator[_Node]:
+        """This object and those in its members."""
+        if isinstance(self.value, dict):
+            yield self
+            for _, node in self.inside if depth else ():
+                yield from node.objects(depth - 1)
+
+    def everything(self) -> Iterator[_Node]:
+        if isinstance(self.value, dict):
+            yield self
+        for _, node in self.inside:
+            yield from node.everything()
+
+    def moved(self, offsets: Sequence[int]) -> _Node:
+        """The same in a text in which it is written with escapes."""
+        return _Node(
+            value=self.value,
+            begin=offsets[self.begin],
+            end=offsets[self.end],
+            inside=tuple([(key, node.moved(offsets)) for key, node in self.inside]),
+            prose=tuple([(offsets[begin], offsets[end]) for begin, end in self.prose]),
+        )
+
+
+@dataclass(slots=True)
+class Writing:
+    """A text in which calls are sought: decoded once for all of them."""
+
+    text: str
+    roots: list[_Node] = field(init=False)
+    _patience: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._patience = 8 * len(self.text) + 1000  # characters that may be read in vain
+        self.roots, at = [], self.text.find("{")
+        while at >= 0 and self._patience > 0:
+            node = self._object(at)
+            if node is not None:
+                self.roots.append(node)
+            at = self.text.find("{", at + 1 if node is None else node.end)
+
+    def places(self, call: ToolCall) -> list[Place]:
+        """All places of a call; a mention of its name behind the last of them makes the rest of the text one more."""
+        found = {place.span: place for place in (*self._in_objects(call), *self._applications(call))}
+        last = max((end for _, end in found), default=None)
+        if last is None or not call.name:
+            return list(found.values())
+        roots = iter(self.roots)
+        at, root = self.text.find(call.name, last), next(roots, None)
+        while at >= 0 and root is not None:
+            if root.end <= at:
+                root = next(roots, None)
+            elif root.begin <= at:
+                at = self.text.find(call.name, root.end)
+            else:
+                break
+        rest = [] if at < 0 else [Place(span=(at, len(self.text)), name_end=0, ends=None, prose=())]
+        return [*found.values(), *rest]
+
+    def _object(self, at: int) -> _Node | None:
+        try:
+            return _node(self.text, at, _MOST_DEPTH)
+        except json.JSONDecodeError as error:
+            self._patience -= error.pos - at
+        except (ValueError, RecursionError):  # a number of too many digits, or nested deeper than any call
+            self._patience -= len(self.text)
+        return None
+
+    def _in_objects(self, call: ToolCall) -> Iterator[Place]:
+        for root in self.roots:
+            for node in root.everything():
+                yield from self._holding(node, call)
+                if _holds(node.value, call.arguments) and (call.arguments or not node.value):
+                    at = self.text.rfind(call.name, max(node.begin - _FAR, 0), node.begin) if call.name else -1
+                    if at >= 0:
+                        yield self._place((at, at + len(call.name)), [node], call)
+
+    def _holding(self, node: _Node, call: ToolCall) -> Iterator[Place]:
+        """The place in an object that holds the name as a value, itself or one level down."""
+        level = [inner for _, inner in node.inside]
+        level += [inner for child in level if isinstance(child.value, dict) for _, inner in child.inside]
+        names = [inner for inner in level if isinstance(inner.value, str) and inner.value == call.name]
+        if not names:
+            return
+        texts = [self._in_text(inner) for inner in level if isinstance(inner.value, str) and inner not in names]
+        inner_objects = (*node.objects(_ARGUMENTS_DEPTH), *(text for text in texts if text is not None))
+        arguments = [inner for inner in inner_objects if _holds(inner.value, call.arguments)]
+        if arguments:
+            yield self._place((names[0].begin, names[0].end), arguments, call)
+
+    def _in_text(self, node: _Node) -> _Node | None:
+        """The object that a JSON text holds, where its characters are in the text around it."""
+        if not node.value.lstrip().startswith("{"):
+            return None
+        found = list(_CHARACTER.finditer(self.text, node.begin + 1, node.end - 1))
+        offsets = [one.start() for one in found] + [node.end - 1]
+        if len(found) != len(node.value):
+            return None
+        try:
+            return _node(node.value, node.value.index("{"), _MOST_DEPTH).moved(offsets)
+        except (ValueError, RecursionError):
+            return None
+
+    def _applications(self, call: ToolCall) -> Iterator[Place]:
+        """`name(key=value, ...)`."""
+        at = self.text.find(call.name) if call.name else -1
+        while at >= 0 and self._patience > 0:
+            behind = at + len(call.name)
+            opened = _OPEN.match(self.text, behind)
+            node = self._keywords(opened.end()) if opened else None
+            if node is not None and _holds(node.value, call.arguments):
+                yield self._place((at, behind), [node], call)
+            at = self.text.find(call.name, behind)
+
+    def _keywords(self, at: int) -> _Node | None:
+        """The keyword arguments up to the bracket that closes them; None where they are written in another way."""
+        text, begin = self.text, at
+        found: list[tuple[str, _Node]] = []
+        while not text.startswith(")", at):
+            keyword = _KEYWORD.match(text, at)
+            quoted = _QUOTED.match(text, keyword.end()) if keyword else None
+            if keyword and quoted:
+                words = quoted[0]
+                value = words[1:-1] if words[0] == "'" else {"True": True, "False": False}.get(words)
+                prose: tuple[Span, ...] = ((quoted.start() + 1, quoted.end() - 1),) if _is_prose(value) else ()
+                node: _Node | None = _Node(value=value, begin=quoted.start(), end=quoted.end(), prose=prose)
+            else:
+                node = self._object(keyword.end()) if keyword else None
+            if keyword is None or node is None:
+                self._patience -= at - begin
+                return None
+            found.append((keyword[1], node))
+            behind = _AFTER_VALUE.match(text, node.end)
+            at = behind.end() if behind else node.end
+        values = {key: node.value for key, node in found}
+        left_out = tuple([span for _, node in found for span in node.prose])
+        return _Node(value=values, begin=begin, end=at + 1, inside=tuple(found), prose=left_out)
+
+    def _place(self, name: Span, arguments: Sequence[_Node], call: ToolCall) -> Place:
+        begin = min(name[0], *(node.begin for node in arguments))
+        end = max(name[1], *(node.end for node in arguments))
+        last = max(arguments, key=lambda node: node.begin)
+        ends = {key: node.end + (not isinstance(node.value, str)) for key, node in last.inside if key in call.arguments}
+        beside = last.begin <= name[0] < last.end  # the arguments are members beside the name
+        others = len(last.value) - len(call.arguments) - beside
+        told_apart = len(ends) == len(call.arguments) and (not others or (beside and bool(call.arguments)))
+        prose = sorted({span for node in arguments for span in node.prose})
+        return Place(span=(begin, end), name_end=name[1] + 1, ends=ends if told_apart else None, prose=tuple(prose))
+
+
+def _node(text: str, at: int, depth: int) -> _Node:
+    """The JSON value at a place. Raises ValueError and RecursionError."""
+    value, end = _DECODER.raw_decode(text, at)
+    inside: list[tuple[str, _Node]] = []
+    holds = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(one, dict | list) for one in value))
+    place = _after_space(text, at + 1)
+    while depth and holds and place < end - 1:
+        key = ""
+        if isinstance(value, dict):
+            key, place = _DECODER.raw_decode(text, place)
+        node = _node(text, _after_space(text, place), depth - 1)
+        inside.append((key, node))
+        place = _after_space(text, node.end)
+    texts = [
+        one.span() for one in _TEXT.finditer(text, at, end) if not one[1] and one.end() - one.start() > _MOST_WORDS
+    ]
+    prose = [(begin + 1, stop - 1) for begin, stop in texts if _is_prose(_DECODER.decode(text[begin:stop]))]
+    return _Node(value=value, begin=at, end=end, inside=tuple(inside), prose=tuple(prose))
+
+
+def _after_space(text: str, at: int) -> int:
+    found = _BETWEEN.match(text, at)
+    return found.end() if found else at
+
+
+def _holds(written: object, arguments: Mapping[str, object]) -> bool:
+    """True where all arguments are written, with equal values; a number may be written as a text."""
+    return isinstance(written, dict) and all(
+        key in written and _is_same(written[key], value) for key, value in arguments.items()
+    )
+
+
+def _is_same(written: object, value: object) -> bool:
+    if isinstance(written, str | int | float) and isinstance(value, str | int | float):
+        return written == value or str(written) == str(value)
+    return written == value
+
+
+def _is_prose(value: object) -> bool:
+    """True for a text of more than eight words that is no JSON itself."""
+    words = value.split(maxsplit=_MOST_WORDS) if isinstance(value, str) else ()
+    return len(words) > _MOST_WORDS and not words[0].startswith(("{", "["))
