@@ -22,6 +22,7 @@ from grampus_uq.core.turn_evidence import (
     MAX_CALLS,
     TurnEvidence,
     doubt_about,
+    doubt_after,
     doubts,
     is_proposed,
     listed,
@@ -99,6 +100,8 @@ def advance(
     if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
     turns, turn = _turns_after(state, step, readings, seen, worst_case)
+    if is_call:
+        turns, doubt = doubt_after(state.turns, turns, turn, step, readings)
     draft = _draft_of(state)
     draft.n_steps += 1
     draft.n_high += high
@@ -142,7 +145,7 @@ def advance(
             confidence=propagated,
             effect=step.effect,
             proposed=seen.proposed,
-            doubt=doubt_about(turn, step.tool_calls[0]) if is_call and step.tool_calls else None,
+            doubt=doubt if is_call else None,
         )
     )
     return new_state, _assess(profile, state.n_steps, step, tool_name, seen, verdict, trajectory)
@@ -176,7 +179,7 @@ def judge_call(
             confidence=state.cumulative,
             effect=effect,
             proposed=is_proposed(state.turns, call, step_id),
-            doubt=doubt_about(turn, call),
+            doubt=doubt_about(state.turns, turn, call),
         )
     )
     wanted = verdict.advisory_action
@@ -190,9 +193,8 @@ def _turns_after(
     state: SessionState, step: Step, readings: Sequence[Reading], seen: _Tally, worst_case: WorstCase | None
 ) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
     """The turns of the model after a step, and the evidence of its own; for a call, of the turn that proposed it."""
-    lowest = None if seen.fused is None else seen.lowest
+    lowest, calls = None if seen.fused is None else seen.lowest, step.tool_calls
     if step.kind != "tool_call":
-        calls = step.tool_calls
         turn = new_turn(
             step=text_key(step.step_id),
             read=seen.fused is not None,
@@ -210,8 +212,7 @@ def _turns_after(
             worst_scores=() if worst_case is None else worst_case.scores,
         )
         return with_turn(state.turns, turn), turn
-    call = step.tool_calls[0] if step.tool_calls else None
-    turns, turn = placed(state.turns, call, step.step_id)
+    turns, turn = placed(state.turns, calls[0] if calls else None, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
         lowest = min(turn.lowest or lowest, lowest, key=_value)
         turn = replace(turn, read=True, lowest=lowest, belief=None, worst_belief=None)  # the belief has it already
@@ -225,8 +226,6 @@ _PROPAGATED = UncertaintySource.PROPAGATED
 _TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
 _NOT_PROPOSED = MissingReason.NOT_PROPOSED
 _UNREADABLE = frozenset({MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR})
-
-
 _value = operator.itemgetter(1)
 
 

@@ -6,7 +6,7 @@ call that nothing is known of gets the least of the latest turn and of those wit
 what was believed after it: what later turns make the belief recover speaks for their own calls. Callers who never
 list the calls of a turn are taken at their order: the latest turn proposes, unless the step's id says otherwise. A
 session keeps 16 turns; of those that listed calls, two that have to go with calls still open become one that keeps the
-least of both.
+least of both. One whose calls were all made leaves the least doubt about each tool's.
 
 A turn vouches for the calls that it listed, name and arguments: `is_proposed` knows them by their digests. That is
 asked when a call is seen, and recorded with its step: a replay, which may lack the arguments, decides alike.
@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from grampus_uq.records.building import builder
-from grampus_uq.records.call_parts import CallDoubt, call_probability, weakest_part
+from grampus_uq.records.call_parts import WHOLE_CALL, CallDoubt, call_probability, weakest_part
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import UncertaintySource
@@ -33,6 +33,7 @@ __all__ = [
     "TurnEvidence",
     "Turns",
     "doubt_about",
+    "doubt_after",
     "doubts",
     "is_proposed",
     "least",
@@ -63,8 +64,10 @@ class TurnEvidence:
     the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
     case. `calls` are the keys of the calls it proposed that were
     not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept. `listed` are the
-    digests of all of them, name and arguments. `doubts`: how sure the model was of each. `scores`: the streams of a
-    detector that looks at calls, in its order, and `worst_scores` the same in the worst case.
+    digests of all of them, name and arguments. `doubts`: how sure the model was of each; one without a call is of those
+    beyond what is kept. `gone`: the least doubts, a tool each, of calls whose turns are kept no more; the latest turn
+    holds them. `scores`: the streams of a detector that looks at calls, in its order, and `worst_scores` the same in
+    the worst case.
     """
 
     step: str = ""
@@ -80,6 +83,7 @@ class TurnEvidence:
     more: bool = False
     listed: tuple[str, ...] = ()
     doubts: tuple[CallDoubt, ...] = ()
+    gone: tuple[CallDoubt, ...] = ()
     scores: Scores = ()
     worst_scores: Scores = ()
 
@@ -102,7 +106,7 @@ class TurnEvidence:
 
 
 Turns = tuple[TurnEvidence, ...]
-_CALL_PROBABILITY = UncertaintySource.CALL_PROBABILITY
+_CALL_PROBABILITY, _SEQUENCE_PROBABILITY = UncertaintySource.CALL_PROBABILITY, UncertaintySource.SEQUENCE_PROBABILITY
 _by_probability = operator.attrgetter("probability")
 new_turn = builder(TurnEvidence)
 
@@ -147,7 +151,10 @@ def _digest(call: ToolCall) -> str:
 
 
 def doubts(step: Step, readings: Sequence[Reading]) -> tuple[CallDoubt, ...]:
-    """How sure the model was of each call that a step proposes, where the readings say so."""
+    """How sure the model was of each call that a step proposes, where the readings say so.
+
+    Calls beyond those that are read are as sure as all that the turn wrote: none of them is less likely than that.
+    """
     parts = next((reading.parts for reading in readings if reading.source == _CALL_PROBABILITY), ())
     found = []
     for number, key in enumerate(proposed(step) if parts else ()):
@@ -155,15 +162,90 @@ def doubts(step: Step, readings: Sequence[Reading]) -> tuple[CallDoubt, ...]:
         if probability is not None and weakest is not None:
             least, support = weakest.probability or 0.0, weakest.support
             found.append(CallDoubt(call=key, probability=probability, part=weakest.name, least=least, support=support))
+    if found and len(step.tool_calls) > MAX_CALLS:
+        whole = [r.value for r in readings if r.source == _SEQUENCE_PROBABILITY and r.value is not None]
+        least = min([*whole, *[doubt.probability for doubt in found]])
+        found.append(CallDoubt(call="", probability=least, part=WHOLE_CALL, least=least))
     return tuple(found)
 
 
-def doubt_about(turn: TurnEvidence, call: ToolCall) -> CallDoubt | None:
-    """How sure the model was of a call of this turn; the least sure of all where nothing says which of them it is."""
-    if not turn.doubts:
-        return None
-    own = _matching(tuple([doubt.call for doubt in turn.doubts]), call)
-    return min([doubt for doubt in turn.doubts if doubt.call in own] or turn.doubts, key=_by_probability)
+def doubt_about(turns: Turns, turn: TurnEvidence, call: ToolCall) -> CallDoubt | None:
+    """How sure the model was of a call of this turn; the least sure of all where nothing says which of them it is.
+
+    A call that no kept turn lists by its arguments may also be one of those that are not told apart any more.
+    """
+    own = turn.doubts and (_of_call(turn.doubts, call) or turn.doubts)
+    for one in turns:
+        if one.doubts or one.gone:
+            own = (*own, *_not_told_apart(turns, turn, call))
+            break
+    return min(own, key=_by_probability) if own else None
+
+
+def _of_call(found: Sequence[CallDoubt], call: ToolCall, *, by_name: bool = False) -> tuple[CallDoubt, ...]:
+    """The doubts that may be about this call; about one beyond those that are kept, too, unless it is told exactly."""
+    if not found:
+        return ()
+    own = _matching(tuple([doubt.call for doubt in found]), call, by_name=by_name)
+    exact = call.id and not by_name and "arguments" in call.model_fields_set
+    return tuple([doubt for doubt in found if doubt.call in own or (own and not exact and not doubt.call)])
+
+
+def _not_told_apart(turns: Turns, turn: TurnEvidence, call: ToolCall) -> tuple[CallDoubt, ...]:
+    """The doubts about calls that turns no longer tell apart, or that this turn does not list, where it may be one.
+
+    It is none that was made already while a kept turn has it, or one of its name, open: that one is meant.
+    """
+    astray = turn.step and not _having([turn], call, by_name=True)
+    found, gone = [doubt for one in turns if one.more or astray for doubt in one.doubts], turns[-1].gone
+    if not found and not gone:
+        return ()
+    known = [one for one in turns if one.calls or one.called]
+    if "arguments" in call.model_fields_set:
+        digest = _digest(call)
+        if digest and any(digest in one.listed for one in (_having(known, call) if call.id else known)):
+            return ()
+    if any(_matching(one.calls, call) for one in known):
+        return _of_call(found, call) or (() if call.id else _beyond(found))
+    return _of_call([*found, *gone], call, by_name=True) or _beyond([*found, *gone])
+
+
+def _beyond(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
+    """What stands for calls beyond those that are kept."""
+    return tuple([doubt for doubt in found if not doubt.call])
+
+
+def _kept(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
+    """The least doubt of each tool's calls; where they are too many, the surest ones are of no tool but of any."""
+    least: dict[str, CallDoubt] = {}
+    for doubt in sorted(found, key=_by_probability):
+        name = doubt.call[doubt.call.find(" ") :] if doubt.call else ""
+        least.setdefault(name, doubt if doubt.call == name else replace(doubt, call=name))
+    kept = list(least.values())
+    if len(kept) <= MAX_CALLS:
+        return tuple(kept)
+    return (*kept[: MAX_CALLS - 1], replace(kept[MAX_CALLS - 1], call=""))
+
+
+def doubt_after(
+    before: Turns, turns: Turns, turn: TurnEvidence, step: Step, readings: Sequence[Reading]
+) -> tuple[Turns, CallDoubt | None]:
+    """The turns after a step that makes a call, and the doubt about it: the least of its turn's and of its own."""
+    if not step.tool_calls:
+        return turns, None
+    call = step.tool_calls[0]
+    doubt, own = doubt_about(before, turn, call), doubts(step, readings) if readings else ()
+    if not own:
+        return turns, doubt
+    least = replace(min([*own, *([doubt] if doubt else [])], key=_by_probability), call=_call_key(call))
+    turns = tuple([_doubting(turn, least) if least.call in (*turn.calls, *turn.called) else turn for turn in turns])
+    if turns:  # the step may be no turn's: what comes later is told by the latest one
+        turns = (*turns[:-1], replace(turns[-1], gone=_kept([*turns[-1].gone, least])))
+    return turns, least
+
+
+def _doubting(turn: TurnEvidence, doubt: CallDoubt) -> TurnEvidence:
+    return replace(turn, doubts=_least_doubts([*turn.doubts, doubt]))
 
 
 def _least_doubts(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
@@ -189,7 +271,9 @@ def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:
     """The turns after a step of the model, whose own turn is the last."""
     if not turns:
         return (turn,)
-    first = turns[0]
+    first, gone = turns[0], turns[-1].gone
+    if gone:
+        turns, turn = (*turns[:-1], replace(turns[-1], gone=())), replace(turn, gone=gone)
     if not turn.calls and not first.calls and not first.called and not first.more:
         return turns[1 - MAX_TURNS :] + (turn,)  # noqa: RUF005 (a third quicker, at every step)
     turns = tuple([t for t in turns if t.calls or t.called or t.more])  # a turn without any proposed none
@@ -198,6 +282,9 @@ def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:
     settled = next((index for index, t in enumerate(turns) if not t.open), None)
     if settled is None:
         return (_both(turns[0], turns[1]), *turns[2:], turn)
+    lost = turns[settled].doubts
+    if lost:
+        turn = replace(turn, gone=_kept([*gone, *lost]))
     return (*turns[:settled], *turns[settled + 1 :], turn)
 
 
@@ -241,6 +328,7 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
         more=turn.more,
         listed=turn.listed,
         doubts=turn.doubts,
+        gone=turn.gone,
         scores=turn.scores,
         worst_scores=turn.worst_scores,
     )

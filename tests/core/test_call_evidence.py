@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq import Effect, Profile, Reading, Step, ToolCall, UncertaintyPolicy
+from grampus_uq import Effect, Profile, Reading, Step, ToolCall, UncertaintyEstimator, UncertaintyPolicy
 from grampus_uq.core.engine import advance, judge_call
 from grampus_uq.core.state import SessionState, state_from_json, state_to_json
 from grampus_uq.records.call_parts import CallPart, Support, call_probability
@@ -150,3 +150,105 @@ def test_a_policy_is_stored_as_before_unless_its_floor_is_another(floor: float |
     written = policy.model_dump_json()
     assert ("call_floor" in written) is (floor != 0.8)
     assert UncertaintyPolicy.model_validate_json(written) == policy
+
+
+# -- calls that are not told apart any more --
+
+LOOK = ToolCall(id="l", name="look", arguments={"at": 1})
+CERTAIN = Profile(estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
+"""A stated 1.0 is believed, so that nothing but a call's own tokens speaks against it."""
+SURE = Reading(source="verbalized", value=1.0)
+
+
+def proposing(state: SessionState, step_id: str, calls: tuple[ToolCall, ...], *own: Reading) -> SessionState:
+    step = Step(step_id=step_id, kind="llm_call", time_s=0.0, tool_calls=calls)
+    return advance(CERTAIN, state, step, [SURE, *own])[0]
+
+
+def making(state: SessionState, call: ToolCall, *own: Reading, step_id: str = "t") -> tuple[SessionState, Any]:
+    step = Step(step_id=step_id, kind="tool_call", time_s=0.0, tool_calls=(call,), effect=Effect.IRREVERSIBLE)
+    return advance(CERTAIN, state, step, own)
+
+
+def held(state: SessionState, call: ToolCall | str, step_id: str | None = None) -> bool:
+    return not judge_call(CERTAIN, state, call, Effect.IRREVERSIBLE, step_id=step_id).allowed
+
+
+@given(st.integers(1, 40), st.floats(0.0, 0.79), st.sampled_from(["pay", "look"]), st.booleans(), st.data())
+def test_a_doubtful_call_is_held_however_many_turns_went_by_since(
+    later: int, odds: float, others: str, made: bool, data: st.DataObject
+) -> None:
+    """Asked by its name, or by its id without arguments; with any step's id; through a stored state, too."""
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), read(*parts(odds)))
+    if made:
+        state, first = making(state, PAY)
+        assert first.rule == "call_evidence"
+    for number in range(later):
+        call = ToolCall(id=f"o{number}", name=others, arguments={"amount": number})
+        state = proposing(state, f"o{number}", (call,), read(*parts(0.99)))
+        if made:
+            state, _ = making(state, call)
+    state = state_from_json(state_to_json(state))
+    step_id = data.draw(st.sampled_from([None, "turn", "new"] + ([] if others == "pay" else [f"o{later - 1}"])))
+    assert held(state, ToolCall(id="c", name="pay"), step_id)
+    assert held(state, "pay", step_id)
+    assert held(state, PAY, step_id)
+    assert len(state.turns) <= 16
+    assert sum(len(turn.gone) for turn in state.turns) <= 2, "one doubt of each tool, kept once"
+
+
+def test_what_went_by_speaks_for_no_call_that_a_kept_turn_proposes() -> None:
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), read(*parts(0.3)))
+    state, _ = making(state, PAY)
+    for number in range(20):
+        call = ToolCall(id=f"o{number}", name="look", arguments={"amount": number})
+        state, _ = making(proposing(state, f"o{number}", (call,), read(*parts(0.99))), call)
+    assert not held(state, "look"), "another tool's doubt"
+    new = ToolCall(id="new", name="pay", arguments={"amount": 7})
+    state = proposing(state, "new", (new,), read(*parts(0.99)))
+    assert not held(state, new)
+    assert not held(state, "pay"), "the open one is meant"
+    state, told = making(state, new)
+    assert told.action is UncertaintyAction.PROCEED
+    assert not held(state, new), "told by its arguments"
+    assert held(state, "pay"), "no call of this name is open: it may be the doubtful one"
+
+
+def test_more_tools_than_are_kept_leave_a_doubt_about_any_tool() -> None:
+    state = after(CERTAIN, [1.0] * 3, calls=())
+    for number in range(60):
+        call = ToolCall(id="c", name=f"tool{'abcdefgh'[number % 8]}{number}", arguments={"amount": 1})
+        state, _ = making(proposing(state, f"o{number}", (call,), read(*parts(0.01 * number))), call)
+    assert len(state.turns[-1].gone) == 32
+    assert held(state, "toola0")
+    assert held(state, "toold43"), "its doubt was folded into that about any tool"
+    verdict = judge_call(CERTAIN, state, "toold43", Effect.IRREVERSIBLE)
+    assert verdict.rule == "call_evidence"
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_calls_beyond_those_that_are_read_answer_for_all_that_their_turn_wrote(whole: float, odds: float) -> None:
+    calls = tuple([ToolCall(id=f"k{i}", name="pay", arguments={"amount": i}) for i in range(33)])
+    own = read(*[part for i in range(32) for part in parts(odds if i == 4 else 1.0, call=i)])
+    written = Reading(source="sequence_probability", value=whole)
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", calls, own, written)
+    for asked in ("pay", ToolCall(id="k32", name="pay"), calls[32]):
+        assert held(state, asked) or (min(whole, odds) >= 0.8 and asked is not calls[32])
+    assert not held(state, calls[3]), "told apart, it answers for itself"
+    assert held(state, calls[4]) is (odds < 0.8)
+    unread = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", calls, written)
+    assert not held(unread, "pay"), "where nothing is known of any call of the turn, all that was written says nothing"
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans())
+def test_a_tool_step_with_log_probabilities_of_its_own_answers_for_them_and_for_its_turn(
+    proposed: float, own: float, told: bool
+) -> None:
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY if told else LOOK,), read(*parts(proposed)))
+    state, made = making(state, PAY, read(*parts(own)))
+    assert made.action.stops is (min(proposed, own) < 0.8)
+    if made.action.stops:
+        assert made.rule == "call_evidence"
+    assert held(state, ToolCall(id="c", name="pay")) is made.action.stops, "asked again it is as doubtful"
+    state = proposing(state, "next", ())
+    assert held(state, ToolCall(id="c", name="pay")) is made.action.stops
