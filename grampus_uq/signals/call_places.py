@@ -38,6 +38,7 @@ Span = tuple[int, int]
 class Place:
     """One place of a call: its span, where its name and each argument's value end, and which spans are prose.
 
+    `values` are the spans of the name and of the values without prose.
     `ends` is None where other arguments are written than are listed: then the place is read as a whole.
     """
 
@@ -45,6 +46,7 @@ class Place:
     name_end: int
     ends: Mapping[str, int] | None
     prose: tuple[Span, ...]
+    values: tuple[Span, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,23 @@ class Writing:
         others = len(last.value) - len(call.arguments) - beside
         told_apart = len(ends) == len(call.arguments) and (not others or (beside and bool(call.arguments)))
         prose = sorted({span for node in arguments for span in node.prose})
-        return Place(span=(begin, end), name_end=name[1] + 1, ends=ends if told_apart else None, prose=tuple(prose))
+        found = [
+            name,
+            *((node.begin, node.end) for key, node in last.inside if key in call.arguments and not node.prose),
+        ]
+        values = sorted(
+            (begin + quoted, end - quoted) for begin, end in found for quoted in [self._is_quoted(begin, end)]
+        )
+        return Place(
+            span=(begin, end),
+            name_end=name[1] + 1,
+            ends=ends if told_apart else None,
+            prose=tuple(prose),
+            values=tuple(values),
+        )
+
+    def _is_quoted(self, begin: int, end: int) -> bool:
+        return end - begin > 2 and self.text[begin] in "\"'"
 
 
 def _node(text: str, at: int, depth: int) -> _Node:

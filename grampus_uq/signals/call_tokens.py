@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
-from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart, call_probability
+from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart
 from grampus_uq.records.values import Message, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_places import Place, Writing
@@ -37,14 +37,16 @@ _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 
 def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
-    """How likely the least likely call of a step was, in [0, 1], higher is better; its parts beside it.
+    """How likely the name and the values of a step's least likely call were, in [0, 1], higher is better.
 
+    Its parts hold all tokens of each call (`call_probability`): keys and what ends a value may hide doubt, and say less
+    of how likely a call is to be right than the values do. The policy's `call_floor` holds doubt in any of them.
     `messages` are those that the step answered: where the values of the parts come from.
     """
     tokens = step.logprobs or ()
-    parts = call_parts(tokens, step.tool_calls, messages, text=step.text)
-    values = [call_probability(parts, call) for call in range(len(step.tool_calls[:MAX_CALLS]))]
-    known = [value for value in values if value is not None]
+    read = _read(tokens, step.tool_calls, step.text)
+    parts = _recorded(read, step.tool_calls, messages)
+    known = [math.exp(math.fsum(one for part in own for one in part.values)) for own in read if own]
     if known:
         return Reading(source=UncertaintySource.CALL_PROBABILITY, value=min(known), parts=parts)
     broken = not all(token.logprob <= 1e-3 for token in tokens)
@@ -60,17 +62,29 @@ def call_parts(
     Empty where the tokens write that text alone, and where a log-probability is NaN or above 0 by more than rounding
     (1e-3). Linear in the tokens.
     """
+    return _recorded(_read(tokens, calls, text), calls, messages)
+
+
+def _read(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], text: str) -> list[Sequence[_Part]]:
+    """The least likely place of each call, in parts."""
     if not tokens or not all(token.logprob <= 1e-3 for token in tokens):
-        return ()
+        return []
     read = _Read(tokens)
     hidden = read.hidden(text)
-    found: list[CallPart] = []
     least: list[Sequence[_Part]] = []
     for number, call in enumerate(calls[:MAX_CALLS]):
         known = (i for i in range(number) if (calls[i].name, calls[i].arguments) == (call.name, call.arguments))
         same = next(known, None)
         least.append(_least(read, call, hidden) if same is None else least[same])
-        found += _described(number, call, least[-1], messages if len(found) < _MOST_SUPPORTS else ())
+    return least
+
+
+def _recorded(
+    read: Sequence[Sequence[_Part]], calls: Sequence[ToolCall], messages: Sequence[Message]
+) -> tuple[CallPart, ...]:
+    found: list[CallPart] = []
+    for number, (call, parts) in enumerate(zip(calls, read, strict=False)):
+        found += _described(number, call, parts, messages if len(found) < _MOST_SUPPORTS else ())
     return tuple(found)
 
 
@@ -81,7 +95,7 @@ def _least(read: _Read, call: ToolCall, hidden: Sequence[float]) -> Sequence[_Pa
     except RecursionError:  # nested deeper than any tool's arguments
         own = []
     if not own and hidden:
-        own = [[_Part(_WHOLE, hidden)]]
+        own = [[_Part(_WHOLE, hidden, (), hidden)]]
     return min(own, key=lambda parts: math.fsum(one for part in parts for one in part.counted), default=())
 
 
@@ -92,6 +106,7 @@ class _Part:
     number: int
     counted: Sequence[float]
     prose: Sequence[float] = ()
+    values: Sequence[float] = ()
 
 
 def _described(number: int, call: ToolCall, parts: Sequence[_Part], messages: Sequence[Message]) -> Iterator[CallPart]:
@@ -140,11 +155,17 @@ class _Read:
         """The parts of one place, the tool's name first; each token belongs to the part that ends next."""
         numbers, ends = _ends(place, call)
         counted: list[list[float]] = [[] for _ in numbers]
+        values: list[list[float]] = [[] for _ in numbers]
         prose: list[list[float]] = [[] for _ in numbers]
         for at in self._overlapping(*place.span):
             part = min(bisect_right(ends, self.starts[at]), len(ends) - 1)
-            (prose if self._is_prose(at, place) else counted)[part].append(min(self.tokens[at].logprob, 0.0))
-        return [_Part(*found) for found in sorted(zip(numbers, counted, prose, strict=True))]
+            logprob = min(self.tokens[at].logprob, 0.0)
+            (prose if self._is_prose(at, place) else counted)[part].append(logprob)
+            if place.ends is None or any(
+                self.starts[at] < end and begin < self._end(at) for begin, end in place.values
+            ):
+                values[part].append(logprob)
+        return [_Part(*found) for found in sorted(zip(numbers, counted, prose, values, strict=True))]
 
     def _overlapping(self, begin: int, end: int) -> range:
         """The tokens that write some of a span; one without text belongs to the next that has one."""

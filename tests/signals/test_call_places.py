@@ -137,8 +137,9 @@ CASES: dict[str, tuple[str, Sequence[ToolCall]]] = {
 
 
 def least(text: str, calls: Sequence[ToolCall]) -> float | None:
-    step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=tuple(calls), logprobs=tuple(written(text)))
-    return call_reading(step).value
+    parts = call_parts(written(text), calls)
+    found = [call_probability(parts, call) for call in range(len(calls))]
+    return min([odds for odds in found if odds is not None], default=None)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -275,3 +276,11 @@ def test_no_structure_around_an_argument_raises_the_probability_of_a_call(
 def test_a_call_with_arguments_that_are_not_listed_is_not_told_apart(text: str, call: ToolCall) -> None:
     (part,) = call_parts(written(text), [call])
     assert part.name == WHOLE_CALL
+
+
+def test_the_reading_is_of_the_name_and_the_values_and_the_parts_of_every_token() -> None:
+    for text, value in (('{"name": "pay", "arguments": {"§amount§": 500}}', 1.0), (J, DOUBT)):
+        step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(PAY,), logprobs=tuple(written(text)))
+        reading = call_reading(step)
+        assert reading.value == pytest.approx(value)
+        assert call_probability(reading.parts, 0) == pytest.approx(DOUBT)
