@@ -132,7 +132,7 @@ def learned_ratio(path: Path, options: FitOptions, base: ProfileArtifact | None,
     """The published method: a logistic regression on the scores so far, under the threshold of a known ratio."""
     runs = labelled_runs(path, BASE)
     found = fit_paper(
-        runs.detector_runs({"verbalized": runs.streams["verbalized"]}),
+        runs.detector_runs({"verbalized": runs.streams["verbalized"]}, at_calls=False),
         rng=np.random.default_rng(seed),
         alpha=options.false_alarms,
         fit_share=1.0,
