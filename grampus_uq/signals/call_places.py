@@ -23,6 +23,7 @@ _ARGUMENTS_DEPTH: Final = 3
 _MOST_WORDS: Final = 8
 _FAR: Final = 200  # characters between a name and the object of its arguments
 _DECODER = json.JSONDecoder(strict=False)
+_OBJECT = re.compile(r'\{\s*["}]')  # what no object begins with need not be decoded
 _BETWEEN = re.compile(r"[\s,:]*")
 _OPEN = re.compile(r"[\s\"'`]{0,16}\(\s*")
 _KEYWORD = re.compile(r"([^\W\d]\w*)\s*[=:]\s*")
@@ -93,12 +94,13 @@ class Writing:
 
     def __post_init__(self) -> None:
         self._patience = 8 * len(self.text) + 1000  # characters that may be read in vain
-        self.roots, at = [], self.text.find("{")
-        while at >= 0 and self._patience > 0:
-            node = self._object(at)
+        self.roots = []
+        found = _OBJECT.search(self.text)
+        while found is not None and self._patience > 0:
+            node = self._object(found.start())
             if node is not None:
                 self.roots.append(node)
-            at = self.text.find("{", at + 1 if node is None else node.end)
+            found = _OBJECT.search(self.text, found.start() + 1 if node is None else node.end)
 
     def places(self, call: ToolCall) -> list[Place]:
         """All places of a call; a mention of its name behind the last of them makes the rest of the text one more."""

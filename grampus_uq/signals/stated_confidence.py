@@ -188,16 +188,16 @@ def plain_answer(stripped: str) -> float | None:
     match = _PLAIN.fullmatch(stripped)
     if match is None:
         return None
-    first, rest = stripped[: match.start(2)].lower(), stripped[match.end(3) :].lower()
-    if "know" in first or "know" in rest:  # "Let me know if ...}" would be a closing word
+    lowered = stripped[: match.start(2)].lower()
+    if len(stripped) - match.end(3) > 2:  # more than a brace stands behind the number
+        lowered += stripped[match.end(3) :].lower()
+    if "know" in lowered:  # "Let me know if ...}" would be a closing word
         return None
-    words = first.split()
-    if len(rest) > 2:  # more than the brace
-        words += rest.split()
+    words = lowered.split()
     if not _HARMLESS.issuperset(words) and (any(map(_matters, words)) or OTHER_SCALE(match[1] or "")):
         return None
     before = match[1]
-    return None if before is not None and _frames_at_the_end(before.split()[-1].lower()) else float(match[3])
+    return None if before is not None and _frames_at_the_end(before.rsplit(None, 1)[-1].lower()) else float(match[3])
 
 
 _frames_at_the_end = functools.lru_cache(maxsize=1_024)(FRAME)
