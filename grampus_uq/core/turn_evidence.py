@@ -203,7 +203,7 @@ def _not_told_apart(turns: Turns, turn: TurnEvidence, call: ToolCall) -> tuple[C
     known = [one for one in turns if one.calls or one.called]
     if "arguments" in call.model_fields_set:
         digest = _digest(call)
-        if digest and any(digest in one.listed for one in (_having(known, call) if call.id else known)):
+        if digest and any(digest in one.listed for one in _having(known, call)):
             return ()
     if any(_matching(one.calls, call) for one in known):
         return _of_call(found, call) or (() if call.id else _beyond(found))
@@ -219,8 +219,8 @@ def _kept(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
     """The least doubt of each tool's calls; where they are too many, the surest ones are of no tool but of any."""
     least: dict[str, CallDoubt] = {}
     for doubt in sorted(found, key=_by_probability):
-        name = doubt.call[doubt.call.find(" ") :] if doubt.call else ""
-        least.setdefault(name, doubt if doubt.call == name else replace(doubt, call=name))
+        name = doubt.call[doubt.call.rfind(" ") :]
+        least.setdefault(name, replace(doubt, call=name))
     kept = list(least.values())
     if len(kept) <= MAX_CALLS:
         return tuple(kept)
@@ -234,7 +234,7 @@ def doubt_after(
     if not step.tool_calls:
         return turns, None
     call = step.tool_calls[0]
-    doubt, own = doubt_about(before, turn, call), doubts(step, readings) if readings else ()
+    doubt, own = doubt_about(before, turn, call), doubts(step, readings)
     if not own:
         return turns, doubt
     least = replace(min([*own, *([doubt] if doubt else [])], key=_by_probability), call=_call_key(call))

@@ -252,3 +252,27 @@ def test_a_tool_step_with_log_probabilities_of_its_own_answers_for_them_and_for_
     assert held(state, ToolCall(id="c", name="pay")) is made.action.stops, "asked again it is as doubtful"
     state = proposing(state, "next", ())
     assert held(state, ToolCall(id="c", name="pay")) is made.action.stops
+
+
+def test_a_tool_step_alone_with_log_probabilities_answers_for_them_and_its_call_stays_doubtful() -> None:
+    unread = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,))
+    assert making(unread, PAY, read(*parts(0.3)))[1].rule == "call_evidence"
+    sure = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), read(*parts(0.99)))
+    state, _ = making(sure, PAY, read(*parts(0.3)))
+    assert held(state, PAY), "told by its arguments"
+
+
+def test_as_many_calls_as_are_kept_leave_no_doubt_about_others() -> None:
+    calls = tuple([ToolCall(id=f"k{i}", name="pay", arguments={"amount": i}) for i in range(32)])
+    own = read(*[part for i in range(32) for part in parts(1.0, call=i)])
+    written = Reading(source="sequence_probability", value=0.1)
+    assert not held(proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", calls, own, written), "pay")
+
+
+def test_calls_whose_ids_hold_blanks_leave_one_doubt_of_their_tool() -> None:
+    state = after(CERTAIN, [1.0] * 3, calls=())
+    for number in range(20):
+        call = ToolCall(id=f"call {number}", name="pay", arguments={"amount": number})
+        state, _ = making(proposing(state, f"o{number}", (call,), read(*parts(0.3))), call)
+    assert len(state.turns[-1].gone) == 1
+    assert held(state, "pay")
