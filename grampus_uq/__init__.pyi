@@ -57,8 +57,8 @@ from .records.vocabulary import UncertaintyAction as UncertaintyAction
 from .records.vocabulary import UncertaintyLevel as UncertaintyLevel
 from .records.vocabulary import UncertaintySource as UncertaintySource
 from .runtime.graph import Graph as Graph
-from .runtime.graph import human_node as human_node
-from .runtime.graph import uncertainty_guard_node as uncertainty_guard_node
+from .runtime.graph_nodes import human_node as human_node
+from .runtime.graph_nodes import uncertainty_guard_node as uncertainty_guard_node
 from .runtime.rollback import Branch as Branch
 from .runtime.rollback import branches as branches
 from .runtime.rollback import recover as recover

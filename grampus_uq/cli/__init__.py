@@ -14,8 +14,6 @@ import click
 
 from grampus_uq.errors import ConfigurationError, GrampusError
 
-__all__ = ["main"]
-
 _COMMANDS: Final = (
     "approvals",
     "attribute",

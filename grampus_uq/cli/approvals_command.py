@@ -25,8 +25,6 @@ from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
 
-__all__ = ["command"]
-
 _Result = TypeVar("_Result")
 
 

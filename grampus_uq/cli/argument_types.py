@@ -12,8 +12,6 @@ import click
 
 from grampus_uq.errors import DataError
 
-__all__ = ["FiniteRange", "OutputFile", "OutputFolder"]
-
 
 class FiniteRange(click.FloatRange):
     """A finite number in a range; NaN is in no range."""

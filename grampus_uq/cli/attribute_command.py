@@ -35,8 +35,6 @@ from grampus_uq.recording import runs
 from grampus_uq.recording.artifacts import is_profile, load
 from grampus_uq.recording.copies import distinct_runs
 
-__all__ = ["command"]
-
 _RECORDING: Final = b'{"v":'
 _SHOWN: Final = 600
 _METHOD: Final = "vcp: the fewest steps, to read; lf_envelope and lf: suffixes, to roll back."

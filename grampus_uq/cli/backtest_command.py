@@ -19,8 +19,6 @@ from grampus_uq.recording.artifacts import load
 from grampus_uq.stats.calibration_watch import detector_id
 from grampus_uq.stats.eprocess_thresholds import Threshold
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("profile")

@@ -15,8 +15,6 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.stats.calibration_watch import WatchStatus
 
-__all__ = ["command", "read_statuses", "status_json"]
-
 _check = click.option("--check", is_flag=True, help="Exit with status 1 when one no longer holds, or none is watched.")
 
 

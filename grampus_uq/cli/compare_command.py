@@ -21,8 +21,6 @@ from grampus_uq.recording.artifacts import load
 if TYPE_CHECKING:
     from grampus_uq.learn.profiles.comparing import Comparison
 
-__all__ = ["command"]
-
 
 @click.command(name="compare")
 @click.argument("first", metavar="PROFILE")

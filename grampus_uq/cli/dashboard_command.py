@@ -8,8 +8,6 @@ from grampus_uq.cli.argument_types import OutputFolder
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.telemetry.dashboards import Limits, write_stack
 
-__all__ = ["command"]
-
 _DEFAULT = Limits()
 
 

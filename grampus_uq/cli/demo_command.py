@@ -22,8 +22,6 @@ from grampus_uq.demo.view import Screen, closing_lines, report_view
 from grampus_uq.errors import ModelError
 from grampus_uq.models import open_model
 
-__all__ = ["command"]
-
 _INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 _MODEL_TIMEOUT_S = 180.0
 _WIDTH_ELSEWHERE = 110  # of a pipe or a file, which have none

@@ -16,8 +16,6 @@ from grampus_uq.demo.mail_report import MailReport, progress_line, report_lines,
 from grampus_uq.errors import ModelError
 from grampus_uq.models import LocalModel
 
-__all__ = ["run_mails"]
-
 _INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 _MODEL_TIMEOUT_S = 180.0
 

@@ -21,8 +21,6 @@ from grampus_uq.models.model_file import Progress
 from grampus_uq.models.probes import Finding
 from grampus_uq.signals.registry import LABELS
 
-__all__ = ["command"]
-
 _NAMES = {
     "answer": "answers at all",
     "logprobs": "log-probabilities",

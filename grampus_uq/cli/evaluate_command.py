@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from grampus_uq.learn.evaluate import Censoring, Evaluation, ForecastRuns
     from grampus_uq.recording.runs import Refused
 
-__all__ = ["command"]
 
 _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc", "t_ece", "t_brier")
 

@@ -29,8 +29,6 @@ from grampus_uq.recording.runs import beginnings, recording_files
 from grampus_uq.records.tool_names import refusal_of
 from grampus_uq.records.vocabulary import UncertaintySource
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True)

@@ -16,8 +16,6 @@ from grampus_uq.learn.fit.detector import DetectorFit
 from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
 from grampus_uq.recording.artifacts import ProfileArtifact, load, save
 
-__all__ = ["detector_json", "fit_whole", "written_lines"]
-
 _WIDTH = 110
 _INDENT = " " * 11
 _SHOWN = 10

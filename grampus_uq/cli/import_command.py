@@ -32,8 +32,6 @@ from grampus_uq.signals.embedding import HashingEmbedder
 from grampus_uq.signals.minilm import MiniLM
 from grampus_uq.signals.structure import counted
 
-__all__ = ["import_", "pack_", "replay_"]
-
 _MOST_SHOWN: Final = 100
 
 

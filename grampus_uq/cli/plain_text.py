@@ -14,8 +14,6 @@ from typing import Any
 
 from grampus_uq.records.tool_names import looks_like
 
-__all__ = ["arguments_in_short", "legend", "one_line", "plain", "short", "whole_arguments"]
-
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {chr(c) for c in range(0xFE00, 0xFE10)}
 _WORD = re.compile(r"[^\W_]+")
 _MAX_ARGUMENTS, _MAX_WIDTH = 12, 40

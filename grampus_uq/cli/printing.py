@@ -13,18 +13,6 @@ import click
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.errors import DataError
 
-__all__ = [
-    "as_json_option",
-    "counts_line",
-    "naming_refused",
-    "print_json",
-    "print_json_array",
-    "print_table",
-    "progress",
-    "refuse_none",
-    "say_beside",
-]
-
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

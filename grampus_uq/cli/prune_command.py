@@ -8,8 +8,6 @@ from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.runtime.retention import prune
 
-__all__ = ["command"]
-
 
 @click.command()
 @store_option

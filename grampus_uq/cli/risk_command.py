@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from grampus_uq.learn.trajectories import Trajectories
     from grampus_uq.recording.runs import Refused, Run
 
-__all__ = ["command"]
 
 _COLUMNS = (
     "score",

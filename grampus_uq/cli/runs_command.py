@@ -54,8 +54,6 @@ from grampus_uq.records.events import Event, OutcomeEvent, StepEvent
 from grampus_uq.records.values import utc
 from grampus_uq.records.vocabulary import StopReason, in_words
 
-__all__ = ["command"]
-
 _paths = click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
 _FORMS: Final[dict[str, TableForm]] = {"jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
 

@@ -10,8 +10,6 @@ from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, 
 from grampus_uq.telemetry.export import ExportReport, send_recordings
 from grampus_uq.telemetry.otlp_exporter import otlp_exporter
 
-__all__ = ["command"]
-
 _MOST_NAMED = 20
 
 

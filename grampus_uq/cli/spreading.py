@@ -13,7 +13,6 @@ from grampus_uq.recording.parallel import BACKENDS, cores
 if TYPE_CHECKING:
     from grampus_uq.recording.artifacts import ProfileArtifact
 
-__all__ = ["n_files_of_fits", "spread_over", "spreading"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _WORTH_IT: Final = 32 * 2**20  # a process takes about a second to start, and reads this much in three

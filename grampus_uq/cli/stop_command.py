@@ -15,8 +15,6 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stopping import StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
 
-__all__ = ["command"]
-
 
 @click.command()
 @click.argument("agent_id", required=False)

@@ -11,8 +11,6 @@ import click
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores import open_store
 
-__all__ = ["store_option", "with_store"]
-
 _Result = TypeVar("_Result")
 
 store_option = click.option(

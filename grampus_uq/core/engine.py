@@ -47,8 +47,6 @@ from grampus_uq.records.vocabulary import (
 )
 from grampus_uq.stats.eprocess import Detector
 
-__all__ = ["advance", "judge_call"]
-
 _draft_of = drafter(SessionState)
 _new_situation = builder(Situation)
 _trusted = StepUncertainty.trusted

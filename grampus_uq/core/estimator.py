@@ -19,8 +19,6 @@ from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.stated_confidence import parse_confidence
 
-__all__ = ["UncertaintyEstimator", "worst_values"]
-
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]  # relative: the bound only keeps their sums finite
 

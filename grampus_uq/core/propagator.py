@@ -22,16 +22,6 @@ from grampus_uq.stats.propagation import (
     saup_update,
 )
 
-__all__ = [
-    "DEFAULT_WEIGHTS",
-    "AuqPropagator",
-    "Propagator",
-    "PropagatorMemory",
-    "SaupPropagator",
-    "UncertaintyPropagator",
-    "propagated_by",
-]
-
 DEFAULT_WEIGHTS: Mapping[str, float] = MappingProxyType(
     {"decision": 0.70, "llm_call": 0.55, "tool_call": 0.45, "memory_read": 0.35}
 )

@@ -8,8 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["ReleaseRule"]
-
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
 

@@ -18,8 +18,6 @@ from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.signals.turn_events import SENTINELS
 from grampus_uq.stats.trajectory_risk import TracerParameters, TracerState, TracerStream
 
-__all__ = ["RiskField", "RiskState", "TrajectoryRiskSettings", "confidence_of_risk", "risk_step"]
-
 
 class TrajectoryRiskSettings(Configuration):
     """The trajectory risk in a profile: fitted or default parameters, and the constants of its components.

@@ -35,20 +35,6 @@ from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.fusion import LogisticFusion, is_count
 
-__all__ = [
-    "Profile",
-    "SessionState",
-    "WorstCase",
-    "acknowledge",
-    "answer_alarm",
-    "change_profile",
-    "has_alarmed",
-    "rearm_alarm",
-    "state_from_json",
-    "state_to_json",
-    "state_to_values",
-]
-
 _MAX_WHY = 300
 Count = Annotated[int, Field(ge=0)]  # checked when a stored state is read, not when `advance` builds one
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]

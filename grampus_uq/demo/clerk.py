@@ -24,8 +24,6 @@ from grampus_uq.records.values import Message, ModelResponse, Outcome, StepUncer
 from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintySource
 from grampus_uq.wire.model_call import ask_model
 
-__all__ = ["AGENT", "TOOLS", "CallingModel", "DoubtfulParts", "Handled", "handle"]
-
 AGENT: Final = "grampus-uq-clerk"
 _ORDER: Final = {"type": "string", "pattern": "^[A-Z][0-9]{4}$"}
 _AMOUNT: Final = {"type": "string", "pattern": "^[0-9]{1,3}\\.[0-9]{2}$"}

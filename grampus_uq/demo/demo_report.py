@@ -21,8 +21,6 @@ from grampus_uq.signals.registry import LABELS
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc, auroc_rows
 
-__all__ = ["FUSED", "NAMES", "DemoReport", "Group", "SignalWorth", "Spent", "summarise"]
-
 FUSED: Final = "fused"
 NAMES: Final = {**LABELS, FUSED: "fused confidence"}
 _STEP_TYPE: Final = "llm_call"

@@ -35,8 +35,6 @@ from grampus_uq.records.values import (
 from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyAction
 from grampus_uq.wire.model_call import ask_model, recorded_model
 
-__all__ = ["ANSWER_STEP", "TOOL", "Answered", "Fate", "Work", "answer_questions", "demo_policy"]
-
 TOOL: Final = "publish_answer"
 ANSWER_STEP: Final = "answer"
 PUBLISH_STEP: Final = "publish"

@@ -29,8 +29,6 @@ from grampus_uq.records.protocols import ModelClient
 from grampus_uq.signals.driver import Budget
 from grampus_uq.telemetry.tracer import GrampusTracer
 
-__all__ = ["DEFAULT_N", "PUBLISHED", "DemoPlan", "completing", "plan_demo", "run_demo"]
-
 DEFAULT_N: Final = 60
 PUBLISHED: Final = "published.txt"
 # Generous, because the embedded model may share two cores with whatever else this machine does.

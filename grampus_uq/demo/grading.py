@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Literal
 
-__all__ = ["Key", "Match", "exact_number", "is_right", "normalised", "numbers"]
-
 Match = Literal["words", "symbol", "number"]
 
 MAX_GRADED_CHARACTERS: Final = 2_000

@@ -20,18 +20,6 @@ from grampus_uq.recording import RecordingProcessor
 from grampus_uq.recording.artifacts import ProfileArtifact, load
 from grampus_uq.records.protocols import ModelClient
 
-__all__ = [
-    "DEFAULT_MAILS",
-    "MODEL",
-    "SENSING",
-    "VARIANTS",
-    "MailPlan",
-    "clerk_policy",
-    "handle_all",
-    "plan_mails",
-    "shipped_profile",
-]
-
 MODEL: Final = "local"
 DEFAULT_MAILS: Final = 30
 SENSING: Final = Sensing(ask_of_calls=False)

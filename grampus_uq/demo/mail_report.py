@@ -12,8 +12,6 @@ from grampus_uq.demo.mail_plan import VARIANTS, MailPlan
 from grampus_uq.demo.mails import spoken
 from grampus_uq.records.call_parts import CallPart
 
-__all__ = ["MailReport", "Tally", "progress_line", "report_lines", "to_json"]
-
 _WIDTH: Final = 100
 _WORDS: Final = {
     "unguarded": "without grampus_uq",

@@ -14,8 +14,6 @@ import numpy as np
 
 from grampus_uq.records.values import ToolCall
 
-__all__ = ["CANCEL", "REFUND", "Mail", "draw_mails"]
-
 REFUND: Final = "refund"
 CANCEL: Final = "cancel"
 

@@ -14,8 +14,6 @@ from grampus_uq.demo.questions import Question
 from grampus_uq.errors import DataError
 from grampus_uq.records.strict_json import parse_json
 
-__all__ = ["read_questions"]
-
 _JSON_SUFFIXES: Final = frozenset({".jsonl", ".ndjson"})
 _MOST_DIGITS: Final = 50
 

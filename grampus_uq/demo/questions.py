@@ -18,8 +18,6 @@ import numpy as np
 from grampus_uq.demo.grading import Key, is_right, normalised
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["Question", "all_questions", "capitals", "draw", "elements"]
-
 _OPERATIONS: Final = (("plus", "+"), ("minus", "-"), ("times", "×"))
 _DIGITS: Final = (1, 2, 3, 4)
 _EACH: Final = 10

@@ -10,8 +10,6 @@ from grampus_uq.demo.demo_report import DemoReport, Spent
 from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.demo_wiring import DemoPlan
 
-__all__ = ["report_json"]
-
 
 def report_json(
     report: DemoReport, answers: Sequence[Answered], plan: DemoPlan, *, interrupted: bool

@@ -15,8 +15,6 @@ from grampus_uq.demo.demo_report import FUSED, NAMES, DemoReport, SignalWorth, S
 from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.demo_wiring import PUBLISHED, DemoPlan
 
-__all__ = ["Screen", "closing_lines", "printable", "report_view"]
-
 _ROWS: Final = 12
 _STAGES: Final = {
     "download": "Fetching the embedded model (once)",

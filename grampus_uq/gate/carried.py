@@ -9,8 +9,6 @@ from grampus_uq.gate.call import CallPhase, CallRecord, answer_text, decided, se
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import ToolCall
 
-__all__ = ["read_decided", "read_record", "write_record"]
-
 _OF_VERSION_1 = {"decided": CallPhase.WAITING, "released": CallPhase.SETTLED}
 
 

@@ -26,7 +26,6 @@ from grampus_uq.gate.seal import Seal
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-__all__ = ["Ed25519Signer", "HmacSigner", "PublicKeys", "signer_from_environment", "write_key"]
 
 _KIND = "ed25519:"
 

@@ -17,8 +17,6 @@ from typing import Any
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.gate.signatures import public_material
 
-__all__ = ["WebAuthnKey"]
-
 _KIND = "webauthn:"
 _PRESENT, _VERIFIED = 0x01, 0x04
 

@@ -11,10 +11,9 @@ from typing import Final, Protocol, TypeVar
 from grampus_uq.errors import DataError
 from grampus_uq.importers.json_stream import MAX_ELEMENT_CHARS, Element, elements
 from grampus_uq.importers.opening import blocks
-from grampus_uq.recording.runs import Refused, refuse_to
+from grampus_uq.recording.runs import Refused as Refused
+from grampus_uq.recording.runs import refuse_to as refuse_to
 from grampus_uq.records.strict_json import json_object
-
-__all__ = ["Refused", "each_run", "line_records", "records", "refuse_to"]
 
 _BOM: Final = b"\xef\xbb\xbf"
 _SPACES: Final = b" \t\r\n"

@@ -18,8 +18,6 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("langchain-core", "langgraph", "Reading LangChain's messages") from error
 
-__all__ = ["as_ai_message", "read_message"]
-
 
 def last_answer(messages: Sequence[Any]) -> int | None:
     """Where the model's latest message stands; None when it has said nothing."""

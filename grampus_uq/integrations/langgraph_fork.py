@@ -27,7 +27,6 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("langgraph", "langgraph", "Forking a thread") from error
 
-__all__ = ["Fork", "Suspects", "afork_before", "fork_before"]
 
 _STEP = re.compile(r"llm_(\d+)(?:/|$)")
 

@@ -43,7 +43,6 @@ try:
 except ImportError as error:  # litellm is a dependency, but its own dependencies can be missing or too new
     raise MissingDependencyError.of("litellm", "test", "watching litellm calls") from error
 
-__all__ = ["UncertaintyCallback"]
 
 log = logging.getLogger("grampus_uq.integrations.litellm")
 

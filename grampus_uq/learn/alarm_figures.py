@@ -12,8 +12,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.ranks import binomial_interval, binomial_log_sf
 
-__all__ = ["AlarmFigures", "Figure", "alarm_figures", "alarm_shares", "share"]
-
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 

@@ -38,24 +38,6 @@ from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Outcome, StepUncertainty
 
-__all__ = [
-    "DERIVED",
-    "TASK",
-    "Columns",
-    "ReadRun",
-    "RunRow",
-    "RunRows",
-    "at_rows",
-    "columns_of",
-    "is_model_step",
-    "looks_at_calls",
-    "other_trials",
-    "read_columns",
-    "recorded_rows",
-    "step_streams",
-    "task_of",
-]
-
 FloatArray = npt.NDArray[np.float64]
 
 DERIVED: Final = ("fused", "propagated", "p_success", "trajectory_risk")

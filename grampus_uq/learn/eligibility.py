@@ -16,8 +16,6 @@ from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import StepUncertainty
 from grampus_uq.records.vocabulary import Effect, StopReason
 
-__all__ = ["NO_OUTCOME", "SELECTED", "SUPERSEDED", "Eligibility", "eligibility", "traffic_weight"]
-
 NO_OUTCOME: Final = "no_outcome"
 SUPERSEDED: Final = "superseded"
 SELECTED: Final = ("human_decided", "stopped_at_call", "stopped_by_monitor")

@@ -17,8 +17,6 @@ from grampus_uq.records.events import ObservationEvent, OutcomeEvent, StepEvent
 from grampus_uq.records.vocabulary import MissingReason
 from grampus_uq.stats.trajectory_risk import StepComponents
 
-__all__ = ["Trajectories", "Trajectory", "labelled_trajectories", "trajectory_of"]
-
 _HASHED = re.compile(r"hmac:[0-9a-f]{32}:(\d{1,12})\Z")
 
 

@@ -18,8 +18,6 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.messages import read_messages
 from grampus_uq.wire.turns import read_name, read_proposed
 
-__all__ = ["call", "client", "confidences", "effect", "flag", "name", "prompt", "schemas", "tool_names"]
-
 Reject = Callable[[ConfigurationError], None]
 
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from grampus_uq.core.state import Profile
 from grampus_uq.records.values import Reading, StepUncertainty
 
-__all__ = ["ExpectedStreams"]
-
 log = logging.getLogger(__name__)
 
 _ENOUGH = 50

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.eprocess_thresholds import tie_uniform
 
-__all__ = ["Exploration"]
-
 
 @dataclass(frozen=True, slots=True)
 class Exploration:

@@ -13,8 +13,6 @@ from grampus_uq.core.state import SessionState
 from grampus_uq.records.values import StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintyLevel
 
-__all__ = ["AgentBeliefState", "History"]
-
 _STEPS: Final = 64
 
 

@@ -33,8 +33,6 @@ from grampus_uq.records.values import Message, StepUncertainty, ToolCall
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
 from grampus_uq.wire.turns import read_name
 
-__all__ = ["REFLECTION", "ReloadedProfile", "UncertaintyMonitor"]
-
 log = logging.getLogger("grampus_uq.monitor.monitor")
 
 REFLECTION = """Before you continue, assess your own uncertainty explicitly.

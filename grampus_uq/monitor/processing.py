@@ -14,8 +14,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.events import Event
 from grampus_uq.records.protocols import Processor, ResumableProcessor
 
-__all__ = ["Processing"]
-
 log = logging.getLogger("grampus_uq.monitor.monitor")
 
 

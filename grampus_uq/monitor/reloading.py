@@ -14,8 +14,6 @@ from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.monitor.monitor import ReloadedProfile, UncertaintyMonitor
 from grampus_uq.recording.artifacts import ProfileArtifact, load
 
-__all__ = ["watch_profile"]
-
 log = logging.getLogger("grampus_uq.monitor.reloading")
 _Signature = tuple[int, int, int] | None
 

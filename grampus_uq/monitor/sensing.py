@@ -44,7 +44,6 @@ from grampus_uq.stats.fusion import is_count
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["LONG_COMPLETION", "Sensing", "SensingPlan", "StepInput"]
 
 LONG_COMPLETION: Final = 500
 """Tokens with log-probabilities above which a step is read in a worker thread: as many take about a millisecond."""

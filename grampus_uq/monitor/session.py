@@ -64,7 +64,6 @@ if TYPE_CHECKING:  # it loads NumPy, which only the trajectory risk needs
 
 log = logging.getLogger("grampus_uq.monitor.session")
 
-__all__ = ["Session"]
 
 APPROVALS = frozenset({"approve", "edit"})
 """The answers after which a pause of steps that can be undone is not repeated."""

@@ -13,8 +13,6 @@ from grampus_uq.errors import DataError
 from grampus_uq.monitor.history import History
 from grampus_uq.records.values import StepUncertainty
 
-__all__ = ["SNAPSHOT_VERSION", "processor_entries", "read_snapshot"]
-
 SNAPSHOT_VERSION: Final = 1
 _OWN_ENTRIES: Final = frozenset({"v", "profile", "state", "recent", "escalations", "structure", "turns"})
 _STEPS = TypeAdapter(list[StepUncertainty])

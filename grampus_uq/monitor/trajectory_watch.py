@@ -35,15 +35,6 @@ from grampus_uq.signals.embedding import CachedEmbedder, CallableEmbedder, Hashi
 from grampus_uq.signals.trajectory import ComponentState, advance
 from grampus_uq.signals.turn_events import RunEnd, TurnEvent, turn_of_observation, turn_of_step
 
-__all__ = [
-    "ReadTurns",
-    "TrajectorySensor",
-    "TrajectoryWatch",
-    "TurnMemory",
-    "Turns",
-    "filled_in",
-]
-
 MAX_WAITING: Final = 64
 """Steps that may be complete and not yet read; a user who goes on writing without an answer is not counted further."""
 

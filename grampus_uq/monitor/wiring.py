@@ -22,7 +22,6 @@ from grampus_uq.signals.structure import StructureState
 if TYPE_CHECKING:  # it loads NumPy, which only the trajectory risk needs
     from grampus_uq.monitor.trajectory_watch import TrajectorySensor, TrajectoryWatch
 
-__all__ = ["ProfileSource", "Wiring"]
 
 log = logging.getLogger("grampus_uq.monitor.monitor")
 

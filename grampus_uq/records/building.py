@@ -11,8 +11,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["builder", "drafter"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -10,17 +10,6 @@ from typing import Annotated, Final
 
 from pydantic import ConfigDict, Field
 
-__all__ = [
-    "TOOL_NAME",
-    "WHOLE_CALL",
-    "CallDoubt",
-    "CallPart",
-    "Support",
-    "call_probability",
-    "doubt_in_words",
-    "weakest_part",
-]
-
 TOOL_NAME: Final = ""
 """The name of the part that is the tool's name."""
 WHOLE_CALL: Final = "*"

@@ -9,9 +9,6 @@ from pydantic import BaseModel, ValidationError
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = ["Configuration", "nearest"]
-
-
 if TYPE_CHECKING:
 
     class Configuration(BaseModel):

@@ -12,17 +12,6 @@ from grampus_uq.records.values import Outcome, Reading, Step, StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintyLevel
 from grampus_uq.stats.trajectory_risk import StepComponents
 
-__all__ = [
-    "DecisionEvent",
-    "Event",
-    "ObservationEvent",
-    "OutcomeEvent",
-    "ProfileChanged",
-    "SessionStarted",
-    "StepEvent",
-    "TrajectoryReading",
-]
-
 _Unit = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Thresholds = tuple[_Unit, _Unit, _Unit]
 

@@ -14,17 +14,6 @@ if TYPE_CHECKING:  # numpy takes as long to import as the rest of the core toget
     import numpy as np
     import numpy.typing as npt
 
-__all__ = [
-    "Embedder",
-    "InstantSignal",
-    "ModelClient",
-    "Processor",
-    "ResumableProcessor",
-    "SenseContext",
-    "Signal",
-    "ToolExecutor",
-]
-
 
 @runtime_checkable
 class ModelClient(Protocol):

@@ -15,8 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from grampus_uq.errors import DataError
 
-__all__ = ["STRICT_DECODER", "check_version", "json_object", "parse_json", "validated", "validation_fault"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-__all__ = ["NamePatterns", "glob_keys", "looks_like", "normal_form", "patterns_of", "refusal_of", "same_tool_keys"]
-
 _MAX_CACHED_LENGTH = 256
 _MAX_CACHED_NAMES = 1_024
 _FILLERS = frozenset("\u115f\u1160\u3164\uffa0")  # letters by category, invisible all the same

@@ -21,32 +21,15 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.call_parts import CallPart
 from grampus_uq.records.vocabulary import (
     Effect,
-    Role,
     StopReason,
     UncertaintyAction,
     UncertaintyLevel,
     UncertaintySource,
     parse_effect,
 )
-
-__all__ = [
-    "NO_READING",
-    "AgentDefinition",
-    "Message",
-    "ModelResponse",
-    "Outcome",
-    "Reading",
-    "Role",
-    "Step",
-    "StepUncertainty",
-    "TokenLogprob",
-    "TokenUsage",
-    "ToolCall",
-    "ToolResult",
-    "Verdict",
-    "canonical_json",
-    "utc",
-]
+from grampus_uq.records.vocabulary import (
+    Role as Role,
+)
 
 _frozen = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
 

@@ -6,22 +6,6 @@ from enum import StrEnum
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = [
-    "NOT_DUE",
-    "STOPPING",
-    "STOPPING_LEVELS",
-    "AgentStatus",
-    "Effect",
-    "MissingReason",
-    "Role",
-    "StopReason",
-    "UncertaintyAction",
-    "UncertaintyLevel",
-    "UncertaintySource",
-    "in_words",
-    "parse_effect",
-]
-
 
 class UncertaintyLevel(StrEnum):
     """How uncertain the run is; ordered from harmless to grave by `severity`."""

@@ -19,8 +19,6 @@ from grampus_uq.records.values import canonical_json
 from grampus_uq.runtime.ledger import audit_of
 from grampus_uq.runtime.store import GENESIS, SessionStore, link
 
-__all__ = ["AuditLog"]
-
 _OF_THE_STORE = ("v", "seq", "time_s", "previous", "hash")
 
 

@@ -19,13 +19,11 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, SessionE
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import AgentStatus, Role
 from grampus_uq.runtime.concurrent_tasks import run_together, run_with_watch
-from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler, human_node, uncertainty_guard_node
+from grampus_uq.runtime.graph_nodes import PASSED, NodeHandler
 from grampus_uq.runtime.graph_state import GraphCheckpoint, merged
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
-
-__all__ = ["Graph", "human_node", "uncertainty_guard_node"]
 
 Route = Callable[[AgentState], Awaitable[str] | str]
 MAX_VISITS = 1_000

@@ -9,8 +9,6 @@ from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import AgentStatus, Role, UncertaintyAction
 from grampus_uq.runtime.run_state import AgentState
 
-__all__ = ["human_node", "uncertainty_guard_node"]
-
 NodeHandler = Callable[[AgentState], Awaitable[AgentState]]
 PASSED = "__grampus_passed_by_an_answer__"
 """Marks a node that is finished by an answer; any other waiting node runs again when it is answered."""

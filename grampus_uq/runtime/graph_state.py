@@ -9,8 +9,6 @@ from grampus_uq.records.values import TokenUsage
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 
-__all__ = ["merged"]
-
 
 class GraphCheckpoint(BaseModel):
     """An execution: the nodes to run next, those that wait for a human, joins, and the nodes that have run."""

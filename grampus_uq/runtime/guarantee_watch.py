@@ -39,8 +39,6 @@ from grampus_uq.stats.calibration_watch import (
 )
 from grampus_uq.stats.eprocess import Detector
 
-__all__ = ["CalibrationWatch", "FinishedRun", "finished_run", "label_run", "stored_statuses"]
-
 _WATCH, _RUN = "watch", "watch-run"
 _TRIES = 100
 Read = TypeVar("Read", bound=BaseModel)

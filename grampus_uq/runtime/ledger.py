@@ -21,8 +21,6 @@ from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, Sessio
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["Ledger", "Note"]
-
 _SHORTEST_ID = 8
 _SEALED = '{"seal":"'
 _GRANT_TRIES = 20

@@ -12,8 +12,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores import open_store
 
-__all__ = ["pending_approvals"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -18,8 +18,6 @@ from grampus_uq.runtime.rolled_back_calls import step_number
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import SessionStore
 
-__all__ = ["run_of"]
-
 _QUOTED = 3
 _QUOTE = 500
 _OTHERS = tuple(role.value for role in Role if role is not Role.ASSISTANT)

@@ -15,8 +15,6 @@ from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger, audit_of
 from grampus_uq.runtime.store import Change, Delete, Document, Drop, SessionStore
 
-__all__ = ["prune"]
-
 _PAGE = 200
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 

@@ -35,8 +35,6 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
 
-__all__ = ["Branch", "branches", "recover", "rollback"]
-
 Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
 

@@ -16,8 +16,6 @@ from grampus_uq.records.vocabulary import AgentStatus, Effect, Role
 from grampus_uq.runtime.transcript import Transcript
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["AgentState", "ExecutionResult", "PendingSession"]
-
 STATE_VERSION = 2
 PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 

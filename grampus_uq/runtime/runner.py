@@ -37,8 +37,6 @@ from grampus_uq.runtime.turn import Delegate, Turn
 from grampus_uq.wire.lone_surrogates import bounded_text
 from grampus_uq.wire.model_call import recorded_model
 
-__all__ = ["UNWATCHED", "AgentRunner", "Unwatched"]
-
 _RELEASE_POLLS = 10
 
 

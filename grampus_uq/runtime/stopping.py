@@ -23,8 +23,6 @@ from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change, Document, Put
 
-__all__ = ["StopReport", "order_stop"]
-
 POLL_S = 0.25
 _ALL = "*"
 _TRIES = 100

@@ -18,8 +18,6 @@ from pydantic import BaseModel
 
 from grampus_uq.errors import StoreError
 
-__all__ = ["Append", "Change", "Delete", "Document", "Drop", "Put", "SessionStore", "chained", "link", "parsed"]
-
 SCHEMA_VERSION = 2
 Stored = TypeVar("Stored", bound=BaseModel)
 GENESIS: Final = "0" * 64

@@ -15,8 +15,6 @@ from grampus_uq.records.vocabulary import AgentStatus, UncertaintyLevel
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
 
-__all__ = ["SubAgent"]
-
 SUB_AGENT = "sub_agent"
 _DEEPEST = 32
 

@@ -16,8 +16,6 @@ from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, parse_effect
 from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS, bounded_text
 
-__all__ = ["FunctionTools", "Tool", "tool"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 IDEMPOTENCY = "idempotency_key"
 

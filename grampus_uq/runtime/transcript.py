@@ -15,8 +15,6 @@ from grampus_uq.errors import StoreError
 from grampus_uq.records.values import Message
 from grampus_uq.runtime.store import parsed
 
-__all__ = ["Transcript", "changes", "extended", "replayed"]
-
 
 class Transcript(BaseModel):
     """Where a session's messages are: the log, how many of its entries count, and the hash over them in order."""

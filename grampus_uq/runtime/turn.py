@@ -39,8 +39,6 @@ from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StoppedError
 
-__all__ = ["Turn"]
-
 Execute = Callable[[ToolCall, str], Awaitable[ToolResult]]
 """Runs a call under an idempotency key."""
 

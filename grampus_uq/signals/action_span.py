@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from grampus_uq.records.values import TokenLogprob, ToolCall
 
-__all__ = ["action_places", "call_in_text", "call_spans", "overlapping_tokens"]
-
 _MOST_MENTIONS = 64  # of a name, and objects around each: more of them are no call but an attack
 _MOST_NAMES = 32  # each is sought in all of the text
 _MOST_DEPTH = 8

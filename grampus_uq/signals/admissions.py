@@ -13,8 +13,6 @@ from grampus_uq.signals.confidence_forms import MAY_STATE
 from grampus_uq.signals.own_words import own_words
 from grampus_uq.signals.word_search import WordSearch
 
-__all__ = ["ADMITTING", "UNDECIDED", "admissions", "admitted_confidence", "hedged_confidence"]
-
 UNDECIDED: Final = 0.5
 """Up to here a statement that may be somebody else's counts: it can only make the reading more careful."""
 

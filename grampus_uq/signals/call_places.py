@@ -16,8 +16,6 @@ from typing import Any, Final
 
 from grampus_uq.records.values import ToolCall
 
-__all__ = ["Place", "Writing"]
-
 _MOST_DEPTH: Final = 6
 _ARGUMENTS_DEPTH: Final = 3
 _MOST_WORDS: Final = 8

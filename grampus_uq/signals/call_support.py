@@ -18,8 +18,6 @@ from grampus_uq.records.call_parts import Support
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 
-__all__ = ["support_of"]
-
 MAX_MESSAGES: Final = 32
 MAX_CHARACTERS: Final = 8_000
 MAX_NUMBERS: Final = 32

@@ -26,8 +26,6 @@ from grampus_uq.signals.call_places import Place, Writing
 from grampus_uq.signals.call_support import support_of
 from grampus_uq.signals.token_signals import says_something
 
-__all__ = ["MAX_CALLS", "MAX_PARTS", "call_parts", "call_reading"]
-
 MAX_CALLS: Final = 32
 MAX_PARTS: Final = 32
 """Arguments of one call that are told apart; a call with more is read as a whole."""

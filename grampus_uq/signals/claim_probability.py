@@ -25,8 +25,6 @@ from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
 from grampus_uq.signals.action_span import overlapping_tokens
 from grampus_uq.signals.token_signals import says_something
 
-__all__ = ["claim_reading", "least_new_word_probability", "requested_words"]
-
 MAX_REQUEST_CHARACTERS: Final = 8_000
 MAX_TOKENS: Final = 4_096
 _WORD: Final = re.compile(r"\w+")

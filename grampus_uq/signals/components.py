@@ -13,16 +13,6 @@ from grampus_uq.signals.embedding import cosine_similarity, semantic_distance
 from grampus_uq.stats.content_words import content_words
 from grampus_uq.stats.trajectory_risk import StepComponents
 
-__all__ = [
-    "AgentText",
-    "ObservedStep",
-    "hybrid_repetition",
-    "lexical_overlap",
-    "needs_embedding",
-    "sense_steps",
-    "unsensed",
-]
-
 _Vectors = Mapping[str, npt.NDArray[np.float64]]
 
 

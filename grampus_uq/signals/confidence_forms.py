@@ -13,19 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from grampus_uq.signals.word_search import WordSearch
 
-__all__ = [
-    "ANSWER_FIELDS",
-    "FIELDS",
-    "INVALID",
-    "MAY_STATE",
-    "OTHER_SCALE",
-    "STATING_WORDS",
-    "ClosingObject",
-    "closing_object",
-    "parse_number",
-    "sentence_confidence",
-]
-
 INVALID: Final = -1.0
 """Stands for a statement whose number is no probability."""
 

@@ -30,17 +30,6 @@ from grampus_uq.signals.claim_probability import claim_reading
 from grampus_uq.signals.token_signals import TOKEN_SOURCES, token_readings
 from grampus_uq.wire.model_call import ask_model
 
-__all__ = [
-    "Budget",
-    "BudgetExceededError",
-    "MeteredContext",
-    "read_instant",
-    "read_tokens",
-    "sense_all",
-    "sense_one",
-    "within",
-]
-
 T = TypeVar("T")
 
 log = logging.getLogger("grampus_uq.signals")

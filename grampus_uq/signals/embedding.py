@@ -18,8 +18,6 @@ from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.turn_events import READ_CHARACTERS
 
-__all__ = ["CachedEmbedder", "CallableEmbedder", "HashingEmbedder", "cosine_similarity", "semantic_distance"]
-
 Vectors = npt.NDArray[np.float64]
 _Hashes = npt.NDArray[np.uint64]
 

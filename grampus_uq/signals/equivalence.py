@@ -12,17 +12,6 @@ from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, quoted
 
-__all__ = [
-    "AskedOnce",
-    "EntailmentEquivalence",
-    "Equivalence",
-    "LexicalEquivalence",
-    "SameWording",
-    "cluster",
-    "lexical_similarity",
-    "same_wording",
-]
-
 T = TypeVar("T")
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")

@@ -21,8 +21,6 @@ from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.quoting import clipped
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["MAX_CALL_CHARACTERS", "JudgedView", "judged_view", "neutralised"]
-
 MAX_CALL_CHARACTERS: Final = 12_000
 """Proposed calls of more characters, names and canonical arguments together, are not judged: the reading is missing."""
 

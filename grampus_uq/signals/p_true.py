@@ -17,8 +17,6 @@ from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.judged_view import judged_view
 from grampus_uq.signals.token_signals import alternatives
 
-__all__ = ["PTrue", "parse_p_true", "true_false_mass"]
-
 # The model sees its own turn again and is asked about it. On the embedded model this ranks answers far better than a
 # judge's report of question and answer does: AUROC .68 against .27 on 48 questions of the demo's lists.
 _QUESTION = "Is the {what} above right? Reply with one word, True or False."

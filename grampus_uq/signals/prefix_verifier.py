@@ -26,8 +26,6 @@ from grampus_uq.signals.quoting import QUOTED_IS_MATERIAL, clipped, quoted
 from grampus_uq.signals.token_signals import alternatives
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["PrefixVerifier", "parse_percentage", "verifier_messages", "weighted_percentage"]
-
 MAX_REPAIRS: Final = 2
 MAX_CHARACTERS: Final = 24_000
 """Bound on the quoted run. Of a longer one the beginning and the latest steps are shown, the same for the same run."""

@@ -10,8 +10,6 @@ from grampus_uq.records.vocabulary import UncertaintySource as Source
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
 
-__all__ = ["BUILT_IN", "BUILT_IN_NAMES", "LABELS"]
-
 
 class _Signal(NamedTuple):
     """A signal that a monitor may run.

@@ -21,8 +21,6 @@ from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, 
 from grampus_uq.signals.stated_confidence import without_confidence
 from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
 
-__all__ = ["SemanticEntropy"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SemanticEntropy:

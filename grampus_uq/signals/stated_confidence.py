@@ -41,8 +41,6 @@ from grampus_uq.signals.confidence_forms import (
 from grampus_uq.signals.own_words import SPEAKER, as_read, own_words
 from grampus_uq.signals.statement_context import FRAME, REPORT, SOURCE, beside_table_row, is_doubtful, sentences_of
 
-__all__ = ["parse_confidence", "plain_answer", "without_confidence"]
-
 _LONGEST_SENTENCE = 320
 _LONGEST_ANSWER = 20_000
 _MOST_SENTENCES = 200

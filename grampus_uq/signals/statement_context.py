@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from grampus_uq.signals.own_words import BLOCK_GAP, GAP
 from grampus_uq.signals.word_search import WordSearch
 
-__all__ = ["FRAME", "REPORT", "SOURCE", "is_doubtful", "sentences_of"]
-
 _LINES_ABOVE = 40
 _SENTENCE_END = re.compile(r"(?<=[.!?])([*_)\]]{0,3})\s+")
 _ABBREVIATION = re.compile(

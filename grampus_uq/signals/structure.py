@@ -27,16 +27,6 @@ from grampus_uq.signals.turn_events import READ_CHARACTERS, Observation, UserTur
 from grampus_uq.stats.fusion import COUNT
 from grampus_uq.wire.calls import is_unparsed
 
-__all__ = [
-    "COUNTS",
-    "StructureState",
-    "counted",
-    "observe_structure",
-    "structure_readings",
-    "structure_step",
-    "with_structure",
-]
-
 COUNTS: Final = (
     "turns",
     "user_turns",

@@ -20,19 +20,6 @@ from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.action_span import action_places
 from grampus_uq.stats.entropy import top_k_entropy
 
-__all__ = [
-    "NO_TOKEN_READINGS",
-    "TOKEN_SOURCES",
-    "alternatives",
-    "confidence_of_entropies",
-    "entropy_confidence",
-    "mean_token_probability",
-    "says_something",
-    "sequence_probability",
-    "token_entropies",
-    "token_readings",
-]
-
 _BLANKS: Final = " \t\r\n\f\v\u00a0\u200b\ufeff\u2581\u0120\u010a\u0109"  # ▁, Ġ, Ċ, ĉ: how tokenisers write them
 _MARK: Final = re.compile(r"(?:<[|｜]?/?[\w▁ -]{0,60}[|｜]?>|\[/?[A-Z_]{1,30}\]|\[end of text\])+")
 _UNSEEN: Final = frozenset("\u034f\u115f\u1160\u2800\u3164\ufe0e\ufe0f\uffa0")  # letters and marks that show nothing

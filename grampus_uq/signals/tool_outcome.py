@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from grampus_uq.signals.turn_events import READ_CHARACTERS, Observation
 
-__all__ = ["REMEMBERED", "digest_of", "failed", "remembered"]
-
 REMEMBERED: Final = 1024
 """Different calls, and different observations, that a session remembers; the oldest are forgotten first."""
 

@@ -33,13 +33,6 @@ from grampus_uq.signals.turn_events import (
 )
 from grampus_uq.stats.surprisal import content_surprisal
 
-__all__ = [
-    "Advance",
-    "ComponentSettings",
-    "ComponentState",
-    "advance",
-]
-
 MAX_CALLS: Final = 256
 """Calls of one turn that are told apart; more are not counted."""
 

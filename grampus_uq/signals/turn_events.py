@@ -13,22 +13,6 @@ from typing import Final
 from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.values import Step, TokenLogprob, ToolCall
 
-__all__ = [
-    "READ_CHARACTERS",
-    "SENTINELS",
-    "AgentTurn",
-    "Observation",
-    "ProposedCall",
-    "RunEnd",
-    "TurnEvent",
-    "UserTurn",
-    "agent_text",
-    "is_closing",
-    "observation_text",
-    "turn_of_observation",
-    "turn_of_step",
-]
-
 READ_CHARACTERS: Final = 10_000
 """Characters of a turn that are embedded, compared and kept in a session's state; what follows is not read."""
 

@@ -17,8 +17,6 @@ from grampus_uq.signals.admissions import admitted_confidence
 from grampus_uq.signals.confidence_forms import parse_number
 from grampus_uq.signals.stated_confidence import parse_confidence
 
-__all__ = ["ELICITATION", "ElicitedConfidence", "VerbalizedConfidence", "elicit_confidence"]
-
 ELICITATION = (
     'End your reply with a line of JSON: {"confidence": p}, where p is a number between 0 and 1: the probability that '
     "the task will eventually be solved correctly from the current state."

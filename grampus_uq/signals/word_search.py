@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["WordSearch"]
-
 
 class WordSearch:
     """A pattern, written in lower case, that is sought whatever the case.

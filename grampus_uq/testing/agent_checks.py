@@ -43,8 +43,6 @@ from grampus_uq.testing.agent_scene import (
 from grampus_uq.testing.agent_script import PRECONDITION, ScriptedTurn, Watch
 from grampus_uq.testing.agent_under_test import Ended, Paused, Said
 
-__all__ = ["SENTENCES", "Finding", "Sentence", "check_agent"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:

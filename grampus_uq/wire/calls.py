@@ -26,8 +26,6 @@ from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.wire.fields import field, kind_of, text_field
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["MAX_ARGUMENT_CHARACTERS", "UNPARSED", "Arguments", "ReadCall", "is_unparsed", "read_arguments", "read_call"]
-
 UNPARSED: Final = "unparsed_arguments"
 """The one argument of a call whose arguments are no JSON object: their text, as the model wrote it."""
 

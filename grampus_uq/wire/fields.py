@@ -7,8 +7,6 @@ import reprlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["field", "fields_of", "kind_of", "shown", "text_field"]
-
 
 def field(value: Any, *names: str) -> Any:
     """The first of these keys or attributes that is there and not None; a property that fails counts as absent.

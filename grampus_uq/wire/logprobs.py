@@ -19,8 +19,6 @@ from grampus_uq.records.values import TokenLogprob
 from grampus_uq.wire.fields import field, fields_of, kind_of
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["NO_TOKENS", "TokenStream", "read_logprobs"]
-
 _ROUNDING: Final = 1e-3
 """Log-probabilities are computed in floating point: one this little above 0 is read as 0."""
 _MOST_TOKENS: Final = 1_000_000

@@ -10,8 +10,6 @@ from typing import Final, overload
 
 from pydantic import JsonValue
 
-__all__ = ["MAX_TEXT_CHARACTERS", "bounded_text", "replace_lone_surrogates"]
-
 MAX_TEXT_CHARACTERS: Final = 1_000_000
 
 

@@ -17,8 +17,6 @@ from grampus_uq.wire.calls import ReadCall, read_call
 from grampus_uq.wire.fields import field, kind_of, text_field
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
-__all__ = ["ROLES", "ReadMessages", "calls_of", "observed_text", "read_messages", "text_of"]
-
 ROLES: Final = {role.value: role for role in Role} | {
     "developer": Role.SYSTEM,
     "human": Role.USER,

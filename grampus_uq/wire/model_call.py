@@ -13,8 +13,6 @@ from grampus_uq.records.values import Message, ModelResponse, TokenUsage
 from grampus_uq.wire.fields import kind_of
 from grampus_uq.wire.responses import ReadResponse, read_response
 
-__all__ = ["accepted_options", "ask_model", "parse_response", "recorded_model", "refused_options", "to_response"]
-
 
 async def ask_model(
     client: ModelClient,

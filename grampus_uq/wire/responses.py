@@ -14,8 +14,6 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.messages import calls_of, text_of
 from grampus_uq.wire.usage import read_usage
 
-__all__ = ["ReadResponse", "read_choices", "read_response"]
-
 _CALL_KINDS: Final = frozenset({"mcp_approval_request", "tool_use", "tool-call"})
 
 

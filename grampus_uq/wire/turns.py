@@ -21,8 +21,6 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 from grampus_uq.wire.responses import ReadResponse, read_response
 from grampus_uq.wire.usage import read_usage, states_usage
 
-__all__ = ["Turn", "read_name", "read_proposed", "read_turn"]
-
 _OWNER: Final = "observe_llm_response"
 
 

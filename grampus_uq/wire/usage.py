@@ -8,8 +8,6 @@ from typing import Any, Final
 from grampus_uq.records.values import TokenUsage
 from grampus_uq.wire.fields import field
 
-__all__ = ["MOST_TOKENS", "read_counts", "read_usage", "states_usage"]
-
 MOST_TOKENS: Final = 2**53
 """A larger count is stated only by mistake; counts must stay addable and storable."""
 

@@ -21,8 +21,6 @@ from grampus_uq.learn.attribution.scorers import StepScorer
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan, calibrate, locate
 from grampus_uq.stats.conformal import whole_rank_size
 
-__all__ = ["FIT_SHARE", "Parts", "attribute", "fit_and_calibrate", "part_labelled"]
-
 FIT_SHARE = 0.5
 """Share of the labelled failures that fits the step scorer; less where the level needs more of them to calibrate."""
 

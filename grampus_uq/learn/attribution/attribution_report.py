@@ -7,8 +7,6 @@ from grampus_uq.learn.attribution.result import Attribution, spans
 from grampus_uq.learn.pages import printable, render_page
 from grampus_uq.learn.pages.charts import bars
 
-__all__ = ["attribution_html"]
-
 _AXIS_NUMBERS = 30
 
 

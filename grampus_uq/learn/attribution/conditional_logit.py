@@ -23,7 +23,6 @@ from grampus_uq.learn.attribution.scorers import StepScore
 
 FloatArray = npt.NDArray[np.float64]
 
-__all__ = ["ConditionalLogit", "ConditionalLogitScorer", "fit_conditional_logit", "fit_step_scorer"]
 
 RIDGE = 30.0
 """Default penalty on half the squared weights; strong, because labelled failures are few."""

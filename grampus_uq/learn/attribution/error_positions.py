@@ -10,8 +10,6 @@ import numpy as np
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution.failed_trajectory import LabelledTrajectory
 
-__all__ = ["ErrorPositions", "error_positions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorPositions:

@@ -14,16 +14,6 @@ import numpy.typing as npt
 
 from grampus_uq.errors import ConfigurationError
 
-__all__ = [
-    "LabelledTrajectory",
-    "Trajectory",
-    "TrajectoryStep",
-    "by_task",
-    "one_of_each_task",
-    "refuse_duplicates",
-    "uniform_draws",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrajectoryStep:

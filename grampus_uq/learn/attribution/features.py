@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from grampus_uq.learn.attribution.failed_trajectory import Trajectory
 
-__all__ = ["FEATURE_WORDS", "cheap_features"]
-
 READ_CHARACTERS = 20_000
 REPETITION_WINDOW = 20
 """Earlier steps that a step is compared with; bounds the work on a long trajectory."""

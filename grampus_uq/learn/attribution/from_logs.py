@@ -14,8 +14,6 @@ from grampus_uq.records.vocabulary import Role
 from grampus_uq.signals.tool_outcome import failed
 from grampus_uq.signals.turn_events import Observation
 
-__all__ = ["label_run", "read_labelled_failures", "trajectory_from_run"]
-
 _EXIT_CODE = re.compile(r"\s{0,8}exit ?code: {0,3}(-?\d{1,5})\b", re.IGNORECASE | re.ASCII)
 _EXECUTOR = re.compile(r"terminal|executor|interpreter", re.IGNORECASE)
 

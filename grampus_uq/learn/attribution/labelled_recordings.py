@@ -17,8 +17,6 @@ from grampus_uq.recording.runs import Run
 from grampus_uq.records.events import Event, ObservationEvent, StepEvent
 from grampus_uq.records.values import Outcome
 
-__all__ = ["labelled_recordings", "names_a_step", "recorded_trajectory", "trajectory_from_events"]
-
 _NOTE: Final = re.compile(r"\berror at (\S+)", re.IGNORECASE)
 _HASHED: Final = re.compile(r"hmac:[0-9a-f]{8,64}:\d+")
 

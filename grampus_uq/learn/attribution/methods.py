@@ -31,8 +31,6 @@ from grampus_uq.stats.entry_thresholds import (
 )
 from grampus_uq.stats.envelope import envelope_entry, suffix_envelope_entry
 
-__all__ = ["METHODS", "AttributionMethod"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionMethod:

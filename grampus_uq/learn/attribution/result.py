@@ -9,8 +9,6 @@ from typing import Any
 
 from grampus_uq.stats.conformal import TieBrokenThreshold, coverage_rank
 
-__all__ = ["AttributedStep", "Attribution", "most_suspect_step", "smallest_calibration", "spans"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributedStep:

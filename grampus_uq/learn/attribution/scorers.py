@@ -14,8 +14,6 @@ from typing import Protocol
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.attribution.failed_trajectory import Trajectory
 
-__all__ = ["FunctionScorer", "StepScore", "StepScorer"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepScore:

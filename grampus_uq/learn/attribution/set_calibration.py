@@ -29,8 +29,6 @@ from grampus_uq.stats.conformal import (
 )
 from grampus_uq.stats.entry_thresholds import EntryThresholds
 
-__all__ = ["CalibratedAttribution", "Plan", "calibrate", "locate"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

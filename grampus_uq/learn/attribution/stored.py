@@ -21,8 +21,6 @@ from grampus_uq.learn.attribution.methods import METHODS
 from grampus_uq.learn.attribution.set_calibration import CalibratedAttribution, Plan
 from grampus_uq.stats.conformal import TieBrokenThreshold
 
-__all__ = ["calibration_from_json", "calibration_to_json"]
-
 _FORMAT = "grampus-uq/attribution-calibration"
 _SCORER_FORMAT = "grampus-uq/conditional-logit"
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 
-__all__ = ["ASSUMPTIONS", "Censoring", "CensoringMode"]
-
 FloatArray = npt.NDArray[np.float64]
 CensoringMode = Literal["none", "simple", "exact"]
 

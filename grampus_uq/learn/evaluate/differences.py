@@ -19,8 +19,6 @@ from grampus_uq.stats.ranking import auroc_rows
 from grampus_uq.stats.scoring import LOG
 from grampus_uq.stats.trajectory_scores import ForecastTraces, weighted_forecast
 
-__all__ = ["DifferenceRow", "difference_rows"]
-
 FloatArray = npt.NDArray[np.float64]
 
 

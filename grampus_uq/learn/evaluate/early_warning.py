@@ -18,8 +18,6 @@ from grampus_uq.stats.bootstrap import RowStatistic, bootstrap
 from grampus_uq.stats.ranking import auarc, auroc, auroc_rows
 from grampus_uq.stats.ranks import conformal_quantile
 
-__all__ = ["FIXED_STEPS", "ScoredPaths", "conformal_stops", "early_warning"]
-
 FloatArray = npt.NDArray[np.float64]
 
 FIXED_STEPS = (5, 10, 20)

@@ -18,8 +18,6 @@ from grampus_uq.learn.evaluate.verdict import Verdict, judge
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
-__all__ = ["Evaluation", "evaluate"]
-
 FEW_RUNS = 100
 """Below this many scored runs the report says that its numbers are rough."""
 

@@ -12,8 +12,6 @@ from grampus_uq.stats.ranking import risk_coverage
 from grampus_uq.stats.reliability import reliability_bins
 from grampus_uq.stats.trajectory_scores import ForecastTraces, min_forecast, weighted_forecast
 
-__all__ = ["forecasts_chart", "holding_chart", "reliability_chart", "risk_coverage_chart"]
-
 _BLUE, _ORANGE, _GREY = 0, 1, 7
 _CURVE_POINTS = 200  # more are not seen
 _SHOWN_RUNS = 12

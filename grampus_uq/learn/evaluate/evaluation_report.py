@@ -15,8 +15,6 @@ from grampus_uq.learn.evaluate.transparency import TableRow
 from grampus_uq.learn.pages import printable, render_page
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
-__all__ = ["evaluation_html"]
-
 _Row = list[str | int | float | None]
 _SHOWN_SIGNALS, _SHOWN_LINES = 12, 3
 

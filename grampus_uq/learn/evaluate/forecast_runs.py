@@ -18,8 +18,6 @@ import numpy.typing as npt
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-__all__ = ["ForecastRuns", "StopRow", "Use", "stop_rows"]
-
 FloatArray = npt.NDArray[np.float64]
 Use = Literal["scored", "censored", "left out"]
 

@@ -19,8 +19,6 @@ from grampus_uq.records.events import ObservationEvent, StepEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-__all__ = ["FEATURES", "read_recordings"]
-
 FEATURES = ("log steps so far", "share of tool calls", "share of failed results", "log agent tokens a step")
 """Facts of a prefix that no confidence stream enters: what `plug_in` predicts from."""
 

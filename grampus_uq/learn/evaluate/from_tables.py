@@ -10,8 +10,6 @@ from grampus_uq.importers.verifier_scores import ScoreColumns, read_scores
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, stop_rows
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-__all__ = ["read_table"]
-
 
 def read_table(path: str | os.PathLike[str], *, columns: ScoreColumns | None = None) -> ForecastRuns:
     """Read a table (CSV, gzipped CSV or Parquet); an empty score is a missing forecast.

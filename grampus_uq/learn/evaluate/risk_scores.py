@@ -22,8 +22,6 @@ from grampus_uq.stats.trajectory_risk import (
     tracer_scores,
 )
 
-__all__ = ["ABLATIONS", "READINGS", "SCORES", "PathScore", "fitted_paths", "tracer_path"]
-
 FloatArray = npt.NDArray[np.float64]
 PathScore = Callable[[Trajectory], FloatArray]
 

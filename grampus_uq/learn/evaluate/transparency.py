@@ -32,18 +32,6 @@ from grampus_uq.stats.trajectory_scores import (
     weighted_forecast,
 )
 
-__all__ = [
-    "AT_THE_CALL",
-    "BASE_RATE",
-    "SCORES",
-    "ScoredStream",
-    "TableRow",
-    "call_rows",
-    "scored_streams",
-    "table_rows",
-    "tps_of",
-]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 

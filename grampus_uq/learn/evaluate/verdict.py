@@ -21,8 +21,6 @@ from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_scores import min_forecast
 
-__all__ = ["SignalRow", "Verdict", "judge"]
-
 FEW_OF_A_KIND = 20
 """With fewer successes or failures than this nothing is said of the best signal."""
 ENOUGH_RUNS = 100

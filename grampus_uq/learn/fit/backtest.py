@@ -13,8 +13,6 @@ from grampus_uq.learn.fit.detector_runs import DetectorRuns
 from grampus_uq.stats.eprocess import Detector, alarm_steps, score_rows
 from grampus_uq.stats.eprocess_thresholds import Threshold, tie_uniform
 
-__all__ = ["BacktestRow", "backtest"]
-
 _NAMES: Final = {
     "false_alarms": ("false_alarm_rate", "false_alarm_low", "false_alarm_high"),
     "power": ("power", "power_low", "power_high"),

@@ -22,8 +22,6 @@ from grampus_uq.stats.fusion import LogisticFusion
 from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-__all__ = ["CrossFit", "cross_fit"]
-
 _STREAM = "forecast"
 
 

@@ -17,8 +17,6 @@ from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.eprocess import log_peaks
 from grampus_uq.stats.step_blocks import step_blocks
 
-__all__ = ["RecordedRun", "finished_in_recordings"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:

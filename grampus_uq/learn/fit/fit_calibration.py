@@ -21,8 +21,6 @@ from grampus_uq.stats.scoring import EPSILON, LOG, log_odds
 from grampus_uq.stats.trajectory_scores import ForecastTraces, step_weights, tps
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
-__all__ = ["FittedSuccess", "apply_exactly", "apply_fusion", "fit_fusion", "fit_success"]
-
 FloatArray = npt.NDArray[np.float64]
 Streams = Mapping[str, ForecastTraces]
 

@@ -22,8 +22,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.stats.tail_sketch import tail_count
 from grampus_uq.stats.trajectory_risk import Composite, StepComponents, TracerParameters, weighted_components
 
-__all__ = ["TracerCrossValidation", "TracerFit", "cross_validate_tracer", "fit_tracer"]
-
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.intp]
 

@@ -29,8 +29,6 @@ from grampus_uq.learn.fit.detector_runs import DetectorRuns, detector_runs
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.runs import Refused, Run
 
-__all__ = ["read_detector_runs", "runs_of_recordings"]
-
 
 def runs_of_recordings(
     recorded: Iterable[Run],

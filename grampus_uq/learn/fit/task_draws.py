@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["held_out_runs", "one_a_task"]
-
 
 def one_a_task(
     tasks: Sequence[str], rng: np.random.Generator, others: Mapping[str, int] | None = None

@@ -25,15 +25,6 @@ from grampus_uq.recording.runs import Refused
 from grampus_uq.recording.runs import runs as read_runs
 from grampus_uq.stats.trajectory_risk import Composite
 
-__all__ = [
-    "LEAST_OF_EACH",
-    "TracerRunsFit",
-    "TracerShare",
-    "cross_validated",
-    "fit_tracer_settings",
-    "tracer_and_detector_runs",
-]
-
 LEAST_OF_EACH = 10
 """Failures, and successes, below which parameters are noise: the defaults are better."""
 

@@ -9,8 +9,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bar", "Chart", "Series", "bars"]
-
 FloatArray = npt.NDArray[np.float64]
 
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 330.0, 8.0, 206.0

@@ -16,8 +16,6 @@ from markupsafe import Markup
 
 from grampus_uq.errors import DataError
 
-__all__ = ["printable", "render_page", "write_page"]
-
 
 def render_page(template: str, **values: Any) -> str:
     """Fill a template of this package, with autoescaping and strict undefined names.

@@ -22,8 +22,6 @@ from grampus_uq.records.events import ObservationEvent, StepEvent, Thresholds
 from grampus_uq.records.values import utc
 from grampus_uq.records.vocabulary import in_words
 
-__all__ = ["run_html"]
-
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 630.0, 10.0, 210.0
 _MOST_EVENTS: Final = 5000
 _MOST_LOG: Final = 700.0  # e to this power is the largest number that a float holds

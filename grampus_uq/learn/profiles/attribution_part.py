@@ -14,8 +14,6 @@ from grampus_uq.learn.profiles.profile_parts import Part
 from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.runs import Paths, Refused
 
-__all__ = ["fit_attribution"]
-
 NAME = "attribution"
 _HOW = 'grampus-uq runs label SESSION failure --note "error at STEP"'
 

@@ -14,8 +14,6 @@ from grampus_uq.learn.profiles.labelled import LabelledRuns
 from grampus_uq.learn.profiles.options import FitOptions
 from grampus_uq.learn.profiles.p_success import FittedPSuccess
 
-__all__ = ["Cases", "cases_of", "worth_labelling"]
-
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 

@@ -26,8 +26,6 @@ from grampus_uq.stats.reliability import trajectory_ece
 from grampus_uq.stats.scoring import BRIER, LOG
 from grampus_uq.stats.trajectory_scores import ForecastTraces, tps, weighted_forecast
 
-__all__ = ["Compared", "Comparison", "compare_profiles"]
-
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 

@@ -14,8 +14,6 @@ from grampus_uq.learn.alarm_figures import alarm_shares, share
 from grampus_uq.recording.replay import replay_run, would_stop
 from grampus_uq.recording.runs import Run
 
-__all__ = ["Counterfactual", "counterfactual", "rates"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counterfactual:

@@ -46,8 +46,6 @@ from grampus_uq.recording.runs import Paths, Refused, Run, recording_files
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 
-__all__ = ["ProfileFit", "fit_profile"]
-
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 _MOST_INPUTS = 1000

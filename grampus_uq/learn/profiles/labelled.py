@@ -26,8 +26,6 @@ from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.runs import Paths, Refused, Run
 from grampus_uq.stats.trajectory_scores import ForecastTraces
 
-__all__ = ["DERIVED", "NO_STEP", "LabelledRuns", "Unlabelled", "labelled_runs"]
-
 DERIVED = ("fused", "propagated")
 """Streams that the engine makes out of the readings."""
 

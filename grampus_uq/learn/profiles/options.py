@@ -9,8 +9,6 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.fit.detector_choice import Costs
 from grampus_uq.stats.ranks import check_level
 
-__all__ = ["FitOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOptions:

@@ -18,8 +18,6 @@ from grampus_uq.stats.fusion import LogisticFusion, is_count
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.reliability import trajectory_ece
 
-__all__ = ["LEAST_OF_EACH", "FittedPSuccess", "can_learn", "fit_p_success", "keep_p_success", "rank_by_one"]
-
 LEAST_OF_EACH = 10
 """Successes, and failures, to learn on, below which a calibration would be noise."""
 

@@ -8,8 +8,6 @@ from typing import Any, Literal
 
 from pydantic import JsonValue
 
-__all__ = ["Part"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:

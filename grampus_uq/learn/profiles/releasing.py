@@ -33,8 +33,6 @@ from grampus_uq.stats.selective import (
     share_threshold,
 )
 
-__all__ = ["BUDGET", "fit_release"]
-
 BoolArray = npt.NDArray[np.bool_]
 NAME = "release"
 BUDGET = 0.05

@@ -17,8 +17,6 @@ from grampus_uq.learn.trajectories import labelled_trajectories
 from grampus_uq.recording.copies import distinct_runs
 from grampus_uq.recording.runs import Paths, Refused
 
-__all__ = ["fit_risk"]
-
 NAME = "tracer"
 
 

@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.store import SessionStore
 
-__all__ = ["open_store"]
-
 _PLUGINS = "grampus_uq.stores"
 _BUILT_IN = {
     "memory": "memory:MemoryStore.opened",

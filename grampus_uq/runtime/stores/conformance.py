@@ -12,8 +12,6 @@ import anyio
 from grampus_uq.errors import SessionConflictError, StoreError
 from grampus_uq.runtime.store import GENESIS, Append, Delete, Drop, Put, SessionStore, link
 
-__all__ = ["check_session_store"]
-
 HOSTILE = ["", "a/b", "%2F", "ключ\u2028\U0001f511", "'; DROP TABLE documents; --", "x" * 500, ":doc:", "*?[a]"]
 HOSTILE.append("\U0010ffff")
 _LONG = 300_000

@@ -14,8 +14,6 @@ from typing import Final
 
 from grampus_uq.errors import ConfigurationError, DataError
 
-__all__ = ["Limits", "stack_files", "write_stack"]
-
 _FILES: Final = Path(__file__).parent / "files"
 
 
