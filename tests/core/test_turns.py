@@ -20,6 +20,9 @@ from grampus_uq.core.turn_evidence import (
     MAX_CALLS,
     MAX_TURNS,
     TurnEvidence,
+    doubt_about,
+    doubt_after,
+    doubts,
     is_proposed,
     least,
     listed,
@@ -31,6 +34,7 @@ from grampus_uq.core.turn_evidence import (
 )
 from grampus_uq.recording.replay import replay_file
 from grampus_uq.recording.writer import RecordingProcessor
+from grampus_uq.records.call_parts import WHOLE_CALL, CallDoubt, CallPart
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import canonical_json
 
@@ -596,3 +600,73 @@ def test_a_digest_of_a_call_is_one_of_its_name_and_its_arguments_in_canonical_js
     written = f"{key}({canonical_json(call.arguments)})".encode("utf-8", "surrogatepass")
     assert listed(step) == (hashlib.sha256(written).hexdigest()[:24],) * MAX_CALLS
     assert proposed(step) == (f"a {key}",) * MAX_CALLS
+
+
+# -- the rules by which a turn's doubts are found and kept, one by one --
+
+
+def doubt(probability: float, call: ToolCall | None = None) -> CallDoubt:
+    """A doubt about this call; about any beyond those that are kept without one."""
+    key = "" if call is None else keys_of(call)[0]
+    return CallDoubt(call=key, probability=probability, part="amount", least=probability)
+
+
+LATE = a_turn("late", more=True, doubts=(doubt(0.2),))
+SURE_B = a_turn("2", B, doubts=(doubt(0.9, B),))
+
+
+@pytest.mark.parametrize(
+    ("turns", "call", "probability"),
+    [
+        # the last of the turns was found to have proposed the call
+        ((a_turn("1", A, doubts=(doubt(0.2, A),)), SURE_B), pay("new"), 0.9),  # it lists one of this name
+        ((a_turn("1", A, doubts=(doubt(0.2, A),)), a_turn("2", LOOK)), pay("new"), 0.2),  # it lists none
+        ((a_turn("1", B, doubts=(doubt(0.9, B), doubt(0.2))),), B, 0.2),  # without arguments: beyond what is kept, too
+        ((a_turn("1", B, doubts=(doubt(0.9, B), doubt(0.2))),), with_arguments("b"), 0.9),
+        ((a_turn("1", A, more=True, doubts=(doubt(0.2, A),)), SURE_B), A, 0.2),
+        ((a_turn("1", more=True, doubts=(doubt(0.2, A),)), SURE_B), with_arguments("q", x=1), 0.2),
+        ((LATE, SURE_B), B, 0.9),  # an open call told by its id
+        ((LATE, SURE_B), pay(), 0.2),
+        ((a_turn("1", B, gone=(doubt(0.1, LOOK), doubt(0.5)), doubts=(doubt(0.9, B),)),), pay("q", "send"), 0.5),
+    ],
+)
+def test_a_call_is_as_doubtful_as_the_least_of_what_may_be_about_it(turns, call, probability):
+    found = doubt_about(turns, turns[-1], call)
+    assert found is not None
+    assert found.probability == probability
+
+
+@pytest.mark.parametrize("tools", [32, 33, 40])
+def test_of_settled_turns_the_least_doubt_of_32_tools_is_kept_and_the_last_stands_for_any_beyond(tools):
+    lost = tuple(doubt(number / 64, pay("c", f"tool{number}")) for number in range(tools))
+    turns = (a_turn("0", called=("x y",), doubts=lost), *[a_turn(str(n), A) for n in range(1, MAX_TURNS)])
+    kept = [replace(one, call=one.call.removeprefix("c")) for one in lost[:MAX_CALLS]]
+    if tools > MAX_CALLS:
+        kept[-1] = replace(kept[-1], call="")
+    assert with_turn(turns, a_turn("n", A))[-1].gone == tuple(kept)
+
+
+def test_what_a_tool_step_says_of_its_call_stays_with_the_turns_that_have_it_and_with_the_latest():
+    turns = (a_turn("1", A), a_turn("2", B), a_turn("3", LOOK, gone=(doubt(0.3, LOOK),)))
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=(A,))
+    part = CallPart(name="amount", probability=0.5, least=0.5)
+    own = [Reading(source="call_probability", value=0.5, parts=(part,))]
+    after, told = doubt_after(turns, turns, turns[0], step, own)
+    assert told == doubt(0.5, A)
+    gone = (doubt(0.3, pay("", "look")), doubt(0.5, pay("")))
+    assert after == (replace(turns[0], doubts=(told,)), turns[1], replace(turns[2], gone=gone))
+    assert doubt_after(turns, turns, turns[0], step, ()) == (turns, None)
+    lower = replace(turns[0], doubts=(doubt(0.1, pay("other")),))
+    assert doubt_after((lower,), (lower,), lower, step, own)[1] == doubt(0.1, A), "under the name of this call"
+
+
+def test_calls_beyond_those_that_are_kept_are_as_sure_as_all_that_was_written():
+    step = Step(step_id="m", kind="llm_call", time_s=0.0, tool_calls=tuple(pay(str(n)) for n in range(33)))
+    parts = tuple(CallPart(call=n, name="amount", probability=0.5, least=0.5) for n in range(32))
+    readings = [
+        Reading(source="call_probability", value=0.5, parts=parts),
+        Reading(source="sequence_probability", value=0.25),
+        Reading(source="verbalized", value=0.0),
+    ]
+    *_, beyond = doubts(step, readings)
+    assert beyond == CallDoubt(call="", probability=0.25, part=WHOLE_CALL, least=0.25)
