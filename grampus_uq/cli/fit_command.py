@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from grampus_uq.cli.argument_types import FiniteRange, OutputFile
-from grampus_uq.cli.fit_whole import detector_json, fit_whole, written_lines
+from grampus_uq.cli.fit_whole import detector_json, fit_whole, guarded_lines, written_lines
 from grampus_uq.cli.printing import as_json_option, counts_line, naming_refused, print_json, progress
 from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.core.policy import UncertaintyPolicy
@@ -23,6 +23,7 @@ from grampus_uq.learn.fit.detector import DetectorFit, LabelNeed, fit_budget, fi
 from grampus_uq.learn.fit.detector_choice import Costs
 from grampus_uq.learn.fit.streams import read_detector_runs
 from grampus_uq.learn.fit.tracer_runs import TracerShare, tracer_and_detector_runs
+from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.learn.profiles import FitOptions
 from grampus_uq.recording.artifacts import FittedFor, InputFile, ProfileArtifact, Provenance, save
 from grampus_uq.recording.runs import beginnings, recording_files
@@ -72,7 +73,7 @@ from grampus_uq.records.vocabulary import UncertaintySource
     multiple=True,
     metavar="NAME",
     callback=lambda _ctx, _param, names: _checked(names),
-    help="Tools whose name holds this are irreversible.",
+    help="Tools whose name holds this are irreversible, beside those that the recordings' monitors held to be so.",
 )
 @click.option("--base", metavar="PROFILE", help="Policy, estimator and propagator that the profile is to have.")
 @click.option(
@@ -158,6 +159,7 @@ def command(
             raise ConfigurationError.of(name, "fit", rule, value)
     streams = streams or (("external",) if table else ("fused",))
     policy = _policy(streams, irreversible)
+    policy = policy if table else guarding_as_recorded(policy, paths)
     _fit_alone(
         paths, output, options, streams, fits_tracer, budget, spread, policy, table=table, force=force, as_json=as_json
     )
@@ -227,7 +229,7 @@ def _fit_alone(
         write = force or not empty
         if write:
             save(artifact, output)
-        _print(fit, output if write else None, artifact.fingerprint, as_json, tracer)
+        _print(fit, output if write else None, artifact, as_json, tracer)
         if empty:
             raise SystemExit(1)
 
@@ -262,8 +264,10 @@ def _fitted_for(paths: tuple[str, ...]) -> FittedFor:
     )
 
 
-def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool, tracer: TracerShare | None) -> None:
-    threshold, report = fit.detector.threshold, fit.report
+def _print(
+    fit: DetectorFit, output: str | None, artifact: ProfileArtifact, as_json: bool, tracer: TracerShare | None
+) -> None:
+    threshold, report, fingerprint = fit.detector.threshold, fit.report, artifact.fingerprint
     if as_json:
         shown: dict[str, Any] = {
             "profile": output,
@@ -285,6 +289,8 @@ def _print(fit: DetectorFit, output: str | None, fingerprint: str, as_json: bool
         if tracer.auroc is not None and tracer.default_auroc is not None:
             validation = f"AUROC on other tasks {tracer.auroc:.3f}, unfitted {tracer.default_auroc:.3f}"
         click.echo(f"TRACER     {tracer.runs} runs, {validation}")
+    for line in guarded_lines(artifact.profile.policy):
+        click.echo(line)
     click.echo(f"promise    {threshold.guarantee}")
     if threshold.shortage:
         click.echo(f"SHORTAGE   {threshold.shortage}")

@@ -100,12 +100,22 @@ def _account(fit: ProfileFit) -> Iterator[str]:
     without_task = f"; {fit.without_task} runs name no task and count as one each" if fit.without_task else ""
     tasks = f"of {fit.tasks} independent tasks{without_task}"
     yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
+    yield from guarded_lines(fit.artifact.profile.policy)
     for part in fit.parts:
         yield from _part_lines(part)
-    yield from _expected(fit)
+    if not fit.empty:
+        yield from _expected(fit)
     if fit.label_next:
         best = ", ".join(fit.label_next[:_SHOWN])
         yield from _wrapped("label next", f"{best}: the likeliest right of those without a label. {_CHOSEN}")
+
+
+def guarded_lines(policy: UncertaintyPolicy) -> Iterator[str]:
+    """The tools that the profile guards by name, whose calls would go out unasked if they were missing."""
+    none = "no tool by name (--irreversible NAME), only those whose effect is declared as irreversible"
+    yield from _wrapped("guarded", _listed(policy.irreversible_tool_names) or none)
+    if policy.always_ask_tool_names:
+        yield from _wrapped("always ask", _listed(policy.always_ask_tool_names))
 
 
 def _part_lines(part: Part) -> Iterator[str]:

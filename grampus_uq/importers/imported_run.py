@@ -128,6 +128,8 @@ def events(
         advisory=profile.advisory,
         metadata={} if run.task_id is None else {"task_id": run.task_id},
         thresholds=profile.policy.thresholds,
+        irreversible_tools=tuple(profile.policy.irreversible_tool_names),
+        always_ask_tools=tuple(profile.policy.always_ask_tool_names),
     )
     for turn in turns(run, start_s=start_s, tool_steps=tool_steps):
         if isinstance(turn, ObservationEvent):

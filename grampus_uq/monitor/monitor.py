@@ -245,6 +245,8 @@ class UncertaintyMonitor:
                     let_through=state.let_through,
                     metadata={**status, **(metadata or {})},
                     thresholds=profile.policy.thresholds,
+                    irreversible_tools=tuple(profile.policy.irreversible_tool_names),
+                    always_ask_tools=tuple(profile.policy.always_ask_tool_names),
                 )
             )
         if snapshot is not None and snapshot.get("profile") not in (None, wiring.fingerprint):

@@ -370,7 +370,7 @@ class Session:
         *,
         principal: str,
         step_id: str | None = None,
-        call: ToolCall | None = None,
+        call: ToolCall | str | Mapping[str, Any] | None = None,
         message: str | None = None,
         acknowledges: bool = True,
     ) -> None:
@@ -379,9 +379,10 @@ class Session:
         An approval ("approve", "edit") that `acknowledges` also means that the level that asked (HIGH or CRITICAL) asks
         no more until the belief has recovered, and a detector's alarm no more until it is re-armed: for steps that can
         be undone. Each irreversible call is asked for by itself, whatever was answered. Any other answer (a rejection,
-        guidance) acknowledges nothing.
+        guidance) acknowledges nothing. `call` is the call that was decided on, as `would_allow` takes it.
         """
         decision = arguments.name(decision, "decision", "record_decision", self._reject)
+        decided = None if call is None else arguments.call(call, "call", "record_decision", self._reject)
         acknowledges = acknowledges and decision in APPROVALS
         with self._lock:
             self._check_place()
@@ -395,8 +396,8 @@ class Session:
                 decision,
                 principal,
                 step_id=step_id,
-                call_id=call.id if call else None,
-                call_digest=call.digest() if call else None,
+                call_id=decided.id if decided else None,
+                call_digest=decided.digest() if decided else None,
                 message=message,
                 acknowledged=level if acknowledges else None,
                 alarm_answered=self._state.alarm is not before.alarm,

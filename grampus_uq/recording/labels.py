@@ -140,7 +140,10 @@ def _append(run: Run, known: Label, by: str, time_s: float) -> OutcomeEvent:
         raise ConfigurationError.of("by", "label", "the name of the person or program that labels", by)
     stop_reason = known.stop_reason or (run.outcome.stop_reason if run.outcome is not None else None)
     if stop_reason is None:
-        reason = f"the end of {run.session_id!r:.100} was never recorded; say how it ended (clean, max_steps, ...)."
+        reason = (
+            f"the end of {run.session_id!r:.100} was never recorded, and only you can know how it ended: label it with "
+            "--stop-reason clean where it ended by itself. `session.finish(Outcome(success=None))` records an end."
+        )
         raise DataError(reason, path=run.path, line=run.line, field="stop_reason")
     outcome = Outcome(success=known.success, stop_reason=stop_reason, labelled_by=by, time_s=time_s, note=known.note)
     event = OutcomeEvent(session_id=run.session_id, agent_id=run.events[0].agent_id, outcome=outcome)

@@ -93,6 +93,8 @@ class SessionStarted:
     `release_probability` is the chance with which a run is drawn to go on where a reversible step would be stopped
     (None: no draw was made), `let_through` whether this one was drawn. `thresholds` are the least confidences of a
     step of low, medium and high uncertainty, in [0, 1]; None in recordings from before they were kept.
+    `irreversible_tools` and `always_ask_tools` are the names that the policy guards: a profile that is fitted on the
+    recording goes on to guard them.
     """
 
     session_id: str
@@ -108,6 +110,8 @@ class SessionStarted:
     let_through: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
     thresholds: Thresholds | None = None
+    irreversible_tools: tuple[str, ...] = ()
+    always_ask_tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

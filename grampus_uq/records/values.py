@@ -349,13 +349,34 @@ _ALL_STEP_FIELDS = set(StepUncertainty.model_fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a run ended: `success` is None while unknown; `stop_reason` says why it ended."""
+    """How a run ended: `success` is None while unknown; `stop_reason`, or its name ("clean"), says why it ended.
+
+    Raises ConfigurationError for a `success` that is neither true, false nor None, and for an unknown stop reason.
+    """
 
     success: bool | None
     stop_reason: StopReason = StopReason.CLEAN
     labelled_by: str | None = None
     time_s: float = 0.0
     note: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "success", _as_success(self.success))
+        object.__setattr__(self, "stop_reason", _as_stop_reason(self.stop_reason))
+
+
+def _as_success(success: object) -> bool | None:
+    if success is None or type(success).__name__ in ("bool", "bool_"):  # numpy's is no subclass
+        return None if success is None else bool(success)
+    raise ConfigurationError.of("success", "Outcome", "True, False, or None while unknown", success)
+
+
+def _as_stop_reason(reason: str) -> StopReason:
+    try:
+        return StopReason(reason)
+    except ValueError:
+        rule = f"one of {', '.join(StopReason)}"
+        raise ConfigurationError.of("stop_reason", "Outcome", rule, reason) from None
 
 
 class AgentDefinition(BaseModel):

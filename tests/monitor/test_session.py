@@ -32,7 +32,7 @@ from grampus_uq.core.state import state_from_json, state_to_json
 from grampus_uq.errors import ConfigurationError, DataError, RateLimitedError
 from grampus_uq.recording import RecordingProcessor, decode, encode
 from grampus_uq.recording.replay import replay, replay_file
-from grampus_uq.records.events import OutcomeEvent, StepEvent
+from grampus_uq.records.events import DecisionEvent, OutcomeEvent, StepEvent
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.scripted_runs import PROMPT, Captured, Use, acts, play, switches, timeless, watch
 
@@ -517,3 +517,24 @@ def test_a_decision_that_acknowledges_nothing_leaves_the_alarm_armed():
     assert session.commit(step(step_id="b"), low).action is UncertaintyAction.PAUSE_FOR_HUMAN
     session.record_decision("approve", principal="ann")
     assert session.commit(step(step_id="c"), low).action is UncertaintyAction.PROCEED_WITH_LOG
+
+
+def test_a_decision_takes_the_call_in_each_form_that_the_question_takes() -> None:
+    class Function:
+        name = "refund"
+        arguments = '{"order": "A1"}'
+
+    class Call:
+        """As a client's library returns it."""
+
+        id = "call-1"
+        type = "function"
+        function = Function()
+
+    captured = Captured()
+    session = UncertaintyMonitor(processors=[captured]).session("s")
+    plain = {"id": "call-1", "type": "function", "function": {"name": "refund", "arguments": '{"order": "A1"}'}}
+    for call in (ToolCall(id="call-1", name="refund", arguments={"order": "A1"}), plain, Call()):
+        session.record_decision("approve", principal="ann", call=call)
+    decided = [(event.call_id, event.call_digest) for event in captured.events if isinstance(event, DecisionEvent)]
+    assert decided == [("call-1", ToolCall(id="call-1", name="refund", arguments={"order": "A1"}).digest())] * 3

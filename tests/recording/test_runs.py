@@ -201,6 +201,7 @@ def test_a_run_without_a_recorded_end_needs_a_stop_reason(tmp_path: Path) -> Non
     with pytest.raises(DataError, match="never recorded") as caught:
         label(tmp_path, Label(session_id="s1", success=True), by="ana")
     assert caught.value.field == "stop_reason"
+    assert "--stop-reason clean" in str(caught.value)
 
 
 def test_labels_refuse_an_unknown_session_a_nameless_labeller_and_a_file_of_several_sessions(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ from grampus_uq import (
     UncertaintyLevel,
     Verdict,
 )
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.events import SessionStarted
 from grampus_uq.records.values import canonical_json, utc
@@ -314,3 +315,19 @@ def test_only_a_clean_end_and_running_out_of_steps_say_nothing_about_the_run(rea
 def test_times_are_utc():
     assert utc(0.0) == datetime(1970, 1, 1, tzinfo=UTC)
     assert utc(1.5).tzinfo is UTC
+
+
+@pytest.mark.parametrize("stop_reason", [*StopReason, *map(str, StopReason)])
+@pytest.mark.parametrize("success", [True, False, None, np.True_, np.False_])
+def test_an_outcome_takes_a_stop_reason_by_its_name_and_is_the_same(success: object, stop_reason: str) -> None:
+    outcome = Outcome(success=success, stop_reason=stop_reason)  # type: ignore[arg-type]
+    assert type(outcome.stop_reason) is StopReason
+    assert outcome.success is (None if success is None else bool(success))
+    adapter = TypeAdapter(Outcome)
+    assert adapter.validate_json(adapter.dump_json(outcome)) == outcome  # warnings are errors
+
+
+@pytest.mark.parametrize("wrong", [{"success": "no"}, {"success": 1}, {"success": True, "stop_reason": "ended"}])
+def test_an_outcome_that_no_reader_could_take_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{list(wrong)[-1]}' parameter of `Outcome`"):
+        Outcome(**wrong)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from grampus_uq.errors import DataError
 from grampus_uq.learn.evaluate.censoring import ASSUMPTIONS, Censoring
 from grampus_uq.learn.evaluate.differences import DifferenceRow, difference_rows
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
+from grampus_uq.learn.evaluate.from_recordings import SELECTED_WHYS
 from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, call_rows, scored_streams, table_rows
 from grampus_uq.learn.evaluate.verdict import Verdict, judge
 from grampus_uq.stats.calibration_watch import WatchStatus
@@ -136,4 +137,11 @@ def _nothing(runs: ForecastRuns) -> str:
             "Watch runs with a monitor; import logs anew, so that what the agent did is counted (grampus-uq runs "
             "import; --embedder adds what TRACER reads); or pass a fitted profile that reads what they have."
         )
-    return f"nothing can be scored ({ends}). Label runs with: grampus-uq runs label."
+    whys = {row.why for row in runs.audit}
+    ways_out = ["Label runs with: grampus-uq runs label."] if not whys or whys - SELECTED_WHYS else []
+    if whys & SELECTED_WHYS:
+        ways_out.append(
+            "A run that was held or decided on does not show what the agent would have come to, whatever its label: "
+            "record with UncertaintyMonitor(advisory=True), which holds nothing."
+        )
+    return f"nothing can be scored ({ends}). {' '.join(ways_out)}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.columns import RunRow, RunRows, is_model_step, read_columns, recorded_rows
-from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility
+from grampus_uq.learn.eligibility import NO_OUTCOME, SELECTED, SUPERSEDED, Eligibility
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, Use, stop_rows
 from grampus_uq.recording.copies import distinct_ids
 from grampus_uq.recording.parallel import Backend
@@ -30,6 +30,8 @@ _WHY = {
     "stopped_by_monitor": "the monitor stopped a step",
     "no_beginning": "let through at random, and its beginning is missing",
 }
+SELECTED_WHYS = frozenset(_WHY[reason] for reason in SELECTED)
+"""Why runs are left out that somebody stopped or decided on: no label makes these worth scoring."""
 
 
 def read_recordings(

@@ -30,6 +30,7 @@ from grampus_uq.learn.columns import looks_at_calls
 from grampus_uq.learn.eligibility import eligibility, traffic_weight
 from grampus_uq.learn.fit.detector import DetectorFit, fit_detector
 from grampus_uq.learn.fit.task_draws import held_out_runs
+from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.learn.profiles.attribution_part import fit_attribution
 from grampus_uq.learn.profiles.cases import worth_labelling
 from grampus_uq.learn.profiles.expected import Counterfactual, counterfactual, rates
@@ -107,9 +108,10 @@ def fit_profile(
 
     Args:
         paths: recordings, or folders of them.
-        base: policy (irreversible tools), estimator and propagator that the profile is to have, TRACER's settings; what
-            it holds that is fitted is replaced, but for its p_success where the labels are too few to learn one, or
-            where the options say so. Of an artifact the runs that served its fit then set no threshold; of a bare
+        base: policy, estimator and propagator that the profile is to have, TRACER's settings. Tools that the
+            recordings' monitors guarded are guarded too (`guarding_as_recorded`). What the base holds that is fitted
+            is replaced, but for its p_success where the labels are too few to learn one, or where the options say so.
+            Of an artifact the runs that served its fit then set no threshold; of a bare
             profile nobody knows them. Default: the guide's.
         options: levels, targets, costs, seed.
         workers, backend: who reads (`parallel.in_order`); the result does not depend on it.
@@ -129,7 +131,8 @@ def fit_profile(
     given = base.profile if isinstance(base, ProfileArtifact) else base or Profile()
     if options.keep_p_success and given.calibration is None:
         raise ConfigurationError.of("keep_p_success", "fit_profile", "given with a base that has a p_success", base)
-    bare = given.model_copy(update={"detector": None, "calibration": None, "release": None})
+    policy = guarding_as_recorded(given.policy, paths)
+    bare = given.model_copy(update={"policy": policy, "detector": None, "calibration": None, "release": None})
     spread: dict[str, Any] = {"workers": workers, "backend": backend, "on_refused": on_refused}
     runs = labelled_runs(paths, bare, task_key=options.task_key, on_runs=on_runs, **spread)
     if runs.recorded == runs.excluded.get(NO_STEP, 0):

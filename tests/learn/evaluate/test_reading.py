@@ -10,7 +10,7 @@ import pytest
 from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.state import Profile
 from grampus_uq.errors import ConfigurationError, DataError
-from grampus_uq.learn.evaluate import ForecastRuns, read_recordings, read_table
+from grampus_uq.learn.evaluate import ForecastRuns, evaluate, read_recordings, read_table
 from grampus_uq.records.events import DecisionEvent
 from grampus_uq.records.vocabulary import StopReason
 from grampus_uq.stats.trajectory_scores import ForecastTraces
@@ -55,6 +55,19 @@ def test_unlabelled_unfinished_empty_and_touched_runs_are_left_out_each_for_its_
         "no step of the model",
         "a human decided on a step",
     }
+
+
+@pytest.mark.parametrize(("decided", "way_out"), [(True, "advisory=True"), (False, "grampus-uq runs label")])
+def test_runs_that_nobody_can_score_are_answered_with_what_would_help(
+    tmp_path: Path, decided: bool, way_out: str
+) -> None:
+    run = events("run", ONE, True if decided else None)
+    decision = DecisionEvent(session_id="run", agent_id="a", decision="approve", principal="ann", time_s=1.0)
+    write(tmp_path / "a.jsonl", [*run, decision] if decided else run)
+    with pytest.raises(DataError) as caught:
+        evaluate(read_recordings(tmp_path), rng=np.random.default_rng(0))
+    offered = [way for way in ("advisory=True", "grampus-uq runs label") if way in str(caught.value)]
+    assert offered == [way_out]
 
 
 def test_steps_of_tools_are_no_steps_of_the_forecast(tmp_path: Path) -> None:

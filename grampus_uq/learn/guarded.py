@@ -1,0 +1,31 @@
+"""A fitted profile guards the tools that the monitors of its recordings guarded, whatever else it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.errors import DataError
+from grampus_uq.recording.runs import Paths, beginnings, recording_files
+from grampus_uq.records.tool_names import refusal_of
+
+
+def guarding_as_recorded(policy: UncertaintyPolicy, paths: Paths) -> UncertaintyPolicy:
+    """The policy with the irreversible and the always asked tools of every recording under `paths` added to its own.
+
+    A profile replaces a monitor's policy whole: one that forgot the names would let their calls go out unasked.
+    Recordings from before the names were kept add none; a file that cannot be read adds what comes before the damage,
+    and whoever reads its runs names it.
+    """
+    irreversible, always = list(policy.irreversible_tool_names), list(policy.always_ask_tool_names)
+    for path in recording_files(paths):
+        with suppress(DataError):
+            for start in beginnings(path):
+                _add(irreversible, start.irreversible_tools)
+                _add(always, start.always_ask_tools)
+    return policy.model_copy(update={"irreversible_tool_names": irreversible, "always_ask_tool_names": always})
+
+
+def _add(names: list[str], more: Iterable[str]) -> None:
+    names.extend(name for name in more if name not in names and refusal_of(name) is None)

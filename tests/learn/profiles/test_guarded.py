@@ -1,0 +1,81 @@
+"""A profile that is fitted on an agent's recordings guards the tools that the agent's monitor guarded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq import Outcome, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.cli import _group
+from grampus_uq.core.policy import UncertaintyPolicy as Policy
+from grampus_uq.learn.guarded import guarding_as_recorded
+from grampus_uq.recording import RecordingProcessor
+from grampus_uq.recording.artifacts import load
+from grampus_uq.testing import top_logprobs
+
+pytest.importorskip("sklearn", reason="fitting needs the extra 'fit', which 'test' brings")
+
+GUARDING = UncertaintyPolicy(irreversible_tool_names=["refund"], always_ask_tool_names=["wire"])
+
+
+async def _record(folder: Path, policy: UncertaintyPolicy, n: int = 24) -> Path:
+    with RecordingProcessor(folder) as recorder:
+        monitor = UncertaintyMonitor(policy=policy, processors=[recorder], advisory=True)
+        for index in range(n):
+            session = monitor.session(f"{folder.name}-{index}", "clerk")
+            call = ToolCall(id="1", name="refund", arguments={"order": "A1"})
+            tokens = [top_logprobs({"x": 0.3 + 0.6 * (index % 7) / 7})]
+            await session.observe_llm_response("I refund.", "t", tool_calls=[call], logprobs=tokens)
+            await session.observe_tool_call(call, "c")
+            session.finish(Outcome(success=index % 3 > 0, labelled_by="ann"))
+    return folder
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("options", [[], ["--stream", "fused", "--false-alarms", "0.3"], ["--budget", "0.3"]])
+async def test_a_profile_guards_what_its_recordings_guarded_without_being_told(
+    tmp_path: Path, options: list[str]
+) -> None:
+    folder, profile = await _record(tmp_path / "runs", GUARDING), tmp_path / "profile.json"
+    result = CliRunner().invoke(_group, ["fit", str(folder), "-o", str(profile), "--force", *options])
+    assert "guarded    refund" in result.output
+    assert "always ask wire" in result.output
+    policy = load(profile).profile.policy
+    assert (policy.irreversible_tool_names, policy.always_ask_tool_names) == (["refund"], ["wire"])
+    for name in ("refund", "wire"):
+        verdict = UncertaintyMonitor(profile=load(profile)).session("new", "clerk").would_allow(ToolCall(name=name))
+        assert not verdict.allowed, (name, verdict)
+
+
+@pytest.mark.anyio
+async def test_a_fit_on_runs_that_guarded_nothing_says_so(tmp_path: Path) -> None:
+    folder = await _record(tmp_path / "runs", UncertaintyPolicy())
+    result = CliRunner().invoke(_group, ["fit", str(folder), "-o", str(tmp_path / "profile.json")])
+    assert "guarded    no tool by name (--irreversible NAME)" in result.output
+
+
+@pytest.mark.anyio
+async def test_names_add_up_over_recordings_and_none_is_lost(tmp_path: Path) -> None:
+    await _record(tmp_path / "runs" / "a", GUARDING, 1)
+    await _record(tmp_path / "runs" / "b", Policy(irreversible_tool_names=["delete", "refund"]), 1)
+    policy = guarding_as_recorded(Policy(irreversible_tool_names=["deploy"]), tmp_path / "runs")
+    assert sorted(policy.irreversible_tool_names) == ["delete", "deploy", "refund"]
+    assert policy.always_ask_tool_names == ["wire"]
+
+
+@pytest.mark.anyio
+async def test_a_name_that_matches_no_tool_is_not_taken_from_a_recording(tmp_path: Path) -> None:
+    folder = await _record(tmp_path / "runs", GUARDING, 1)
+    (path,) = folder.glob("*.jsonl")
+    path.write_text(path.read_text().replace('"irreversible_tools":["refund"]', '"irreversible_tools":["", "refund"]'))
+    assert guarding_as_recorded(Policy(), folder).irreversible_tool_names == ["refund"]
+
+
+@pytest.mark.anyio
+async def test_a_damaged_file_beside_them_takes_no_guard_away(tmp_path: Path) -> None:
+    folder = await _record(tmp_path / "runs", GUARDING, 1)
+    (folder / "a.parquet").write_bytes(b"no parquet")
+    (folder / "b.jsonl").symlink_to("nowhere")
+    assert guarding_as_recorded(Policy(), folder).irreversible_tool_names == ["refund"]
