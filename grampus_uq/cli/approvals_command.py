@@ -302,4 +302,4 @@ def _decide(
         "when the session is resumed."
     )
     if before:
-        click.echo(f"Decided before, and first if it holds: {_stands(before)}.")
+        click.echo(f"An earlier decision comes first if it is valid: {_stands(before)}.")

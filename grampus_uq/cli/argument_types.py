@@ -38,7 +38,7 @@ class OutputFile(click.ParamType):  # type: ignore[type-arg]  # generic in newer
             if "\0" in value:
                 raise ValueError(value)
             if not value or path.is_dir() or (path.exists() and not path.is_file()):
-                raise DataError("cannot be written: it is no file.", path=value)
+                raise DataError("cannot be written: it is not a file.", path=value)
             _try(path.parent)
         except (OSError, ValueError) as error:
             raise _unwritable(value, error) from error

@@ -90,7 +90,7 @@ def label(run_id: str, outcome: str, url: str, as_json: bool, check: bool) -> No
 
     found = with_store(url, lambda store: label_run(store, run_id, outcome == "success"))
     if not found:
-        raise DataError(f"no watch in this store knows a run {run_id!r:.100}; it is told when the run has finished.")
+        raise DataError(f"no watch in this store has counted a run {run_id!r:.100}; a run counts when it has finished.")
     _report(found, as_json, check)
 
 

@@ -64,7 +64,7 @@ def command(
     else:
         click.echo(f"Ordered {what} to stop. Running then: {reached}; standing now: {acknowledged}.")
     if not reached and resumable:
-        click.echo("The session does not run now: the order holds for whoever resumes it.", err=True)
+        click.echo("The session is not running: the order applies when it is resumed.", err=True)
     elif not reached:
         raise click.ClickException("Nothing was stopped: no session of this store was running.")
     elif acknowledged < reached:

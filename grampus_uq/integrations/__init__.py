@@ -1,0 +1,1 @@
+"""Adapters to agent frameworks, one module each; import the one whose framework is installed."""

@@ -39,7 +39,7 @@ def resume(state: StateSnapshot, decisions: Sequence[ApprovalDecision]) -> Comma
     """
     ours = _ours(state)
     if not ours:
-        raise ApprovalError("Nothing of the guard's waits in this thread: the decisions are stale, or were taken.")
+        raise ApprovalError("No request of the guard is pending in this thread: the decisions are stale or were used.")
     known = {request["id"]: one.id for one in ours for request in one.value["requests"]}
     answers: dict[str, list[Any]] = {}
     for decision in decisions:

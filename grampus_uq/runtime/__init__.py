@@ -1,4 +1,4 @@
-"""None"""
+"""Running agents: the runner, stores, graphs with waiting nodes, audit, rollback, and the watch over a guarantee."""
 
 from lazy_loader import attach_stub
 

@@ -216,7 +216,7 @@ class Graph:
             if len(checkpoint.finished) >= self._max_visits:
                 raise SessionError(
                     f"Graph {checkpoint._key!r:.80} ran {len(checkpoint.finished)} nodes without ending. If that is no "
-                    "endless loop, restore it with a graph of a larger `max_visits`: it goes on where it stands."
+                    "endless loop, restore it with a graph of a larger `max_visits`: it continues where it stopped."
                 )
             await self._round(checkpoint)
 

@@ -253,7 +253,7 @@ async def _take(
             return statuses, True
         except SessionConflictError:  # another worker was first: look again at what it wrote
             await anyio.sleep(min(0.001 * attempt, 0.05))
-    raise StoreError(f"The watch could not take run {run.run_id!r:.80}: {_TRIES} times another worker was first.")
+    raise StoreError(f"The watch could not take run {run.run_id!r:.80}: another worker was first {_TRIES} times.")
 
 
 async def _remember(

@@ -35,7 +35,7 @@ def session_key(agent_id: str, session_id: str) -> str:
     try:
         return session_place(agent_id, session_id, errors="strict")
     except UnicodeEncodeError as error:
-        rule = "texts that a store can hold, without half characters"
+        rule = "text without lone surrogates"
         raise ConfigurationError.of(
             "agent_id and session_id", "session", rule, ascii((agent_id, session_id))
         ) from error
@@ -171,7 +171,9 @@ class Ledger:
                 try:
                     state, left = self.head(document)
                 except StoreError as error:
-                    _log.warning("session %s is left out of what waits: %s", document.key, type(error).__name__)
+                    _log.warning(
+                        "session %s is left out of the pending requests: %s", document.key, type(error).__name__
+                    )
                     continue
                 requests = state.pending()
                 if state.status is AgentStatus.WAITING_FOR_HUMAN or (requests and not left):
@@ -212,8 +214,8 @@ class Ledger:
             if request.id.startswith(request_id) and request.child_session is None
         ]
         if len(matches) != 1:
-            what = "No request" if not matches else f"{len(matches)} requests"
-            raise SessionError(f"{what} that waits has an id beginning with {request_id!r:.40}.")
+            what = "No pending request has" if not matches else f"{len(matches)} pending requests have"
+            raise SessionError(f"{what} an id beginning with {request_id!r:.40}.")
         pending, request = matches[0]
         state, _ = await self.known(pending.agent_id, pending.session_id)
         return state, request

@@ -345,7 +345,7 @@ def _storable(state: AgentState) -> None:
     try:
         AgentState.model_validate_json(state.model_dump_json())
     except (ValueError, RecursionError) as error:
-        rule = "texts and JSON values that a store can hold: no half characters, at most 100 levels deep"
+        rule = "text and JSON values without lone surrogates, at most 100 levels deep"
         what = f"{type(error).__name__}: {str(error)[:150]}"
         raise ConfigurationError.of("messages and metadata", "AgentRunner.run", rule, what) from error
 

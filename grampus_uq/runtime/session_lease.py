@@ -115,7 +115,7 @@ class SessionLease:
             except StoreError:
                 if attempt > 0:
                     raise
-        raise StoreError("The session could not be written: earlier writes of its own came in between again and again.")
+        raise StoreError("The session could not be written: its own earlier writes kept arriving first.")
 
     async def _was_made(self) -> bool:
         """True when the store holds this very save; SessionConflictError when it holds what another worker wrote."""

@@ -65,7 +65,7 @@ def test_a_label_given_later_counts_from_the_recording_or_by_hand(made: Path, tm
     assert (
         shown("calibration", "label", "later9", "success", "--store", store)[0]["n_runs"] == 0
     )  # a stop at the budget
-    with pytest.raises(GrampusError, match="no watch in this store knows"):
+    with pytest.raises(GrampusError, match="no watch in this store has counted"):
         cli("calibration", "label", "nobody", "success", "--store", store)
     run = find_run(made / "b", "later1")
     text = Path(run.path).read_text().replace('"success":true', '"success":null')

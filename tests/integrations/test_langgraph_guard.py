@@ -198,7 +198,7 @@ def test_an_expired_request_is_asked_anew() -> None:
 def test_nothing_waits_is_an_error_of_its_own() -> None:
     world = World((0.95, AIMessage("Done.")))
     world.run()
-    with pytest.raises(ApprovalError, match="Nothing of the guard's waits"):
+    with pytest.raises(ApprovalError, match="No request of the guard is pending"):
         resume(world.state, [])
 
 

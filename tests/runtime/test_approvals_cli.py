@@ -147,7 +147,7 @@ def test_after_an_approval_the_request_is_listed_as_decided_until_the_runner_tak
     desk.cli("approve", desk.request.id, "--as", "ann")
     assert "decided, unchecked: approve by ann" in desk.cli("list").output
     again = desk.cli("reject", desk.request.id, "--as", "bob")
-    assert "Decided before, and first if it holds: decided, unchecked: approve by ann." in again.output
+    assert "An earlier decision comes first if it is valid: decided, unchecked: approve by ann." in again.output
     assert desk.resume().status is AgentStatus.COMPLETED
     assert desk.world.sent == [("bob", "hi")]
     assert desk.cli("list").output == "Nothing waits for a human.\n"

@@ -50,7 +50,7 @@ def cli(*arguments: str, key: str = KEY) -> subprocess.CompletedProcess[str]:
     return process("-m", "grampus_uq.cli", *arguments, key=key)
 
 
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
+@pytest.fixture(params=["sqlite", *(pytest.param(name, marks=pytest.mark.slow) for name in ("postgres", "redis"))])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'sessions.db'}"
@@ -70,7 +70,7 @@ def test_pause_approve_by_command_line_and_resume_in_three_processes(url: str) -
     assert worker("resume", url, session) == "completed [('bob', 'hi')] 4"
     again = cli("approvals", "approve", request["id"], "--store", url, "--as", "ann")
     assert again.returncode == 1
-    assert "No request that waits" in again.stderr
+    assert "No pending request" in again.stderr
 
 
 def test_edits_and_rejections_by_command_line(tmp_path: Path) -> None:

@@ -511,6 +511,7 @@ async def test_a_transcript_that_somebody_changed_is_not_taken_for_the_sessions_
     await store.aclose()
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 async def test_a_thousand_sessions_that_wait_for_orders_ask_the_store_as_often_as_one_and_all_hear_of_an_order() -> (
     None
 ):

@@ -250,6 +250,7 @@ async def test_a_run_that_an_earlier_release_stored_is_read_and_evidence_that_is
             assert '"counted":{"-inf":["all_runs"]}' in stored.body
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 async def test_endless_conflicts_end_in_a_store_error() -> None:
     class Busy(MemoryStore):
         async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:

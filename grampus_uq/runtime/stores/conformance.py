@@ -50,9 +50,7 @@ async def check_session_store(
         await _racing_readers(stores)
         await _reopens(stores[0])
     except SessionConflictError as error:
-        raise AssertionError(
-            f"A session store must hold this: no conflict without another writer. ({error})"
-        ) from error
+        raise AssertionError(f"The store breaks this rule: no conflict without another writer. ({error})") from error
     finally:
         for store in stores:
             await store.aclose()
@@ -60,7 +58,7 @@ async def check_session_store(
 
 def _holds(condition: bool, sentence: str) -> None:
     if not condition:
-        raise AssertionError(f"A session store must hold this: {sentence}")
+        raise AssertionError(f"The store breaks this rule: {sentence}")
 
 
 async def _conflicts(work: Awaitable[object]) -> bool:

@@ -22,7 +22,7 @@ class MemoryStore(SessionStore):
     def opened(cls, url: str, *, create: bool = True) -> MemoryStore:
         """A new one; with `create=False` a StoreError, since no other process's memory can be meant."""
         if not create:
-            raise StoreError("A store in memory is another one in every process: there is none to be looked into.")
+            raise StoreError("A store in memory belongs to one process: there is no existing one to open.")
         return cls()
 
     def _now(self) -> float:
