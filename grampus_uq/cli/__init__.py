@@ -12,6 +12,7 @@ from typing import Final
 
 import click
 
+from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.errors import ConfigurationError, GrampusError
 
 _COMMANDS: Final = (
@@ -35,7 +36,7 @@ _RENAMED: Final = {"export": "send", "watch": "calibration"}
 _FOUND, _USAGE, _INTERRUPTED = 1, 2, 130
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(SummarisedGroup):
     """Imports a command's module only when that command is asked for, so that `--help` stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -58,7 +59,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="grampus-uq")
 def _group() -> None:
     """Watch a language-model agent, and pause it before it does harm.

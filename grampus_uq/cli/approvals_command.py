@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.plain_text import arguments_in_short, legend, plain, short, whole_arguments
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import store_option, with_store
@@ -42,7 +43,7 @@ def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@click.group()
+@click.group(cls=SummarisedGroup)
 def command() -> None:
     """List, show and decide pending approvals.
 

@@ -73,3 +73,13 @@ def _unwritable(value: str, error: Exception) -> DataError:
         return error
     reason = error.strerror if isinstance(error, OSError) else "it is no path"
     return DataError(f"cannot be written: {reason}.", path=os.fspath(value))
+
+
+class SummarisedGroup(click.Group):
+    """A group whose help shows the first sentence of each command whole; click cuts it after 45 characters."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write a line or two for each command."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit=400)) for name, command in found if command])

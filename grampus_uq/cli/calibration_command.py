@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.printing import as_json_option, print_json, refuse_none
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, DataError
@@ -18,7 +19,7 @@ from grampus_uq.stats.calibration_watch import WatchStatus
 _check = click.option("--check", is_flag=True, help="Exit with status 1 when one no longer holds, or none is watched.")
 
 
-@click.group()
+@click.group(cls=SummarisedGroup)
 def command() -> None:
     """Watch whether a fitted detector's calibration still describes the runs that come in.
 

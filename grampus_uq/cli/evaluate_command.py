@@ -41,6 +41,7 @@ _COLUMNS = ("stream", "runs", "skipped", "tps_log", "tps_brier", "auroc", "aurc"
 @click.option("--draws", type=click.IntRange(min=2), default=2000, show_default=True, help="Bootstrap resamples.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the bootstrap.")
 @click.option("--watch", "store", metavar="STORE", help="Also say how the watches in this session store stand.")
+@click.option("--all", "every_row", is_flag=True, help="Every row: each stream raw, recalibrated and by each summary.")
 @spreading
 @as_json_option
 @click.option("--output", "-o", type=OutputFile(), metavar="REPORT.html", help="Also write the report with charts.")
@@ -52,15 +53,17 @@ def command(
     draws: int,
     seed: int,
     store: str | None,
+    every_row: bool,
     workers: int | None,
     backend: str,
     as_json: bool,
     output: str | None,
 ) -> None:
-    """Score every confidence stream of labelled runs by the Trajectory Proper Score.
+    """Say which signal tells good runs from bad ones, and what holding calls by it would have gained.
 
-    RUNS are recordings, packed ones too, or folders of them, or one table of step-wise verifier scores (CSV, gzipped
-    CSV or Parquet).
+    RUNS are labelled recordings, packed ones too, or folders of them, or one table of step-wise verifier scores (CSV,
+    gzipped CSV or Parquet). The best dozen signals are shown; the Trajectory Proper Score and the rest with --all, in
+    the report and in --json.
     """
     import numpy as np
 
@@ -83,7 +86,7 @@ def command(
         if as_json:
             print_json(found.to_json())
             return
-        _print(found)
+        _print(found, every_row)
         if output is not None:
             say_beside(f"The report is in {output}.")
 
@@ -158,7 +161,7 @@ def _probability(text: str | None, path: str, line: int) -> float:
     return value
 
 
-def _print(found: Evaluation) -> None:
+def _print(found: Evaluation, every_row: bool) -> None:
     say_beside(one_line(" ".join(found.verdict.sentences)))
     for row in found.audit:
         say_beside(f"{row.runs} runs, {row.stop_reason}: {row.use} ({row.why})")
@@ -168,7 +171,15 @@ def _print(found: Evaluation) -> None:
         click.echo(f"warning: {warning}", err=True)
     for status in found.watch:
         say_beside(f"calibration {status.detector[:12]}, {status.variant.value}: {status.sentence}")
-    print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
+    if every_row:
+        print_table(_COLUMNS, ([*_shown(row)] for row in found.table))
+        return
+    from grampus_uq.learn.evaluate.evaluation_report import SHOWN_SIGNALS, SIGNAL_COLUMNS, signal_rows
+
+    rows = signal_rows(found)
+    print_table(SIGNAL_COLUMNS, rows[:SHOWN_SIGNALS])
+    others = f"{len(rows) - SHOWN_SIGNALS} more signals, and " if len(rows) > SHOWN_SIGNALS else ""
+    say_beside(f"auroc: how often a good run ranks above a bad one, 0.5 is a coin. {others}every score: --all")
 
 
 def _shown(row: Any) -> list[Any]:

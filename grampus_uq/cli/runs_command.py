@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from grampus_uq.cli.argument_types import OutputFile
+from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
 from grampus_uq.cli.import_command import import_, pack_, replay_
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import (
@@ -55,10 +55,11 @@ from grampus_uq.records.values import utc
 from grampus_uq.records.vocabulary import StopReason, in_words
 
 _paths = click.argument("paths", nargs=-1, required=True, metavar="FOLDER...")
+_SHOWN_READINGS: Final = 3  # in a column of a terminal; elsewhere every one
 _FORMS: Final[dict[str, TableForm]] = {"jsonl": "jsonl", "csv": "csv", "parquet": "parquet"}
 
 
-@click.group(name="runs", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(name="runs", cls=SummarisedGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
     """List, show, label, check, import, pack and replay recorded runs, or write them as a table.
 
@@ -104,13 +105,17 @@ def _list_row(summary: dict[str, Any]) -> list[Any]:
     started = summary["started_s"]
     return [
         summary["session_id"],
-        None if started is None else utc(started).isoformat(sep=" ", timespec="seconds"),
+        None if started is None else _time(started),
         summary["steps"],
         summary["pauses"],
         *("-" if summary[name] is None else summary[name] for name in ("least_confidence", "last_confidence")),
         outcome_in_words(summary["success"], summary["stop_reason"], summary["labelled_by"]),
         summary["path"],
     ]
+
+
+def _time(seconds: float) -> str:
+    return utc(seconds).isoformat(sep=" ", timespec="seconds")
 
 
 @command.command()
@@ -147,9 +152,11 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
             del event["content"]  # the line in the file says how much was kept
         print_json({"summary": summary, "events": events})
         return
+    if summary["started_s"] is not None:
+        summary["started_s"] = _time(summary["started_s"])
     for name, value in summary.items():
         if value not in (None, ""):
-            say_beside(f"{name + ':':<21}{one_line(value)}")
+            say_beside(f"{name.removesuffix('_s') + ':':<21}{one_line(value)}{' s' * (name == 'duration_s')}")
     thresholds, lowest = thresholds_of(run), lowest_reading(run)
     if thresholds is not None:
         say_beside(f"{'thresholds:':<21}{thresholds_in_words(thresholds)}")
@@ -158,10 +165,12 @@ def _show(run: Run, as_json: bool, text: bool) -> None:
     say_beside("")
     columns = [field.name for field in dataclasses.fields(EventRow)]
     print_table(columns if text else columns[:-1], (_event_cells(event, text) for event in run.events))
+    if sys.stdout.isatty():
+        click.echo("As a picture: -o run.html. What was said: --text, as far as it was recorded.")
 
 
 def _event_cells(event: Event, text: bool) -> list[Any]:
-    row = event_row(event)
+    row = event_row(event, most=_SHOWN_READINGS if sys.stdout.isatty() else None)
     cells = [getattr(row, field.name) for field in dataclasses.fields(EventRow)]
     if isinstance(event, StepEvent) and row.confidence is None:
         cells[2] = "-"

@@ -32,6 +32,7 @@ from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.core.turn_evidence import Turns, placed, text_key
 from grampus_uq.errors import DataError
 from grampus_uq.learn.eligibility import NO_OUTCOME, SUPERSEDED, Eligibility, eligibility
+from grampus_uq.learn.guarded import guarding_also
 from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.parts import over_parts
 from grampus_uq.recording.runs import Paths, Refused, Run, refuse_to
@@ -189,12 +190,14 @@ def recorded_rows(
     """Every step of the model of a run, eligible or not; with `streams`, only these.
 
     With a `profile` the recorded readings are fused, propagated and calibrated anew, as that profile would; without,
-    the assessments are those recorded.
+    the assessments are those recorded, and the tools that its monitor guarded by name are the irreversible ones.
     """
     rows: list[Mapping[str, float]] = []
     calls: list[int] = []
     places: dict[str, int] = {}
     policy = (profile or Profile()).policy
+    if profile is None and run.start is not None:
+        policy = guarding_also(policy, run.start)
     for event, assessment, turns in _assessed(run, profile):
         step = event.step
         if is_model_step(event):

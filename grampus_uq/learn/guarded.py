@@ -8,6 +8,7 @@ from contextlib import suppress
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import DataError
 from grampus_uq.recording.runs import Paths, beginnings, recording_files
+from grampus_uq.records.events import SessionStarted
 from grampus_uq.records.tool_names import refusal_of
 
 
@@ -18,14 +19,22 @@ def guarding_as_recorded(policy: UncertaintyPolicy, paths: Paths) -> Uncertainty
     Recordings from before the names were kept add none; a file that cannot be read adds what comes before the damage,
     and whoever reads its runs names it.
     """
-    irreversible, always = list(policy.irreversible_tool_names), list(policy.always_ask_tool_names)
     for path in recording_files(paths):
         with suppress(DataError):
             for start in beginnings(path):
-                _add(irreversible, start.irreversible_tools)
-                _add(always, start.always_ask_tools)
+                policy = guarding_also(policy, start)
+    return policy
+
+
+def guarding_also(policy: UncertaintyPolicy, start: SessionStarted) -> UncertaintyPolicy:
+    """The policy with the tools added that one session's policy guarded; a name that matches nothing is left out."""
+    irreversible, always = list(policy.irreversible_tool_names), list(policy.always_ask_tool_names)
+    if not (_add(irreversible, start.irreversible_tools) | _add(always, start.always_ask_tools)):
+        return policy
     return policy.model_copy(update={"irreversible_tool_names": irreversible, "always_ask_tool_names": always})
 
 
-def _add(names: list[str], more: Iterable[str]) -> None:
-    names.extend(name for name in more if name not in names and refusal_of(name) is None)
+def _add(names: list[str], more: Iterable[str]) -> bool:
+    new = [name for name in dict.fromkeys(more) if name not in names and refusal_of(name) is None]
+    names.extend(new)
+    return bool(new)

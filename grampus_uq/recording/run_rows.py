@@ -37,10 +37,10 @@ class EventRow:
     text: str = ""
 
 
-def event_row(event: Event) -> EventRow:
-    """Say what one event was."""
+def event_row(event: Event, *, most: int | None = None) -> EventRow:
+    """Say what one event was; of a step's readings the `most` lowest, None: all."""
     if isinstance(event, StepEvent):
-        return _step_row(event)
+        return _step_row(event, most)
     if isinstance(event, ObservationEvent):
         what = event.kind.replace("_", " ") + (" (error)" if event.is_error else "")
         return EventRow(event=what, why=event.call_id or "", text=event.text)
@@ -59,7 +59,7 @@ def event_row(event: Event) -> EventRow:
     return EventRow(event="resumed" if event.resumed else "began", action=advisory, text=event.model)
 
 
-def _step_row(event: StepEvent) -> EventRow:
+def _step_row(event: StepEvent, most: int | None) -> EventRow:
     assessment = event.assessment
     calls = ", ".join(call.name for call in event.step.tool_calls)
     action = assessment.action.value
@@ -71,16 +71,17 @@ def _step_row(event: StepEvent) -> EventRow:
         confidence=assessment.believed,
         level=assessment.level.value,
         action=action,
-        readings=readings_in_words(event.readings),
-        why=assessment.reasoning or assessment.missing_reason or "",
+        readings=readings_in_words(event.readings, most=most),
+        why=assessment.reasoning or ("" if event.readings else assessment.missing_reason or ""),
         text=event.step.judged_text(),
     )
 
 
-def readings_in_words(readings: Sequence[Reading]) -> str:
+def readings_in_words(readings: Sequence[Reading], *, most: int | None = None) -> str:
     """Every reading with its value, the lowest first and marked where there are several; then those that failed.
 
-    Counts of what the agent did (`count_...`) are left out, and readings that were not due.
+    With `most` so many of the lowest, and how many more there are. Counts of what the agent did (`count_...`) are left
+    out, and readings that were not due.
 
     >>> readings_in_words([Reading(source="verbalized", value=0.9), Reading(source="p_true", value=0.4)])
     'P(True) 0.40 (lowest), stated confidence 0.90'
@@ -89,6 +90,8 @@ def readings_in_words(readings: Sequence[Reading]) -> str:
     said = [f"{in_words(source)} {value:.2f}" for source, value in known]
     if len(said) > 1:
         said[0] += " (lowest)"
+    if most is not None and len(said) > most:
+        said[most:] = [f"{len(said) - most} higher ones"]
     failed = [f"no {in_words(r.source)}: {r.reason}" for r in readings if r.value is None and r.reason not in NOT_DUE]
     return ", ".join([*said, *failed])
 
@@ -113,13 +116,13 @@ def thresholds_of(run: Run) -> Thresholds | None:
 
 
 def thresholds_in_words(thresholds: Thresholds) -> str:
-    """Say from which confidence on a level begins.
+    """Say from which confidence on a level of uncertainty begins.
 
     >>> thresholds_in_words((0.8, 0.6, 0.4))
-    'low from 0.80, medium from 0.60, high from 0.40, critical below'
+    'uncertainty is low from 0.80, medium from 0.60, high from 0.40, critical below'
     """
     levels = zip(("low", "medium", "high"), thresholds, strict=True)
-    return ", ".join([*(f"{level} from {value:.2f}" for level, value in levels), "critical below"])
+    return "uncertainty is " + ", ".join([*(f"{level} from {value:.2f}" for level, value in levels), "critical below"])
 
 
 def outcome_in_words(success: bool | None, stop_reason: str | None, labelled_by: str | None) -> str:

@@ -6,11 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from grampus_uq import Reading
 from grampus_uq.recording import encode
+from grampus_uq.records.events import StepEvent
+from tests.learn.evaluate.recorded import many, write
 from tests.recording.events import session
 
 pty = pytest.importorskip("pty", reason="this system has no pseudo-terminals")
@@ -54,6 +59,41 @@ def test_no_line_is_wider_than_the_terminal_and_every_name_is_whole_when_its_lin
     assert "a-session-with-a-name-that-is-much-too-long-for-a-narrow-column" in first
     assert "stated confidence 0.25" in " ".join(shown.split())
     assert "\t" not in listed
+
+
+def test_a_step_of_many_readings_shows_the_lowest_on_a_terminal_and_every_one_in_a_pipe(tmp_path: Path) -> None:
+    readings = [Reading(source=f"own_{n}", value=0.1 * n + 0.17) for n in range(6)]
+    events = [replace(e, readings=tuple(readings)) if isinstance(e, StepEvent) else e for e in session("s2")]
+    (tmp_path / "s2.jsonl").write_bytes(b"".join(map(encode, events)))
+    shown = " ".join(on_a_terminal("runs", "show", str(tmp_path), "s2").split())
+    assert "0.17" in shown
+    assert "higher" in shown
+    assert "0.67" not in shown
+    command = [sys.executable, "-m", "grampus_uq.cli", "runs", "show", str(tmp_path), "s2"]
+    assert "own 5 0.67" in subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_evaluate_shows_a_row_a_signal_and_with_all_every_score(tmp_path: Path) -> None:
+    write(tmp_path / "runs.jsonl", *many(50, np.random.default_rng(0)))
+    command = [sys.executable, "-m", "grampus_uq.cli", "evaluate", str(tmp_path), "--draws", "20"]
+    short, whole = (
+        subprocess.run([*command, *more], capture_output=True, text=True, timeout=120, check=True)
+        for more in ([], ["--all"])
+    )
+    rows = [line.split("\t") for line in short.stdout.splitlines()]
+    assert rows[0] == ["signal", "runs", "skipped", "auroc", "auroc_at_the_call", "gain", "t_ece"]
+    assert {row[0] for row in rows[1:]} >= {"verbalized", "p_true", "fused"}
+    assert len(rows) <= 13
+    assert short.stderr.count("every score: --all") == 1
+    assert "verbalized, recalibrated: min" in whole.stdout
+    assert len(whole.stdout.splitlines()) > 2 * len(rows)
+
+
+def test_help_shows_what_a_command_does_in_a_whole_sentence() -> None:
+    for group in ([], ["runs"], ["approvals"], ["calibration"]):
+        command = [sys.executable, "-m", "grampus_uq.cli", *group, "--help"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        assert "..." not in shown.partition("Commands:")[2]
 
 
 def test_in_a_pipe_each_row_is_a_line_and_nothing_else_is_on_standard_output(folder: Path) -> None:

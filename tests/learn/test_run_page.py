@@ -66,7 +66,7 @@ def test_it_draws_every_step_marks_what_was_held_and_says_why_and_under_which_th
     assert (page.count("circle", "turn"), page.count("path", "stop"), page.count("polyline", "limit")) == (3, 1, 3)
     assert page.count("li", "in") == 2, "once among what was held, once among everything"
     for said in (
-        "low from 0.80, medium from 0.60, high from 0.40, critical below",
+        "uncertainty is low from 0.80, medium from 0.60, high from 0.40, critical below",
         "stated confidence 0.10 at step 1",
         "stated confidence 0.10, no P(True): timeout",
         "I book the flight.",

@@ -57,7 +57,9 @@ def test_show_gives_every_event_in_order_and_text_only_when_asked(tmp_path: Path
         *["llm_call book", "tool result"] * 3,
         "outcome",
     ]
-    assert "thresholds:          low from 0.80, medium from 0.60, high from 0.40, critical below" in ran.err
+    assert (
+        "thresholds:          uncertainty is low from 0.80, medium from 0.60, high from 0.40, critical below" in ran.err
+    )
     assert "lowest_reading:      stated confidence 0.25 at step 0" in ran.err
     assert shown.count("\tstated confidence 0.25, no P(True): timeout\t") == 3
     assert "I book the flight" in run("show", tmp_path, "s1", "--text").out

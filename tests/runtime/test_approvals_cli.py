@@ -100,7 +100,7 @@ def test_show_says_what_was_read_what_is_lowest_and_from_where_each_level_begins
         "why        irreversible call: confidence 0.76, needs 0.80; lowest: P(True) 0.62; no confidence stated" in shown
     )
     assert "read       P(True) 0.62" in shown
-    assert "thresholds low from 0.80, medium from 0.60, high from 0.40, critical below" in shown
+    assert "thresholds uncertainty is low from 0.80, medium from 0.60, high from 0.40, critical below" in shown
 
 
 def test_a_word_of_another_script_stays_readable() -> None:

@@ -116,13 +116,17 @@ def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censor
     total = sum(row.runs for row in runs.audit)
     if 4 * left_out > total:
         found.append(f"{left_out} of {total} runs are left out: the rest may not stand for all.")
+    faults: dict[str, list[str]] = {}
     for stream in streams:
         if stream.missing:
-            found.append(f"{stream.name}: {stream.missing} runs skipped, a forecast is missing at some step.")
+            skipped = f"{stream.missing} runs skipped, a forecast is missing at some step."
+            faults.setdefault(skipped, []).append(stream.name)
         if len(stream.raw) and stream.platt is None:
-            found.append(f"{stream.name}: too few runs for cross-fitted recalibration.")
+            faults.setdefault("too few runs for cross-fitted recalibration.", []).append(stream.name)
         elif stream.flat:
-            found.append(f"{stream.name}: recalibration found no usable signal and answers the base rate.")
+            flat = "recalibration found no usable signal and answers the base rate."
+            faults.setdefault(flat, []).append(stream.name)
+    found.extend(f"{', '.join(names)}: {fault}" for fault, names in faults.items())
     if streams and streams[0].unresolved and censoring.mode == "exact":
         found.append(f"{streams[0].unresolved} censored runs have no q and are left out.")
     return found

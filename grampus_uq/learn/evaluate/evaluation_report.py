@@ -16,7 +16,8 @@ from grampus_uq.learn.pages import printable, render_page
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
 _Row = list[str | int | float | None]
-_SHOWN_SIGNALS, _SHOWN_LINES = 12, 3
+SHOWN_SIGNALS, _SHOWN_LINES = 12, 3
+SIGNAL_COLUMNS = ("signal", "runs", "skipped", "auroc", "auroc_at_the_call", "gain", "t_ece")
 
 
 def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None = None) -> str:
@@ -30,7 +31,7 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
     streams = [stream for stream in evaluation.streams if len(stream.raw)]
     by_name = {stream.name: stream for stream in streams}
     best = [by_name[row.name] for row in evaluation.verdict.rows[:_SHOWN_LINES]]
-    signals = _signal_rows(evaluation)
+    signals = signal_rows(evaluation)
     return render_page(
         "evaluation.html",
         found=evaluation,
@@ -39,8 +40,8 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M %Z").strip(),
         scored=sum(row.runs for row in evaluation.audit if row.use == "scored"),
         watch=_watch_rows(evaluation),
-        signals=signals[:_SHOWN_SIGNALS],
-        other_signals=signals[_SHOWN_SIGNALS:],
+        signals=signals[:SHOWN_SIGNALS],
+        other_signals=signals[SHOWN_SIGNALS:],
         holding=holding_chart(best),
         best=reliability_chart(best[0]),
         best_name=best[0].name,
@@ -59,8 +60,11 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
     )
 
 
-def _signal_rows(evaluation: Evaluation) -> list[_Row]:
-    """A row a signal, the best first: how it ranks, what it is worth recalibrated beside its base rate, how far off."""
+def signal_rows(evaluation: Evaluation) -> list[_Row]:
+    """A row of `SIGNAL_COLUMNS` a signal, the best first.
+
+    How it ranks, what it is worth recalibrated beside its base rate (`gain`, in log score), how far off it is raw.
+    """
     found: dict[tuple[str, bool], TableRow] = {}
     base: dict[int, float | None] = {}
     for row in evaluation.table:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from grampus_uq import Outcome, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.cli import _group
 from grampus_uq.core.policy import UncertaintyPolicy as Policy
+from grampus_uq.learn.evaluate import read_recordings
 from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.recording.artifacts import load
@@ -79,3 +80,12 @@ async def test_a_damaged_file_beside_them_takes_no_guard_away(tmp_path: Path) ->
     (folder / "a.parquet").write_bytes(b"no parquet")
     (folder / "b.jsonl").symlink_to("nowhere")
     assert guarding_as_recorded(Policy(), folder).irreversible_tool_names == ["refund"]
+
+
+@pytest.mark.anyio
+async def test_runs_are_judged_at_the_calls_that_their_monitor_guarded_by_name(tmp_path: Path) -> None:
+    guarded = read_recordings(await _record(tmp_path / "guarded", GUARDING, 4))
+    unguarded = read_recordings(await _record(tmp_path / "unguarded", UncertaintyPolicy(), 4))
+    assert guarded.asks is not None
+    assert guarded.asks.tolist() == [0, 0, 0, 0]
+    assert unguarded.asks is None or (unguarded.asks < 0).all()
