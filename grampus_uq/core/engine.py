@@ -205,7 +205,7 @@ def _turns_after(
             calls=proposed(step) if calls else (),
             more=len(calls) > MAX_CALLS,
             listed=listed(step) if calls else (),
-            doubts=doubts(step, readings) if calls else (),
+            doubts=doubts(step, readings) if calls or seen.unasked else (),
             scores=seen.scores,
             worst_scores=() if worst_case is None else worst_case.scores,
         )
@@ -222,7 +222,7 @@ _HIGH = UncertaintyLevel.HIGH
 _PAUSE = UncertaintyAction.PAUSE_FOR_HUMAN
 _PROPAGATED = UncertaintySource.PROPAGATED
 _TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
-_NOT_PROPOSED = MissingReason.NOT_PROPOSED
+_NOT_PROPOSED, _NOT_NEEDED = MissingReason.NOT_PROPOSED, MissingReason.NOT_NEEDED
 _UNREADABLE = frozenset({MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR})
 _value = operator.itemgetter(1)
 
@@ -232,7 +232,8 @@ class _Tally:
 
     __slots__ = (
         *("calls", "cost_usd", "due", "fused", "log_m", "missing", "no_risk", "p_success", "p_true_failed"),
-        *("propagated", "proposed", "risk", "samples", "scores", "semantic", "sources", "tokens", "values"),
+        *("propagated", "proposed", "risk", "samples", "scores", "semantic", "sources", "tokens"),
+        *("unasked", "values"),
     )
     semantic: float | None
     fused: float | None
@@ -247,7 +248,7 @@ class _Tally:
         self.sources: list[UncertaintySource] = []
         self.missing: list[str] = []
         self.semantic = self.fused = self.p_success = self.risk = self.no_risk = self.log_m = None
-        self.p_true_failed = self.due = False
+        self.p_true_failed = self.due = self.unasked = False
         self.proposed = True
         self.calls = self.tokens = self.samples = 0
         self.cost_usd, self.propagated = 0.0, 1.0
@@ -274,6 +275,8 @@ def _tally(readings: Sequence[Reading]) -> _Tally:
                 tally.due = True
             elif reason == _NOT_PROPOSED:
                 tally.proposed = False
+            elif reason == _NOT_NEEDED and source == "p_true":
+                tally.unasked = True
         else:
             if source == "semantic_entropy":
                 tally.semantic = value

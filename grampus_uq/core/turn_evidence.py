@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from grampus_uq.records.building import builder
-from grampus_uq.records.call_parts import WHOLE_CALL, CallDoubt, call_probability, weakest_part
+from grampus_uq.records.call_parts import NEW_WORD, WHOLE_CALL, CallDoubt, call_probability, weakest_part
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import UncertaintySource
@@ -107,6 +107,7 @@ class TurnEvidence:
 
 Turns = tuple[TurnEvidence, ...]
 _CALL_PROBABILITY, _SEQUENCE_PROBABILITY = UncertaintySource.CALL_PROBABILITY, UncertaintySource.SEQUENCE_PROBABILITY
+_CLAIM_PROBABILITY = UncertaintySource.CLAIM_PROBABILITY
 _by_probability = operator.attrgetter("probability")
 new_turn = builder(TurnEvidence)
 
@@ -153,8 +154,12 @@ def _digest(call: ToolCall) -> str:
 def doubts(step: Step, readings: Sequence[Reading]) -> tuple[CallDoubt, ...]:
     """How sure the model was of each call that a step proposes, where the readings say so.
 
+    Of a step without calls, of its least likely new word: whoever acts on it without naming a turn acts on that.
     Calls beyond those that are read are as sure as all that the turn wrote: none of them is less likely than that.
     """
+    if not step.tool_calls:
+        claims = [reading.value for reading in readings if reading.source == _CLAIM_PROBABILITY]
+        return tuple([CallDoubt(call="", probability=c, part=NEW_WORD, least=c) for c in claims if c is not None])
     parts = next((reading.parts for reading in readings if reading.source == _CALL_PROBABILITY), ())
     found = []
     for number, key in enumerate(proposed(step) if parts else ()):

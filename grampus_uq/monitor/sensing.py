@@ -23,6 +23,7 @@ from grampus_uq.records.configuration import nearest
 from grampus_uq.records.protocols import Embedder, InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.claim_probability import MAX_TOKENS
 from grampus_uq.signals.driver import (
     Budget,
     MeteredContext,
@@ -50,6 +51,7 @@ LONG_COMPLETION: Final = 500
 
 
 _P_TRUE, _CALL = UncertaintySource.P_TRUE, UncertaintySource.CALL_PROBABILITY
+_CLAIM: Final = UncertaintySource.CLAIM_PROBABILITY
 _P_TRUE_NOT_NEEDED: Final = Reading(source=_P_TRUE, value=None, reason=MissingReason.NOT_NEEDED)
 _WITH_P_TRUE: Final = frozenset({"p_true", "fused", "propagated", "p_success", "semantic_entropy"})
 """The streams that P(True) may be a part of; samples are drawn where the fusion, with it, asks for them."""
@@ -76,6 +78,11 @@ class Sensing:
         ask_of_calls: False asks no P(True) of a step whose calls are all irreversible by the policy's names, where the
             tokens tell how likely each of their parts was. It saves a model call and **may release what a low P(True)
             held**. Without effect where `call_floor` is None, or anything was fitted on a stream with P(True) in it.
+        ask_of_answers: True asks P(True) of every answer in words. Otherwise it is not asked of one (kind `llm_call`,
+            no calls, in a session that was told of its tools) whose log-probabilities tell how likely its least likely
+            new word was. An irreversible call that no turn listed and that follows such answers is held where one of
+            these words is below `call_floor`. Without effect where `call_floor` is None, samples are drawn, or
+            anything was fitted on a stream with P(True) in it.
         counts: count what the agent does (`signals.structure`). A profile fitted on counts enables it by itself.
         speculative: draw the first samples of the slow path beside P(True): one round trip less where they are needed,
             two calls more where they are not.
@@ -93,6 +100,7 @@ class Sensing:
     equivalence: Equivalence | None = None
     repairs: int | None = None
     ask_of_calls: bool = True
+    ask_of_answers: bool = False
     counts: bool = False
     speculative: bool = False
     budget: Budget | None = None
@@ -124,6 +132,8 @@ class StepInput:
     client: ModelClient | None = None
     model: str = ""
     tools: Sequence[Mapping[str, Any]] | None = None
+    tools_known: bool = False
+    """The caller said which tools there are, so that a step without calls proposes none."""
     over_cap: bool = False
 
 
@@ -140,6 +150,8 @@ class SensingPlan:
     """Some signal asks a model of its own, so that it can be asked on a step that comes without one."""
     asks_of_calls: bool = True
     """False where P(True) is not asked of a step whose irreversible calls were read from their own tokens."""
+    asks_of_answers: bool = True
+    """False where P(True) is not asked of an answer in words that was read from its own tokens."""
     counts: bool = False
     """True when what the agent does is counted (`signals.structure`)."""
     speculative: bool = False
@@ -193,6 +205,7 @@ class SensingPlan:
             raise ConfigurationError.of("signals", "Sensing", "of distinct names", sorted(twice))
         _check_budgets(sensing.budgets, names)
         _check_weights(estimator.extra_weights, names)
+        depends = policy.call_floor is None or not _WITH_P_TRUE.isdisjoint(profile.fitted_streams)
         return cls(
             names=frozenset(str(name) for name in names),
             instant=tuple(instant),
@@ -200,9 +213,8 @@ class SensingPlan:
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
             brings_model=any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
-            asks_of_calls=sensing.ask_of_calls
-            or policy.call_floor is None
-            or not _WITH_P_TRUE.isdisjoint(profile.fitted_streams),
+            asks_of_calls=sensing.ask_of_calls or depends,
+            asks_of_answers=sensing.ask_of_answers or depends or slow is not None,
             counts=sensing.counts or any(map(is_count, profile.fitted_streams)),
             speculative=sensing.speculative,
             budget=sensing.budget or Budget(),
@@ -264,10 +276,22 @@ class SensingPlan:
     async def ask(self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput) -> list[Reading]:
         """The readings that need a model; missing ones included, with reasons. Raises nothing but cancellation."""
         fast, unneeded = self.fast, []
-        if not self.asks_of_calls and _tokens_tell(profile.policy, step, instant):
+        if self._tokens_suffice(profile.policy, step, instant, given):
             fast = tuple([signal for signal in fast if signal.source != _P_TRUE])
             unneeded = [_P_TRUE_NOT_NEEDED] * (len(self.fast) - len(fast))
         return unneeded + await self._ask(profile, step, [*instant, *unneeded], given, fast)
+
+    def _tokens_suffice(
+        self, policy: UncertaintyPolicy, step: Step, readings: Sequence[Reading], given: StepInput
+    ) -> bool:
+        """True where a step's own tokens take the place of P(True)."""
+        if step.tool_calls:
+            return not self.asks_of_calls and _tokens_tell(policy, step, readings)
+        if self.asks_of_answers or not given.tools_known or step.kind != "llm_call":
+            return False
+        if len(step.logprobs or ()) > MAX_TOKENS:  # later words are not read
+            return False
+        return any(one.source == _CLAIM and one.value is not None for one in readings)
 
     async def _ask(
         self, profile: Profile, step: Step, instant: Sequence[Reading], given: StepInput, fast: tuple[Signal, ...]

@@ -197,6 +197,7 @@ class Session:
                 client=model_client,
                 model=model_id,
                 tools=tools,
+                tools_known=tools is not None or self.tools_declared,
                 over_cap=plan.over_cap(self._state, step),
             )
             readings = await plan.sense(self._profile, step, given, turn.logprobs.problem)

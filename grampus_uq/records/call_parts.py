@@ -14,6 +14,8 @@ TOOL_NAME: Final = ""
 """The name of the part that is the tool's name."""
 WHOLE_CALL: Final = "*"
 """The name of the part that stands for all of a call whose arguments are not found one by one."""
+NEW_WORD: Final = "**"
+"""The name of the part that is the least likely new word of a text without calls, on which somebody else acts."""
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -71,7 +73,9 @@ class CallDoubt:
 
 def doubt_in_words(doubt: CallDoubt) -> str:
     """Which part of a call its writer was least sure of, how sure, and where its value comes from."""
-    part = {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments"}.get(doubt.part, f"`{doubt.part}`")
+    part = {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments", NEW_WORD: "a word of the answer"}.get(
+        doubt.part, f"`{doubt.part}`"
+    )
     origin = "" if doubt.support is None else f"; {_SUPPORT_IN_WORDS[doubt.support]}"
     return f"least sure of {part} ({doubt.least:.2f}{origin})"
 

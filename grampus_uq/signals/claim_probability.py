@@ -7,9 +7,10 @@ reading:
 
     c = min over words w that are not in the request of exp(sum of log p(token) over the tokens that write w)
 
-In [0, 1], higher is better. The least token probability is the usual reading of this kind (Manakul et al. 2023,
-arXiv 2303.08896, "Max(-log p)"); leaving out what the prompt gives away is in the spirit of relevance weighting (Duan
-et al. 2023, arXiv 2307.01379). Needs log-probabilities and no model call.
+An answer without a new word ("the capital of Luxembourg is Luxembourg") says one of the old ones: its least likely word
+of all is the reading. In [0, 1], higher is better. The least token probability is the usual reading of this kind
+(Manakul et al. 2023, arXiv 2303.08896, "Max(-log p)"); leaving out what the prompt gives away is in the spirit of
+relevance weighting (Duan et al. 2023, arXiv 2307.01379). Needs log-probabilities and no model call.
 """
 
 from __future__ import annotations
@@ -80,11 +81,16 @@ def _scored_words(tokens: Sequence[TokenLogprob]) -> Iterator[tuple[str, float]]
 
 
 def claim_reading(step: Step, messages: Sequence[Message]) -> Reading:
-    """The probability of the least likely word of the step that the messages it answered did not contain."""
+    """The probability of the least likely word of the step that the messages it answered did not contain.
+
+    Where they contained all of its words, of the least likely word.
+    """
     value, reason = None, MissingReason.NO_LOGPROBS
     if step.logprobs and says_something(step.logprobs):
         reason = MissingReason.NOTHING_TO_JUDGE
         value = least_new_word_probability(step.logprobs, requested_words(messages))
+        if value is None:
+            value = least_new_word_probability(step.logprobs, frozenset())
     return Reading(
         source=UncertaintySource.CLAIM_PROBABILITY, value=value, reason=None if value is not None else reason
     )

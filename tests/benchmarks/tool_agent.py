@@ -10,11 +10,13 @@ was asked again, `probes.jsonl` (`session`, `draws`: calls proposed when asked a
 Every score is looked at when the run proposes its first irreversible call, which is wrong unless it equals the truth.
 `auroc` and its 95 % interval `low` to `high` (bootstrap over tasks), `stopped_at_5`, `_10`, `_20`: the share of wrong
 calls held while 5, 10, 20 % of the right ones are, ties broken at random; `extra_tokens` and `extra_s`: what the score
-cost a call beyond the agent's own work. Sets "within kinds" compare calls of one kind of task only. "By argument" the
-cases are arguments of calls to the right tool, wrong where their value is, each scored by its own probability and by
-the call's; `first` is the share of wrong calls whose least probable part is a wrong one, `chance` that of a guess.
-`held_wrong` and `held_right` are what is really held by the default, the guide's policy (`call_floor=None`), and the
-default without P(True) at calls (`unasked`: `Sensing(ask_of_calls=False)`). Nothing here is fitted.
+cost a call beyond the agent's own work; `times_agent`: the agent's tokens up to there and the monitor's over the
+agent's, each prompt counted whole although a server's prefix cache may have most of it. Sets "within kinds" compare
+calls of one kind of task only. "By argument" the cases are arguments of calls to the right tool, wrong where their
+value is, each scored by its own probability and by the call's; `first` is the share of wrong calls whose least probable
+part is a wrong one, `chance` that of a guess. `held_wrong` and `held_right` are what is really held by the default, the
+guide's policy (`call_floor=None`), and the default without P(True) at calls (`unasked`: `Sensing(ask_of_calls=False)`).
+Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ from grampus_uq.recording.runs import Run, runs
 from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, weakest_part
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.values import Reading, ToolCall
-from grampus_uq.records.vocabulary import Effect
+from grampus_uq.records.vocabulary import Effect, MissingReason
 from grampus_uq.signals.call_tokens import call_reading
+from grampus_uq.signals.claim_probability import claim_reading
 from grampus_uq.signals.registry import BUILT_IN_NAMES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
@@ -71,6 +74,7 @@ class Asked:
     truth: ToolCall
     parts: tuple[CallPart, ...]
     held: dict[str, bool]
+    own_tokens: int = 0
     scores: dict[str, Score] = field(default_factory=dict)
 
     @property
@@ -148,17 +152,33 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
         call=call,
         truth=ToolCall(name=name, arguments=arguments),
         parts=tuple(part for part in own if part.call == sensed[turn].step.tool_calls.index(call)),
+        own_tokens=sum(event.step.input_tokens + event.step.output_tokens for event in run.steps[: turn + 1]),
         held={side: steps[-1].assessment.action.stops for side, steps in judged.items()},
         scores=_scores(turn, judged) | ({} if probe is None else _probe_scores(call, probe)),
     )
 
 
 def as_sensed_now(event: StepEvent) -> tuple[Reading, ...]:
-    """The readings as a monitor of this version takes them: the probability of a turn's calls is among them."""
-    if event.step.logprobs is None or not event.step.tool_calls:
+    """The readings as a monitor of this version takes them: the probability of a turn's calls is among them.
+
+    An answer in words whose tokens were read is not asked about, since an agent's tools are known.
+    """
+    if event.step.logprobs is None:
         return event.readings
+    if not event.step.tool_calls:
+        unasked = Reading(source="p_true", value=None, reason=MissingReason.NOT_NEEDED)
+        spared = event.step.kind == "llm_call"
+        return tuple([unasked if spared and one.source == "p_true" else one for one in with_claim(event)])
     own = call_reading(event.step)
     return (*(reading for reading in event.readings if reading.source != own.source), own)
+
+
+def with_claim(event: StepEvent) -> tuple[Reading, ...]:
+    """The readings, with the claim of an answer that says nothing but words of its request."""
+    claim = next((one for one in event.readings if one.source == "claim_probability"), None)
+    if claim is None or claim.value is not None:
+        return event.readings
+    return tuple([claim_reading(event.step, ()) if one is claim else one for one in event.readings])
 
 
 def without_p_true(event: StepEvent, irreversible: frozenset[str]) -> tuple[Reading, ...]:
@@ -330,6 +350,8 @@ def _rows_of_model(name: str, model: str, asked: Sequence[Asked], options: Any) 
             tokens = [got.tokens for _, got in there if got.tokens is not None]
             row["extra_tokens"] = float(np.mean(tokens)) if tokens else None
             row["extra_s"] = float(np.mean([got.seconds for _, got in there]))
+            own = sum(one.own_tokens for one, got in there if got.tokens is not None)
+            row["times_agent"] = 1.0 + sum(tokens) / own if tokens and own else None
             yield row | (_held(asked, score) if score in asked[0].held and not kinds else {})
     yield from _argument_rows(name, model, asked, options)
 

@@ -26,6 +26,7 @@ from grampus_uq.errors import ConfigurationError, RateLimitedError
 from grampus_uq.monitor import sensing
 from grampus_uq.monitor.sensing import LONG_COMPLETION, SensingPlan, StepInput
 from grampus_uq.signals import registry
+from grampus_uq.signals.claim_probability import MAX_TOKENS
 from grampus_uq.signals.equivalence import EntailmentEquivalence
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
@@ -140,6 +141,54 @@ async def test_p_true_is_left_out_only_where_asked_for_and_each_part_of_irrevers
     assert bool(model.calls) is asked
     assert (shown.p_true_confidence != -1.0) is asked
     assert ("p_true: not_needed" in (shown.missing_reason or "")) is not asked
+
+
+SAID = (TokenLogprob(token="Paris.", logprob=-0.1),)
+TOLD = {"tools": []}
+ASKS = {"ask_of_answers": True}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("asked", "tokens", "given", "told", "profile"),
+    [
+        (False, SAID, {}, TOLD, Profile()),
+        (False, SAID, {}, {"tools": [{"name": "look"}]}, Profile(policy=PAYS)),
+        (False, SAID, {}, TOLD, Profile(calibration=fitted_on("claim_probability"))),
+        (True, SAID, ASKS, TOLD, Profile()),
+        (True, SAID, {}, {}, Profile()),
+        (True, None, {}, TOLD, Profile()),
+        (True, (TokenLogprob(token="?!", logprob=-0.1),), {}, TOLD, Profile()),
+        (True, (TokenLogprob(token="Paris", logprob=0.5),), {}, TOLD, Profile()),
+        (True, SAID * (MAX_TOKENS + 1), {}, TOLD, Profile()),
+        (True, SAID, {}, {**TOLD, "step_type": "decision"}, Profile()),
+        (True, SAID, {}, {**TOLD, "tool_calls": [LOOK]}, Profile()),
+        (True, SAID, {}, TOLD, Profile(policy=UncertaintyPolicy(call_floor=None))),
+        (True, SAID, {}, TOLD, Profile(policy=SAMPLING)),
+        (True, SAID, {}, TOLD, Profile(calibration=fitted_on("p_true"))),
+        (True, SAID, {}, TOLD, Profile(detector=detector_of("fused"))),
+    ],
+)
+async def test_p_true_is_not_asked_of_an_answer_that_was_read_from_its_tokens_in_a_session_that_knows_its_tools(
+    asked, tokens, given, told, profile
+):
+    model = ScriptedModel("0.9")
+    session = UncertaintyMonitor(profile=profile, sensing=Sensing(**given)).session("s")
+    shown, _ = await session.observe_llm_response(
+        "Paris.", "1", prompt_messages=PROMPT, model_client=model, logprobs=tokens, **told
+    )
+    assert bool(model.calls) is asked
+    assert (shown.p_true_confidence != -1.0) is asked
+    assert ("p_true: not_needed" in (shown.missing_reason or "")) is not asked
+
+
+@pytest.mark.anyio
+async def test_tools_that_were_declared_to_a_session_are_known_to_its_later_turns():
+    model = ScriptedModel("0.9")
+    session = UncertaintyMonitor().session("s")
+    session.declare_tools(["look"])
+    await session.observe_llm_response("Paris.", "1", prompt_messages=PROMPT, model_client=model, logprobs=SAID)
+    assert not model.calls
 
 
 def test_a_line_in_the_registry_is_all_that_a_new_signal_needs(monkeypatch):

@@ -53,6 +53,13 @@ def test_an_impossible_token_is_probability_nought() -> None:
     assert least_new_word_probability([TokenLogprob(token="x", logprob=-math.inf)], frozenset()) == 0.0
 
 
+def test_an_answer_in_the_words_of_its_request_is_as_likely_as_its_least_likely_word() -> None:
+    said = tuple(tokens(("Capital", 0.9), (" Luxembourg", 0.3), (".", 0.1)))
+    step = Step(step_id="1", kind="llm_call", time_s=0.0, text="Capital Luxembourg.", logprobs=said)
+    asked = [Message(role=Role.USER, content="Capital of Luxembourg?")]
+    assert claim_reading(step, asked).value == pytest.approx(0.3)
+
+
 @given(st.lists(st.tuples(st.text(max_size=6), st.floats(-30.0, 0.0)), max_size=30), st.frozensets(st.text(max_size=4)))
 def test_it_is_a_probability_that_more_given_words_never_lower(
     pairs: list[tuple[str, float]], given_words: frozenset[str]
