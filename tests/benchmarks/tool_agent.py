@@ -1,6 +1,10 @@
 """How well each score tells a tool agent's wrong irreversible calls from its right ones, on recorded runs.
 
     python -m tests.benchmarks.tool_agent SET... [--draws 2000] [--seed 0] [--json]
+    python -m tests.benchmarks.tool_agent --model FILE.gguf --tasks N --out SET [--family desk|bfcl] [--seed 0]
+
+The second form runs an agent and writes a SET, with a model that the embedded runner can load: `tool_agent_desk` and
+`tool_agent_bfcl` say what its tasks are, `tool_agent_run` what is recorded. The first reads such sets.
 
 A SET is a folder or a .tar.gz with `recordings/*.jsonl` (this project's recordings, content full), `outcomes.jsonl` (a
 line a run: `id`, `kind` of task, `truth`: the one right irreversible call, as name and arguments) and, where the agent
@@ -28,9 +32,11 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio
 import numpy as np
 import numpy.typing as npt
 
@@ -50,17 +56,11 @@ from grampus_uq.signals.registry import BUILT_IN_NAMES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
 from tests.benchmarks._report import emit, existing
+from tests.benchmarks.tool_agent_probes import Score, probe_scores
+from tests.benchmarks.tool_agent_run import FAMILIES, run_file
 
 FloatArray = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """One score of one call, higher is surer; None where it is not there. With what it cost beside the agent."""
-
-    value: float | None
-    tokens: float | None = 0.0
-    seconds: float = 0.0
+_FEWEST = 10  # cases of one argument that have a row of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +154,7 @@ def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> A
         parts=tuple(part for part in own if part.call == sensed[turn].step.tool_calls.index(call)),
         own_tokens=sum(event.step.input_tokens + event.step.output_tokens for event in run.steps[: turn + 1]),
         held={side: steps[-1].assessment.action.stops for side, steps in judged.items()},
-        scores=_scores(turn, judged) | ({} if probe is None else _probe_scores(call, probe)),
+        scores=_scores(turn, judged) | ({} if probe is None else probe_scores(call, probe)),
     )
 
 
@@ -233,52 +233,6 @@ def _least(readings: Sequence[Reading]) -> float | None:
 def _paid(value: float | None, readings: Sequence[Reading]) -> Score:
     tokens = sum(reading.input_tokens + reading.output_tokens for reading in readings)
     return Score(value=value, tokens=tokens, seconds=sum(reading.duration_s for reading in readings))
-
-
-def _probe_scores(call: ToolCall, probe: dict[str, Any]) -> dict[str, Score]:
-    """What asking again gave: agreement of the whole call and of its least agreed part, P(True), a stated number."""
-    drawn = [ToolCall(name=draw[0], arguments=draw[1]) if draw else None for draw in probe.get("draws", ())]
-    alike = [draw is not None and _equal(draw, call) for draw in drawn]
-    stated = str(probe.get("sure", {}).get("text", "")).strip().rstrip("%")
-    values = {
-        "redraws": float(np.mean(alike)) if alike else None,
-        "redraws_by_part": part_agreement(call, drawn),
-        "asked_true": _true_share(probe.get("ctx_true", {})),
-        "asked_sure": int(stated) / 100 if stated.isdecimal() else None,
-    }
-    took = float(probe.get("draw_s", 0.0))
-    seconds = [took, took, *(float(probe.get(name, {}).get("s", 0.0)) for name in ("ctx_true", "sure"))]
-    return {  # the tokens were not counted
-        name: Score(value=value, tokens=None, seconds=spent)
-        for (name, value), spent in zip(values.items(), seconds, strict=True)
-    }
-
-
-def _equal(one: ToolCall, other: ToolCall) -> bool:
-    return one.name == other.name and one.arguments == other.arguments
-
-
-def part_agreement(call: ToolCall, drawn: Sequence[ToolCall | None]) -> float | None:
-    """The share of redraws that agree on the part they agree on least."""
-    if not drawn:
-        return None
-    shares = [np.mean([draw is not None and draw.name == call.name for draw in drawn])]
-    for name, value in call.arguments.items():
-        shares.append(np.mean([draw is not None and draw.arguments.get(name) == value for draw in drawn]))
-    return float(min(shares))
-
-
-def _true_share(answer: dict[str, Any]) -> float | None:
-    """p(True) / (p(True) + p(False)) over the alternatives of the first token."""
-    top = answer.get("top")
-    if not top:
-        return None
-    masses = {"true": 0.0, "false": 0.0}
-    for text, logprob in top[0][2]:
-        if text.strip().lower() in masses:
-            masses[text.strip().lower()] += math.exp(logprob)
-    total = sum(masses.values())
-    return masses["true"] / total if total else None
 
 
 # -- figures ------------------------------------------------------------------------------------------------------
@@ -375,6 +329,8 @@ def _argument_rows(name: str, model: str, asked: Sequence[Asked], options: Any) 
     fields = sorted({part.name for _, part in cases})
     for label, wanted in [("all arguments", fields), *((one, [one]) for one in fields)]:
         chosen = [(one, part) for one, part in cases if part.name in wanted]
+        if len(wanted) == 1 and len(chosen) < _FEWEST:
+            continue
         for score in ("argument", "call_probability"):
             values = [
                 (part.probability if score == "argument" else one.scores[score].value) or 0.0 for one, part in chosen
@@ -393,11 +349,22 @@ def _argument_rows(name: str, model: str, asked: Sequence[Asked], options: Any) 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+", metavar="SET", type=existing, help="a folder or a .tar.gz of recorded runs")
+    parser.add_argument("sets", nargs="*", metavar="SET", type=existing, help="a folder or a .tar.gz of recorded runs")
+    parser.add_argument("--model", type=existing, metavar="FILE.gguf", help="run an agent with this model instead")
+    parser.add_argument("--family", choices=FAMILIES, default=FAMILIES[0], help="which tasks it is given")
+    parser.add_argument("--tasks", type=int, default=40, help="how many")
+    parser.add_argument("--out", type=Path, help="the set that is written; a second start goes on with it")
+    parser.add_argument("--p-true", action="store_true", help="ask P(True) of irreversible calls as the guide does")
     parser.add_argument("--draws", type=int, default=2000, help="bootstrap draws")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
+    if bool(options.sets) == bool(options.model) or bool(options.model) != bool(options.out):
+        parser.error("name either sets to read, or --model and --out to write one")
+    if options.model:
+        run = partial(run_file, options.model, options.family, options.tasks, options.seed, options.out)
+        anyio.run(partial(run, p_true=options.p_true))
+        return
     rows: list[dict[str, Any]] = []
     for path in options.sets:
         try:
