@@ -29,7 +29,7 @@ async def run_on_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """
     finished = anyio.Event()
     wake = _waker()
-    future: Future[T] = _context().run(asyncio.run_coroutine_threadsafe, work(), _shared_loop())
+    future = start_on_loop_thread(work)
 
     def notify(_: Future[T]) -> None:
         with contextlib.suppress(RuntimeError):  # the caller's loop has ended: no caller is waiting
@@ -41,6 +41,11 @@ async def run_on_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     finally:
         future.cancel()  # does nothing to work that is done
     return future.result()
+
+
+def start_on_loop_thread(work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+    """Start a coroutine function on the loop thread; nobody waits for it."""
+    return _context().run(asyncio.run_coroutine_threadsafe, work(), _shared_loop())
 
 
 def _context() -> contextvars.Context:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -18,6 +19,7 @@ import anyio.to_thread
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError, ModelError
+from grampus_uq.monitor.read_ahead import ReadAhead, read_beside
 from grampus_uq.records.call_parts import WHOLE_CALL
 from grampus_uq.records.configuration import nearest
 from grampus_uq.records.protocols import Embedder, InstantSignal, ModelClient, Signal
@@ -36,6 +38,7 @@ from grampus_uq.signals.driver import (
 )
 from grampus_uq.signals.equivalence import Equivalence, SameWording
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
+from grampus_uq.signals.reader import Reader
 from grampus_uq.signals.registry import BUILT_IN, BUILT_IN_NAMES
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.token_signals import NO_TOKEN_READINGS, TOKEN_SOURCES
@@ -83,6 +86,8 @@ class Sensing:
             new word was. An irreversible call that no turn listed and that follows such answers is held where one of
             these words is below `call_floor`. Without effect where `call_floor` is None, samples are drawn, or
             anything was fitted on a stream with P(True) in it.
+        reader: a small model of yours that reads the transcript and says how likely it finds each part of an
+            irreversible call (`signals.Reader`): for agents whose provider reports no log-probabilities.
         counts: count what the agent does (`signals.structure`). A profile fitted on counts enables it by itself.
         speculative: draw the first samples of the slow path beside P(True): one round trip less where they are needed,
             two calls more where they are not.
@@ -101,6 +106,7 @@ class Sensing:
     repairs: int | None = None
     ask_of_calls: bool = True
     ask_of_answers: bool = False
+    reader: Reader | None = None
     counts: bool = False
     speculative: bool = False
     budget: Budget | None = None
@@ -115,6 +121,8 @@ class Sensing:
         for parameter, budget in (budgets if self.budget is None else {"budget": self.budget, **budgets}).items():
             if not isinstance(budget, Budget):
                 raise ConfigurationError.of(parameter, "Sensing", "a Budget", budget, "Budget(timeout_s=5.0)")
+        if self.reader is not None and not isinstance(self.reader, Reader):
+            raise ConfigurationError.of("reader", "Sensing", "a Reader or None", self.reader, "Reader(client=...)")
         for signal in self.signals:
             if not isinstance(getattr(signal, "source", ""), str):
                 raise ConfigurationError.of("signals", "Sensing", "of names that are text", signal.source)
@@ -135,6 +143,7 @@ class StepInput:
     tools_known: bool = False
     """The caller said which tools there are, so that a step without calls proposes none."""
     over_cap: bool = False
+    ahead: ReadAhead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +161,7 @@ class SensingPlan:
     """False where P(True) is not asked of a step whose irreversible calls were read from their own tokens."""
     asks_of_answers: bool = True
     """False where P(True) is not asked of an answer in words that was read from its own tokens."""
+    reader: Reader | None = None
     counts: bool = False
     """True when what the agent does is counted (`signals.structure`)."""
     speculative: bool = False
@@ -198,7 +208,7 @@ class SensingPlan:
             + [UncertaintySource.TRAJECTORY_RISK]
             + [s.source for s in instant]
             + [s.source for s in fast]
-            + ([slow.source] if slow else [])
+            + [s.source for s in (slow, sensing.reader) if s is not None]
         )
         twice = {str(name) for name in names if names.count(name) > 1}
         if twice:
@@ -212,20 +222,22 @@ class SensingPlan:
             fast=tuple(fast),
             slow=slow,
             unasked=tuple(signal for signal in fast if isinstance(signal, InstantSignal)),
-            brings_model=any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
+            reader=sensing.reader,
+            brings_model=sensing.reader is not None
+            or any(isinstance(signal, PrefixVerifier) and signal.client is not None for signal in fast),
             asks_of_calls=sensing.ask_of_calls or depends,
             asks_of_answers=sensing.ask_of_answers or depends or slow is not None,
             counts=sensing.counts or any(map(is_count, profile.fitted_streams)),
             speculative=sensing.speculative,
             budget=sensing.budget or Budget(),
-            budgets=_slow_budget(slow, sensing) | dict(sensing.budgets),
+            budgets=_own_budgets(slow, sensing) | dict(sensing.budgets),
             max_overhead=sensing.max_overhead,
         )
 
     @property
     def asks(self) -> bool:
         """True when some signal needs a model."""
-        return bool(self.fast) or self.slow is not None
+        return bool(self.fast) or self.slow is not None or self.reader is not None
 
     def read_alone(self, step: Step, messages: Sequence[Message], problem: str | None) -> list[Reading]:
         """All readings of a step about which no model is asked; `problem` says why log-probabilities are missing."""
@@ -279,7 +291,15 @@ class SensingPlan:
         if self._tokens_suffice(profile.policy, step, instant, given):
             fast = tuple([signal for signal in fast if signal.source != _P_TRUE])
             unneeded = [_P_TRUE_NOT_NEEDED] * (len(self.fast) - len(fast))
-        return unneeded + await self._ask(profile, step, [*instant, *unneeded], given, fast)
+        if self.reader is None:
+            return unneeded + await self._ask(profile, step, [*instant, *unneeded], given, fast)
+        needed = any(profile.policy.is_irreversible(call.name) for call in step.tool_calls)
+        context, readings = self._context(self.reader, given), list[Reading]()
+        read = partial(read_beside, self.reader, step, context, given.ahead, needed=needed, over_cap=given.over_cap)
+        async with anyio.create_task_group() as group:
+            group.start_soon(read, readings)
+            asked = await self._ask(profile, step, [*instant, *unneeded], given, fast)
+        return unneeded + asked + readings
 
     def _tokens_suffice(
         self, policy: UncertaintyPolicy, step: Step, readings: Sequence[Reading], given: StepInput
@@ -359,7 +379,7 @@ class SensingPlan:
     def _context(self, signal: Signal, given: StepInput) -> MeteredContext:
         budget = self.budgets.get(signal.source, self.budget)
         client, model = given.client, given.model
-        if isinstance(signal, PrefixVerifier) and signal.client is not None:
+        if isinstance(signal, PrefixVerifier | Reader) and signal.client is not None:
             client, model = signal.client, signal.model
         return MeteredContext(messages=given.messages, client=client, model=model, tools=given.tools, budget=budget)
 
@@ -385,13 +405,17 @@ def _check_weights(weights: Mapping[str, float], names: Sequence[str]) -> None:
             raise ConfigurationError.of("extra_weights", "UncertaintyEstimator", rule, name, nearest(name, known))
 
 
-def _slow_budget(slow: SemanticEntropy | None, sensing: Sensing) -> dict[str, Budget]:
-    """Where no budget was given, the calls the slow path needs: n samples, both ways of each pair of n + 1 turns."""
-    if slow is None or sensing.budget is not None:
-        return {}
-    n = slow.max_samples
-    calls = n if sensing.equivalence is None else (n + 1) ** 2
-    return {slow.source: Budget(max_calls=max(Budget().max_calls, calls))}
+def _own_budgets(slow: SemanticEntropy | None, sensing: Sensing) -> dict[str, Budget]:
+    """The reader's time; and where no budget was given, the calls the slow path needs.
+
+    These are n samples, and both ways of each pair of n + 1 turns.
+    """
+    found = {} if sensing.reader is None else {sensing.reader.source: Budget(timeout_s=sensing.reader.timeout_s)}
+    if slow is not None and sensing.budget is None:
+        n = slow.max_samples
+        calls = n if sensing.equivalence is None else (n + 1) ** 2
+        found[slow.source] = Budget(max_calls=max(Budget().max_calls, calls))
+    return found
 
 
 def _explained(reading: Reading, why: str) -> Reading:

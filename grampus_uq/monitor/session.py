@@ -26,6 +26,7 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError
 from grampus_uq.monitor import arguments
 from grampus_uq.monitor.expected_streams import ExpectedStreams
 from grampus_uq.monitor.history import AgentBeliefState, History
+from grampus_uq.monitor.read_ahead import ReadAhead
 from grampus_uq.monitor.sensing import SensingPlan, StepInput
 from grampus_uq.monitor.snapshot import SNAPSHOT_VERSION
 from grampus_uq.records.building import builder
@@ -103,6 +104,7 @@ class Session:
         self._state = state
         self._history = history or History()
         self._watch = watch
+        self._ahead = ReadAhead()
         self._superseded = False
         self._finished = False
         self.tools_declared = False
@@ -199,6 +201,7 @@ class Session:
                 tools=tools,
                 tools_known=tools is not None or self.tools_declared,
                 over_cap=plan.over_cap(self._state, step),
+                ahead=self._ahead,
             )
             readings = await plan.sense(self._profile, step, given, turn.logprobs.problem)
         if own:

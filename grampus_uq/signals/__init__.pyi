@@ -4,5 +4,8 @@ from .equivalence import LexicalEquivalence as LexicalEquivalence
 from .equivalence import SameWording as SameWording
 from .minilm import MiniLM as MiniLM
 from .prefix_verifier import PrefixVerifier as PrefixVerifier
+from .reader import Reader as Reader
+from .reader import by_choice as by_choice
+from .reader import by_grammar as by_grammar
 from .stated_confidence import parse_confidence as parse_confidence
 from .structure import counted as counted

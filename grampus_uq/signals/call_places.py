@@ -183,7 +183,7 @@ class Writing:
             if keyword and quoted:
                 words = quoted[0]
                 value = words[1:-1] if words[0] == "'" else {"True": True, "False": False}.get(words)
-                prose: tuple[Span, ...] = ((quoted.start() + 1, quoted.end() - 1),) if _is_prose(value) else ()
+                prose: tuple[Span, ...] = ((quoted.start() + 1, quoted.end() - 1),) if is_prose(value) else ()
                 node: _Node | None = _Node(value=value, begin=quoted.start(), end=quoted.end(), prose=prose)
             else:
                 node = self._object(keyword.end()) if keyword else None
@@ -241,7 +241,7 @@ def _node(text: str, at: int, depth: int) -> _Node:
     texts = [
         one.span() for one in _TEXT.finditer(text, at, end) if not one[1] and one.end() - one.start() > _MOST_WORDS
     ]
-    prose = [(begin + 1, stop - 1) for begin, stop in texts if _is_prose(_DECODER.decode(text[begin:stop]))]
+    prose = [(begin + 1, stop - 1) for begin, stop in texts if is_prose(_DECODER.decode(text[begin:stop]))]
     return _Node(value=value, begin=at, end=end, inside=tuple(inside), prose=tuple(prose))
 
 
@@ -263,7 +263,7 @@ def _is_same(written: object, value: object) -> bool:
     return written == value
 
 
-def _is_prose(value: object) -> bool:
+def is_prose(value: object) -> bool:
     """True for a text of more than eight words that is no JSON itself."""
     words = value.split(maxsplit=_MOST_WORDS) if isinstance(value, str) else ()
     return len(words) > _MOST_WORDS and not words[0].startswith(("{", "["))

@@ -63,6 +63,19 @@ def call_parts(
     return _recorded(_read(tokens, calls, text), calls, messages)
 
 
+def value_parts(
+    tokens: Sequence[TokenLogprob], call: ToolCall, messages: Sequence[Message] = ()
+) -> tuple[CallPart, ...]:
+    """The parts of a call over the tokens of its name and its values alone, for a writer of whom the form is no news.
+
+    Empty where they are not found one by one.
+    """
+    read = _read(tokens, [call], "")
+    if not read or any(part.number == _WHOLE or not part.values for part in read[0]):
+        return ()
+    return _recorded([[_Part(part.number, part.values) for part in read[0]]], [call], messages)
+
+
 def _read(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], text: str) -> list[Sequence[_Part]]:
     """The least likely place of each call, in parts."""
     if not tokens or not all(token.logprob <= 1e-3 for token in tokens):

@@ -39,6 +39,7 @@ BUILT_IN: Final = (
     _Signal(Source.CALL_PROBABILITY, "call probability"),
     _Signal(Source.P_TRUE, "P(True)", "the model's own check of its answer or proposed call", PTrue, "enable_p_true"),
     _Signal(Source.PREFIX_VERIFIER, "prefix verifier", "", PrefixVerifier, "enable_prefix_verifier", replaceable=True),
+    _Signal(Source.READER_CALL_PROBABILITY, "reader's call probability"),
     _Signal(Source.SEMANTIC_ENTROPY, "semantic entropy", "whether the model says the same when asked again"),
     _Signal(Source.TRAJECTORY_RISK, "trajectory risk"),
 )

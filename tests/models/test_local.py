@@ -20,7 +20,9 @@ import pytest
 from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
 from grampus_uq.models.local_model import LocalModel
 from grampus_uq.records.protocols import ModelClient
-from grampus_uq.records.values import Message, ModelResponse, Role
+from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step, ToolCall
+from grampus_uq.signals.driver import Budget, MeteredContext
+from grampus_uq.signals.reader import Reader
 from tests.models.conftest import Runner
 
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
@@ -256,3 +258,29 @@ def test_the_key_of_the_server_is_not_on_its_command_line(model: LocalModel) -> 
     anyio.run(model.warmup)
     command = Path(f"/proc/{model.pid}/cmdline").read_bytes().split(b"\0")
     assert len([part for part in command if part]) == 3, "python, -P, the program: nothing else"
+
+
+@pytest.mark.slow
+def test_the_embedded_model_writes_a_given_call_and_says_which_value_surprises_it() -> None:
+    """By a grammar of one sentence; probabilities are those before the grammar, so a wrong value is unlikely."""
+    prompt = [
+        Message(role=Role.SYSTEM, content="Cancel what the customer asks for."),
+        Message(role=Role.USER, content="Please cancel order 7731. Order 4402 was fine."),
+    ]
+
+    async def read(order: str) -> Reading:
+        call = ToolCall(id="c", name="cancel_order", arguments={"order": order})
+        step = Step(step_id="s", kind="llm_call", time_s=0.0, tool_calls=(call,))
+        context = MeteredContext(messages=prompt, client=model, model="", budget=Budget(timeout_s=60.0))
+        return await Reader(client=model).sense(step, context)
+
+    async def main() -> None:
+        right, wrong = await read("7731"), await read("9158")
+        assert [part.name for part in right.parts] == [part.name for part in wrong.parts] == ["", "order"]
+        assert right.parts[1].probability > 10 * wrong.parts[1].probability
+
+    model = LocalModel()
+    try:
+        anyio.run(main)
+    finally:
+        model.close()
