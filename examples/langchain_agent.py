@@ -21,11 +21,9 @@ from langchain_core.tools import tool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.memory import InMemorySaver
 
-from grampus_uq import Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.langchain import UncertaintyMiddleware, resume, waiting
-from grampus_uq.integrations.langchain_messages import as_ai_message, read_message
+from grampus_uq import ModelClient, Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langchain import UncertaintyMiddleware, as_ai_message, read_message, resume, waiting
 from grampus_uq.models import open_model
-from grampus_uq.records import ModelClient
 from grampus_uq.testing import ScriptedModel, answer
 
 

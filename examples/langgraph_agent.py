@@ -17,11 +17,9 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from grampus_uq import Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.langchain_messages import as_ai_message, read_message
-from grampus_uq.integrations.langgraph import resume, uncertainty_guard, waiting
+from grampus_uq import ModelClient, Role, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.integrations.langgraph import as_ai_message, read_message, resume, uncertainty_guard, waiting
 from grampus_uq.models import open_model
-from grampus_uq.records import ModelClient
 from grampus_uq.testing import ScriptedModel, answer
 
 TASK = "Invoice 2041 is due. Check it, and pay it."

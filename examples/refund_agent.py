@@ -22,6 +22,7 @@ from grampus_uq import (
     ExecutionResult,
     FunctionTools,
     Message,
+    ModelClient,
     ModelResponse,
     Role,
     ToolCall,
@@ -30,7 +31,6 @@ from grampus_uq import (
     tool,
 )
 from grampus_uq.models import open_model
-from grampus_uq.records import ModelClient
 from grampus_uq.testing import ScriptedModel, answer
 
 ORDERS = {"A-17": {"customer": "Ann", "paid_eur": 40.0, "delivered": False}}

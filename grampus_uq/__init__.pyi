@@ -34,8 +34,14 @@ from .gate.signatures import PublicKeys as PublicKeys
 from .monitor.exploration import Exploration as Exploration
 from .monitor.history import AgentBeliefState as AgentBeliefState
 from .monitor.monitor import UncertaintyMonitor as UncertaintyMonitor
+from .monitor.reloading import watch_profile as watch_profile
 from .monitor.sensing import Sensing as Sensing
 from .monitor.session import Session as Session
+from .records.events import DecisionEvent as DecisionEvent
+from .records.events import OutcomeEvent as OutcomeEvent
+from .records.events import SessionStarted as SessionStarted
+from .records.events import StepEvent as StepEvent
+from .records.protocols import ModelClient as ModelClient
 from .records.values import AgentDefinition as AgentDefinition
 from .records.values import Message as Message
 from .records.values import ModelResponse as ModelResponse

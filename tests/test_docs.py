@@ -61,6 +61,9 @@ class Block:
         return self.title.startswith("slow")
 
 
+ADAPTERS = ("langgraph", "langchain", "openai_agents", "pydantic_ai", "litellm")
+
+
 def blocks(page: Path) -> Iterator[Block]:
     """The fenced blocks of a page. Raises BlockError for a fence that never ends, or a mark without a reason."""
     lines = iter(enumerate(page.read_text(encoding="utf-8").splitlines(), 1))
@@ -219,6 +222,20 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     rooms = "|".join(room.name for room in (ROOT / "grampus_uq").iterdir() if room.is_dir())
     for place in re.findall(rf"`((?:{rooms})/[a-z_/]*(?:\.py)?)`", text):
         assert (ROOT / "grampus_uq" / place).exists(), place
+
+
+def test_pages_and_examples_import_from_a_dozen_places_and_from_the_adapter_of_their_framework() -> None:
+    sources = [*PAGES, *(ROOT / "examples").glob("*.py")]
+    found = {
+        place
+        for source in sources
+        for place in re.findall(
+            r"^\s*(?:from|import) (grampus_uq[\w.]*)", source.read_text(encoding="utf-8"), re.MULTILINE
+        )
+    }
+    adapters = {f"grampus_uq.integrations.{name}" for name in ADAPTERS}
+    assert len(found - adapters) <= 12, sorted(found - adapters)
+    assert all(place.count(".") <= 1 for place in found - adapters)
 
 
 def test_the_reference_says_what_the_docstrings_say() -> None:

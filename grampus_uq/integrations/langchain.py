@@ -41,10 +41,12 @@ except ImportError as error:
 from grampus_uq.integrations.langchain_messages import (
     answer_of,
     answers_of,
+    as_ai_message,
     find_record,
     last_answer,
     messages_beside,
     observe_between,
+    read_message,
     read_turn,
     schema_of,
     shown,
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from langchain.agents.middleware.types import ModelRequest
     from langgraph.runtime import Runtime
 
-__all__ = ["UncertaintyMiddleware", "UncertaintyState", "resume", "waiting"]
+__all__ = ["UncertaintyMiddleware", "UncertaintyState", "as_ai_message", "read_message", "resume", "waiting"]
 
 
 def _merge(before: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,8 @@ try:
 except ImportError as error:
     raise MissingDependencyError.of("langgraph", "langgraph", "The guard for LangGraph") from error
 
-from grampus_uq.integrations.langchain_messages import find_record, schema_of, unrun
+from grampus_uq.integrations.langchain_messages import as_ai_message, find_record, read_message, schema_of, unrun
+from grampus_uq.integrations.langgraph_fork import Fork, fork_before
 from grampus_uq.integrations.langgraph_nodes import GuardedNode, GuardNodes, conditional_edge, wrap_node
 from grampus_uq.integrations.langgraph_threads import KEY, read_state, resume, session_id_of, waiting
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from langgraph.prebuilt import ToolNode
     from langgraph.prebuilt.tool_node import ToolCallRequest
 
-__all__ = ["KEY", "UncertaintyGuard", "resume", "uncertainty_guard", "waiting"]
+__all__ = ["KEY", "Fork", "UncertaintyGuard", "as_ai_message", "fork_before", "read_message", "resume"]
+__all__ += ["uncertainty_guard", "waiting"]
 
 _SCORE, _GATE = "uncertainty_score", "uncertainty_gate"
 

@@ -4,6 +4,9 @@ from .equivalence import LexicalEquivalence as LexicalEquivalence
 from .equivalence import SameWording as SameWording
 from .minilm import MiniLM as MiniLM
 from .prefix_verifier import PrefixVerifier as PrefixVerifier
+from .quoting import QUOTED_IS_MATERIAL as QUOTED_IS_MATERIAL
+from .quoting import clipped as clipped
+from .quoting import quoted as quoted
 from .reader import Reader as Reader
 from .reader import by_choice as by_choice
 from .reader import by_grammar as by_grammar

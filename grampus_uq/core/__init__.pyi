@@ -1,2 +1,0 @@
-from .policy import UncertaintyPolicy as UncertaintyPolicy
-from .state import Profile as Profile
