@@ -79,7 +79,7 @@ def report_lines(report: MailReport, plan: MailPlan, *, details: bool = False) -
         yield "mail       proposed                 right?  default limits       fitted profile"
         yield from (_row_line(ends) for ends in report.handled)
         yield ""
-    yield from _closing_lines(plan)
+    yield from _closing_lines(plan, report.shown)
 
 
 def progress_line(handled: Sequence[tuple[Handled, ...]], total: int) -> str:
@@ -121,7 +121,7 @@ def _held_lines(one: Handled, part: CallPart | None) -> Iterator[str]:
         yield from textwrap.wrap(one.verdict.reason, _WIDTH, initial_indent="  held      ", subsequent_indent=" " * 12)
 
 
-def _closing_lines(plan: MailPlan) -> Iterator[str]:
+def _closing_lines(plan: MailPlan, shown: Handled | None) -> Iterator[str]:
     counts = plan.artifact.provenance.counts
     others = counts["success"] + counts["failure"]
     yield from textwrap.wrap(
@@ -131,9 +131,11 @@ def _closing_lines(plan: MailPlan) -> Iterator[str]:
         _WIDTH,
     )
     yield ""
-    yield f"What was recorded:           grampus-uq runs list {plan.folder}"
-    yield "Every mail, both monitors:   grampus-uq demo --details"
-    yield "Your own agent:              README, 'In your own loop': recorded first, nothing stopped"
+    yield f"What was recorded:   grampus-uq runs list {plan.folder}"
+    if shown is not None:
+        yield f"That call, a page:   grampus-uq runs show {plan.folder} {shown.mail.id} -o run.html"
+    yield "Every mail:          grampus-uq demo --details"
+    yield "Your own agent:      docs/quickstart.md: recorded first, nothing stopped"
 
 
 def to_json(report: MailReport, plan: MailPlan) -> dict[str, Any]:
