@@ -209,6 +209,7 @@ class SensingPlan:
             + [s.source for s in instant]
             + [s.source for s in fast]
             + [s.source for s in (slow, sensing.reader) if s is not None]
+            + ([UncertaintySource.CALL_AGREEMENT] if slow else [])
         )
         twice = {str(name) for name in names if names.count(name) > 1}
         if twice:
@@ -328,7 +329,7 @@ class SensingPlan:
             readings = await self._fast(step, given, fast)
             context = self._context(self.slow, given)  # its clock starts after the fast path
         if self.slow.source in profile.always_there or profile.estimator.needs_sampling((*instant, *readings)):
-            readings.append(await self._slow(step, self.slow, context, drawn))
+            readings += _by_argument(await self._slow(step, self.slow, context, drawn))
         elif context.calls:
             unused = Reading(source=self.slow.source, value=None, reason=MissingReason.NOT_NEEDED)
             readings.append(context.metered(unused))  # the drawn pair was not needed, but it was paid for
@@ -382,6 +383,15 @@ class SensingPlan:
         if isinstance(signal, PrefixVerifier | Reader) and signal.client is not None:
             client, model = signal.client, signal.model
         return MeteredContext(messages=given.messages, client=client, model=model, tools=given.tools, budget=budget)
+
+
+def _by_argument(reading: Reading) -> list[Reading]:
+    """The reading of the samples; beside it what they say of a call argument by argument: the least agreement."""
+    shares = [part.agreement for part in reading.parts if part.agreement is not None]
+    if not shares:
+        return [reading]
+    agreement = Reading(source=UncertaintySource.CALL_AGREEMENT, value=min(shares), parts=reading.parts)
+    return [replace(reading, parts=()), agreement]
 
 
 def _check_budgets(budgets: Mapping[str, Budget], names: Sequence[str]) -> None:

@@ -20,17 +20,24 @@ Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Support(StrEnum):
-    """Where the value of an argument comes from, as far as the messages before the call show."""
+    """Where the value of an argument comes from, as far as the messages before the call show.
+
+    A value with digits `_among_others` stands beside others of its form: which of them is meant was a choice.
+    """
 
     RETURNED = "returned"
+    RETURNED_AMONG_OTHERS = "returned_among_others"
     SAID = "said"
+    SAID_AMONG_OTHERS = "said_among_others"
     COMPUTED = "computed"
     NOWHERE = "nowhere"
 
 
 _SUPPORT_IN_WORDS: Final = {
     Support.RETURNED: "a tool returned it",
+    Support.RETURNED_AMONG_OTHERS: "a tool returned it, among others like it",
     Support.SAID: "it was said",
+    Support.SAID_AMONG_OTHERS: "it was said, among others like it",
     Support.COMPUTED: "computed from what was said or returned",
     Support.NOWHERE: "neither said nor returned",
 }
@@ -43,7 +50,8 @@ class CallPart:
     `probability` is the product over the tokens that write the part: an argument's key, its value and what ends it. It
     is None where the tokens are not known, and for prose, which can be worded in many ways: an argument with prose has
     two parts, the prose and the rest. `least` is the probability of the least likely token.
-    `support` says where the value comes from.
+    `support` says where the value comes from. `agreement` is the share of samples that have the same value there, where
+    the turn was sampled again.
     """
 
     call: int = 0
@@ -51,6 +59,7 @@ class CallPart:
     probability: Unit | None = None
     least: Unit | None = None
     support: Support | None = None
+    agreement: Unit | None = None
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 

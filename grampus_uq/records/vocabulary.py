@@ -39,6 +39,7 @@ class UncertaintySource(StrEnum):
     ACTION_ENTROPY = "action_entropy"
     CLAIM_PROBABILITY = "claim_probability"
     CALL_PROBABILITY = "call_probability"
+    CALL_AGREEMENT = "call_agreement"
     PREFIX_VERIFIER = "prefix_verifier"
     READER_CALL_PROBABILITY = "reader_call_probability"
     TRAJECTORY_RISK = "trajectory_risk"

@@ -24,13 +24,17 @@ MAX_NUMBERS: Final = 32
 """The latest different numbers whose sums, differences and products are tried; no more are when there are more."""
 _MOST_MENTIONS: Final = 64
 _LARGEST: Final = 10**15
+_WORD: Final = re.compile(r"[^\W_](?:[\w.-]{0,62}[^\W_])?")
+_DIGIT: Final = re.compile(r"\d")
+_LETTER: Final = re.compile(r"[^\W\d_]")
 _NUMBER: Final = re.compile(r"(?<![\w.])-?\d{1,15}(?:\.\d{1,9})?(?![\w]|\.\d)", re.ASCII)
 
 
 def support_of(value: JsonValue, messages: Sequence[Message]) -> Support | None:
     """Where a text or a number of a call occurs; None for any other or an empty value, or where nothing was given.
 
-    Texts are compared as whole words without regard to case, numbers by value: 85, 85.0 and "85.00" are one.
+    Texts are compared as whole words without regard to case, numbers by value: 85, 85.0 and "85.00" are one. A value
+    with digits that is the only one of its form, in the results or in what was said, is told from one that was chosen.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not messages:
         return None
@@ -46,9 +50,17 @@ def support_of(value: JsonValue, messages: Sequence[Message]) -> Support | None:
     for message in messages[-MAX_MESSAGES:]:
         if message.content and message.role is not Role.ASSISTANT:
             (returned if message.role is Role.TOOL else said).append(message.content[-MAX_CHARACTERS:])
-    for texts, support in ((returned, Support.RETURNED), (said, Support.SAID)):
+    found: list[Support] = []
+    for texts, alone, among in (
+        (returned, Support.RETURNED, Support.RETURNED_AMONG_OTHERS),
+        (said, Support.SAID, Support.SAID_AMONG_OTHERS),
+    ):
         if any(_occurs(text, number, given) for given in texts):
-            return support
+            if not _has_rivals(text if number is None else number, texts):
+                return alone
+            found.append(among)
+    if found:
+        return found[0]
     if number is not None and not isinstance(value, str) and _is_computed(number, (*said, *returned)):
         return Support.COMPUTED
     return Support.NOWHERE if returned or said else None
@@ -77,6 +89,26 @@ def _lowered(text: str) -> str:
 @functools.lru_cache(maxsize=256)  # a message stays in the prompt of every later step
 def _numbers(text: str) -> frozenset[float]:
     return frozenset(map(float, _NUMBER.findall(text)))
+
+
+def _has_rivals(value: str | float, texts: Sequence[str]) -> bool:
+    """True where other values of the same form stand in the texts; a value without digits has no form."""
+    kinds = [_kinds(text) for text in texts]
+    forms = {form for found in kinds for form, values in found.items() if value in values}
+    return any(found[form] - {value} for found in kinds for form in forms & found.keys())
+
+
+@functools.lru_cache(maxsize=256)
+def _kinds(text: str) -> dict[str, frozenset[str | float]]:
+    """The words with digits of a text by their form: "C220" is like "C118", 9117 like 8364, 42.5 like 7.09."""
+    found: dict[str, set[str | float]] = {}
+    for word in _WORD.findall(text):
+        if not _DIGIT.search(word):
+            continue
+        number = float(word) if _NUMBER.fullmatch(word) else None
+        form = "." if number is not None and "." in word else _LETTER.sub("a", _DIGIT.sub("9", word))
+        found.setdefault(form, set()).add(word.lower() if number is None else number)
+    return {form: frozenset(values) for form, values in found.items()}
 
 
 def _is_computed(number: float, texts: Sequence[str]) -> bool:

@@ -127,12 +127,17 @@ def _described(number: int, call: ToolCall, parts: Sequence[_Part], messages: Se
         name, support = (WHOLE_CALL if part.number == _WHOLE else TOOL_NAME), None
         if part.number > 0:
             name, value = arguments[part.number - 1]
-            name = name if _PLAIN.fullmatch(name) else f"argument {part.number}"  # a model may write anything
+            name = part_name(name, part.number)
             support = None if part.prose else support_of(value, messages)
         if part.prose:
             yield CallPart(call=number, name=name, least=math.exp(min(part.prose)))
         odds, least = math.exp(math.fsum(part.counted)), math.exp(min(part.counted, default=0.0))
         yield CallPart(call=number, name=name, probability=odds, least=least, support=support)
+
+
+def part_name(name: str, number: int) -> str:
+    """What an argument is called in a recording: by its name, where that is one; a model may write anything."""
+    return name if _PLAIN.fullmatch(name) else f"argument {number}"
 
 
 class _Read:

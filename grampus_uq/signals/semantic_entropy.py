@@ -17,6 +17,7 @@ from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.records.protocols import SenseContext
 from grampus_uq.records.values import ModelResponse, Reading, Step, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.call_agreement import agreement_parts
 from grampus_uq.signals.equivalence import AskedOnce, Equivalence, SameWording, cluster
 from grampus_uq.signals.stated_confidence import without_confidence
 from grampus_uq.stats.entropy import cluster_confidence, weighted_cluster_confidence
@@ -92,7 +93,8 @@ class SemanticEntropy:
             )
         replies = sum(isinstance(reply, ModelResponse) for reply in first)
         value = await self._confidence(answers, None if taken is None else (taken, replies), judged, early=early)
-        return Reading(source=self.source, value=value, samples=len(answers), early_stopped=early)
+        parts = agreement_parts(taken.calls, [answer.tool_calls for answer in answers]) if taken else ()
+        return Reading(source=self.source, value=value, samples=len(answers), early_stopped=early, parts=parts)
 
     async def _sample(self, n: int, context: SenseContext) -> list[ModelResponse | ModelError]:
         """Ask n times at once; a failed sample stands as its error, in its place."""

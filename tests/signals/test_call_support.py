@@ -84,3 +84,43 @@ def test_a_value_that_stands_in_a_tools_result_is_returned_and_no_text_raises(
 def test_the_words_say_where_the_doubtful_value_comes_from() -> None:
     doubt = CallDoubt(call="1 refund", probability=0.2, part="amount", least=0.31, support=Support.NOWHERE)
     assert doubt_in_words(doubt) == "least sure of `amount` (0.31; neither said nor returned)"
+
+
+LISTED = Message(
+    role=Role.TOOL, content='[{"order_id":"9117","price":12.5},{"order_id":"8364","price":7.09,"by":"C220"}]'
+)
+NAMED = Message(role=Role.USER, content="Please cancel order 8364, C118 knows.")
+
+
+@pytest.mark.parametrize(
+    ("value", "messages", "support"),
+    [
+        ("8364", (LISTED,), Support.RETURNED_AMONG_OTHERS),
+        (8364, (LISTED,), Support.RETURNED_AMONG_OTHERS),
+        ("8364", (NAMED, LISTED), Support.SAID),  # the request names one, and no other like it
+        ("9117", (NAMED, LISTED), Support.RETURNED_AMONG_OTHERS),
+        ("C220", (LISTED,), Support.RETURNED),
+        ("c220", (LISTED,), Support.RETURNED),
+        (7.09, (LISTED,), Support.RETURNED_AMONG_OTHERS),
+        (12.5, (LISTED,), Support.RETURNED_AMONG_OTHERS),
+        ("order", (NAMED,), Support.SAID),
+    ],
+)
+def test_a_value_with_others_of_its_form_beside_it_was_chosen(value: Any, messages: Any, support: Support) -> None:
+    assert support_of(value, messages) is support
+
+
+_AMONG = {Support.RETURNED_AMONG_OTHERS, Support.SAID_AMONG_OTHERS}
+
+
+@given(st.text("0123456789AB.-_ ", max_size=80), st.text("0123456789AB.-_ ", max_size=80))
+def test_more_text_never_makes_a_chosen_value_the_only_one_of_its_form(text: str, more: str) -> None:
+    before, after = (
+        support_of("8364", (Message(role=Role.TOOL, content=f"8364 {shown}"),)) for shown in (text, f"{text} {more}")
+    )
+    assert not (before in _AMONG and after not in _AMONG)
+
+
+def test_two_kinds_of_origin_are_told_in_words() -> None:
+    doubt = CallDoubt(call="c", probability=0.3, part="order", least=0.3, support=Support.RETURNED_AMONG_OTHERS)
+    assert doubt_in_words(doubt) == "least sure of `order` (0.30; a tool returned it, among others like it)"
