@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -11,8 +12,9 @@ import anyio
 from grampus_uq.models.openai_compatible import checked_timeout
 from grampus_uq.models.probes import PROBES, Finding, Meter, probe
 from grampus_uq.records.protocols import ModelClient, Signal
-from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step
-from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step, ToolCall
+from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.call_tokens import call_reading
 from grampus_uq.signals.driver import Budget, MeteredContext, read_tokens, sense_one
 from grampus_uq.signals.p_true import PTrue
 from grampus_uq.signals.registry import BUILT_IN
@@ -24,6 +26,22 @@ _EASY = "What is the capital of France? Answer in one short sentence."
 _RIGHT, _WRONG = "The capital of France is Paris.", "The capital of France is Lyon."
 # Nobody can know this one, so a confidence that means anything is lower here than on the easy question.
 _IMPOSSIBLE = "Which card am I going to draw from a shuffled deck of 52? Answer in one short sentence."
+
+# A call of which one argument stands in the request and nothing else does: right, and wrong by that argument.
+_REQUEST = "Order A17 arrived broken. I paid 42.50 EUR for it. Refund it."
+_REFUND = {
+    "name": "refund",
+    "description": "Pay money back. It cannot be undone.",
+    "parameters": {
+        "type": "object",
+        "properties": {"order": {"type": "string"}, "amount": {"type": "number"}},
+        "required": ["order", "amount"],
+    },
+}
+_CALLS = {
+    name: ToolCall(id="doctor", name="refund", arguments={"order": "A17", "amount": amount})
+    for name, amount in (("right call", 42.5), ("wrong call", 4250.0))
+}
 
 # A smaller difference between the two answers of the P(True) check is called weak; one pair proves nothing either way.
 _TELLS_APART = 0.1
@@ -122,7 +140,7 @@ async def _signals(
     """Take each signal's reading as a monitor would, on an answer whose truth is known."""
     tell("token signals")
     reply, cost = await _ask(meter, limit_s, _user(_EASY), top_logprobs=5, max_tokens=40)
-    checks = _tokens(reply)
+    checks = [*_tokens(reply), await _call(meter, limit_s, findings)]
     tell("P(True)")
     checks.append(await _p_true(meter, limit_s))
     tell("semantic entropy")
@@ -140,17 +158,57 @@ def _tokens(reply: ModelResponse | None) -> list[SignalCheck]:
     return [_check(reading.source, {"answer": reading}) for reading in read_tokens(step, ())[:2]]
 
 
+async def _call(meter: Meter, limit_s: float, findings: Sequence[Finding]) -> SignalCheck:
+    """The tokens of a proposed call; of one written as JSON text where the model calls no tools."""
+    native = any(finding.name == "tools" and finding.works for finding in findings)
+    wanted: dict[str, Any] = {"tools": [{"type": "function", "function": _REFUND}]}
+    if not native:
+        form = {"type": "json_schema", "json_schema": {"name": "refund", "schema": _REFUND["parameters"]}}
+        wanted = {"response_format": form}
+    asked = _REQUEST if native else f'{_REQUEST} Answer as JSON: {{"order": ..., "amount": ...}}'
+    reply, cost = await _ask(meter, limit_s, _user(asked), **wanted, temperature=0.0, top_logprobs=5, max_tokens=200)
+    calls = () if reply is None else reply.tool_calls if native else _written(reply.content)
+    if calls and reply is not None:
+        step = Step(step_id="doctor", kind="llm_call", time_s=0.0, tool_calls=tuple(calls), logprobs=reply.logprobs)
+        reading = call_reading(step)
+    else:
+        reason = cost.reason or MissingReason.NOT_PROPOSED
+        reading = Reading(source=UncertaintySource.CALL_PROBABILITY, value=None, reason=reason)
+    weak = "" if native else "only of calls written as JSON text: the model calls no tools by itself"
+    return _check(reading.source, {"call": reading}, weak)
+
+
+def _written(text: str) -> list[ToolCall]:
+    """The call whose arguments a text writes as JSON."""
+    try:
+        return [ToolCall(id="doctor", name=str(_REFUND["name"]), arguments=json.loads(text))]
+    except (ValueError, RecursionError):
+        return []
+
+
 async def _p_true(meter: Meter, limit_s: float) -> SignalCheck:
     signal = PTrue()
-    readings = {
-        name: await _sense(meter, limit_s, signal, Step(step_id="doctor", kind="llm_call", time_s=0.0, text=text))
+    steps = {
+        name: Step(step_id="doctor", kind="llm_call", time_s=0.0, text=text)
         for name, text in (("right", _RIGHT), ("wrong", _WRONG))
     }
-    weak = ""
-    right, wrong = readings["right"].value, readings["wrong"].value
-    if right is not None and wrong is not None and right - wrong < _TELLS_APART:
-        weak = "hardly tells a right answer from a wrong one"
-    return _check(signal.source, readings, weak)
+    steps |= {
+        name: Step(step_id="doctor", kind="llm_call", time_s=0.0, tool_calls=(call,)) for name, call in _CALLS.items()
+    }
+    readings = {
+        name: await _sense(meter, limit_s, signal, step, _REQUEST if step.tool_calls else _EASY)
+        for name, step in steps.items()
+    }
+    weak = [
+        f"hardly tells a right {what} from a wrong one"
+        for what, right, wrong in (("answer", "right", "wrong"), ("call", "right call", "wrong call"))
+        if _alike(readings[right].value, readings[wrong].value)
+    ]
+    return _check(signal.source, readings, "; ".join(weak))
+
+
+def _alike(right: float | None, wrong: float | None) -> bool:
+    return right is not None and wrong is not None and right - wrong < _TELLS_APART
 
 
 async def _semantic_entropy(meter: Meter, limit_s: float, varies: bool) -> SignalCheck:
@@ -196,14 +254,15 @@ async def _ask(
     return (replies[0] if replies else None), cost
 
 
-def _context(meter: Meter, limit_s: float) -> MeteredContext:
+def _context(meter: Meter, limit_s: float, request: str = _EASY) -> MeteredContext:
     budget = Budget(timeout_s=limit_s, max_calls=8)
-    return MeteredContext(messages=_user(_EASY), client=meter, model=meter.model, budget=budget)
+    return MeteredContext(messages=_user(request), client=meter, model=meter.model, budget=budget)
 
 
-async def _sense(meter: Meter, limit_s: float, signal: Signal, step: Step) -> Reading:
+async def _sense(meter: Meter, limit_s: float, signal: Signal, step: Step, request: str = _EASY) -> Reading:
     """One reading as a monitor would take it, bounded by the deadline."""
-    return await sense_one(signal.source, lambda context: signal.sense(step, context), _context(meter, limit_s))
+    context = _context(meter, limit_s, request)
+    return await sense_one(signal.source, lambda context: signal.sense(step, context), context)
 
 
 def _check(source: str, readings: Mapping[str, Reading], weak: str = "") -> SignalCheck:

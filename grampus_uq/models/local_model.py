@@ -87,7 +87,7 @@ class LocalModel:
         self._stop = threading.Event()
 
     def __repr__(self) -> str:
-        return f"LocalModel({str(self._model_file or _NAME)!r})"
+        return f"LocalModel({str(self._model_file or os.environ.get(BY_HAND) or _NAME)!r})"
 
     async def __aenter__(self) -> Self:
         await self.warmup()

@@ -36,7 +36,11 @@ BUILT_IN: Final = (
     _Signal(Source.ACTION_PROBABILITY, "action probability"),
     _Signal(Source.ACTION_ENTROPY, "action entropy"),
     _Signal(Source.CLAIM_PROBABILITY, "claim probability"),
-    _Signal(Source.CALL_PROBABILITY, "call probability"),
+    _Signal(
+        Source.CALL_PROBABILITY,
+        "call probability",
+        "which argument of a call is doubtful, without a call; a reader reads it instead",
+    ),
     _Signal(Source.P_TRUE, "P(True)", "the model's own check of its answer or proposed call", PTrue, "enable_p_true"),
     _Signal(Source.PREFIX_VERIFIER, "prefix verifier", "", PrefixVerifier, "enable_prefix_verifier", replaceable=True),
     _Signal(Source.READER_CALL_PROBABILITY, "reader's call probability"),

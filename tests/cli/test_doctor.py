@@ -44,14 +44,21 @@ def capable(request: Request, server: Loopback) -> Reply:
     prompt = "\n".join(message["content"] or "" for message in body["messages"])
     asked = body["messages"][-1]["content"]
     if "tools" in body:
-        call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-        return as_json(chat(None, tool_calls=[call]))
+        refund = body["tools"][0]["function"]["name"] == "refund"
+        name, arguments = (
+            ("refund", '{"order": "A17", "amount": 42.5}') if refund else ("get_weather", '{"city": "Paris"}')
+        )
+        call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+        odds = tokens(*[(piece, -0.1) for piece in (name, arguments)]) if "logprobs" in body else None
+        return as_json(chat(None, tool_calls=[call], logprobs=odds))
     if "response_format" in body:
         return as_json(chat('{"capital": "Paris"}'))
     if "random number" in asked:
         return as_json(chat(str(next(_numbers))))
     if "True or False" in prompt:
-        text, other, logprob = ("False", "True", -0.2) if "Lyon" in prompt else ("True", "False", -0.1)
+        text, other, logprob = (
+            ("False", "True", -0.2) if "Lyon" in prompt or "4250" in prompt else ("True", "False", -0.1)
+        )
     else:
         unknowable = "shuffled deck" in prompt
         text, other, logprob = "Paris", "Lyon", -0.1
@@ -104,7 +111,14 @@ def test_on_a_capable_model_everything_works_and_is_counted(backend: str) -> Non
     assert found.answers
     assert found.calls == server.hits
     costs = {check.source: check.calls for check in found.signals}
-    assert costs == {"token_probability": 0, "token_entropy": 0, "p_true": 1, "semantic_entropy": 2, "verbalized": 0}
+    assert costs == {
+        "token_probability": 0,
+        "token_entropy": 0,
+        "call_probability": 0,
+        "p_true": 1,
+        "semantic_entropy": 2,
+        "verbalized": 0,
+    }
     assert next(check for check in found.signals if check.source == "p_true").values["right"] > 0.9
     assert json.loads(json.dumps(found.to_json()))["abilities"][0]["verdict"] == "works"
 
@@ -120,8 +134,36 @@ def test_a_server_without_logprobs_loses_the_token_signals_and_keeps_the_rest() 
     }
     seen = signals(found)
     assert (seen["token_probability"], seen["token_entropy"]) == ("no_logprobs", "no_logprobs")
+    call = next(check for check in found.signals if check.source == "call_probability")
+    assert (call.works, call.reason, call.values) == (False, "no_logprobs", {})
+    assert "a reader" in call.lost_without
     assert (seen["semantic_entropy"], seen["verbalized"]) == ("works", "works")
     assert all(check.lost_without for check in found.signals)
+
+
+def test_a_judge_that_takes_any_call_is_called_weak() -> None:
+    def credulous(request: Request, server: Loopback) -> Reply:
+        for message in request.body["messages"]:
+            message["content"] = (message["content"] or "").replace("4250", "42.5")
+        return capable(request, server)
+
+    p_true = next(check for check in examined(credulous)[0].signals if check.source == "p_true")
+    assert p_true.weak == "hardly tells a right call from a wrong one"
+    assert p_true.values["right call"] == p_true.values["wrong call"]
+
+
+def test_a_model_that_calls_no_tools_is_read_where_it_writes_the_call_as_json() -> None:
+    def writes(request: Request, server: Loopback) -> Reply:
+        if "refund" in request.body.pop("response_format", {}).get("json_schema", {}).get("name", ""):
+            text = '{"order": "A17", "amount": 42.5}'
+            return as_json(chat(text, logprobs=tokens((text[:16], -0.1), (text[16:], -0.4))))
+        if "tools" in request.body:
+            return as_json(chat("I would call a tool."))
+        return capable(request, server)
+
+    call = next(check for check in examined(writes)[0].signals if check.source == "call_probability")
+    assert call.values == {"call": pytest.approx(0.6065, abs=1e-3)}
+    assert "JSON text" in call.weak
 
 
 @pytest.mark.parametrize("parameter", ["temperature", "logprobs", "tools"])

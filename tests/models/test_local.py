@@ -50,6 +50,13 @@ def test_a_context_that_cannot_be_right_is_named() -> None:
         LocalModel(context_tokens=0)
 
 
+def test_a_file_named_by_hand_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRAMPUS_UQ_MODEL_FILE", raising=False)
+    assert repr(LocalModel()) == "LocalModel('smollm2-135m-instruct')"
+    monkeypatch.setenv("GRAMPUS_UQ_MODEL_FILE", "/models/other.gguf")
+    assert repr(LocalModel()) == "LocalModel('/models/other.gguf')"
+
+
 def test_nothing_starts_before_it_is_needed() -> None:
     model = LocalModel()
     assert isinstance(model, ModelClient)
