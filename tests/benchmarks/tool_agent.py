@@ -286,7 +286,7 @@ def rows_of(name: str, asked: Sequence[Asked], options: Any) -> Iterator[dict[st
 def _rows_of_model(name: str, model: str, asked: Sequence[Asked], options: Any) -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(options.seed)
     baselines = {"pause_always": np.zeros(len(asked)), "random": rng.random(len(asked))}
-    scores = {score: [one.scores.get(score, Score(value=None)) for one in asked] for score in asked[0].scores}
+    scores = {score: [one.scores.get(score, Score(value=None)) for one in asked] for score in _names(asked)}
     scores |= {score: [Score(value=float(value)) for value in values] for score, values in baselines.items()}
     for kinds in (False, True):
         for score, found in scores.items():
@@ -308,6 +308,10 @@ def _rows_of_model(name: str, model: str, asked: Sequence[Asked], options: Any) 
             row["times_agent"] = 1.0 + sum(tokens) / own if tokens and own else None
             yield row | (_held(asked, score) if score in asked[0].held and not kinds else {})
     yield from _argument_rows(name, model, asked, options)
+
+
+def _names(asked: Sequence[Asked]) -> list[str]:
+    return list(dict.fromkeys(name for one in asked for name in one.scores))
 
 
 def _held(asked: Sequence[Asked], side: str) -> dict[str, Any]:
