@@ -9,7 +9,7 @@ from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 
 
-class Transcript:
+class ImportedTranscript:
     """The messages so far and what is known beside each.
 
     A call of a model is given the whole conversation: only what follows the last answer in it is new. A tool's answer

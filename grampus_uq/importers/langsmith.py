@@ -20,7 +20,7 @@ from grampus_uq.importers.foreign_messages import message_of, shown
 from grampus_uq.importers.grouped import Grouped, grouped
 from grampus_uq.importers.imported_records import Refused, records, refuse_to
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
-from grampus_uq.importers.imported_transcript import Transcript
+from grampus_uq.importers.imported_transcript import ImportedTranscript
 from grampus_uq.importers.json_stream import Element
 from grampus_uq.importers.record_fields import (
     Refuse,
@@ -101,7 +101,7 @@ def _run(trace: str, spans: list[_Span], outcome: str | None) -> ImportedRun:
     first = spans[0].element
     if not any(span.kind == "llm" for span in spans):
         raise first.error("run_type", f"the trace {trace!r:.80} has no run of type llm, so no step.")
-    transcript = Transcript()
+    transcript = ImportedTranscript()
     model = ""
     for span in spans:
         if span.kind == "llm":
@@ -125,7 +125,7 @@ def _run(trace: str, spans: list[_Span], outcome: str | None) -> ImportedRun:
     )
 
 
-def _ask(transcript: Transcript, span: _Span) -> None:
+def _ask(transcript: ImportedTranscript, span: _Span) -> None:
     element, value = span.element, span.element.value
     refuse = element.error
     inputs = object_or_none(value.get("inputs"), "inputs", refuse) or {}
@@ -177,7 +177,7 @@ def _answer(outputs: Any) -> tuple[Any, str]:
     return (outputs, "") if "role" in outputs else (None, "")
 
 
-def _tool(transcript: Transcript, span: _Span) -> None:
+def _tool(transcript: ImportedTranscript, span: _Span) -> None:
     element = span.element
     outputs = object_or_none(element.value.get("outputs"), "outputs", element.error) or {}
     error = text_or_none(element.value.get("error"), "error", element.error)

@@ -18,7 +18,7 @@ from grampus_uq.importers.genai_messages import given_and_answer
 from grampus_uq.importers.grouped import Grouped, grouped
 from grampus_uq.importers.imported_records import Refused, refuse_to
 from grampus_uq.importers.imported_run import ImportedRun, MessageFacts
-from grampus_uq.importers.imported_transcript import Transcript
+from grampus_uq.importers.imported_transcript import ImportedTranscript
 from grampus_uq.importers.otlp import OtlpSpan, read_otlp_spans
 from grampus_uq.importers.record_fields import number_or_none, text_or_none, token_count
 from grampus_uq.records.values import Message, Outcome, Reading
@@ -107,7 +107,7 @@ class _Conversation:
     """The conversation of a trace, and the readings of its steps."""
 
     def __init__(self) -> None:
-        self.transcript = Transcript()
+        self.transcript = ImportedTranscript()
         self._step: int | None = None
         self._judged: str | None = None
 

@@ -21,7 +21,7 @@ _HASHED = re.compile(r"hmac:[0-9a-f]{32}:(\d{1,12})\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
+class TracerTrajectory:
     """The steps of one run, of agent and user, in order.
 
     `characters`: what agent, tools and user wrote at each step. `readings`: by source, the confidence that was read at
@@ -40,7 +40,7 @@ class Trajectory:
 class Trajectories:
     """Labelled trajectories, and how many runs were left out, by reason."""
 
-    runs: tuple[Trajectory, ...]
+    runs: tuple[TracerTrajectory, ...]
     excluded: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -51,7 +51,7 @@ def labelled_trajectories(recorded: Iterable[Run], *, task_key: str = TASK) -> T
     not be read (`unread_texts`), and those that were not watched with TRACER (`no_components`). `task_key` names the
     metadata that says which task a run belongs to; without it every run is its own task.
     """
-    runs: list[Trajectory] = []
+    runs: list[TracerTrajectory] = []
     excluded: dict[str, int] = {}
     for run in recorded:
         reason = eligibility(run).reason or _unread(run)
@@ -69,7 +69,7 @@ def _unread(run: Run) -> str:
     return "unread_texts" if any(one.reason is not None for one in read) else ""
 
 
-def trajectory_of(run: Run, *, task_key: str = TASK) -> Trajectory | None:
+def trajectory_of(run: Run, *, task_key: str = TASK) -> TracerTrajectory | None:
     """Read one run, complete to its last step; None when it was not watched with TRACER. Failed unless a success."""
     walk = _Walk()
     kept = {id(event) for event in run.steps}
@@ -87,7 +87,7 @@ def trajectory_of(run: Run, *, task_key: str = TASK) -> Trajectory | None:
         source: tuple(values.get(place, math.nan) for place in range(len(steps)))
         for source, values in walk.readings.items()
     }
-    return Trajectory(
+    return TracerTrajectory(
         run_id=run.session_id,
         task=task_of(run, task_key) or run.session_id,
         failed=run.outcome is None or run.outcome.success is not True,

@@ -14,7 +14,7 @@ WORDS: Final[dict[str, str]] = {word: word.value for words in (UncertaintyLevel,
 """Levels and actions as plain text, which attributes take."""
 
 
-class Evaluation(NamedTuple):
+class NamedScore(NamedTuple):
     """One score of one step; `label` is the level of the run where the score decides it, None elsewhere."""
 
     name: str
@@ -34,12 +34,12 @@ def fused_of(step: StepUncertainty) -> float | None:
     return None if (fields["missing_reason"] or "").endswith(NO_READING) else fields["fused_confidence"]
 
 
-def evaluations(step: StepUncertainty) -> list[Evaluation]:
+def evaluations(step: StepUncertainty) -> list[NamedScore]:
     """The scores of a step: its fused confidence with the level it led to, and what a fitted profile adds."""
     fields = step.__dict__
     values = (fused_of(step), fields["p_success"], fields["trajectory_risk"])
     return [
-        Evaluation(name, value, WORDS[fields["level"]] if name == FUSED else None)
+        NamedScore(name, value, WORDS[fields["level"]] if name == FUSED else None)
         for name, value in zip(SCORES, values, strict=True)
         if value is not None
     ]

@@ -44,7 +44,7 @@ from grampus_uq.importers.tau_bench import read_tau_bench
 from grampus_uq.learn.evaluate.early_warning import ScoredPaths, early_warning
 from grampus_uq.learn.evaluate.risk_scores import ABLATIONS, SCORES, fitted_paths
 from grampus_uq.learn.fit.fit_tracer import cross_validate_tracer
-from grampus_uq.learn.trajectories import Trajectory
+from grampus_uq.learn.trajectories import TracerTrajectory
 from grampus_uq.records.events import ObservationEvent
 from grampus_uq.records.protocols import Embedder
 from grampus_uq.signals.embedding import CachedEmbedder, HashingEmbedder
@@ -79,7 +79,7 @@ def turn_events(run: ImportedRun) -> Iterator[TurnEvent]:
 class Read:
     """What a file held: its runs, the counts of what their agents did, by run, and how many could not be used."""
 
-    runs: list[Trajectory] = field(default_factory=list)
+    runs: list[TracerTrajectory] = field(default_factory=list)
     counts: list[FloatArray] = field(default_factory=list)
     skipped: int = 0
 
@@ -107,7 +107,7 @@ def load(path: str, embedder: Embedder, progress: Progress) -> Read:
         else:
             read.counts.append(counts_by_step(run))
             read.runs.append(
-                Trajectory(
+                TracerTrajectory(
                     run_id=run.run_id,
                     task=run.task_id or run.run_id,
                     failed=not run.outcome.success,

@@ -15,7 +15,7 @@ from grampus_uq.learn.evaluate.differences import DifferenceRow, difference_rows
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns, StopRow
 from grampus_uq.learn.evaluate.from_recordings import SELECTED_WHYS
 from grampus_uq.learn.evaluate.transparency import ScoredStream, TableRow, call_rows, scored_streams, table_rows
-from grampus_uq.learn.evaluate.verdict import Verdict, judge
+from grampus_uq.learn.evaluate.verdict import EvaluationVerdict, judge
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
@@ -36,7 +36,7 @@ class Evaluation:
     table: tuple[TableRow, ...]
     differences: tuple[DifferenceRow, ...]
     streams: tuple[ScoredStream, ...]
-    verdict: Verdict
+    verdict: EvaluationVerdict
     watch: tuple[WatchStatus, ...] = ()
 
     def to_json(self) -> dict[str, Any]:

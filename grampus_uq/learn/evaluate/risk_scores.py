@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from grampus_uq.learn.trajectories import Trajectory
+from grampus_uq.learn.trajectories import TracerTrajectory
 from grampus_uq.stats.propagation import SaupState, saup_uncertainty, saup_update
 from grampus_uq.stats.trajectory_risk import (
     Composite,
@@ -23,13 +23,13 @@ from grampus_uq.stats.trajectory_risk import (
 )
 
 FloatArray = npt.NDArray[np.float64]
-PathScore = Callable[[Trajectory], FloatArray]
+PathScore = Callable[[TracerTrajectory], FloatArray]
 
 
 def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], bool] | None = None) -> PathScore:
     """Make the function that scores every prefix of a run; steps that `keep` refuses stay in it with risk 0."""
 
-    def path(run: Trajectory) -> FloatArray:
+    def path(run: TracerTrajectory) -> FloatArray:
         seen = [step if keep is None or keep(step) else StepComponents(is_agent=step.is_agent) for step in run.steps]
         return np.array(tracer_scores(seen, parameters))
 
@@ -41,7 +41,7 @@ def _counted(what: Callable[[StepComponents], float]) -> PathScore:
     return lambda run: np.cumsum([what(step) for step in run.steps], dtype=np.float64)
 
 
-def _characters(run: Trajectory) -> FloatArray:
+def _characters(run: TracerTrajectory) -> FloatArray:
     """Characters so far; NaN for a recording that kept no text at all."""
     so_far = np.cumsum(run.characters, dtype=np.float64)
     return so_far if so_far[-1] else np.full(len(so_far), np.nan)
@@ -50,7 +50,7 @@ def _characters(run: Trajectory) -> FloatArray:
 def _averaged(source: str, risk: Callable[[float], float]) -> PathScore:
     """Make the function that averages the risk of a reading over the steps that have it; NaN before the first."""
 
-    def path(run: Trajectory) -> FloatArray:
+    def path(run: TracerTrajectory) -> FloatArray:
         total, count, values = 0.0, 0, []
         for value in run.readings.get(source, (math.nan,) * len(run.steps)):
             if not math.isnan(value):
@@ -61,7 +61,7 @@ def _averaged(source: str, risk: Callable[[float], float]) -> PathScore:
     return path
 
 
-def _saup(run: Trajectory) -> FloatArray:
+def _saup(run: TracerTrajectory) -> FloatArray:
     """Root mean square of the steps' token entropies: SAUP with all situational weights 1."""
     state, values = SaupState(), []
     for value in run.readings.get("token_entropy", (math.nan,) * len(run.steps)):
@@ -114,7 +114,7 @@ ABLATIONS: Final[Mapping[str, PathScore]] = {
 
 
 def fitted_paths(
-    runs: Sequence[Trajectory], fold_of: Sequence[int], parameters: Sequence[TracerParameters]
+    runs: Sequence[TracerTrajectory], fold_of: Sequence[int], parameters: Sequence[TracerParameters]
 ) -> list[FloatArray]:
     """Score every prefix by parameters that were fitted on other folds, as a rank among the runs of those folds.
 

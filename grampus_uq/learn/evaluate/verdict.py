@@ -43,7 +43,7 @@ class SignalRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class EvaluationVerdict:
     """The verdict in words, and the numbers behind it; figures are None where too little is known.
 
     at_the_call: it is about first irreversible calls, not runs. held: share of them held. right_of_rest: share of the
@@ -60,7 +60,7 @@ class Verdict:
     right_of_all: Figure = field(default_factory=Figure)
 
 
-def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> Verdict:
+def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> EvaluationVerdict:
     """Say which signal to hold by, on runs with an observed outcome; `streams` are `scored_streams` of `runs`."""
     least = _least(streams, len(runs))
     at_call = _at_the_call(runs)
@@ -76,17 +76,17 @@ def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> Verdict:
             verdict = _held({name: found[known] for name, found in values.items()}, succeeded, names)
             verdict = replace(verdict, rows=rows, at_the_call=about_calls)
             return replace(verdict, sentences=_in_words(verdict, len(succeeded)))
-    return Verdict(sentences=_too_few(succeeded), rows=rows)
+    return EvaluationVerdict(sentences=_too_few(succeeded), rows=rows)
 
 
-def _held(values: Mapping[str, FloatArray], succeeded: FloatArray, names: Sequence[str]) -> Verdict:
+def _held(values: Mapping[str, FloatArray], succeeded: FloatArray, names: Sequence[str]) -> EvaluationVerdict:
     second = split_halves(succeeded, names)
     held, chosen = np.zeros(len(succeeded), dtype=np.bool_), []
     for half in (second, ~second):
         name, limit = _chosen(values, succeeded, half)
         chosen.append(name)
         held |= ~half & (values[name] < limit)  # what has no forecast is not held by it
-    return Verdict(
+    return EvaluationVerdict(
         sentences=(),
         rows=(),
         signals=tuple(dict.fromkeys(chosen)),
@@ -153,7 +153,7 @@ def _chosen(values: Mapping[str, FloatArray], succeeded: FloatArray, half: BoolA
     return best[0], float(best[2])
 
 
-def _in_words(verdict: Verdict, n: int) -> tuple[str, ...]:
+def _in_words(verdict: EvaluationVerdict, n: int) -> tuple[str, ...]:
     held, rest, whole = verdict.held, verdict.right_of_rest, verdict.right_of_all
     named = " on one half of the runs, ".join(verdict.signals) + (" on the other" if len(verdict.signals) > 1 else "")
     what = "first irreversible calls" if verdict.at_the_call else "runs"

@@ -9,7 +9,7 @@ import pytest
 from grampus_uq.learn.evaluate import Censoring
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 from grampus_uq.learn.evaluate.transparency import scored_streams
-from grampus_uq.learn.evaluate.verdict import Verdict, judge
+from grampus_uq.learn.evaluate.verdict import EvaluationVerdict, judge
 from grampus_uq.stats import ForecastTraces
 from tests.binomial import binomial_ceiling
 
@@ -18,7 +18,7 @@ CHANCE = "That may be chance"
 
 def made(
     outcomes: npt.ArrayLike, asks: npt.NDArray[np.int64] | None = None, **streams: npt.NDArray[np.float64]
-) -> Verdict:
+) -> EvaluationVerdict:
     """The verdict on runs of one step (a row a run) or of several (a column a step)."""
     found = {name: ForecastTraces.of([np.atleast_1d(row).tolist() for row in rows]) for name, rows in streams.items()}
     y = np.asarray(outcomes, dtype=np.float64)
