@@ -36,8 +36,8 @@ from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyA
 from grampus_uq.wire.model_call import ask_model, recorded_model
 
 TOOL: Final = "publish_answer"
-ANSWER_STEP: Final = "answer"
-PUBLISH_STEP: Final = "publish"
+_ANSWER_STEP: Final = "answer"
+_PUBLISH_STEP: Final = "publish"
 TOOL_SCHEMA: Final = {
     "name": TOOL,
     "description": "Publish an answer for everybody to read. It cannot be taken back.",
@@ -48,7 +48,7 @@ TOOL_SCHEMA: Final = {
     },
 }
 AGENT: Final = "grampus-uq-demo"
-LABELLED_BY: Final = "answer key"
+_LABELLED_BY: Final = "answer key"
 TOP_LOGPROBS: Final = 5
 
 _FAILURES_IN_A_ROW: Final = 8
@@ -97,7 +97,7 @@ class ReadingsOfAnswers:
 
     def on_event(self, event: Event) -> None:
         """Keep the readings of an answer."""
-        if isinstance(event, StepEvent) and event.step.step_id == ANSWER_STEP:
+        if isinstance(event, StepEvent) and event.step.step_id == _ANSWER_STEP:
             opened = None if event.trajectory is None else event.trajectory.pending
             self._kept[event.session_id] = event.readings, None if opened is None else opened.surprisal
 
@@ -237,16 +237,16 @@ async def _answer_and_publish(work: Work, question: Question, session: Session, 
     session.observe_user(question.text)
     assessment, _ = await session.observe_llm_response(
         answer,
-        ANSWER_STEP,
+        _ANSWER_STEP,
         prompt_messages=prompt,
         model_client=ShortAnswers(work.client, work.max_tokens),
         model_id=work.model,
         logprobs=reply.logprobs,
         usage=reply.token_usage,
     )
-    call = ToolCall(id=PUBLISH_STEP, name=TOOL, arguments={"question": question.text, "answer": answer})
+    call = ToolCall(id=_PUBLISH_STEP, name=TOOL, arguments={"question": question.text, "answer": answer})
     verdict = session.would_allow(call, effect=Effect.IRREVERSIBLE)
-    proposed, action = await session.observe_tool_call(call, PUBLISH_STEP, effect=Effect.IRREVERSIBLE)
+    proposed, action = await session.observe_tool_call(call, _PUBLISH_STEP, effect=Effect.IRREVERSIBLE)
     fate: Fate = "aborted" if verdict.action is UncertaintyAction.ABORT else "paused"
     if verdict.allowed and not action.stops:
         session.observe_tool_result(call.id, work.publish(question, answer))
@@ -283,7 +283,7 @@ async def _ask_patiently(work: Work, prompt: Sequence[Message]) -> ModelResponse
 
 
 def _outcome(success: bool | None, stop_reason: StopReason, *, note: str | None = None) -> Outcome:
-    known = None if success is None else LABELLED_BY
+    known = None if success is None else _LABELLED_BY
     return Outcome(success=success, stop_reason=stop_reason, labelled_by=known, time_s=time.time(), note=note)
 
 

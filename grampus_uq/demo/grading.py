@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 Match = Literal["words", "symbol", "number"]
 
-MAX_GRADED_CHARACTERS: Final = 2_000
+_MAX_GRADED_CHARACTERS: Final = 2_000
 
 _APOSTROPHES: Final = re.compile("['’‘ʻʼʹ`´′]|(?<=\\b[a-z])\\.(?=[a-z]\\b)")  # and the points of "D.C."
 _NOT_WORD: Final = re.compile(r"[^\w]+|_")
@@ -59,7 +59,7 @@ def is_right(key: Key, question: str, answer: str) -> bool:
     >>> is_right(Key(accepted=("42",), match="number"), "What is 17 + 25?", "17 + 25 = 42")
     True
     """
-    answer = answer[:MAX_GRADED_CHARACTERS]
+    answer = answer[:_MAX_GRADED_CHARACTERS]
     if key.match == "number":
         return _claimed_number(question, answer) in {exact_number(value) for value in key.accepted}
     if key.match == "symbol":

@@ -38,8 +38,8 @@ class Mail:
 
     @property
     def right_call(self) -> str:
-        """The call that a careful clerk makes, as `as_words` writes it."""
-        return as_words(self.tool, self.order, f"{self.amount:.2f}")
+        """The call that a careful clerk makes, as `_as_words` writes it."""
+        return _as_words(self.tool, self.order, f"{self.amount:.2f}")
 
     def is_right(self, call: ToolCall) -> bool:
         """True when tool and every argument are right."""
@@ -63,10 +63,10 @@ class Mail:
 def spoken(call: ToolCall) -> str:
     """A proposed call as the demo shows it, such as `refund A1234, 12.00 EUR`."""
     values: Mapping[str, object] = call.arguments
-    return as_words(call.name, str(values.get("order")), str(values.get("amount")))
+    return _as_words(call.name, str(values.get("order")), str(values.get("amount")))
 
 
-def as_words(tool: str, order: str, amount: str) -> str:
+def _as_words(tool: str, order: str, amount: str) -> str:
     """The words for a call; `amount` only counts for a refund."""
     return f"{tool} {order}" + (f", {amount} EUR" if tool == REFUND else "")
 

@@ -85,10 +85,10 @@ class Screen:
     def __rich__(self) -> RenderableType:
         if not self._answers:
             return Text(self.line)
-        return Stack(answers_view(self._answers[-_ROWS:]), Text(self.line))
+        return Stack(_answers_view(self._answers[-_ROWS:]), Text(self.line))
 
 
-def answers_view(answers: Sequence[Answered]) -> Table:
+def _answers_view(answers: Sequence[Answered]) -> Table:
     """One row an answer: question, answer, readings, decision."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("question", max_width=44, no_wrap=True, overflow="ellipsis")

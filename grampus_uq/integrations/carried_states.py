@@ -28,7 +28,7 @@ from grampus_uq.gate.recovery import restored
 from grampus_uq.gate.seal import SEAL
 from grampus_uq.integrations.settings import AdapterSettings
 
-Belief = dict[str, Any]
+_Belief = dict[str, Any]
 Turn = dict[str, Any]
 
 _VERSION = 2
@@ -37,7 +37,7 @@ _MAX_AT_HAND = 1_024
 _TAGS = itertools.count()
 _PROCESS = uuid.uuid4().hex
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
-_FIRST: Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
+_FIRST: _Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Carried:
     """A state that was read: its session, whose calls they are, and the records as far as they are believed."""
 
     session: Session
-    belief: Belief
+    belief: _Belief
     terms: Terms
     turn: Turn | None
     records: tuple[CallRecord, ...]
@@ -115,7 +115,7 @@ class CarriedStates:
         return replace(known, belief={**known.belief, "repeats": known.belief["repeats"] + repeats})
 
     def _read(self, session_id: str, place: str, state: Mapping[str, Any], begun: bool) -> Carried:
-        given: Belief = state.get("belief") or {}
+        given: _Belief = state.get("belief") or {}
         snapshot = given.get("session")
         if snapshot is not None and snapshot["state"]["session_id"] != session_id:  # the framework names the session
             snapshot = {**snapshot, "state": {**snapshot["state"], "session_id": session_id}}

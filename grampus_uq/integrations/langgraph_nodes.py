@@ -43,7 +43,7 @@ from grampus_uq.integrations.langchain_messages import (
 from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, read_state, session_id_of
 
 _MAX_NOTED = 1_024
-Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
+_Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +254,7 @@ class GuardedNode(RunnableLambda[Any, Any]):
         work: Callable[..., Coroutine[Any, Any, Any]],
         inner: Any = None,
         read: Callable[[Any], Any] = dict,
-        fence: Fence | None = None,
+        fence: _Fence | None = None,
     ) -> None:
         self.name = name
         self._work, self._inner, self._read = work, inner, read
@@ -290,7 +290,7 @@ def wrap_node(
     schema: Any,
     work: Callable[..., Coroutine[Any, Any, Any]],
     ways: tuple[str, ...],
-    fence: Fence | None = None,
+    fence: _Fence | None = None,
 ) -> bool:
     """Let a node of the graph go on to `work` with its result; False for one that is not there, cached, or a graph.
 

@@ -60,7 +60,7 @@ class RunRows:
     calls: tuple[int, ...] = ()
 
 
-ReadRun = Callable[[Run, Eligibility], RunRows | None]
+_ReadRun = Callable[[Run, Eligibility], RunRows | None]
 """Gives the rows of a run, or None when the run is only to be counted. May raise DataError: the run is then refused."""
 
 
@@ -138,7 +138,7 @@ class Columns:
 
 def read_columns(
     paths: Paths,
-    read_run: ReadRun,
+    read_run: _ReadRun,
     *,
     task_key: str = TASK,
     workers: int = 1,
@@ -150,7 +150,7 @@ def read_columns(
 
     Args:
         paths: files and folders, packed ones too; a run that lies in two files counts once.
-        read_run: as `ReadRun`; a function of a module or a partial of one, since it is sent to other processes.
+        read_run: as `_ReadRun`; a function of a module or a partial of one, since it is sent to other processes.
         task_key: the metadata that names a run's task.
         workers, backend: who reads.
         on_runs: called with the number of runs of each part.
@@ -169,7 +169,7 @@ def read_columns(
 
 
 def columns_of(
-    runs: Iterable[Run], read_run: ReadRun, *, task_key: str = TASK, on_refused: Refused | None = None
+    runs: Iterable[Run], read_run: _ReadRun, *, task_key: str = TASK, on_refused: Refused | None = None
 ) -> Columns:
     """Gather runs that were read already, as `read_columns` does."""
     found = Columns()
@@ -202,7 +202,7 @@ def recorded_rows(
         step = event.step
         if is_model_step(event):
             places[text_key(step.step_id)] = len(rows)
-            row = step_streams(event, assessment)
+            row = _step_streams(event, assessment)
             rows.append(row if streams is None else {name: row[name] for name in streams if name in row})
         elif is_irreversible(policy, step.tool_name, step.effect):
             turn = placed(turns, step.tool_calls[0] if step.tool_calls else None, step.step_id)[1]
@@ -210,7 +210,7 @@ def recorded_rows(
     return RunRows(rows=rows, calls=tuple(calls))
 
 
-def step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, float]:
+def _step_streams(event: StepEvent, assessment: StepUncertainty) -> dict[str, float]:
     """The streams of one step, those without a value left out, as the engine gives them to a calibration or a detector.
 
     All are in [0, 1], higher is better; the trajectory risk as 1/(1 + risk). A reading that bears the name of a derived
@@ -255,7 +255,7 @@ def other_trials(runs: Iterable[RunRow]) -> Counter[str]:
     return Counter(run.task for run in runs if run.task is not None and run.eligibility.reason not in out)
 
 
-def _columns_of_part(read_run: ReadRun, task_key: str, runs: Iterator[Run], refused: Refused | None) -> Columns:
+def _columns_of_part(read_run: _ReadRun, task_key: str, runs: Iterator[Run], refused: Refused | None) -> Columns:
     return columns_of(runs, read_run, task_key=task_key, on_refused=refused)
 
 

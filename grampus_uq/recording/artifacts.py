@@ -44,7 +44,7 @@ _MAX_BYTES: Final = 64 * 2**20
 _PACKAGES: Final = ("grampus-uq", "numpy", "pydantic", "scikit-learn", "scipy")
 _strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 
 
@@ -54,7 +54,7 @@ class InputFile(BaseModel):
     model_config = _strict
 
     name: str
-    sha256: Sha256
+    sha256: _Sha256
     size: Count
 
     @classmethod
@@ -102,8 +102,8 @@ class FittedFor(BaseModel):
     model_config = _strict
 
     model: str | None = None
-    prompt_hash: Sha256 | Literal["*"] | None = None
-    tools_hash: Sha256 | Literal["*"] | None = None
+    prompt_hash: _Sha256 | Literal["*"] | None = None
+    tools_hash: _Sha256 | Literal["*"] | None = None
 
 
 class ProfileArtifact(BaseModel):

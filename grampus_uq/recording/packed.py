@@ -15,7 +15,7 @@ from typing import Any, Final
 from grampus_uq.errors import DataError, MissingDependencyError
 
 PACKED_SUFFIX: Final = ".parquet"
-GROUP_BYTES: Final = 8 * 2**20
+_GROUP_BYTES: Final = 8 * 2**20
 _MAGIC: Final = b"PAR1"
 _KEY: Final = b"grampus_uq.recording"
 _VERSION: Final = b"1"
@@ -91,7 +91,7 @@ class PackedWriter:
             self._rows[1].append(kind[1].decode() if kind else "")
             self._rows[2].append(line)
             self._bytes += len(line)
-        if self._bytes >= GROUP_BYTES:
+        if self._bytes >= _GROUP_BYTES:
             self._flush()
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from grampus_uq.recording.parts import RecordingPart, recording_parts
 from grampus_uq.recording.reader import PartialLine, scan
 from grampus_uq.recording.runs import Paths, interleaved, recording_files
 
-FILE_BYTES: Final = 128 * 2**20
+_FILE_BYTES: Final = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ def pack(
     *,
     workers: int = 1,
     backend: Backend = "local",
-    file_bytes: int = FILE_BYTES,
+    file_bytes: int = _FILE_BYTES,
     on_file: Callable[[PackedFile], None] | None = None,
 ) -> list[PackedFile]:
     """Write the recordings under files and folders into `part-00000.parquet` and so on; return what was written.

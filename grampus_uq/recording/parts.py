@@ -22,7 +22,7 @@ from grampus_uq.recording.runs import Paths, Refused, Run, recording_files, refu
 
 Result = TypeVar("Result")
 
-PART_BYTES: Final = 16 * 2**20
+_PART_BYTES: Final = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def _of_part(known: Copies, part: RecordingPart) -> Copies:
 
 
 def recording_parts(
-    paths: Paths, *, part_bytes: int = PART_BYTES, on_refused: Refused | None = None
+    paths: Paths, *, part_bytes: int = _PART_BYTES, on_refused: Refused | None = None
 ) -> Iterator[RecordingPart]:
     """Yield the parts of files and folders, in the order of `runs`; together they hold the same runs.
 

@@ -79,7 +79,7 @@ def validated(adapter: TypeAdapter[T], body: bytes, *, path: str = "", line: int
     try:
         return adapter.validate_json(body, strict=True)
     except ValidationError as error:
-        raise validation_fault(error, path=path, line=line) from error
+        raise _validation_fault(error, path=path, line=line) from error
 
 
 def check_version(version: object, newest: int, *, path: str = "", line: int | None = None) -> None:
@@ -91,7 +91,7 @@ def check_version(version: object, newest: int, *, path: str = "", line: int | N
         raise DataError(f"{reason} Install a newer grampus-uq.", path=path, line=line, field="v")
 
 
-def validation_fault(error: ValidationError, *, path: str = "", line: int | None = None) -> DataError:
+def _validation_fault(error: ValidationError, *, path: str = "", line: int | None = None) -> DataError:
     """The first fault of a validation, with its place."""
     first = error.errors(include_url=False, include_context=False)[0]
     field = ".".join(str(part) for part in first["loc"])

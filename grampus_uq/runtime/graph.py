@@ -26,7 +26,7 @@ from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores.memory import MemoryStore
 
 Route = Callable[[AgentState], Awaitable[str] | str]
-MAX_VISITS = 1_000
+_MAX_VISITS = 1_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Graph:
         graph_id: str,
         store: SessionStore | None = None,
         lease_s: float = 30.0,
-        max_visits: int = MAX_VISITS,
+        max_visits: int = _MAX_VISITS,
         **compat: Any,
     ) -> None:
         store = compat.pop("state_store", store)

@@ -38,7 +38,7 @@ from grampus_uq.wire.model_call import ask_model
 
 log = logging.getLogger("grampus_uq.runtime.loop")
 
-MAX_REJECTED_TURNS = 2
+_MAX_REJECTED_TURNS = 2
 _MAX_CALLS = 256
 _MAX_NAME = 1_000
 
@@ -205,7 +205,7 @@ class Loop:
             self._state.rejected_turns += 1
         else:
             self._state.rejected_turns = 0
-        return self._state.rejected_turns > MAX_REJECTED_TURNS
+        return self._state.rejected_turns > _MAX_REJECTED_TURNS
 
     # -- endings --------------------------------------------------------------------------------------------------
 

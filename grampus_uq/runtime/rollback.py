@@ -35,11 +35,11 @@ from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.stopping import stops_now
 from grampus_uq.runtime.store import parsed
 
-Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
+_Compensate = Callable[[Sequence[ExecutedCall]], Awaitable[Sequence[str | None] | None]]
 """Makes up for calls; returns for each what was done about it, or None. Called once for each call."""
 
-BRANCH = "branch"
-MAX_NOTE = 4_000
+_BRANCH = "branch"
+_MAX_NOTE = 4_000
 _MAX_LISTED = 20
 
 
@@ -65,7 +65,7 @@ async def rollback(
     to_step: int,
     *,
     note: str | None = None,
-    compensate: Compensate | None = None,
+    compensate: _Compensate | None = None,
     agent_def: AgentDefinition | None = None,
 ) -> ExecutionResult:
     """Take a session back to before a step of the model, and run a new branch from there.
@@ -96,7 +96,7 @@ async def rollback(
     audit = AuditLog(runner.ledger.store, agent_id, session_id)
     policy = runner.policy()
     done = executed_calls(await audit.entries(), old, to_step, policy)
-    text = (note or "")[:MAX_NOTE]
+    text = (note or "")[:_MAX_NOTE]
     new = _branched(old, restored, to_step, done).replaces(old)
     new.stops_seen = await stops_now(runner.ledger, new)  # orders given before are for the branch that is gone
     new.vouched = old.vouched and restored.vouched and all(map(runner.gate.believes, (old.sealed, restored.sealed)))
@@ -127,7 +127,7 @@ async def recover(
     *,
     failure: str | None = None,
     from_start: bool = False,
-    compensate: Compensate | None = None,
+    compensate: _Compensate | None = None,
     agent_def: AgentDefinition | None = None,
 ) -> ExecutionResult:
     """Take a failed session back to before the first step of its prediction set, and run a new branch from there.
@@ -155,14 +155,14 @@ async def recover(
     """
     old, _ = await _not_running(runner, agent_id, session_id)
     to_step = await restart_step(runner.ledger.store, old, prediction_set, from_start=from_start)
-    note = what_failed(prediction_set, failure, limit=MAX_NOTE)
+    note = what_failed(prediction_set, failure, limit=_MAX_NOTE)
     return await rollback(runner, agent_id, session_id, to_step, note=note, compensate=compensate, agent_def=agent_def)
 
 
 async def branches(runner: AgentRunner, agent_id: str, session_id: str) -> list[Branch]:
     """The discarded branches of a session, the oldest first; raises SessionError when there is no such session."""
     current, _ = await runner.ledger.known(agent_id, session_id)
-    documents = await runner.ledger.store.scan(BRANCH, prefix=run_prefix(current))
+    documents = await runner.ledger.store.scan(_BRANCH, prefix=run_prefix(current))
     found = [parsed(Branch, document.body, "A stored branch") for document in documents]
     return [branch for branch in found if branch.number != current.branch]  # else a rollback died before it took place
 
@@ -271,9 +271,9 @@ async def _archive(runner: AgentRunner, old: AgentState, to_step: int, note: str
     """Store the branch that is about to be discarded; a repeated rollback overwrites it."""
     body = Branch(to_step=to_step, note=note, kept_s=time.time(), state=old).model_dump_json()
     key = f"{run_prefix(old)}{old.branch:04d}"
-    found = await runner.ledger.store.get(BRANCH, key)
+    found = await runner.ledger.store.get(_BRANCH, key)
     await runner.ledger.store.put(
-        BRANCH, key, body, expected=0 if found is None else found.version, label=old.status.value
+        _BRANCH, key, body, expected=0 if found is None else found.version, label=old.status.value
     )
 
 
@@ -295,7 +295,7 @@ async def _run_compensation(
     new: AgentState,
     version: int,
     calls: Sequence[ExecutedCall],
-    compensate: Compensate,
+    compensate: _Compensate,
     note: str,
     terms: Terms,
 ) -> None:

@@ -17,7 +17,7 @@ from grampus_uq.runtime.transcript import Transcript
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 STATE_VERSION = 2
-PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
+_PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
 
 class Segment(BaseModel):
@@ -188,7 +188,7 @@ class AgentState(BaseModel):
             self.messages.append(
                 Message(
                     role=Role.TOOL,
-                    content=PLACEHOLDER,
+                    content=_PLACEHOLDER,
                     name=call.name,
                     tool_call_id=call.id,
                     metadata={"placeholder": True},

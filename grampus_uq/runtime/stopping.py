@@ -23,7 +23,7 @@ from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import Change, Document, Put
 
-POLL_S = 0.25
+_POLL_S = 0.25
 _ALL = "*"
 _TRIES = 100
 
@@ -41,7 +41,7 @@ class StopReport:
 
 
 class StopOrders:
-    """The stop orders of one store, polled once every `POLL_S` however many sessions wait for them."""
+    """The stop orders of one store, polled once every `_POLL_S` however many sessions wait for them."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -52,14 +52,14 @@ class StopOrders:
     async def reached(self, state: AgentState, looked_at: int, *, since: float | None = None) -> tuple[bool, int]:
         """Whether this session was ordered to stop, and the number of the newest order considered.
 
-        `looked_at` is that number as of the last call. An answer of the store up to `POLL_S` old counts, and an
+        `looked_at` is that number as of the last call. An answer of the store up to `_POLL_S` old counts, and an
         unreachable store orders nothing. With `since`, a time of the monotonic clock, every earlier order counts, and
         StoreError is raised when that cannot be known.
         """
         try:
             if since is not None:
                 await self._know(since)
-            elif time.monotonic() - self._asked_at >= POLL_S:
+            elif time.monotonic() - self._asked_at >= _POLL_S:
                 await self._ask()
             number, to_all = self._orders
             if number == looked_at:
@@ -80,11 +80,11 @@ class StopOrders:
         """
         with anyio.move_on_after(at_most_s):
             if self._orders[0] != looked_at:  # they could not be read just now
-                await anyio.sleep(POLL_S)
+                await anyio.sleep(_POLL_S)
             while self._orders[0] == looked_at:
                 async with self._turns()[0]:
                     if self._orders[0] == looked_at:
-                        await anyio.sleep(POLL_S)
+                        await anyio.sleep(_POLL_S)
                         with contextlib.suppress(StoreError):
                             await self._ask()
 
@@ -172,7 +172,7 @@ async def _standing(ledger: Ledger, running: dict[str, str], reached: Sequence[s
         standing = tuple(key for key in reached if still.get(key) != running[key])
         if len(standing) == len(reached) or time.monotonic() >= until:
             return standing
-        await anyio.sleep(POLL_S / 2)
+        await anyio.sleep(_POLL_S / 2)
 
 
 def _orders(found: Document | None) -> tuple[int, int]:

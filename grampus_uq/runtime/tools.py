@@ -17,7 +17,7 @@ from grampus_uq.records.vocabulary import Effect, parse_effect
 from grampus_uq.wire.lone_surrogates import MAX_TEXT_CHARACTERS, bounded_text
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-IDEMPOTENCY = "idempotency_key"
+_IDEMPOTENCY = "idempotency_key"
 
 
 def tool(*, effect: Effect | str = Effect.UNKNOWN, name: str | None = None) -> Callable[[Function], Function]:
@@ -46,7 +46,7 @@ class Tool:
         self.effect: Effect = parse_effect(effect, "Tool") or marks.get("effect", Effect.UNKNOWN)
         self.description = inspect.getdoc(function) or ""
         self._arguments = _argument_model(self.name, function)
-        self._takes_key = IDEMPOTENCY in inspect.signature(function).parameters
+        self._takes_key = _IDEMPOTENCY in inspect.signature(function).parameters
         parameters = self._arguments.model_json_schema()
         parameters.pop("title", None)
         self._schema: dict[str, Any] = {
@@ -67,7 +67,7 @@ class Tool:
         """Validate and call; a plain function runs in a worker thread."""
         arguments = self.validate(call)
         if self._takes_key:
-            arguments[IDEMPOTENCY] = key
+            arguments[_IDEMPOTENCY] = key
         if inspect.iscoroutinefunction(self.function):
             return await self.function(**arguments)
         call_boxed = functools.partial(_boxed, self.function, arguments)
@@ -84,7 +84,7 @@ def _argument_model(name: str, function: Callable[..., Any]) -> type[BaseModel]:
     hints = inspect.get_annotations(function, eval_str=True)
     fields: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.name == IDEMPOTENCY:
+        if parameter.name == _IDEMPOTENCY:
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigurationError.of(
@@ -186,11 +186,11 @@ def _said(error: Exception) -> str:
 def _executor_call(executor: Any, call: ToolCall, key: str) -> Awaitable[Any]:
     parameters = _parameters(executor.execute)
     named = {p.name for p in parameters}
-    options = {IDEMPOTENCY: key} if IDEMPOTENCY in named else {}
+    options = {_IDEMPOTENCY: key} if _IDEMPOTENCY in named else {}
     positional = [
         p
         for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != IDEMPOTENCY and p.default is p.empty
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != _IDEMPOTENCY and p.default is p.empty
     ]
     arguments: Sequence[Any] = (call.name, dict(call.arguments)) if len(positional) == 2 else (call,)
     awaitable: Awaitable[Any] = executor.execute(*arguments, **options)

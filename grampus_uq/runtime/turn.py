@@ -39,10 +39,10 @@ from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StoppedError
 
-Execute = Callable[[ToolCall, str], Awaitable[ToolResult]]
+_Execute = Callable[[ToolCall, str], Awaitable[ToolResult]]
 """Runs a call under an idempotency key."""
 
-STORE_DOWN = "Not executed: the session store cannot be reached, and this call must not run without a record."
+_STORE_DOWN = "Not executed: the session store cannot be reached, and this call must not run without a record."
 
 
 class Delegate(Protocol):
@@ -78,7 +78,7 @@ class Turn:
         ledger: Ledger,
         gate: Gate,
         declared: Callable[[str], Effect | None],
-        execute: Execute,
+        execute: _Execute,
         delegates: Mapping[str, Delegate],
         unwatched: UncertaintyPolicy | None = None,
     ) -> None:
@@ -254,7 +254,7 @@ class Turn:
         except StoreError:
             for record in started:
                 if self._guarded(record):
-                    self._state.settle(record, STORE_DOWN, is_error=True)
+                    self._state.settle(record, _STORE_DOWN, is_error=True)
             return [record for record in started if not self._guarded(record)]
         return started
 

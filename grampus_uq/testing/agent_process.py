@@ -24,7 +24,7 @@ from grampus_uq.testing.agent_script import AgentFactory
 from grampus_uq.testing.agent_under_test import NOT_OFFERED, AgentUnderTest, Ended, Failed, Paused
 
 
-def load_factory(reference: str) -> AgentFactory:
+def _load_factory(reference: str) -> AgentFactory:
     """The factory that "package.module:name" refers to."""
     module, _, name = reference.partition(":")
     return cast(AgentFactory, getattr(importlib.import_module(module), name))
@@ -96,7 +96,7 @@ def _live(factory: AgentFactory, order: Order) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Carry out orders until there are no more."""
-    factory = load_factory(arguments[0])
+    factory = _load_factory(arguments[0])
     _say({"ready": True})
     for line in sys.stdin:
         order = ORDER.validate_json(line)

@@ -26,7 +26,7 @@ from grampus_uq.records.values import Message, ToolCall
 from grampus_uq.testing.agent_under_test import AgentUnderTest, Decision
 from grampus_uq.testing.scripted_model import ScriptedModel
 
-LEDGER = "ledger.jsonl"
+_LEDGER = "ledger.jsonl"
 PRECONDITION = "precondition"
 APPROVALS = "approvals.json"
 
@@ -132,7 +132,7 @@ class AgentSetup:
     def note(self, kind: str, **facts: Any) -> None:
         """Append one line, in one write: lines of several processes do not mix, and a killed one leaves none torn."""
         line = json.dumps({"kind": kind, "pid": os.getpid(), **facts}, default=str) + "\n"
-        file = os.open(self.folder / LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        file = os.open(self.folder / _LEDGER, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             os.write(file, line.encode())
         finally:
@@ -167,5 +167,5 @@ class _LedgerProcessor:
 
 def read_ledger(folder: Path) -> list[dict[str, Any]]:
     """The lines so far, in order."""
-    file = folder / LEDGER
+    file = folder / _LEDGER
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []

@@ -24,10 +24,10 @@ from grampus_uq.learn.attribution.scorers import StepScore
 FloatArray = npt.NDArray[np.float64]
 
 
-RIDGE = 30.0
+_RIDGE = 30.0
 """Default penalty on half the squared weights; strong, because labelled failures are few."""
 
-SCALE_FLOOR = 1e-6  # a feature with less spread than this is constant: it is centred, not blown up
+_SCALE_FLOOR = 1e-6  # a feature with less spread than this is constant: it is centred, not blown up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ def fit_conditional_logit(
     error_steps: Sequence[Sequence[int]],
     names: Sequence[str],
     *,
-    ridge: float = RIDGE,
+    ridge: float = _RIDGE,
     fitted_on: Sequence[str] = (),
 ) -> ConditionalLogit:
     """Fit the weights: maximise `sum_i mean_{j in errors_i} log p_ij - (ridge/2) |w|^2`.
@@ -97,7 +97,7 @@ def fit_conditional_logit(
             raise ConfigurationError.of("features", "fit_conditional_logit", rule, f"row {i}: {values.shape}")
     stacked = np.concatenate(list(features))
     mean, spread = stacked.mean(axis=0), stacked.std(axis=0)
-    scale = np.where(spread < SCALE_FLOOR, 1.0, spread)
+    scale = np.where(spread < _SCALE_FLOOR, 1.0, spread)
     lengths = np.array([len(values) for values in features])
     targets = np.concatenate([_shares(len(f), errors) for f, errors in zip(features, error_steps, strict=True)])
     weights = _newton((stacked - mean) / scale, targets, lengths, ridge)

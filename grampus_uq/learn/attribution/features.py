@@ -16,7 +16,7 @@ import numpy.typing as npt
 from grampus_uq.learn.attribution.failed_trajectory import Trajectory
 
 READ_CHARACTERS = 20_000
-REPETITION_WINDOW = 20
+_REPETITION_WINDOW = 20
 """Earlier steps that a step is compared with; bounds the work on a long trajectory."""
 
 _WORD = re.compile(r"[^\W_]+")
@@ -118,7 +118,7 @@ def _repeats(words: Sequence[frozenset[str]], task: frozenset[str]) -> dict[str,
     repetition, new = [], []
     known = set(task)
     for place, own in enumerate(words):
-        window = words[max(0, place - REPETITION_WINDOW) : place]
+        window = words[max(0, place - _REPETITION_WINDOW) : place]
         repetition.append(max((_overlap(own, other) for other in window), default=0.0))
         new.append(math.log1p(len(own - known)))
         known |= own

@@ -17,9 +17,9 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.learn.evaluate.forecast_runs import ForecastRuns
 
 FloatArray = npt.NDArray[np.float64]
-CensoringMode = Literal["none", "simple", "exact"]
+_CensoringMode = Literal["none", "simple", "exact"]
 
-ASSUMPTIONS: Mapping[CensoringMode, tuple[str, ...]] = {
+ASSUMPTIONS: Mapping[_CensoringMode, tuple[str, ...]] = {
     "none": (
         "Runs that reached their step budget are left out. What is scored are runs that ended by themselves: "
         "if runs that take long fail more often, the scores are those of an easier population.",
@@ -48,7 +48,7 @@ class Censoring:
     notes: sentences on where q comes from, printed beside the assumptions.
     """
 
-    mode: CensoringMode = "none"
+    mode: _CensoringMode = "none"
     q: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

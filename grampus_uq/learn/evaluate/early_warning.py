@@ -20,7 +20,7 @@ from grampus_uq.stats.ranks import conformal_quantile
 
 FloatArray = npt.NDArray[np.float64]
 
-FIXED_STEPS = (5, 10, 20)
+_FIXED_STEPS = (5, 10, 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def early_warning(
     seed: int = 0,
     alpha: float = 0.1,
     draws: int = 2000,
-    fixed_steps: Sequence[int] = FIXED_STEPS,
+    fixed_steps: Sequence[int] = _FIXED_STEPS,
 ) -> dict[str, Any]:
     """Measure one score; a figure that is not defined is None.
 

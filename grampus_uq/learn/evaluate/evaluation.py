@@ -19,7 +19,7 @@ from grampus_uq.learn.evaluate.verdict import EvaluationVerdict, judge
 from grampus_uq.stats.calibration_watch import WatchStatus
 from grampus_uq.stats.weight_schedules import LINEAR_FRONT
 
-FEW_RUNS = 100
+_FEW_RUNS = 100
 """Below this many scored runs the report says that its numbers are rough."""
 
 
@@ -106,7 +106,7 @@ def evaluate(
 def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censoring) -> list[str]:
     found = []
     scored = int((~np.isnan(censoring.targets(runs))).sum())
-    if scored < FEW_RUNS:
+    if scored < _FEW_RUNS:
         found.append(f"Only {scored} runs are scored: intervals are wide, and T-ECE is biased upwards on few runs.")
     known = runs.outcomes[~runs.censored]
     if len(known) and (known == known[0]).all():

@@ -23,10 +23,10 @@ from grampus_uq.stats.trajectory_risk import (
 )
 
 FloatArray = npt.NDArray[np.float64]
-PathScore = Callable[[TracerTrajectory], FloatArray]
+_PathScore = Callable[[TracerTrajectory], FloatArray]
 
 
-def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], bool] | None = None) -> PathScore:
+def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], bool] | None = None) -> _PathScore:
     """Make the function that scores every prefix of a run; steps that `keep` refuses stay in it with risk 0."""
 
     def path(run: TracerTrajectory) -> FloatArray:
@@ -36,7 +36,7 @@ def tracer_path(parameters: TracerParameters, keep: Callable[[StepComponents], b
     return path
 
 
-def _counted(what: Callable[[StepComponents], float]) -> PathScore:
+def _counted(what: Callable[[StepComponents], float]) -> _PathScore:
     """Make the function that sums a number of each step over every prefix of a run."""
     return lambda run: np.cumsum([what(step) for step in run.steps], dtype=np.float64)
 
@@ -47,7 +47,7 @@ def _characters(run: TracerTrajectory) -> FloatArray:
     return so_far if so_far[-1] else np.full(len(so_far), np.nan)
 
 
-def _averaged(source: str, risk: Callable[[float], float]) -> PathScore:
+def _averaged(source: str, risk: Callable[[float], float]) -> _PathScore:
     """Make the function that averages the risk of a reading over the steps that have it; NaN before the first."""
 
     def path(run: TracerTrajectory) -> FloatArray:
@@ -82,7 +82,7 @@ def _doubt(confidence: float) -> float:
 
 
 DEFAULTS: Final = TracerParameters()
-SCORES: Final[Mapping[str, PathScore]] = {
+SCORES: Final[Mapping[str, _PathScore]] = {
     "tracer_default": tracer_path(DEFAULTS),
     "extended_sum": _counted(extended_step_risk),
     "n_steps": _counted(lambda step: 1.0),
@@ -92,7 +92,7 @@ SCORES: Final[Mapping[str, PathScore]] = {
 }
 """TRACER unfitted, its extension, and counts."""
 
-READINGS: Final[Mapping[str, PathScore]] = {
+READINGS: Final[Mapping[str, _PathScore]] = {
     "normalised_entropy": _averaged("token_entropy", _entropy),
     "self_confidence": _averaged("verbalized", _doubt),
     "p_true": _averaged("p_true", _doubt),
@@ -101,7 +101,7 @@ READINGS: Final[Mapping[str, PathScore]] = {
 }
 """The paper's baselines, from what the monitor read: means over the steps so far, SAUP a root mean square."""
 
-ABLATIONS: Final[Mapping[str, PathScore]] = {
+ABLATIONS: Final[Mapping[str, _PathScore]] = {
     "tracer_agent_only": tracer_path(DEFAULTS, keep=lambda step: step.is_agent),
     "tracer_user_only": tracer_path(DEFAULTS, keep=lambda step: not step.is_agent),
     "tracer_additive": tracer_path(TracerParameters(composite=Composite.ADDITIVE)),

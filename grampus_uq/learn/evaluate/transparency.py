@@ -36,7 +36,7 @@ FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 BASE_RATE = "base rate"
-AT_THE_CALL = "at the call"
+_AT_THE_CALL = "at the call"
 SCORES: Mapping[str, ProperScore] = MappingProxyType(
     {"tps_log": LOG, "tps_brier": BRIER, "tps_beta24": BetaScore(a=2, b=4)}
 )
@@ -178,7 +178,9 @@ def call_rows(runs: ForecastRuns) -> list[TableRow]:
             metrics = _ranks(p[there], runs.outcomes[asked][there])
             missing = len(p) - n
             rows.append(
-                TableRow(stream=name, calibrated=False, scalar=AT_THE_CALL, runs=n, known=n, missing=missing, **metrics)
+                TableRow(
+                    stream=name, calibrated=False, scalar=_AT_THE_CALL, runs=n, known=n, missing=missing, **metrics
+                )
             )
     return sorted(rows, key=lambda row: -1.0 if row.auroc is None else row.auroc, reverse=True)
 

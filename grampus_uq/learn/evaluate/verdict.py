@@ -21,9 +21,9 @@ from grampus_uq.stats.halves import split_halves
 from grampus_uq.stats.ranking import auroc
 from grampus_uq.stats.trajectory_scores import min_forecast
 
-FEW_OF_A_KIND = 20
+_FEW_OF_A_KIND = 20
 """With fewer successes or failures than this nothing is said of the best signal."""
-ENOUGH_RUNS = 100
+_ENOUGH_RUNS = 100
 _LIMITS = 200
 
 
@@ -71,7 +71,7 @@ def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> EvaluationVerd
         there = np.array([~np.isnan(found) for found in values.values()]).reshape(-1, len(runs)).any(axis=0)
         known = there & ~runs.censored
         succeeded = runs.outcomes[known]
-        if min((succeeded == 1.0).sum(), (succeeded == 0.0).sum()) >= FEW_OF_A_KIND:
+        if min((succeeded == 1.0).sum(), (succeeded == 0.0).sum()) >= _FEW_OF_A_KIND:
             names = [str(name) for name, there in zip(runs.ids, known, strict=True) if there]
             verdict = _held({name: found[known] for name, found in values.items()}, succeeded, names)
             verdict = replace(verdict, rows=rows, at_the_call=about_calls)
@@ -168,7 +168,7 @@ def _in_words(verdict: EvaluationVerdict, n: int) -> tuple[str, ...]:
     )
     if rest.low <= whole.estimate:
         found.append("That may be chance: hold by it only after more runs.")
-    if n < ENOUGH_RUNS:
+    if n < _ENOUGH_RUNS:
         found.append(f"Too few runs to promise: the outcomes of {n} are known.")
     else:
         found.append("This is an estimate; a promise is what grampus-uq fit makes.")
@@ -178,7 +178,7 @@ def _in_words(verdict: EvaluationVerdict, n: int) -> tuple[str, ...]:
 def _too_few(succeeded: FloatArray) -> tuple[str, ...]:
     right = int(succeeded.sum())
     wrong = len(succeeded) - right
-    need = f"{FEW_OF_A_KIND} of each are the least that a comparison needs."
+    need = f"{_FEW_OF_A_KIND} of each are the least that a comparison needs."
     return (f"Too few runs to say which signal is best: {right} succeeded and {wrong} failed. {need}",)
 
 

@@ -39,7 +39,7 @@ FloatArray = npt.NDArray[np.float64]
 LEVELS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5)
 """Levels that every fit lists, besides the one asked for."""
 
-BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.2)
+_BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Interruption budgets that every label-free fit lists."""
 
 
@@ -157,7 +157,7 @@ def fit_budget(
     *,
     rng: np.random.Generator,
     share: float = 0.05,
-    shares: Sequence[float] = BUDGETS,
+    shares: Sequence[float] = _BUDGETS,
 ) -> DetectorFit:
     """Set an interruption budget: "pause at most a share b of runs", from recorded runs without any label.
 

@@ -31,7 +31,7 @@ from grampus_uq.stats.tree_ensemble import TreeEnsemble
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 
-LOGIT_CLIP = 1e-3
+_LOGIT_CLIP = 1e-3
 """Where a stated probability is held before its logit enters a trained member."""
 
 LEAST_OF_A_CLASS = 10
@@ -53,7 +53,7 @@ class Training:
     step: npt.NDArray[np.intp]
 
 
-Component = Callable[[Training], FeatureScorer | None]
+_Component = Callable[[Training], FeatureScorer | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ def average(scorers: list[FeatureScorer]) -> FeatureScorer:
 def _frame(runs: DetectorRuns, *, logits: bool, longest: int, sees_last: bool = False) -> FeatureScorer:
     """The scale of the scores and what stands in for missing ones; its linear part is only a placeholder."""
     bounded = [logits and inside for inside in runs.bounded]
-    clips = tuple(LOGIT_CLIP if inside else None for inside in bounded)
+    clips = tuple(_LOGIT_CLIP if inside else None for inside in bounded)
     scales = [_logit_mean(x) if inside else _mean(x) for x, inside in zip(runs.values.T, bounded, strict=True)]
     return FeatureScorer(
         name="frame",
@@ -183,7 +183,7 @@ def _mean(x: FloatArray) -> float:
 
 
 def _logit_mean(x: FloatArray) -> float:
-    held = np.clip(x, LOGIT_CLIP, 1.0 - LOGIT_CLIP)
+    held = np.clip(x, _LOGIT_CLIP, 1.0 - _LOGIT_CLIP)
     return _mean(np.log(held / (1.0 - held)))
 
 
@@ -261,7 +261,7 @@ def _monotone(training: Training) -> list[int]:
     return signs + [0] * (len(training.features) - len(signs))
 
 
-_COMPONENTS: dict[str, Component] = {
+_COMPONENTS: dict[str, _Component] = {
     "ewma": _fit_ewma,
     "three": _fit_three,
     "per_step": _fit_per_step,

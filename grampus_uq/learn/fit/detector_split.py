@@ -17,7 +17,7 @@ from grampus_uq.learn.fit.detector_runs import BoolArray, DetectorRuns, IntArray
 from grampus_uq.stats.eprocess_thresholds import Mode, successes_needed
 from grampus_uq.stats.ranks import binomial_log_sf, conformal_rank, pac_rank
 
-LEAST_TO_LEARN = 20
+_LEAST_TO_LEARN = 20
 """With fewer fitting runs of a class nothing is learned and nothing chosen: a running minimum, untrained, is used."""
 
 _SPENT = 0.8  # share of delta that the threshold of the wished level may use up
@@ -60,11 +60,11 @@ def least_to_learn(runs: DetectorRuns) -> int:
     """
     assert runs.success is not None  # noqa: S101 (for the type checker; callers have labelled runs)
     failed = runs.lengths[~runs.success]
-    return LEAST_TO_LEARN + (math.ceil(failed.mean() / 2.0) if len(failed) else 0)
+    return _LEAST_TO_LEARN + (math.ceil(failed.mean() / 2.0) if len(failed) else 0)
 
 
 def threshold_size(
-    successes: int, failures: int, alpha: float, delta: float | None, least: int = LEAST_TO_LEARN
+    successes: int, failures: int, alpha: float, delta: float | None, least: int = _LEAST_TO_LEARN
 ) -> int:
     """How many of the successes set the threshold; all of them when fewer than `least` would be left to learn from.
 

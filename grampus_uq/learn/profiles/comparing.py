@@ -121,8 +121,8 @@ def _under_both(first: Profile, second: Profile, runs: Iterator[Run], refuse: Re
     return found
 
 
-Side = Sequence[Counterfactual]
-Statistic = Callable[[Side, BoolArray, FloatArray], RowStatistic]
+_Side = Sequence[Counterfactual]
+Statistic = Callable[[_Side, BoolArray, FloatArray], RowStatistic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +149,13 @@ def _shares() -> list[_Measure]:
     return [_Measure(name=name, better=better, of=partial(_share, key)) for key, (name, better) in _SHARES.items()]
 
 
-def _share(key: str, side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+def _share(key: str, side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
     paused = np.array([one.paused for one in side], dtype=np.bool_)
     what, among = alarm_shares(paused, good)[key]
     return _ratio((what & among) * w, among * w)
 
 
-def _scores(sides: tuple[Side, Side], good: BoolArray, w: FloatArray) -> list[_Measure]:
+def _scores(sides: tuple[_Side, _Side], good: BoolArray, w: FloatArray) -> list[_Measure]:
     """How good p_success was, on the runs where both have one at every step."""
     whole = np.array(
         [
@@ -168,22 +168,22 @@ def _scores(sides: tuple[Side, Side], good: BoolArray, w: FloatArray) -> list[_M
         return []
     n = int(whole.sum())
 
-    def forecasts(side: Side) -> ForecastTraces:
+    def forecasts(side: _Side) -> ForecastTraces:
         return ForecastTraces.of([one.p_success for one, kept in zip(side, whole, strict=True) if kept])
 
     def mean_of(score: Any) -> Statistic:
-        def of(side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+        def of(side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
             values = np.zeros(len(good))
             values[whole] = tps(forecasts(side), good[whole], score=score)
             return _ratio(values * w * whole, w * whole)
 
         return of
 
-    def rank(side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+    def rank(side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
         scalar = weighted_forecast(forecasts(side))
         return lambda counts: auroc_rows(scalar, good[whole].astype(np.float64), (counts * w)[:, whole])
 
-    def error(side: Side, good: BoolArray, w: FloatArray) -> RowStatistic:
+    def error(side: _Side, good: BoolArray, w: FloatArray) -> RowStatistic:
         scalar, outcomes = weighted_forecast(forecasts(side)), good[whole].astype(np.float64)
 
         def rows(counts: FloatArray) -> FloatArray:
@@ -208,7 +208,7 @@ def _scores(sides: tuple[Side, Side], good: BoolArray, w: FloatArray) -> list[_M
 
 def _compared(
     measure: _Measure,
-    sides: tuple[Side, Side],
+    sides: tuple[_Side, _Side],
     good: BoolArray,
     w: FloatArray,
     rng: np.random.Generator,
