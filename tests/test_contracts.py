@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from tests.benchmarks import house
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -34,6 +38,15 @@ def test_the_package_is_strictly_typed():
 
 def test_imports_go_downward_only():
     passes(str(SCRIPTS / "lint-imports"))
+
+
+def test_the_package_has_eighteen_doors_no_circle_of_imports_and_no_two_modules_of_one_name():
+    found = house.modules(ROOT / "grampus_uq")
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in found.items()}
+    assert len({name.split(".")[1] for name in found if "." in name}) <= 18
+    assert house.circles({name: house.imports(tree, found) - {name} for name, tree in trees.items()}) == []
+    names = Counter(name.rpartition(".")[2] for name, path in found.items() if path.name != "__init__.py")
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 @pytest.mark.slow

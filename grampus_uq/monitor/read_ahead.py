@@ -13,8 +13,8 @@ import anyio
 from grampus_uq.models.loop_thread import start_on_loop_thread
 from grampus_uq.records.values import Message, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, Role
+from grampus_uq.signals.call_reader import Reader
 from grampus_uq.signals.driver import Budget, MeteredContext, sense_one
-from grampus_uq.signals.reader import Reader
 
 _TIMEOUT_S = 60.0  # of reading ahead: a long transcript is read for the first time in many seconds
 

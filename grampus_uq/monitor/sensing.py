@@ -25,6 +25,7 @@ from grampus_uq.records.configuration import nearest
 from grampus_uq.records.protocols import Embedder, InstantSignal, ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
+from grampus_uq.signals.call_reader import Reader
 from grampus_uq.signals.claim_probability import MAX_TOKENS
 from grampus_uq.signals.driver import (
     Budget,
@@ -38,7 +39,6 @@ from grampus_uq.signals.driver import (
 )
 from grampus_uq.signals.equivalence import Equivalence, SameWording
 from grampus_uq.signals.prefix_verifier import PrefixVerifier
-from grampus_uq.signals.reader import Reader
 from grampus_uq.signals.registry import BUILT_IN, BUILT_IN_NAMES
 from grampus_uq.signals.semantic_entropy import SemanticEntropy
 from grampus_uq.signals.token_signals import NO_TOKEN_READINGS, TOKEN_SOURCES

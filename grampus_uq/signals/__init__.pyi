@@ -1,3 +1,6 @@
+from .call_reader import Reader as Reader
+from .call_reader import by_choice as by_choice
+from .call_reader import by_grammar as by_grammar
 from .embedding import HashingEmbedder as HashingEmbedder
 from .equivalence import EntailmentEquivalence as EntailmentEquivalence
 from .equivalence import LexicalEquivalence as LexicalEquivalence
@@ -7,8 +10,5 @@ from .prefix_verifier import PrefixVerifier as PrefixVerifier
 from .quoting import QUOTED_IS_MATERIAL as QUOTED_IS_MATERIAL
 from .quoting import clipped as clipped
 from .quoting import quoted as quoted
-from .reader import Reader as Reader
-from .reader import by_choice as by_choice
-from .reader import by_grammar as by_grammar
 from .stated_confidence import parse_confidence as parse_confidence
 from .structure import counted as counted

@@ -21,8 +21,8 @@ from grampus_uq.errors import ConfigurationError, ModelError, ModelTimeoutError
 from grampus_uq.models.local_model import LocalModel
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step, ToolCall
+from grampus_uq.signals.call_reader import Reader
 from grampus_uq.signals.driver import Budget, MeteredContext
-from grampus_uq.signals.reader import Reader
 from tests.models.conftest import Runner
 
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")

@@ -16,7 +16,7 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.monitor.sensing import SensingPlan
 from grampus_uq.records.events import StepEvent
 from grampus_uq.records.vocabulary import Effect, MissingReason
-from grampus_uq.signals.reader import Reader
+from grampus_uq.signals.call_reader import Reader
 from grampus_uq.testing import HANG, ScriptedModel, answer
 from tests.signals.test_reader import PAY, writes
 

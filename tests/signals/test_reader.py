@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from grampus_uq import Message, Role, TokenLogprob, ToolCall
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.vocabulary import NOT_DUE, MissingReason
-from grampus_uq.signals.reader import Reader, by_choice, by_grammar, transcript
+from grampus_uq.signals.call_reader import Reader, by_choice, by_grammar, transcript
 from grampus_uq.testing import ScriptedModel, answer
 from tests.signals.contexts import context, said
 
