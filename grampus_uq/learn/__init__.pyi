@@ -4,6 +4,9 @@ from .attribution import Plan as Plan
 from .attribution import Trajectory as Trajectory
 from .attribution import TrajectoryStep as TrajectoryStep
 from .attribution import attribute as attribute
+from .chain import Chain as Chain
+from .chain import TierCases as TierCases
+from .chain import fit_chain as fit_chain
 from .fit.fit_calibration import fit_success as fit_success
 from .fit.tracer_runs import fit_tracer_settings as fit_tracer_settings
 from .profiles import FitOptions as FitOptions

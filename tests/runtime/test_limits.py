@@ -199,7 +199,7 @@ async def test_an_error_that_cannot_even_be_printed_is_a_result() -> None:
 )
 async def test_what_a_caller_gives_that_no_store_holds_is_refused_before_anything_runs(given: dict[str, Any]) -> None:
     store = MemoryStore()
-    with pytest.raises(ConfigurationError, match="that a store can hold"):
+    with pytest.raises(ConfigurationError, match="lone surrogates"):
         await AgentRunner(scripted(["Done."]), Pays(), store=store).run(AGENT, "x", **given)
     assert await store.scan("session") == []
 

@@ -1,0 +1,333 @@
+"""A chain instead of a human at once: another look at a doubtful call, by a bigger model, say, and a human last.
+
+The first tier is the agent's own call. Each tier gives an answer (a call) and a score of it; a fitted fusion makes the
+score, and whether the answer is the one before, a chance of being right. Below the tier's threshold the next tier
+looks; at the last one, and where no tier is left, the call goes out from `release.at_least` on, and else a human is
+asked. What goes out wrong is bounded for the chain as a whole.
+
+Learned on recordings in which every tier's answer is known. One half of the cases chooses tiers, fusions and thresholds
+for the least expected cost; the other half, which has chosen nothing, sets the one threshold that the promise is about
+(`budget_of_wrong_releases`: of a chain that is fixed, each case has one final answer with one chance).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from grampus_uq.core.release import ReleaseRule
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.learn.fit.fit_calibration import apply_exactly, fit_fusion
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
+from grampus_uq.stats.fusion import LogisticFusion
+from grampus_uq.stats.selective import budget_needed, budget_of_wrong_releases
+from grampus_uq.stats.trajectory_scores import ForecastTraces
+
+SCORE: Final = "score"
+AGREES: Final = "agrees"
+_AGREES, _DIFFERS = 0.9, 0.1  # as a reading, which has log-odds; the fit finds what it is worth
+_LEVELS: Final = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_DRAWS: Final = 1000
+MOST_TIERS: Final = 4
+"""The agent and three that look again: more are no more than that many thresholds to overfit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TierCases:
+    """What one tier made of the recorded cases, the same cases for all tiers, one a task.
+
+    score: shape (n,), in [0, 1], higher is better, NaN where there is none. right: shape (n,), whether its answer was.
+    agrees: shape (n,), whether its answer equals that of the first tier; None for the first. cost: of one look, in the
+    unit of the human's; tokens, seconds: of one look.
+    """
+
+    name: str
+    score: FloatArray
+    right: BoolArray
+    agrees: BoolArray | None = None
+    cost: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+class ChainTier(BaseModel):
+    """One tier of a fitted chain: its chance of being right, and below which the next one looks (None: the last)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str
+    chance: LogisticFusion
+    below: float | None = Field(default=None, ge=0.0, le=1.0)
+    cost: float = Field(default=0.0, ge=0.0)
+    tokens: float = Field(default=0.0, ge=0.0)
+    seconds: float = Field(default=0.0, ge=0.0)
+
+
+class Expected(BaseModel):
+    """What a chain is expected to do for one case, measured on the cases that set its threshold.
+
+    looks: share of the cases that each tier looks at, by name. questions: share that a human is asked. wrong: share of
+    all cases that goes out wrong.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    looks: dict[str, float]
+    questions: float
+    wrong: float
+    cost: float
+    tokens: float
+    seconds: float
+
+
+class Chain(BaseModel):
+    """A fitted chain, frozen and JSON-able. `release` says when a call goes out, and what is promised of those."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    tiers: tuple[ChainTier, ...] = Field(min_length=1, max_length=MOST_TIERS)
+    release: ReleaseRule
+    expected: Expected
+
+    @model_validator(mode="after")
+    def _last_has_no_next(self) -> Chain:
+        if self.tiers[-1].below is not None or any(tier.below is None for tier in self.tiers[:-1]):
+            raise ValueError("The last tier has no `below`, and every other one has it.")
+        return self
+
+    def after(
+        self, tier: int, score: float | None, agrees: bool | None = None
+    ) -> tuple[Literal["release", "next", "ask"], float | None]:
+        """What to do after a tier has looked, and the chance that its answer is right.
+
+        Args:
+            tier: which, from 0 for the agent itself.
+            score: of its answer, as in the recordings; None where there is none.
+            agrees: whether its answer equals the agent's, name and arguments; None for the agent.
+
+        Returns:
+            "release": this tier's answer may go out; "next": let the next tier look; "ask": ask a human. A changed call
+            is a new call: it goes through the gate like any other. Without a chance the next tier looks, or a human.
+        """
+        one = self.tiers[tier]
+        readings = {SCORE: score, AGREES: None if agrees is None else _AGREES if agrees else _DIFFERS}
+        chance = one.chance(readings)
+        if one.below is not None and (chance is None or chance < one.below):
+            return "next", chance
+        least = self.release.at_least
+        goes = least is not None and chance is not None and chance >= least
+        return ("release" if goes else "ask"), chance
+
+
+class _Aim(NamedTuple):
+    """What is asked of a chain: the budget, how surely it is kept, and what a question costs."""
+
+    budget: float
+    delta: float | None
+    question: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Route:
+    """Where each case ends on a fixed route: the chance and truth of its last answer, and who looked at it."""
+
+    tiers: tuple[int, ...]
+    below: tuple[float, ...]
+    chance: FloatArray
+    right: BoolArray
+    looks: FloatArray
+    """Shape (tiers, n), 1 where a tier looked."""
+
+
+def fit_chain(
+    tiers: Sequence[TierCases],
+    *,
+    budget: float,
+    cost_of_question: float,
+    delta: float | None = 0.05,
+    rng: np.random.Generator,
+) -> Chain:
+    """Fit the chain of least expected cost under a budget of wrong calls that go out.
+
+    Guarantee: if the cases and a new one are independent draws, one a task, then with probability at least 1 - delta
+    over the cases that set the threshold, a new case goes out wrong with probability at most `budget` (delta None: on
+    average over those cases). It is about the chain as a whole, whichever tier answers. What breaks it: a tier whose
+    model, prompt or order changes, a score computed otherwise, cases chosen by their outcome, a population that moves.
+    A human's answer is not covered.
+
+    A tier is kept only where it pays: on the half that chooses, the chain without it costs more, the 95 % bootstrap
+    interval of the difference above 0.
+
+    Args:
+        tiers: the agent's own calls first, then who may look again, in that order.
+        budget: allowed share of all cases that go out wrong, in (0, 1).
+        cost_of_question: of asking a human, > 0, in the unit of the tiers' costs.
+        delta: allowed probability of an unlucky calibration; None: a promise on average.
+        rng: deals the cases to the halves, and draws the bootstrap.
+
+    Raises ConfigurationError for tiers of other shapes or domains, or without right and wrong answers to learn on.
+    """
+    n = _checked(tiers, cost_of_question)
+    order = rng.permutation(n)
+    learn, rest = order[: n // 2], order[n // 2 :]
+    fusions = [_fusion(tier, learn) for tier in tiers]
+    chances = [apply_exactly(one, _readings(tier)) for one, tier in zip(fusions, tiers, strict=True)]
+    best = _paying(tiers, chances, learn, _Aim(budget, delta, cost_of_question), rng)
+    fixed = _route(tiers, chances, best.tiers, best.below, rest)
+    found = budget_of_wrong_releases(fixed.chance, fixed.right, budget=budget, delta=delta)
+    release = _rule(found.threshold, budget, delta, len(rest))
+    below = (*best.below, None)
+    return Chain(
+        tiers=tuple(
+            ChainTier(
+                name=tiers[k].name,
+                chance=fusions[k],
+                below=limit,
+                cost=tiers[k].cost,
+                tokens=tiers[k].tokens,
+                seconds=tiers[k].seconds,
+            )
+            for k, limit in zip(best.tiers, below, strict=True)
+        ),
+        release=release,
+        expected=_expected(tiers, fixed, found.threshold, cost_of_question),
+    )
+
+
+def _checked(tiers: Sequence[TierCases], cost_of_question: float) -> int:
+    """How many cases there are."""
+    if not 1 <= len(tiers) <= MOST_TIERS or len({tier.name for tier in tiers}) < len(tiers):
+        rule = f"1 to {MOST_TIERS} tiers of distinct names"
+        raise ConfigurationError.of("tiers", "fit_chain", rule, [tier.name for tier in tiers])
+    if not 0.0 < cost_of_question < math.inf:
+        raise ConfigurationError.of("cost_of_question", "fit_chain", "a finite cost > 0", cost_of_question)
+    n = len(tiers[0].right)
+    for number, tier in enumerate(tiers):
+        agrees_fits = tier.agrees is None if number == 0 else tier.agrees is not None and tier.agrees.shape == (n,)
+        if tier.score.shape != (n,) or tier.right.shape != (n,) or not agrees_fits:
+            rule = f"of the same {n} cases, with `agrees` for all but the first"
+            raise ConfigurationError.of("tiers", "fit_chain", rule, tier.name)
+        known = tier.score[~np.isnan(tier.score)]
+        if ((known < 0.0) | (known > 1.0)).any() or not 0.0 <= tier.cost < math.inf:
+            raise ConfigurationError.of("tiers", "fit_chain", "of scores in [0, 1] and finite costs", tier.name)
+    return n
+
+
+def _readings(tier: TierCases) -> dict[str, FloatArray]:
+    found = {SCORE: tier.score}
+    if tier.agrees is not None:
+        found[AGREES] = np.where(tier.agrees, _AGREES, _DIFFERS)
+    return found
+
+
+def _fusion(tier: TierCases, cases: IntArray) -> LogisticFusion:
+    steps = np.ones(len(cases), dtype=np.intp)
+    streams = {name: ForecastTraces(forecasts=values[cases], lengths=steps) for name, values in _readings(tier).items()}
+    return fit_fusion(streams, tier.right[cases].astype(np.float64))
+
+
+def _route(
+    tiers: Sequence[TierCases],
+    chances: Sequence[FloatArray],
+    chosen: tuple[int, ...],
+    below: tuple[float, ...],
+    cases: IntArray,
+) -> _Route:
+    """Follow each case to the tier at which it ends."""
+    chance, right = chances[chosen[0]][cases], tiers[chosen[0]].right[cases]
+    looks = np.zeros((len(tiers), len(cases)))
+    looks[chosen[0]] = 1.0
+    on = np.ones(len(cases), dtype=np.bool_)
+    for limit, k in zip(below, chosen[1:], strict=True):
+        on = on & ~(chance >= limit)  # one without a chance goes on, too
+        looks[k] = on
+        chance = np.where(on, chances[k][cases], chance)
+        right = np.where(on, tiers[k].right[cases], right)
+    return _Route(chosen, below, chance, right, looks)
+
+
+def _cost(tiers: Sequence[TierCases], route: _Route, threshold: float | None, question: float) -> FloatArray:
+    """What each case costs: the looks, and a question where it does not go out."""
+    goes = np.zeros(len(route.chance), dtype=np.bool_) if threshold is None else route.chance >= threshold
+    looks = np.array([tier.cost for tier in tiers]) @ route.looks
+    return np.asarray(looks + question * ~goes, dtype=np.float64)
+
+
+def _candidates(chances: Sequence[FloatArray], chosen: tuple[int, ...]) -> Iterator[tuple[float, ...]]:
+    """Thresholds for all tiers but the last: deciles of each one's chances; 1 where all cases go on."""
+    grids = []
+    for k in chosen[:-1]:
+        known = chances[k][~np.isnan(chances[k])]
+        grids.append(sorted({*np.quantile(known, _LEVELS).tolist(), 1.0}) if len(known) else [1.0])
+    yield from itertools.product(*grids)
+
+
+def _cheapest(
+    tiers: Sequence[TierCases],
+    chances: Sequence[FloatArray],
+    chosen: tuple[int, ...],
+    learn: IntArray,
+    aim: _Aim,
+) -> tuple[_Route, FloatArray]:
+    """The thresholds of least mean cost for these tiers, as far as the half that chooses can tell."""
+    found = []
+    for below in _candidates([one[learn] for one in chances], chosen):
+        route = _route(tiers, chances, chosen, below, learn)
+        out = budget_of_wrong_releases(route.chance, route.right, budget=aim.budget, delta=aim.delta)
+        found.append((route, _cost(tiers, route, out.threshold, aim.question)))
+    return min(found, key=lambda one: float(one[1].mean()))
+
+
+def _paying(
+    tiers: Sequence[TierCases],
+    chances: Sequence[FloatArray],
+    learn: IntArray,
+    aim: _Aim,
+    rng: np.random.Generator,
+) -> _Route:
+    """The cheapest chain of tiers each of which pays: dropped one by one, the least useful first."""
+    chosen = tuple(range(len(tiers)))
+    route, cost = _cheapest(tiers, chances, chosen, learn, aim)
+    while len(chosen) > 1:
+        without = [
+            (*_cheapest(tiers, chances, tuple(k for k in chosen if k != drop), learn, aim), drop) for drop in chosen[1:]
+        ]
+        shorter, saved, drop = min(without, key=lambda one: float(one[1].mean()))
+        draws = rng.integers(0, len(cost), size=(_DRAWS, len(cost)))
+        if np.quantile((saved - cost)[draws].mean(axis=1), 0.025) > 0.0:
+            break
+        chosen, route, cost = tuple(k for k in chosen if k != drop), shorter, saved
+    return route
+
+
+def _rule(threshold: float | None, budget: float, delta: float | None, cases: int) -> ReleaseRule:
+    rule = ReleaseRule(at_least=threshold, mode="wrong_releases", target=budget, delta=delta, runs=cases)
+    if threshold is None:
+        needed = budget_needed(budget, delta)
+        lacks = f"{cases} cases set no threshold for a budget of {budget:g}; without a wrong one it takes {needed}."
+        return rule.model_copy(update={"shortage": lacks})
+    sure = "on average over draws of" if delta is None else f"with probability at least {1.0 - delta:g} over"
+    promise = (
+        f"At most {budget:.1%} of all calls that the chain sees go out wrong, whichever tier answers, {sure} the "
+        f"{cases} cases that set the threshold, if these and new ones are independent draws of one population."
+    )
+    return rule.model_copy(update={"guarantee": promise})
+
+
+def _expected(tiers: Sequence[TierCases], route: _Route, threshold: float | None, question: float) -> Expected:
+    shares = route.looks.mean(axis=1)
+    goes = np.zeros(len(route.chance), dtype=np.bool_) if threshold is None else route.chance >= threshold
+    return Expected(
+        looks={tiers[k].name: float(shares[k]) for k in route.tiers},
+        questions=float(1.0 - goes.mean()),
+        wrong=float((goes & ~route.right).mean()),
+        cost=float(_cost(tiers, route, threshold, question).mean()),
+        tokens=float(sum(shares[k] * tiers[k].tokens for k in route.tiers)),
+        seconds=float(sum(shares[k] * tiers[k].seconds for k in route.tiers)),
+    )
