@@ -91,6 +91,26 @@ def test_the_alarm_has_its_evidence_drawn_against_its_limit() -> None:
     assert "Evidence of failure" not in Page(run_html(a_run(session()))).text
 
 
+def test_a_chance_of_success_stands_above_the_confidence_that_it_may_contradict() -> None:
+    found = session(steps=3)
+    for place, chance in ((1, 0.9), (3, 0.09)):
+        event = found[place]
+        found[place] = replace(event, assessment=event.assessment.model_copy(update={"p_success": chance}))  # type: ignore[union-attr, type-var]
+    page = Page(run_html(a_run(found)))
+    assert "0.09 at its lowest, by the fitted profile" in page.text
+    assert page.text.index("Chance of success") < page.text.index("Confidence")
+    assert "chance of success 0.09" in page.text
+    assert "Chance of success" not in Page(run_html(a_run(session()))).text
+
+
+def test_a_run_of_which_nothing_is_known_does_not_read_like_a_good_one() -> None:
+    assert "No step was recorded" in Page(run_html(a_run([started()]))).text
+    step = replace(step_event(0), readings=())
+    assert "Nothing was read in 1 step, and nothing held" in Page(run_html(a_run([started(), step]))).text
+    assert "nothing was read, so nothing is known of this run" in Page(run_html(a_run([started(), step]))).text
+    assert "nothing was read" not in Page(run_html(a_run(session()))).text
+
+
 def test_thresholds_change_where_the_profile_did_and_missing_ones_are_called_missing() -> None:
     found = session(steps=4)
     change = ProfileChanged(
@@ -133,6 +153,15 @@ def test_hostile_texts_stay_texts() -> None:
     assert "<script" not in page
     assert "alert(1)" in Page(page).text
     assert not {"\x00", "\x1b"} & set(page)
+
+
+def test_an_argument_reads_as_it_is_whatever_turns_or_hides_characters_in_it() -> None:
+    hidden = "".join(map(chr, [0xAD, 0x61C, 0x200B, 0x200E, 0x202A, 0x202E, 0x2060, 0x2066, 0x2069, 0xFEFF, 0xE0041]))
+    event = step_event(0, action=PAUSE, arguments={"order": f"1{hidden}2"}, text=f"a{hidden}b")
+    decision = DecisionEvent(session_id="s1", agent_id="a", decision="approve", principal=f"ann{hidden}", time_s=1.0)
+    page = run_html(a_run([started(), event, decision]))
+    assert not set(hidden) & set(page)
+    assert "\\u202e" in page
 
 
 def test_a_very_long_run_is_cut_and_says_so() -> None:

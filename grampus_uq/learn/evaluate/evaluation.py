@@ -135,6 +135,11 @@ def _warnings(runs: ForecastRuns, streams: list[ScoredStream], censoring: Censor
 def _nothing(runs: ForecastRuns) -> str:
     """What the runs lack, where no stream of any of them can be scored."""
     ends = "; ".join(f"{row.runs} {row.stop_reason}: {row.why}" for row in runs.audit) or "no run was found"
+    if len(runs.ids) and runs.censored.all():
+        return (
+            f"nothing can be scored ({ends}). Runs that reached their step budget are scored with --censoring simple "
+            "(as failures) or exact, or once they are labelled: grampus-uq runs label."
+        )
     if len(runs.ids):
         return (
             f"nothing can be scored ({ends}). {len(runs.ids)} runs may be, and none of their steps has a reading. "

@@ -65,22 +65,25 @@ def run_html(run: Run) -> str:
     return render_page(
         "run.html",
         summary=summary,
-        headline=_headline(summary),
+        headline=_headline(summary, read=lowest is not None),
         ending=outcome_in_words(summary.success, summary.stop_reason, summary.labelled_by),
         started=_time(summary.started_s),
         thresholds="" if thresholds is None else thresholds_in_words(thresholds),
         lowest="" if lowest is None else f"{in_words(lowest[1])} {lowest[2]:.2f} at step {lowest[0]}",
         held=[_held(event) for event in run.steps if _stops(event)],
-        drawings=[drawing for drawing in (_confidence(run), _evidence(run)) if drawing.points],
+        chance=min(_chances(run), default=None),
+        drawings=[drawing for drawing in _drawings(run) if drawing.points],
         events=[_shown(event_row(event), event) for event in islice(run.events, _MOST_EVENTS)],
         left_out=max(0, len(run.events) - _MOST_EVENTS),
     )
 
 
-def _headline(summary: RunSummary) -> str:
+def _headline(summary: RunSummary, *, read: bool) -> str:
+    if not summary.steps:
+        return "No step was recorded"
     steps = f"{summary.steps} step{'' if summary.steps == 1 else 's'}"
     if not summary.pauses:
-        return f"Nothing was held in {steps}"
+        return f"Nothing was held in {steps}" if read else f"Nothing was read in {steps}, and nothing held"
     return f"{'Would have held' if summary.advisory else 'Held'} {summary.pauses} of {steps}"
 
 
@@ -116,6 +119,23 @@ def _shown(row: EventRow, event: object) -> dict[str, Any]:
 # -- drawings ---------------------------------------------------------------------------------------------------------
 
 
+def _drawings(run: Run) -> tuple[Drawing, ...]:
+    chance = (_chance(run),) if len(_chances(run)) > 1 else ()  # one value is in the summary
+    return *chance, _confidence(run), _evidence(run)
+
+
+def _chances(run: Run) -> list[float]:
+    return [event.assessment.p_success for event in run.steps if event.assessment.p_success is not None]
+
+
+def _chance(run: Run) -> Drawing:
+    """The chance of success after every step that has one: what a fitted profile holds calls by."""
+    steps = [event for event in run.steps if event.assessment.p_success is not None]
+    values = [min(1.0, max(0.0, value)) for value in _chances(run)]
+    points = list(_points(steps, values, [f"chance of success {value:.2f}" for value in values], 0.0, 1.0))
+    return Drawing(label="Chance of success", points=points, limits=[], ticks=_SHARES, every=_every(len(points)))
+
+
 def _confidence(run: Run) -> Drawing:
     """The belief after every step, between 0 and 1, against the thresholds that were in force at it."""
     steps = [event for event in run.steps if event.assessment.believed is not None]
@@ -128,8 +148,7 @@ def _confidence(run: Run) -> Drawing:
         if line:
             drawn = [(x, _y(limit, 0.0, 1.0)) for x, limit in line]
             limits.append((f"{level} from {line[-1][1]:.2f}", _to_the_edges(drawn)))
-    ticks = [(_y(value, 0.0, 1.0), f"{value:g}") for value in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    return Drawing(label="Confidence", points=points, limits=limits, ticks=ticks, every=_every(len(points)))
+    return Drawing(label="Confidence", points=points, limits=limits, ticks=_SHARES, every=_every(len(points)))
 
 
 def _evidence(run: Run) -> Drawing:
@@ -185,6 +204,9 @@ def _to_the_edges(line: Sequence[tuple[float, float]]) -> list[tuple[float, floa
 
 def _y(value: float, low: float, high: float) -> float:
     return round(_BOTTOM - (_BOTTOM - _TOP) * (value - low) / (high - low), 1)
+
+
+_SHARES: Final = [(_y(value, 0.0, 1.0), f"{value:g}") for value in (0.0, 0.25, 0.5, 0.75, 1.0)]
 
 
 def _every(count: int) -> int:

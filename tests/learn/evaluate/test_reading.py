@@ -70,6 +70,13 @@ def test_runs_that_nobody_can_score_are_answered_with_what_would_help(
     assert offered == [way_out]
 
 
+def test_runs_that_all_reached_their_budget_are_answered_with_the_option_that_scores_them(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", events("run", ONE, None, stop=StopReason.MAX_STEPS))
+    with pytest.raises(DataError, match="--censoring simple") as caught:
+        evaluate(read_recordings(tmp_path), rng=np.random.default_rng(0))
+    assert "none of their steps has a reading" not in str(caught.value)
+
+
 def test_steps_of_tools_are_no_steps_of_the_forecast(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", events("a", [{"verbalized": 0.8}, {"verbalized": 0.6}], True, tools=True))
     found = read_recordings(tmp_path)

@@ -89,6 +89,15 @@ def test_the_report_shows_every_stream_assumption_and_stop(text: str) -> None:
     assert text.count("<svg") == 2 + 1 + 2 * 4  # the first two; risk-coverage; reliability and traces of four streams
 
 
+def test_with_too_few_runs_no_signal_is_called_the_best_anywhere_on_the_page(tmp_path: Path) -> None:
+    write(tmp_path / "runs.jsonl", *many(8, np.random.default_rng(0)))
+    run(tmp_path, "-o", tmp_path / "r.html", "--draws", 20)
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "No signal is the best one yet" in page
+    assert "three signals of the highest rank" not in page
+    assert "Signal and limit were" not in page
+
+
 def test_json_and_the_table_hold_the_same_numbers(folder: Path) -> None:
     found = json.loads(run(folder, "--json", "--draws", 20).stdout)
     row = next(r for r in found["table"] if r["stream"] == "verbalized" and not r["calibrated"])
