@@ -220,6 +220,7 @@ class UncertaintyMonitor:
             history=history,
             watch=wiring.watch(snapshot),
             structure=wiring.structure(state, snapshot),
+            origins=wiring.origins(state, snapshot),
             entries=self._processing.begin(session_id, processor_entries(snapshot)),
             fingerprint=lambda: wiring.fingerprint,
             expected=wiring.expected,

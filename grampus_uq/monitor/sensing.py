@@ -89,6 +89,8 @@ class Sensing:
         reader: a small model of yours that reads the transcript and says how likely it finds each part of an
             irreversible call (`signals.Reader`): for agents whose provider reports no log-probabilities.
         counts: count what the agent does (`signals.structure`). A profile fitted on counts enables it by itself.
+        origins: read of each call what doubt its values bring along from earlier calls (`signals.origins`). A profile
+            fitted on it enables it by itself.
         speculative: draw the first samples of the slow path beside P(True): one round trip less where they are needed,
             two calls more where they are not.
         budget: bounds each signal at each step.
@@ -108,6 +110,7 @@ class Sensing:
     ask_of_answers: bool = False
     reader: Reader | None = None
     counts: bool = False
+    origins: bool = False
     speculative: bool = False
     budget: Budget | None = None
     budgets: Mapping[str, Budget] = field(default_factory=dict)
@@ -164,6 +167,7 @@ class SensingPlan:
     reader: Reader | None = None
     counts: bool = False
     """True when what the agent does is counted (`signals.structure`)."""
+    origins: bool = False
     speculative: bool = False
     budget: Budget = field(default_factory=Budget)
     budgets: Mapping[str, Budget] = field(default_factory=dict)
@@ -205,7 +209,7 @@ class SensingPlan:
             slow = estimator.semantic_signal(sensing.equivalence or SameWording())
         names = (
             [*TOKEN_SOURCES, UncertaintySource.CLAIM_PROBABILITY, UncertaintySource.CALL_PROBABILITY]
-            + [UncertaintySource.TRAJECTORY_RISK]
+            + [UncertaintySource.TRAJECTORY_RISK, UncertaintySource.ORIGIN_PROBABILITY]
             + [s.source for s in instant]
             + [s.source for s in fast]
             + [s.source for s in (slow, sensing.reader) if s is not None]
@@ -229,6 +233,7 @@ class SensingPlan:
             asks_of_calls=sensing.ask_of_calls or depends,
             asks_of_answers=sensing.ask_of_answers or depends or slow is not None,
             counts=sensing.counts or any(map(is_count, profile.fitted_streams)),
+            origins=sensing.origins or UncertaintySource.ORIGIN_PROBABILITY in profile.fitted_streams,
             speculative=sensing.speculative,
             budget=sensing.budget or Budget(),
             budgets=_own_budgets(slow, sensing) | dict(sensing.budgets),

@@ -55,6 +55,7 @@ from grampus_uq.records.vocabulary import (
     UncertaintyAction,
     UncertaintyLevel,
 )
+from grampus_uq.signals.origins import OriginState, origins_of_observation, origins_of_prompt, with_origins
 from grampus_uq.signals.structure import StructureState, observe_structure, structure_step, with_structure
 from grampus_uq.wire.messages import observed_text
 from grampus_uq.wire.turns import read_name, read_turn
@@ -91,6 +92,7 @@ class Session:
         history: History | None = None,
         watch: TrajectoryWatch | None = None,
         structure: StructureState | None = None,
+        origins: OriginState | None = None,
         entries: Callable[[], Mapping[str, JsonValue]] = dict,
         fingerprint: Callable[[], str] | None = None,
         expected: ExpectedStreams | None = None,
@@ -110,6 +112,7 @@ class Session:
         self.tools_declared = False
         """True once the agent's tools are known."""
         self._structure = structure
+        self._origins = origins
         self._lock = threading.RLock()  # a processor may ask the session for its belief while it takes an event
 
     @property
@@ -169,6 +172,9 @@ class Session:
             self._reject(error)
         if type(prompt_messages) is not tuple or prompt_messages:
             prompt_messages = arguments.prompt(prompt_messages, self._reject)
+            if self._origins is not None:
+                with self._lock:
+                    origins_of_prompt(self._origins, prompt_messages)
         if model_client is not None:
             model_client = arguments.client(model_client, self._reject)
         if tools is not None:
@@ -268,7 +274,8 @@ class Session:
         self._observe("user", text)
 
     def _observe(self, kind: str, content: Any, *, call_id: str | None = None, is_error: bool = False) -> None:
-        if self._watch is None and self._structure is None and self._emit is None and not self._superseded:
+        unused = self._watch is None and self._structure is None and self._origins is None
+        if unused and self._emit is None and not self._superseded:
             return  # nothing here uses it
         text = observed_text(content)
         call_id = None if call_id is None else read_name(call_id, "call_id", "observe_tool_result")[0]
@@ -286,6 +293,8 @@ class Session:
                 self._watch.observe(event)
             if self._structure is not None:
                 observe_structure(self._structure, event)
+            if self._origins is not None:
+                origins_of_observation(self._origins, event)
             self._send(event)
 
     def commit(
@@ -319,6 +328,8 @@ class Session:
             if self._structure is not None:
                 structure_step(self._structure, step)
                 readings = with_structure(readings, self._structure, step)
+            if self._origins is not None:
+                readings = with_origins(readings, self._origins, step)
             self._state, assessment = advance(self._profile, self._state, step, readings, trajectory)
             if self._expected is not None and step.kind != "tool_call":
                 self._expected.saw(readings, assessment)
@@ -529,6 +540,7 @@ class Session:
             state, history = self._state, self._history.copy(latest)
             turns = None if self._watch is None else self._watch.memory
             structure = None if self._structure is None else self._structure.to_json()
+            origins = None if self._origins is None else self._origins.to_json()
         return {
             **self._entries(),
             "v": SNAPSHOT_VERSION,
@@ -537,6 +549,7 @@ class Session:
             "state": state_to_values(state),
             **history.to_json(),
             **({} if structure is None else {"structure": structure}),
+            **({} if origins is None else {"origins": origins}),
             **({} if turns is None else {"turns": turns.to_json()}),
         }
 

@@ -14,7 +14,7 @@ from grampus_uq.monitor.history import History
 from grampus_uq.records.values import StepUncertainty
 
 SNAPSHOT_VERSION: Final = 1
-_OWN_ENTRIES: Final = frozenset({"v", "profile", "state", "recent", "escalations", "structure", "turns"})
+_OWN_ENTRIES: Final = frozenset({"v", "profile", "state", "recent", "escalations", "structure", "origins", "turns"})
 _STEPS = TypeAdapter(list[StepUncertainty])
 _ESCALATIONS = TypeAdapter(list[dict[str, JsonValue]])
 T = TypeVar("T")

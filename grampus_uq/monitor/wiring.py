@@ -17,6 +17,7 @@ from grampus_uq.monitor.sensing import Sensing, SensingPlan
 from grampus_uq.recording.artifacts import ProfileArtifact, load, match, profile_fingerprint
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.signals.driver import Budget
+from grampus_uq.signals.origins import OriginState
 from grampus_uq.signals.structure import StructureState
 
 if TYPE_CHECKING:  # it loads NumPy, which only the trajectory risk needs
@@ -96,6 +97,13 @@ class Wiring:
         if not self.plan.counts or (stored is None and state.n_steps):
             return None
         return StructureState() if stored is None else StructureState.from_json(stored)
+
+    def origins(self, state: SessionState, snapshot: Mapping[str, Any] | None) -> OriginState | None:
+        """Where the values of a session come from, as for `structure`."""
+        stored = None if snapshot is None else snapshot.get("origins")
+        if not self.plan.origins or (stored is None and state.n_steps):
+            return None
+        return OriginState() if stored is None else OriginState.from_json(stored)
 
 
 def _advising(profile: Profile, advisory: bool) -> Profile:

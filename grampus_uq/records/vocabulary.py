@@ -40,6 +40,7 @@ class UncertaintySource(StrEnum):
     CLAIM_PROBABILITY = "claim_probability"
     CALL_PROBABILITY = "call_probability"
     CALL_AGREEMENT = "call_agreement"
+    ORIGIN_PROBABILITY = "origin_probability"
     PREFIX_VERIFIER = "prefix_verifier"
     READER_CALL_PROBABILITY = "reader_call_probability"
     TRAJECTORY_RISK = "trajectory_risk"

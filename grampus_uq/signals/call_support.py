@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pydantic import JsonValue
@@ -102,13 +102,21 @@ def _has_rivals(value: str | float, texts: Sequence[str]) -> bool:
 def _kinds(text: str) -> dict[str, frozenset[str | float]]:
     """The words with digits of a text by their form: "C220" is like "C118", 9117 like 8364, 42.5 like 7.09."""
     found: dict[str, set[str | float]] = {}
-    for word in _WORD.findall(text):
-        if not _DIGIT.search(word):
-            continue
-        number = float(word) if _NUMBER.fullmatch(word) else None
-        form = "." if number is not None and "." in word else _LETTER.sub("a", _DIGIT.sub("9", word))
-        found.setdefault(form, set()).add(word.lower() if number is None else number)
+    for word, value in _values(text):
+        form = "." if isinstance(value, float) and "." in word else _LETTER.sub("a", _DIGIT.sub("9", word))
+        found.setdefault(form, set()).add(value)
     return {form: frozenset(values) for form, values in found.items()}
+
+
+def words_with_digits(text: str) -> Iterator[str | float]:
+    """The words with digits of a text in their order: in lower case, numbers by value. Linear time."""
+    return (value for _, value in _values(text))
+
+
+def _values(text: str) -> Iterator[tuple[str, str | float]]:
+    for found in _WORD.finditer(text):
+        if _DIGIT.search(found[0]):
+            yield found[0], float(found[0]) if _NUMBER.fullmatch(found[0]) else found[0].lower()
 
 
 def _is_computed(number: float, texts: Sequence[str]) -> bool:

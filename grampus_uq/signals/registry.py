@@ -46,6 +46,7 @@ BUILT_IN: Final = (
     _Signal(Source.READER_CALL_PROBABILITY, "reader's call probability"),
     _Signal(Source.SEMANTIC_ENTROPY, "semantic entropy", "whether the model says the same when asked again"),
     _Signal(Source.CALL_AGREEMENT, "call agreement"),
+    _Signal(Source.ORIGIN_PROBABILITY, "origin probability"),
     _Signal(Source.TRAJECTORY_RISK, "trajectory risk"),
 )
 

@@ -52,6 +52,7 @@ from grampus_uq.records.values import Reading, ToolCall
 from grampus_uq.records.vocabulary import Effect, MissingReason
 from grampus_uq.signals.call_tokens import call_reading
 from grampus_uq.signals.claim_probability import claim_reading
+from grampus_uq.signals.origins import traced
 from grampus_uq.signals.registry import BUILT_IN_NAMES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
@@ -124,7 +125,8 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _asked(run: Run, outcome: dict[str, Any], probe: dict[str, Any] | None) -> Asked | None:
-    sensed = [replace(event, readings=as_sensed_now(event)) for event in run.steps]
+    now = (replace(one, readings=as_sensed_now(one)) if isinstance(one, StepEvent) else one for one in run.events)
+    sensed = [event for event in traced(now) if isinstance(event, StepEvent)]
     irreversible = frozenset(event.step.tool_calls[0].name for event in sensed if _is_irreversible(event))
     unasked = [replace(event, readings=without_p_true(event, irreversible)) for event in sensed]
     at = next((i for i, event in enumerate(sensed) if _is_irreversible(event)), None)

@@ -1,0 +1,152 @@
+"""Doubt that a value brings along: an order found for a doubtful customer is a doubtful order, five steps later.
+
+    p(value) = p of where it first came from: 1 in a request; in a call, the argument's; in a tool's result, the least
+               of the arguments of the call that asked for it, and of what their values had brought along
+    origin_probability of a call = the least p(value) over the values of its arguments that were there before
+
+A least along the way, never a mean: sure steps in between lift nothing. Values are words with a digit (ids, amounts,
+dates); a name alone is none. Which tool was called first is no doubt about what it answered. Kept are digests of 512
+values and 128 calls; what is known of none of them is as doubtful as the most doubtful one that was dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice
+from typing import Annotated, Final
+
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter
+
+from grampus_uq.errors import DataError
+from grampus_uq.records.call_parts import TOOL_NAME, CallPart
+from grampus_uq.records.events import Event, ObservationEvent, StepEvent
+from grampus_uq.records.values import Message, Reading, Step, ToolCall
+from grampus_uq.records.vocabulary import Role, UncertaintySource
+from grampus_uq.signals.call_support import MAX_CHARACTERS, words_with_digits
+from grampus_uq.signals.tool_outcome import digest_of
+
+MAX_VALUES: Final = 512
+MAX_CALLS: Final = 128
+_MOST_READ: Final = 256  # values of one text
+_LATEST: Final = 16  # messages of a prompt, beside its first two
+_OF_CALLS = UncertaintySource.CALL_PROBABILITY
+Unit = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(slots=True)
+class OriginState:
+    """How sure each value's origin is, by the value's digest; and how sure each call was, with what it built on.
+
+    `dropped` is the least of what is kept no more: values and calls that nothing is known of may be those.
+    """
+
+    values: dict[str, Unit] = field(default_factory=dict)
+    calls: dict[str, Unit] = field(default_factory=dict)
+    dropped: Unit = 1.0
+
+    __pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @property
+    def worst(self) -> float:
+        """The least of all that is kept or was."""
+        return min([self.dropped, *self.values.values()])
+
+    def to_json(self) -> dict[str, JsonValue]:
+        """The state as JSON values."""
+        return {"values": {**self.values}, "calls": {**self.calls}, "dropped": self.dropped}
+
+    @classmethod
+    def from_json(cls, values: object) -> OriginState:
+        """Read what `to_json` gave; raises DataError for anything else."""
+        try:
+            return _stored().validate_python(values)
+        except ValueError as error:
+            raise DataError(f"not a state of origins: {error!s:.200}", field="origins") from error
+
+
+@cache
+def _stored() -> TypeAdapter[OriginState]:
+    return TypeAdapter(OriginState)
+
+
+def origins_of_prompt(state: OriginState, messages: Sequence[Message]) -> None:
+    """Take what rules and users say: values that are first named there are certain."""
+    for message in (*messages[:2], *messages[2:][-_LATEST:]):
+        if message.content and message.role in (Role.USER, Role.SYSTEM):
+            _first_seen(state, message.content, 1.0)
+
+
+def origins_of_observation(state: OriginState, event: ObservationEvent) -> None:
+    """Take what a tool answered, as sure as the call that asked for it; or what a user said."""
+    sure = state.calls.get(_digest(event.call_id or ""), state.dropped) if event.kind == "tool_result" else 1.0
+    _first_seen(state, event.text, sure)
+
+
+def with_origins(readings: Sequence[Reading], state: OriginState, step: Step) -> Sequence[Reading]:
+    """Add to the readings of a step with calls what their values bring along; then take up the calls' own values."""
+    if step.kind == "tool_call" or not step.tool_calls:
+        return readings
+    parts = next((one.parts for one in readings if one.source == _OF_CALLS), ())
+    found = [_of_call(state, number, call, parts) for number, call in enumerate(step.tool_calls[:MAX_CALLS])]
+    if len(step.tool_calls) > MAX_CALLS:
+        found.append(state.worst)
+    known = [sure for sure in found if sure is not None]
+    if not known or any(one.source == UncertaintySource.ORIGIN_PROBABILITY for one in readings):
+        return readings
+    return (*readings, Reading(source=UncertaintySource.ORIGIN_PROBABILITY, value=min(known)))
+
+
+def _of_call(state: OriginState, number: int, call: ToolCall, parts: Sequence[CallPart]) -> float | None:
+    """What the values of a call bring along; the call, and its values that are new, are kept."""
+    keys, whole = _keys("\n".join(map(str, call.arguments.values())))
+    found = [state.values.get(key, state.dropped) for key in keys if key in state.values or state.dropped < 1.0]
+    if not whole:
+        found.append(state.worst)
+    own = [part.probability for part in parts if part.call == number and part.name != TOOL_NAME]
+    sure = min([*found, *(one for one in own if one is not None)], default=1.0)
+    for key in keys:
+        _keep(state, state.values, key, sure, MAX_VALUES)
+    if call.id:
+        key = _digest(call.id)
+        _keep(state, state.calls, key, sure, MAX_CALLS)
+        state.calls[key] = min(state.calls.get(key, 1.0), sure)  # an id may come twice
+    return min(found, default=None)
+
+
+def _first_seen(state: OriginState, text: str, sure: float) -> None:
+    keys, whole = _keys(text)
+    for key in keys:
+        _keep(state, state.values, key, sure, MAX_VALUES)
+    if not whole:
+        state.dropped = min(state.dropped, sure)
+
+
+def _keys(text: str) -> tuple[list[str], bool]:
+    """Digests of the values of a text, and whether these are all of them."""
+    found = [_digest(word) for word in islice(words_with_digits(text[:MAX_CHARACTERS]), _MOST_READ + 1)]
+    return found[:_MOST_READ], len(found) <= _MOST_READ and len(text) <= MAX_CHARACTERS
+
+
+def _keep(state: OriginState, known: dict[str, float], key: str, sure: float, most: int) -> None:
+    known.setdefault(key, sure)
+    if len(known) > most:
+        state.dropped = min(state.dropped, known.pop(next(iter(known))))
+
+
+def _digest(word: str | float) -> str:
+    return digest_of(str(word))[:16]
+
+
+def traced(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield recorded events with the origins that a live session would have put among their readings."""
+    states: dict[str, OriginState] = {}
+    for event in events:
+        state = states.setdefault(event.session_id, OriginState())
+        if isinstance(event, ObservationEvent):
+            origins_of_observation(state, event)
+        elif isinstance(event, StepEvent):
+            yield replace(event, readings=tuple(with_origins(event.readings, state, event.step)))
+            continue
+        yield event
