@@ -40,17 +40,23 @@ def modules(package: Path) -> dict[str, Path]:
 
 
 def exported(tree: ast.Module) -> int:
-    """How many names a module exports: those in `__all__`, else what it defines without an underscore."""
+    """How many names without an underscore a module defines."""
     names: list[str] = []
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        found = [target.id for target in targets if isinstance(target, ast.Name)]
-        if found == ["__all__"] and isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple):
-            return len(node.value.elts)
-        names += [node.name] if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else found
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names += [target.id for target in targets if isinstance(target, ast.Name)]
     return sum(not name.startswith("_") for name in names)
+
+
+def documented(tree: ast.Module) -> int:
+    """How many names `__all__` lists."""
+    lists = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and "__all__" in map(ast.unparse, node.targets)
+    ]
+    return sum(len(found.elts) for found in lists if isinstance(found, ast.List | ast.Tuple))
 
 
 def imports(tree: ast.Module, known: Iterable[str]) -> set[str]:
@@ -144,7 +150,7 @@ def measure(checkout: Path) -> Iterator[dict[str, Any]]:
         ("lines", sum(_lines(path) for path in found.values())),
         ("files over 400 lines", sum(_lines(path) > 400 for path in found.values())),
         ("exported names", sum(exported(tree) for tree in trees.values())),
-        ("names of the face", exported(trees["grampus_uq"])),
+        ("names of the face", documented(trees["grampus_uq"])),
         ("modules that share a name", len(names) - len(set(names))),
         ("circles", len(circles(graph))),
         ("repeated lines", repeated(found.values())),
