@@ -1,0 +1,270 @@
+"""A threshold earned from answers: from which score on calls may go out unasked, with a promise that holds at any time.
+
+Calls of one scope arrive with a score (higher: likelier right). Where one is asked about, the answer says whether it
+was wrong; above the threshold in force it goes out unasked except for a random audit. For each candidate threshold c
+
+    W_t(c) = prod_i (1 + lambda_i (epsilon - x_i)),   x_i = asked_i * wrong_i * 1{S_i >= c} / P(asked_i)
+
+is a nonnegative supermartingale while at least a share epsilon of calls would go out wrong at c, so that it ever
+reaches 1/delta with probability at most delta (Ville). The stake lambda_i and the audit probability are functions of
+the state before call i: of no score, draw or answer of that call. All functions work on one permit or, with leading
+axes, on many.
+
+Sources: Waudby-Smith and Ramdas (2024), Estimating means of bounded random variables by betting; Xu, Karampatziakis
+and Mineiro (2024), Active, anytime-valid risk controlling prediction sets; Shin, Ramdas and Rinaldo (2024),
+E-detectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
+from grampus_uq.stats.ranks import check_level
+
+MOST_THRESHOLDS: Final = 64
+_LEAST_SHARE: Final = 0.8  # of epsilon: no stake assumes fewer wrong calls than this times epsilon squared
+_PRIOR_WRONG, _PRIOR_CALLS = 0.05, 2.0  # pseudo-counts of the assumed risk; calls in units of 1/epsilon
+_PULL = 7.0  # audits become denser the nearer the next threshold is to being earned
+_MOST_AUDITED = 0.5
+_RATIOS = np.array([2.0, 5.0, 15.0])  # of the risk over epsilon, on which the contrary evidence bets
+_RISES = np.array([3.0, 10.0])  # of the share of wrong answers over what it was
+_ZONES: Final = 6
+_CAUTION = 0.7  # standard deviations by which the usual share of wrong answers is overestimated
+_LOG_WITHDRAWAL: Final = math.log(5e4)
+_LOG_CHANGE: Final = math.log(2e5)  # higher: what it compares with is an estimate
+_LOG_SUSPICION: Final = math.log(10.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is promised, and the candidates for it; written down before the first call.
+
+    Attributes:
+        thresholds: candidate scores, descending; those at or above the one in force go out.
+        epsilon: largest share of wrong calls that go out, in (0, 0.5].
+        delta: allowed probability that a threshold that breaks this is ever in force, in (0, 1).
+        audit_rate: least probability that a call above the threshold is asked about, in (0, 1).
+        of_released: False: epsilon is a share of all calls of the scope; True: of those at or above the threshold.
+    """
+
+    thresholds: tuple[float, ...]
+    epsilon: float
+    delta: float = 0.05
+    audit_rate: float = 0.05
+    of_released: bool = False
+
+    def __post_init__(self) -> None:
+        c = self.thresholds
+        if not 1 <= len(c) <= MOST_THRESHOLDS or not all(math.isfinite(x) for x in c):
+            raise ConfigurationError.of("thresholds", "Target", f"1 to {MOST_THRESHOLDS} finite numbers", c)
+        if any(a <= b for a, b in pairwise(c)):
+            raise ConfigurationError.of("thresholds", "Target", "strictly descending", c)
+        for name in ("epsilon", "delta", "audit_rate"):
+            check_level(name, "Target", getattr(self, name))
+        if self.epsilon > 0.5:
+            raise ConfigurationError.of("epsilon", "Target", "at most 0.5", self.epsilon)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earned:
+    """The evidence of one permit, or of many along leading axes; its size does not grow.
+
+    Attributes:
+        log_wealth: log W_t(c), one per threshold.
+        log_peak: its maximum so far: what certifies.
+        calls: calls that count for each threshold: all of them, or those at or above it.
+        lost: wrong answers at or above each threshold.
+        slipped: wrong calls that an audit found, each divided by the audit's probability.
+        log_contrary: evidence that the promise is broken, one per ratio; see `broken`.
+        log_change: evidence that answers are wrong more often than they were, one per rise.
+        usual: answered calls by zone of the score, up to when nothing last spoke for a change.
+        usual_wrong: those of them that were wrong.
+        recent: answered calls since then.
+        recent_wrong: those of them that were wrong.
+    """
+
+    log_wealth: FloatArray
+    log_peak: FloatArray
+    calls: FloatArray
+    lost: FloatArray
+    slipped: FloatArray
+    log_contrary: FloatArray
+    log_change: FloatArray
+    usual: FloatArray
+    usual_wrong: FloatArray
+    recent: FloatArray
+    recent_wrong: FloatArray
+
+
+def nothing_earned(target: Target, shape: tuple[int, ...] = ()) -> Earned:
+    """Evidence before the first call."""
+    sizes = [len(target.thresholds)] * 4 + [1, len(_RATIOS), len(_RISES)] + [_ZONES] * 4
+    return Earned(**dict(zip(Earned.__dataclass_fields__, (np.zeros((*shape, n)) for n in sizes), strict=True)))
+
+
+def chosen(which: BoolArray, these: Earned, others: Earned) -> Earned:
+    """Of many permits, take `these` where `which` is True and `others` elsewhere."""
+    pick = np.asarray(which)[..., None]
+    fields = Earned.__dataclass_fields__
+    return Earned(**{name: np.where(pick, getattr(these, name), getattr(others, name)) for name in fields})
+
+
+def earned_to_json(earned: Earned) -> dict[str, list[float]]:
+    """Return the evidence of one permit as plain JSON values; `earned_from_json` gives back an equal one."""
+    return {name: getattr(earned, name).tolist() for name in Earned.__dataclass_fields__}
+
+
+def earned_from_json(target: Target, data: Any) -> Earned:
+    """Read what `earned_to_json` wrote; ConfigurationError for another shape, a missing key or no finite number."""
+    expected = nothing_earned(target)
+    if not isinstance(data, Mapping) or set(data) != set(Earned.__dataclass_fields__):
+        raise ConfigurationError.of("earned", "earned_from_json", f"the keys {list(Earned.__dataclass_fields__)}", data)
+    read = {}
+    for name in Earned.__dataclass_fields__:
+        given, size = data[name], getattr(expected, name).shape[0]
+        right = isinstance(given, list) and len(given) == size
+        if not right or not all(type(x) in (int, float) and math.isfinite(x) for x in given):
+            raise ConfigurationError.of(name, "earned_from_json", f"{size} finite numbers", given)
+        read[name] = np.array(given, dtype=np.float64)
+    return Earned(**read)
+
+
+def place(target: Target, score: npt.ArrayLike) -> IntArray:
+    """How many thresholds lie above a score: 0 at or above the strictest, their number below all. NaN is below all."""
+    s = np.asarray(score, dtype=np.float64)[..., None]
+    found: IntArray = (~(s >= np.array(target.thresholds))).sum(axis=-1)
+    return found
+
+
+def level(target: Target, earned: Earned) -> IntArray:
+    """How many thresholds are in force: a call goes out where its `place` is less.
+
+    Share of all calls: the risk falls with the threshold, so candidates are tested from strict to lax, each at 1/delta;
+    a wrong one in force means that the strictest wrong one passed. Share of those released: each is tested at K/delta.
+    """
+    k = len(target.thresholds)
+    if target.of_released:
+        passed = earned.log_peak >= math.log(k / target.delta)
+        found: IntArray = np.where(passed, np.arange(1, k + 1), 0).max(axis=-1)
+        return found
+    in_a_row: IntArray = np.cumprod(earned.log_peak >= -math.log(target.delta), axis=-1).sum(axis=-1)
+    return in_a_row
+
+
+def audit_probability(target: Target, earned: Earned) -> FloatArray:
+    """Probability that the next call is asked about although it is above the threshold; 1 while none is in force.
+
+    It rises as the next threshold comes near, where an audit buys most, and to 1 on suspicion: from the first audited
+    wrong call until enough right answers follow.
+    """
+    m, k = level(target, earned), len(target.thresholds)
+    following = np.minimum(m, k - 1)[..., None]
+    due = math.log((k if target.of_released else 1) / target.delta)
+    missing = due - np.take_along_axis(earned.log_wealth, following, axis=-1)[..., 0]
+    pulled = np.minimum(_PULL * target.epsilon / np.maximum(missing, 1e-3), _MOST_AUDITED)
+    rate = np.where(m < k, np.maximum(pulled, target.audit_rate), target.audit_rate)
+    suspected = np.maximum(earned.log_contrary.max(axis=-1), earned.log_change.max(axis=-1)) >= _LOG_SUSPICION
+    return np.where((m == 0) | suspected, 1.0, rate)
+
+
+def stakes(target: Target, earned: Earned, audit: FloatArray) -> FloatArray:
+    """lambda of the next call for each threshold, from what was seen before it."""
+    eps, q = target.epsilon, np.asarray(audit)[..., None]
+    lost = np.where(q < 1.0, earned.slipped, earned.lost)  # a stake that audits cap hardly loses by what is always seen
+    risk = (lost + _PRIOR_WRONG) / (earned.calls + _PRIOR_CALLS / eps) / eps
+    return np.clip(1.0 - np.maximum(risk, _LEAST_SHARE * eps), 0.0, None) / (1.0 / q - eps)
+
+
+def update(
+    target: Target,
+    earned: Earned,
+    at: npt.ArrayLike,
+    asked: npt.ArrayLike,
+    wrong: npt.ArrayLike,
+    *,
+    in_force: npt.ArrayLike,
+    audit: npt.ArrayLike,
+) -> Earned:
+    """Take one call of the scope, in the order in which calls were proposed, whether it was asked about or not.
+
+    Guarantee: if the calls' chance to be wrong at or above c, given the past, is at least epsilon (of all calls, or of
+    those at or above c), W(c) ever reaches 1/delta with probability at most delta. What breaks it: calls left out for
+    how they look or went, answers that are not the truth, an audit drawn otherwise than with the probability stated,
+    thresholds or scores chosen with the answers that are counted here, a risk that moves faster than audits see.
+
+    Args:
+        at: `place` of its score.
+        asked: True where a human answered.
+        wrong: the answer; read only where asked.
+        in_force: `level` when it was proposed.
+        audit: `audit_probability` when it was proposed.
+    """
+    spot, seen = np.asarray(at)[..., None], np.asarray(asked, dtype=np.bool_)[..., None]
+    bad: BoolArray = seen & np.asarray(wrong, dtype=np.bool_)[..., None]
+    q, m = np.asarray(audit, dtype=np.float64)[..., None], np.asarray(in_force)[..., None]
+    out = spot < m
+    weight = 1.0 / np.where(out, q, 1.0)
+    above = spot <= np.arange(len(target.thresholds))
+    counts = above if target.of_released else np.ones_like(above)
+    loss = np.where(bad & above, weight, 0.0)
+    gain = np.where(counts, np.log1p(stakes(target, earned, q[..., 0]) * (target.epsilon - loss)), 0.0)
+    wealth = earned.log_wealth + gain
+    return replace(
+        _watched(target, earned, np.asarray(at), seen, bad, out),
+        log_wealth=wealth,
+        log_peak=np.maximum(earned.log_peak, wealth),
+        calls=earned.calls + counts,
+        lost=earned.lost + (bad & above),
+        slipped=earned.slipped + np.where(bad & out & (q < 1.0), weight, 0.0),
+        log_contrary=_contrary(target, earned, out, np.where(bad, weight, 0.0), q),
+    )
+
+
+def broken(target: Target, earned: Earned) -> tuple[BoolArray, BoolArray]:
+    """Whether the threshold in force must be withdrawn: the promise is broken; wrong answers have become frequent.
+
+    Guarantee of the first: while at most epsilon go out wrong given the past, it becomes True after 50,000 calls at the
+    earliest on average, and seldom before (an e-detector). The second compares with an estimate and has no such bound;
+    `tests/benchmarks/permits.py` measures both together.
+    """
+    contrary = np.logaddexp.reduce(earned.log_contrary, axis=-1) - math.log(len(_RATIOS)) >= _LOG_WITHDRAWAL
+    return contrary, earned.log_change.max(axis=-1) >= _LOG_CHANGE
+
+
+def _contrary(target: Target, earned: Earned, out: BoolArray, loss: FloatArray, q: FloatArray) -> FloatArray:
+    """Bets that more than epsilon of the calls go out wrong, each begun anew whenever it has lost."""
+    counts = out if target.of_released else np.ones_like(out)
+    mu = np.minimum((_RATIOS - 1.0) * q, 0.9 / target.epsilon)
+    factor = np.log1p(mu * (np.where(out, loss, 0.0) - target.epsilon))
+    return np.where(counts, np.maximum(earned.log_contrary, 0.0) + factor, earned.log_contrary)
+
+
+def _watched(target: Target, earned: Earned, at: IntArray, seen: BoolArray, bad: BoolArray, out: BoolArray) -> Earned:
+    """Bets that answers in the zone of this score are wrong more often than they were, from a cautious estimate."""
+    zone = np.minimum(at * _ZONES // (len(target.thresholds) + 1), _ZONES - 1)[..., None]
+    k = np.take_along_axis(earned.usual_wrong, zone, axis=-1)
+    n = np.take_along_axis(earned.usual, zone, axis=-1)
+    usual = np.minimum((k + _CAUTION * np.sqrt(k + 1.0)) / (n + 1.0), 1.0)
+    mu = np.minimum(_RISES - 1.0, 0.6 / usual)
+    factor = np.log1p(mu * (bad - usual))
+    change = np.where(seen, np.maximum(earned.log_change, 0.0) + factor, earned.log_change)
+    here = (np.arange(_ZONES) == zone) & seen
+    recent, recent_wrong = earned.recent + here, earned.recent_wrong + (here & bad)
+    settled = change.max(axis=-1, keepdims=True) <= 0.0
+    return replace(
+        earned,
+        log_change=change,
+        usual=np.where(settled, earned.usual + recent, earned.usual),
+        usual_wrong=np.where(settled, earned.usual_wrong + recent_wrong, earned.usual_wrong),
+        recent=np.where(settled, 0.0, recent),
+        recent_wrong=np.where(settled, 0.0, recent_wrong),
+    )

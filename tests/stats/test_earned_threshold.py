@@ -1,0 +1,264 @@
+"""A threshold earned from answers: fair bets under the null, promises kept at any time, sabotage seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.stats import earned_threshold as e
+from tests.benchmarks import permits
+from tests.binomial import binomial_ceiling
+
+K = 4
+TARGETS = st.builds(
+    e.Target,
+    thresholds=st.just((0.9, 0.7, 0.5, 0.3)),
+    epsilon=st.floats(0.005, 0.5),
+    delta=st.floats(0.01, 0.3),
+    audit_rate=st.floats(0.01, 0.9),
+    of_released=st.booleans(),
+)
+CALL = st.tuples(st.integers(0, K), st.booleans(), st.booleans(), st.integers(0, K), st.floats(0.01, 1.0))
+HISTORIES = st.lists(CALL, max_size=30)
+
+
+def played(target: e.Target, history: list[tuple[int, bool, bool, int, float]]) -> e.Earned:
+    """Evidence after any sequence of calls, possible ones and others."""
+    state = e.nothing_earned(target)
+    for at, asked, wrong, level, audit in history:
+        state = e.update(target, state, at, asked, wrong, in_force=level, audit=audit)
+    return state
+
+
+Update = Callable[..., e.Earned]
+
+
+def expected_factors(
+    target: e.Target, state: e.Earned, places: np.ndarray, wrong: np.ndarray, level: int, audit: float, update: Update
+) -> tuple[np.ndarray, float]:
+    """E of the next call's factor of each W(c), and of the contrary evidence, over score, audit and truth, exactly."""
+    wealth, contrary = np.zeros(K), np.zeros(3)
+    begun = np.maximum(state.log_contrary, 0.0)
+    for at in range(K + 1):
+        seen = audit if at < level else 1.0
+        for asked, chance in ((True, seen), (False, 1.0 - seen)):
+            for bad, rate in ((True, wrong[at]), (False, 1.0 - wrong[at])):
+                after = update(target, state, at, asked, bad, in_force=level, audit=audit)
+                weight = places[at] * chance * rate
+                wealth += weight * np.exp(after.log_wealth - state.log_wealth)
+                counts = not target.of_released or at < level
+                contrary += weight * (np.exp(after.log_contrary - begun) if counts else 1.0)
+    return wealth, float(contrary.max())
+
+
+def risk_of(target: e.Target, places: np.ndarray, wrong: np.ndarray) -> np.ndarray:
+    """Share of wrong calls at or above each threshold: of all calls, or of those at or above it."""
+    risk = np.cumsum(places * wrong)[:K]
+    return risk / np.maximum(np.cumsum(places)[:K], 1e-12) if target.of_released else risk
+
+
+WORLD = st.lists(st.tuples(st.floats(0.01, 1.0), st.floats(0.0, 1.0)), min_size=K + 1, max_size=K + 1)
+
+
+@settings(deadline=None)
+@given(TARGETS, HISTORIES, WORLD, st.integers(0, K), st.floats(0.01, 1.0))
+def test_no_bet_on_a_threshold_gains_on_average_while_its_risk_is_at_least_epsilon(
+    target: e.Target, history: Any, world: Any, level: int, audit: float
+) -> None:
+    places, wrong = np.array(world).T
+    places = places / places.sum()
+    state = played(target, history)
+    wealth, contrary = expected_factors(target, state, places, wrong, level, audit, e.update)
+    risk = risk_of(target, places, wrong)
+    assert (wealth[risk >= target.epsilon] <= 1.0 + 1e-9).all()
+    if level and risk[level - 1] <= target.epsilon:
+        assert contrary <= 1.0 + 1e-9
+
+
+PLACES = np.array([0.2, 0.2, 0.2, 0.2, 0.2])
+AT_EPSILON = np.array([0.02, 0.02, 0.1, 0.11, 0.5])
+FAIR = e.Target(thresholds=(0.9, 0.7, 0.5, 0.3), epsilon=0.05)
+"""The risk of the laxest threshold is exactly epsilon: a fair bet stays at 1."""
+
+
+def factor_with(update: Update) -> float:
+    wealth, _ = expected_factors(FAIR, e.nothing_earned(FAIR), PLACES, AT_EPSILON, 2, 0.1, update)
+    return float(wealth[K - 1])
+
+
+def test_a_bet_at_exactly_epsilon_is_fair() -> None:
+    assert factor_with(e.update) == pytest.approx(1.0, abs=1e-12)
+
+
+def test_sabotage_an_answer_that_is_looked_at_before_the_bet_gains() -> None:
+    def peeking(target: e.Target, state: e.Earned, at: int, asked: bool, wrong: bool, **terms: Any) -> e.Earned:
+        seen = replace(state, slipped=state.slipped + (10.0 if wrong and asked else 0.0))
+        return e.update(target, seen, at, asked, wrong, **terms)
+
+    assert factor_with(peeking) > 1.0 + 1e-4
+
+
+def test_sabotage_a_bet_that_depends_on_the_score_of_its_own_call_gains() -> None:
+    def scored(target: e.Target, state: e.Earned, at: int, asked: bool, wrong: bool, **terms: Any) -> e.Earned:
+        held = replace(state, slipped=state.slipped + (10.0 if at < K else 0.0))  # bets only where nothing is lost
+        return e.update(target, held, at, asked, wrong, **terms)
+
+    assert factor_with(scored) > 1.0 + 1e-4
+
+
+def test_sabotage_audits_that_are_not_weighted_gain() -> None:
+    def unweighted(target: e.Target, state: e.Earned, at: int, asked: bool, wrong: bool, **terms: Any) -> e.Earned:
+        return e.update(target, state, at, asked, wrong, in_force=terms["in_force"], audit=1.0)
+
+    assert factor_with(unweighted) > 1.0 + 1e-4
+
+
+def test_sabotage_thresholds_chosen_after_the_fact_break_the_promise() -> None:
+    """The only candidate lies just above the best wrong answer so far, and is tested on those very answers."""
+    rng, n, populations = np.random.default_rng(1), 75, 300
+    score, wrong = rng.random((n, populations)), rng.random((n, populations)) < 0.3  # the score says nothing
+    chosen = np.where(wrong, score, 0.0).max(axis=0)
+    target = e.Target(thresholds=(0.5,), epsilon=0.004)
+    state = e.nothing_earned(target, (populations,))
+    for s, bad in list(zip(score, wrong, strict=True)) * 12:
+        state = e.update(target, state, s <= chosen, True, bad, in_force=0, audit=1.0)
+    broken = (e.level(target, state) > 0) & (0.3 * (1.0 - chosen) > target.epsilon)
+    assert broken.sum() > binomial_ceiling(populations, 0.05)
+
+
+def holds(world: permits.World, populations: int = 200) -> dict[str, Any]:
+    found = permits.row(world, "earned", populations)
+    assert found["exceeded"] * populations <= binomial_ceiling(populations, permits.DELTA)
+    return found
+
+
+@pytest.mark.parametrize("place", [0, 9])
+def test_the_promise_is_kept_and_questions_are_saved(place: int) -> None:
+    assert holds(permits.WORLDS[place])["asked_last_200"] < 0.6
+
+
+@pytest.mark.slow
+def test_the_promise_is_kept_in_every_world_whose_assumptions_hold() -> None:
+    for world in permits.WORLDS:
+        if world.holds:
+            holds(world, 500)
+
+
+def test_rules_of_thumb_break_it_in_the_same_world() -> None:
+    for rule in ("five approvals", "59 of 59"):
+        assert permits.row(permits.WORLDS[2], rule, 50)["exceeded"] > 0.5
+
+
+def test_a_rise_to_five_times_epsilon_is_withdrawn_within_a_hundred_answers() -> None:
+    found = permits.row(permits.CHANGES[1], "earned", 100)
+    assert found["revoked_within_100"] > 0.9
+
+
+@pytest.mark.slow
+def test_without_a_change_hardly_any_permit_is_withdrawn_in_fifty_thousand_calls() -> None:
+    found = permits.long_row(permits.WORLDS[1], 100, 50_000)
+    assert found["falsely_revoked"] * 100 <= binomial_ceiling(100, 0.05)
+
+
+@pytest.mark.parametrize(("epsilon", "most"), [(0.05, 61), (0.02, 153)])
+def test_the_first_permission_comes_early_when_no_answer_is_wrong(epsilon: float, most: int) -> None:
+    target = e.Target(thresholds=(0.5,), epsilon=epsilon)
+    state, answers = e.nothing_earned(target), 0
+    while not e.level(target, state):
+        assert e.audit_probability(target, state) == 1.0
+        state = e.update(target, state, 0, True, False, in_force=0, audit=1.0)
+        answers += 1
+    assert math.log(target.delta) / math.log(1.0 - epsilon) <= answers <= most
+
+
+def test_of_those_released_the_calls_below_a_threshold_are_no_evidence_for_it() -> None:
+    target = e.Target(thresholds=(0.9, 0.5), epsilon=0.05, of_released=True)
+    state = played(target, [(2, True, False, 0, 1.0)] * 200)
+    assert e.level(target, state) == 0
+    assert state.log_wealth.tolist() == [0.0, 0.0]
+    state = played(target, [(1, True, False, 0, 1.0)] * 200)
+    assert e.level(target, state) == 2  # the laxer one alone was earned; calls above the stricter are above it too
+
+
+def test_wrong_audits_make_every_call_asked_about_and_then_withdraw() -> None:
+    target = e.Target(thresholds=(0.9, 0.5), epsilon=0.05)
+    state = played(target, [(0, True, False, 0, 1.0)] * 100)
+    assert e.level(target, state) == 2
+    assert e.audit_probability(target, state) < 0.2
+    state = e.update(target, state, 0, True, True, in_force=2, audit=0.1)
+    assert e.audit_probability(target, state) == 1.0
+    assert not any(e.broken(target, state))
+    for _ in range(12):
+        state = e.update(target, state, 0, True, True, in_force=2, audit=1.0)
+    assert all(e.broken(target, state))
+
+
+@settings(deadline=None)
+@given(TARGETS, st.lists(HISTORIES, min_size=2, max_size=3))
+def test_many_permits_at_once_are_each_one_bit_for_bit(target: e.Target, histories: Any) -> None:
+    length = min(map(len, histories))
+    many = e.nothing_earned(target, (len(histories),))
+    for calls in zip(*(history[:length] for history in histories), strict=True):
+        at, asked, wrong, level, audit = map(np.array, zip(*calls, strict=True))
+        many = e.update(target, many, at, asked, wrong, in_force=level, audit=audit)
+    for i, history in enumerate(histories):
+        one = played(target, history[:length])
+        assert {n: x[i].tolist() for n, x in vars_of(many).items()} == {n: x.tolist() for n, x in vars_of(one).items()}
+
+
+def vars_of(state: e.Earned) -> dict[str, np.ndarray]:
+    return {name: getattr(state, name) for name in e.Earned.__dataclass_fields__}
+
+
+@settings(deadline=None)
+@given(TARGETS, HISTORIES, HISTORIES)
+def test_a_stored_permit_goes_on_to_the_last_digit_and_does_not_grow(target: e.Target, before: Any, after: Any) -> None:
+    stored = json.dumps(e.earned_to_json(played(target, before)))
+    state = e.earned_from_json(target, json.loads(stored))
+    for at, asked, wrong, level, audit in after:
+        state = e.update(target, state, at, asked, wrong, in_force=level, audit=audit)
+    assert e.earned_to_json(state) == e.earned_to_json(played(target, before + after))
+    assert len(stored) < 1200
+
+
+def test_what_was_not_asked_about_is_not_read() -> None:
+    one, other = (played(FAIR, [(0, False, wrong, 2, 0.1)] * 5) for wrong in (False, True))
+    assert e.earned_to_json(one) == e.earned_to_json(other)
+
+
+def test_ties_reach_the_threshold_and_a_missing_score_reaches_none() -> None:
+    assert e.place(FAIR, [1.0, 0.9, 0.89, 0.3, 0.0, float("nan")]).tolist() == [0, 0, 1, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"thresholds": ()},
+        {"thresholds": (0.1, 0.2)},
+        {"thresholds": (0.5, 0.5)},
+        {"thresholds": (math.inf,)},
+        {"epsilon": 5},
+        {"epsilon": 0.6},
+        {"delta": 0.0},
+        {"audit_rate": 0.0},
+    ],
+)
+def test_a_target_that_promises_nothing_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        e.Target(**{"thresholds": (0.5,), "epsilon": 0.05, **changes})
+
+
+@pytest.mark.parametrize("broken", [None, {}, {"lost": [math.nan] * 4}, {"lost": [0.0]}, {"lost": ["0"] * 4}])
+def test_broken_evidence_is_refused(broken: Any) -> None:
+    data = {**e.earned_to_json(e.nothing_earned(FAIR)), **broken} if broken else broken
+    with pytest.raises(ConfigurationError):
+        e.earned_from_json(FAIR, data)
