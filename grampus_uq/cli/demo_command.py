@@ -19,7 +19,7 @@ from grampus_uq.demo.demo_wiring import DEFAULT_N, DemoPlan, completing, plan_de
 from grampus_uq.demo.mail_plan import DEFAULT_MAILS
 from grampus_uq.demo.report_json import report_json
 from grampus_uq.demo.view import Screen, closing_lines, report_view
-from grampus_uq.errors import ModelError
+from grampus_uq.errors import ConfigurationError, ModelError
 from grampus_uq.models import open_model
 
 _INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
@@ -96,6 +96,10 @@ def command(context: click.Context, /, task: str, details: bool, as_json: bool, 
 def _ask_questions(
     *, model: str | None, api_base: str | None, max_tokens: int | None, as_json: bool, **options: Any
 ) -> None:
+    if model is not None and not model.strip():
+        raise ConfigurationError.of(
+            "--model", "demo", "the name of a model", model, "Without it the embedded one is asked."
+        )
     name = model or ("local" if api_base is None else "")
     limit = max_tokens or (_EMBEDDED_TOKENS if name == "local" and api_base is None else _OTHER_TOKENS)
     plan = plan_demo(model=name, max_tokens=limit, otlp_endpoint=options.pop("otlp"), **options)

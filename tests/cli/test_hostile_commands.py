@@ -77,6 +77,7 @@ TABLE = """
 1 runs replay runs --profile empty
 1 runs replay runs --profile runs/r1.jsonl
 2 runs replay runs
+2 demo --task questions --model <empty>
 2 evaluate
 1 evaluate nowhere
 1 evaluate empty
