@@ -40,8 +40,9 @@ def replies(task: tool_agent_desk.Task, right: bool) -> Iterator[ModelResponse]:
         yield said(name, looked_up[name])
     wrong = {"order_id": next(key for key in task.shop.orders if key != order_id)}
     yield said(task.truth.name, dict(task.truth.arguments) | ({} if right else wrong), 0.9 if right else 0.2)
-    yield from [said(task.truth.name, dict(task.truth.arguments))] * 4
     true = TokenLogprob(token="True", logprob=-0.1, top=(("True", -0.1), ("False", -2.4)))
+    yield answer("True", logprobs=[true])
+    yield from [said(task.truth.name, dict(task.truth.arguments))] * 4
     yield answer("True", logprobs=[true])
     yield answer("80")
 
@@ -57,7 +58,7 @@ async def test_what_is_run_is_read_and_a_second_start_runs_only_what_is_missing(
         tasks = list(tool_agent_desk.tasks(10, 7))
         return ScriptedModel([reply for number in numbers for reply in replies(tasks[number], rights[number])])
 
-    await run_tasks(script(list(range(10))), "desk", tool_agent_desk.tasks(10, 7), tmp_path)
+    await run_tasks(script(list(range(10))), "desk", tool_agent_desk.tasks(10, 7), tmp_path, p_true=True)
     outcomes = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
     assert [line["ok"] for line in outcomes] == rights
     assert [line["kind"] for line in outcomes] == list(tool_agent_desk.KINDS)
@@ -66,11 +67,12 @@ async def test_what_is_run_is_read_and_a_second_start_runs_only_what_is_missing(
     assert (own["n"], own["auroc"], own["stopped_at_5"]) == (10, 1.0, 1.0)
     assert rows[tmp_path.name, "redraws"]["auroc"] == 1.0, "redraws repeat the right call"
     assert rows[tmp_path.name, "asked_sure"]["auroc"] == 0.5
+    assert rows[tmp_path.name, "p_true"]["n"] == 10
     assert rows[f"{tmp_path.name} by argument: order_id", "argument"]["auroc"] == 1.0
 
     (tmp_path / "outcomes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in outcomes[:-1]))
     again = script([9])
-    await run_tasks(again, "desk", tool_agent_desk.tasks(10, 7), tmp_path)
+    await run_tasks(again, "desk", tool_agent_desk.tasks(10, 7), tmp_path, p_true=True)
     assert again.calls[0].messages[-1].content == list(tool_agent_desk.tasks(10, 7))[9].mail
     assert shown([str(tmp_path)], capsys)[tmp_path.name, "call_probability"]["n"] == 10
 
@@ -170,11 +172,12 @@ def test_what_is_no_call_stays_text(text: str) -> None:
 def test_the_embedded_model_is_run_on_two_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What comes of them is not asked: the model is far too small to do them."""
     model = str(find_model_file(lambda *_: None))
-    tool_agent.main(["--model", model, "--tasks=2", f"--out={tmp_path}", "--p-true"])
+    tool_agent.main(["--model", model, "--tasks=2", f"--out={tmp_path}"])
     lines = [json.loads(line) for line in (tmp_path / "outcomes.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["cancel_id", "cancel_item"]
     assert all(line["turns"] >= 1 and line["failed"] is None for line in lines)
-    steps = [json.loads(line) for path in (tmp_path / "recordings").glob("*.jsonl") for line in path.open()]
+    texts = [path.read_text() for path in (tmp_path / "recordings").glob("*.jsonl")]
+    steps = [json.loads(line) for text in texts for line in text.splitlines()]
     asked = [one["step"] for one in steps if one["type"] == "step" and one["step"]["kind"] == "llm_call"]
     made = [step for step in asked if step["tool_calls"]]
     assert made
