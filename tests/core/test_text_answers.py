@@ -78,6 +78,12 @@ def test_the_reason_names_the_word_and_a_likely_one_lets_the_call_go() -> None:
     assert not asked(said(start, 1, 0.95, 0.9)).action.stops
 
 
+def test_a_likely_answer_does_not_make_up_for_an_unlikely_one_before_it() -> None:
+    state = said(said(SessionState(session_id="s"), 1, 0.98, 0.3), 2, 0.98, 0.95)
+    assert state.cumulative >= 0.8
+    assert asked(state).rule == "call_evidence"
+
+
 def test_an_answer_that_was_asked_about_and_the_guides_policy_are_as_they_were() -> None:
     start = SessionState(session_id="s")
     assert not asked(said(start, 1, 0.95, 0.3, p_true=0.95)).action.stops

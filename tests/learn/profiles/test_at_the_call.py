@@ -121,8 +121,9 @@ def test_an_evaluation_ranks_streams_at_the_call_where_the_recording_or_the_prof
     tmp_path: Path,
 ) -> None:
     folder = record(tmp_path)
-    assert (read_recordings(folder).asks == -1).all()  # the name alone: only the profile's policy tells
     runs = read_recordings(folder, profile=BASE)
+    assert (read_recordings(folder).asks == runs.asks).all()  # the recording holds the policy that named the tool
+    assert (runs.asks >= 0).all()
     found = evaluate(runs, rng=np.random.default_rng(0), draws=50)
     first = found.table[0]
     assert (first.scalar, first.runs) == ("at the call", 120)
