@@ -77,7 +77,7 @@ def signal_rows(evaluation: Evaluation) -> list[_Row]:
         raw, mapped = found[signal.name, False], found.get((signal.name, True))
         score = None if mapped is None else mapped.tps_log
         rate = base.get(raw.runs)
-        gain = None if score is None or rate is None else round(score - rate, 4) + 0.0
+        gain = None if score is None or rate is None else round(score - rate, 3) + 0.0
         rows.append(
             [
                 printable(signal.name, 60),
