@@ -44,14 +44,23 @@ def test_with_a_store_the_refund_agent_stops_at_the_pause(tmp_path: Path) -> Non
     assert "completed" not in shown
 
 
+@pytest.mark.parametrize(
+    ("decision", "refunds"),
+    [
+        ("edit", "[20.0]"),
+        pytest.param("approve", "[40.0]", marks=pytest.mark.slow),  # each process imports a whole framework
+        pytest.param("reject", "[]", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", ["openai_agents_agent.py", "pydantic_ai_agent.py"])
-def test_a_frameworks_agent_is_paused_in_one_process_and_decided_on_in_another(name: str, tmp_path: Path) -> None:
-    for decision, refunds in [("approve", "[40.0]"), ("edit", "[20.0]"), ("reject", "[]")]:
-        state = str(tmp_path / f"{decision}.json")
-        paused = example(name, "--state", state)
-        assert paused.startswith('waits: refund({"amount_eur":40.0,"order_id":"A-17"})')
-        decided = example(name, "--state", state, "--decision", decision)
-        assert f"refunds made: {refunds}" in decided
+def test_a_frameworks_agent_is_paused_in_one_process_and_decided_on_in_another(
+    name: str, decision: str, refunds: str, tmp_path: Path
+) -> None:
+    state = str(tmp_path / f"{decision}.json")
+    paused = example(name, "--state", state)
+    assert paused.startswith('waits: refund({"amount_eur":40.0,"order_id":"A-17"})')
+    decided = example(name, "--state", state, "--decision", decision)
+    assert f"refunds made: {refunds}" in decided
 
 
 def test_plain_calls_are_watched_and_asked_before_money_moves() -> None:
