@@ -32,7 +32,7 @@ def test_the_code_is_formatted():
     passes(sys.executable, "-m", "ruff", "format", "--check", "grampus_uq", "tests", "examples")
 
 
-def test_the_package_is_strictly_typed():
+def test_the_package_and_what_users_write_with_it_are_strictly_typed():
     passes(sys.executable, "-m", "mypy")
 
 
