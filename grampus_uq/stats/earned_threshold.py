@@ -199,7 +199,8 @@ def update(
     Guarantee: if the calls' chance to be wrong at or above c, given the past, is at least epsilon (of all calls, or of
     those at or above c), W(c) ever reaches 1/delta with probability at most delta. What breaks it: calls left out for
     how they look or went, answers that are not the truth, an audit drawn otherwise than with the probability stated,
-    thresholds or scores chosen with the answers that are counted here, a risk that moves faster than audits see.
+    thresholds or scores chosen with the answers that are counted here, calls that count though they have no score,
+    a risk that moves faster than audits see.
 
     Args:
         at: `place` of its score.

@@ -123,6 +123,16 @@ TABLE = """
 1 fit runs -o nowhere/p.json
 1 fit runs -o empty
 2 fit runs --wrong-releases 0
+2 permits simulate
+1 permits simulate nowhere
+1 permits simulate empty
+1 permits simulate big.json
+2 permits simulate runs --at-most nan
+2 permits simulate runs --at-most 5
+2 permits simulate runs --assurance 1
+2 permits simulate runs --audits 0
+2 permits simulate runs --seed -1
+1 permits simulate runs --profile nowhere.json
 2 backtest p.json runs
 1 backtest nowhere.json runs
 2 backtest p.json empty

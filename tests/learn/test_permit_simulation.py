@@ -1,0 +1,101 @@
+"""Recorded runs through a threshold that answers earn: nothing goes out unearned, and what is printed adds up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grampus_uq.cli.permits_command import command
+from grampus_uq.learn.permit_simulation import CANDIDATES, read_labelled_calls, simulate_permit
+from grampus_uq.stats.earned_threshold import Target
+from tests.guarantees.worlds import World, record
+
+GOOD_ABOVE_HALF = World(skill=(0.3, 1.0), cut=0.5, calls=0.8)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """500 runs, of which a fifth calls nothing and a tenth has no label."""
+    rng = np.random.default_rng(4)
+    runs = GOOD_ABOVE_HALF.draw(rng, 500)
+    folder = tmp_path_factory.mktemp("recorded")
+    record(folder / "runs.jsonl", runs, rng.random(500) < 0.9)
+    return folder
+
+
+def invoke(*arguments: object, status: int = 0) -> Result:
+    result = CliRunner().invoke(command, ["simulate", *map(str, arguments)])
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+def test_the_case_of_a_run_is_its_first_irreversible_call_and_the_others_are_counted(recorded: Path) -> None:
+    calls = read_labelled_calls([str(recorded)], "verbalized")
+    assert len(calls.scores) + calls.left_out.total() == 500
+    assert set(calls.left_out) == {"no_outcome", "no_irreversible_call"}
+    assert 0.3 < calls.wrong[calls.scores < 0.5].mean() <= 1.0
+    assert not calls.wrong[calls.scores >= 0.5].any()
+    unknown = read_labelled_calls([str(recorded)], "no such stream")
+    assert np.isnan(unknown.scores).all()
+
+
+def test_questions_are_saved_where_the_score_tells_and_nothing_goes_out_without_one(recorded: Path) -> None:
+    found = json.loads(invoke(recorded, "--stream", "verbalized", "--json").stdout)
+    assert found["calls"] == found["asked"] + found["out"] == found["scored"]
+    assert 58 <= found["first"] < 100
+    assert found["out"] > 80
+    assert found["wrong_out"] == 0
+    assert found["threshold"] in CANDIDATES
+    assert f"from {found['asked']} answers, {found['audits']} of them audits" in found["sentence"]
+    nothing = json.loads(invoke(recorded, "--json").stdout)
+    assert (nothing["out"], nothing["first"], nothing["threshold"], nothing["scored"]) == (0, None, None, 0)
+    assert "takes 59 right answers at the least" in nothing["sentence"]
+
+
+def test_the_table_stands_beside_asking_always_and_asking_as_many_at_random(recorded: Path) -> None:
+    lines = [line.split("\t") for line in invoke(recorded, "--stream", "verbalized").stdout.splitlines()]
+    always, random, earned = lines[1:4]
+    assert [line[0] for line in lines[1:4]] == ["ask always", "as many at random", "earned"]
+    assert (always[2], random[2]) == ("0", earned[2])
+    assert float(random[3]) > float(earned[3])
+
+
+def test_runs_without_a_label_are_no_answer(tmp_path: Path) -> None:
+    record(tmp_path / "r.jsonl", GOOD_ABOVE_HALF.draw(np.random.default_rng(1), 20), np.zeros(20))
+    result = invoke(tmp_path, status=1)
+    assert "no labelled run with an irreversible call" in str(result.exception)
+
+
+CALLS = st.lists(st.tuples(st.one_of(st.floats(0, 1), st.just(float("nan"))), st.booleans()), max_size=80)
+TARGET = Target(thresholds=CANDIDATES, epsilon=0.4, delta=0.3)
+
+
+@settings(deadline=None)
+@given(CALLS, st.integers(0, 3))
+def test_counts_add_up_a_seed_repeats_itself_and_a_call_without_a_score_is_asked_about(calls: Any, seed: int) -> None:
+    scores, wrong = np.array([score for score, _ in calls]), np.array([bad for _, bad in calls], dtype=np.bool_)
+    found = simulate_permit(TARGET, scores, wrong, np.random.default_rng(seed))
+    assert found == simulate_permit(TARGET, scores, wrong, np.random.default_rng(seed))
+    assert found.calls == found.asked + found.out
+    assert 0 <= found.wrong_out <= min(found.out, found.wrong)
+    assert found.audits <= found.asked
+    assert found.out <= int((scores >= min(CANDIDATES)).sum())
+    assert found.out == 0 or found.first is not None
+    unscored = simulate_permit(TARGET, np.full(len(calls), np.nan), wrong, np.random.default_rng(seed))
+    assert (unscored.out, unscored.asked) == (0, len(calls))
+
+
+def test_a_promise_that_no_longer_holds_is_withdrawn_and_everything_asked_about_again() -> None:
+    wrong = np.arange(350) >= 200
+    target = replace(TARGET, epsilon=0.05, delta=0.05)
+    found = [simulate_permit(target, np.ones(350), wrong, np.random.default_rng(seed)) for seed in range(10)]
+    assert {(one.withdrawn, one.threshold) for one in found} == {(1, None)}
+    assert 5 < np.mean([one.wrong_out for one in found]) < 40  # one call in twenty is audited
