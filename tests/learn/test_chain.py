@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,6 +94,19 @@ def test_too_few_cases_release_nothing_and_say_how_many_are_needed() -> None:
     assert "takes 45" in chain.release.shortage
     assert chain.expected.questions == 1.0
     assert chain.after(len(chain.tiers) - 1, 1.0, True if len(chain.tiers) > 1 else None)[0] == "ask"
+
+
+def test_of_two_equal_sets_every_answer_agrees_and_the_second_tier_is_never_asked() -> None:
+    data = os.environ.get("GRAMPUS_UQ_DATA")
+    if not data:
+        pytest.skip("GRAMPUS_UQ_DATA is not set: the recorded runs are not part of the project")
+    path = Path(data) / "tool_agent" / "qwen2.5-coder-1.5b.tar.gz"
+    cases, left_out = chain_benchmark.pair(path, path, 5.0)
+    small, big = cases.tiers
+    assert (len(small.right), int((~small.right).sum()), left_out) == (42, 14, 0)
+    assert big.agrees is not None
+    assert big.agrees.all()
+    assert [tier.name for tier in fitted(cases).tiers] == ["small"]
 
 
 @settings(max_examples=25, deadline=None)
