@@ -1,4 +1,4 @@
-"""The attribution part of a profile: failures whose error somebody labelled calibrate the blame of later ones."""
+"""The attribution part of a profile: labelled failures calibrate the attribution of later ones."""
 
 from __future__ import annotations
 
