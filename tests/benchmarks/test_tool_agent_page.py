@@ -25,6 +25,8 @@ async def test_the_tables_stand_between_the_marks_however_often_they_are_written
     assert pages[0] == pages[1]
     results, policy = pages[0]
     assert "| call probability | 1.00 [1.00, 1.00]; 100/100/100 |" in results
+    assert "| set | 1.00 [1.00, 1.00]; 100/100/100 | .94 [" in results, "orders of wrong calls share the call's figure"
+    assert "100% of 5 wrong calls | 33% |" in results
     assert "P(True)" not in results, "a score that no set has is no row"
     assert "| 100 % [83, 100] of 20 | 100 % [48, 100] of 5 |" in policy
     for text in (results, policy):

@@ -98,18 +98,26 @@ def model_name(recorded: str) -> str:
     return {"qwen15": "qwen2.5-coder-1.5b", "local": "smollm2-135m"}.get(name, name)
 
 
-def score_table(sets: dict[str, list[Asked]], options: Any) -> Iterator[str]:
+def score_table(rows: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """A line a score, a column a set: AUROC with its interval, and what is stopped at 5, 10 and 20 % held."""
-    found = {
-        name: {row["score"]: row for row in rows_of(name, asked, options) if row["set"] == name}
-        for name, asked in sets.items()
-    }
-    yield "| " + " | ".join(["score at the call", *sets]) + " |"
-    yield "|---" * (1 + len(sets)) + "|"
+    found = {name: {row["score"]: row for row in of if row["set"] == name} for name, of in rows.items()}
+    yield "| " + " | ".join(["score at the call", *found]) + " |"
+    yield "|---" * (1 + len(found)) + "|"
     for score, label in SCORES.items():
-        cells = [_cell(rows.get(score, {})) for rows in found.values()]
+        cells = [_cell(of.get(score, {})) for of in found.values()]
         if any(cell != "-" for cell in cells):
             yield "| " + " | ".join([label, *cells]) + " |"
+
+
+def part_table(rows: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """A line a set: how well arguments' own probabilities tell which is wrong, and how often a wrong part is first."""
+    yield "| set | arguments, by their own probability | by the call's | a wrong part is least probable | by a guess |"
+    yield "|---|---|---|---|---|"
+    for name, of in rows.items():
+        own, whole = [_cell(row) for row in of if row["set"] == f"{name} by argument: all arguments"]
+        first = next((row for row in of if "first" in row), None)
+        told = "- | -" if first is None else f"{first['first']:.0%} of {first['n']} wrong calls | {first['chance']:.0%}"
+        yield f"| {name} | {own} | {whole} | {told} |"
 
 
 def _cell(row: dict[str, Any]) -> str:
@@ -140,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--docs", type=existing, default=DOCS, help="the folder of the pages")
     options = parser.parse_args(arguments)
     sets = {path.name.split(".tar")[0]: read_set(path)[0] for path in options.sets}
-    put(options.docs / "results.md", "tool agents", list(score_table(sets, options)))
+    rows = {name: list(rows_of(name, asked, options)) for name, asked in sets.items()}
+    put(options.docs / "results.md", "tool agents", [*score_table(rows), "", *part_table(rows)])
     held = [*(of_set(name, asked) for name, asked in sets.items()), *(of_questions(one) for one in options.questions)]
     header = ["| model | work | right ones released | wrong ones held |", "|---|---|---|---|"]
     put(options.docs / "policy.md", "tiers", header + [one.row() for one in sorted(held, key=lambda one: one.model)])
