@@ -39,6 +39,6 @@ async def test_the_tables_stand_between_the_marks_however_often_they_are_written
 async def test_a_page_without_its_marks_is_left_alone(tmp_path: Path) -> None:
     await record(tmp_path / "set", [(True, 0.3), (False, 0.9)])
     (tmp_path / "results.md").write_text("no marks here")
-    with pytest.raises(SystemExit, match="no place marked 'tool agents'"):
+    with pytest.raises(SystemExit, match="no marks for 'tool agents'"):
         tool_agent_page.main([str(tmp_path / "set"), f"--docs={tmp_path}", "--draws=10"])
     assert (tmp_path / "results.md").read_text() == "no marks here"

@@ -10,7 +10,6 @@ exact (Clopper and Pearson), 95 %.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from scipy import stats
 
 from grampus_uq.recording import runs
 from tests.benchmarks._report import existing
+from tests.benchmarks.first_run import rewrite
 from tests.benchmarks.life import BEFORE, judged
 from tests.benchmarks.tool_agent import Asked, read_set, rows_of
 
@@ -101,6 +101,7 @@ def model_name(recorded: str) -> str:
 def score_table(rows: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """A line a score, a column a set: AUROC with its interval, and what is stopped at 5, 10 and 20 % held."""
     found = {name: {row["score"]: row for row in of if row["set"] == name} for name, of in rows.items()}
+    found = {name: of for name, of in found.items() if any("auroc" in row for row in of.values())}
     yield "| " + " | ".join(["score at the call", *found]) + " |"
     yield "|---" * (1 + len(found)) + "|"
     for score, label in SCORES.items():
@@ -128,16 +129,6 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{auroc} [{low}, {high}]; {stopped}"
 
 
-def put(page: Path, mark: str, lines: Sequence[str]) -> None:
-    """Replace what stands between a page's marks."""
-    text = page.read_text()
-    new = f"<!-- {mark} -->\n" + "\n".join(lines) + f"\n<!-- end {mark} -->"
-    replaced, times = re.subn(f"<!-- {mark} -->.*<!-- end {mark} -->", lambda _: new, text, flags=re.DOTALL)
-    if times != 1:
-        raise SystemExit(f"{page} has no place marked {mark!r}")
-    page.write_text(replaced)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the sets, write the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -149,10 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sets = {path.name.split(".tar")[0]: read_set(path)[0] for path in options.sets}
     rows = {name: list(rows_of(name, asked, options)) for name, asked in sets.items()}
-    put(options.docs / "results.md", "tool agents", [*score_table(rows), "", *part_table(rows)])
+    rewrite(options.docs / "results.md", "tool agents", "\n".join([*score_table(rows), "", *part_table(rows)]))
     held = [*(of_set(name, asked) for name, asked in sets.items()), *(of_questions(one) for one in options.questions)]
     header = ["| model | work | right ones released | wrong ones held |", "|---|---|---|---|"]
-    put(options.docs / "policy.md", "tiers", header + [one.row() for one in sorted(held, key=lambda one: one.model)])
+    lines = header + [one.row() for one in sorted(held, key=lambda one: one.model)]
+    rewrite(options.docs / "policy.md", "tiers", "\n".join(lines))
 
 
 if __name__ == "__main__":
