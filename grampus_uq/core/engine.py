@@ -6,18 +6,20 @@ its `SessionState`.
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from grampus_uq.core.alarm import alarm_raised, alarm_step
 from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of
+from grampus_uq.core.estimator import UncertaintyEstimator
+from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.propagator import propagated_by
 from grampus_uq.core.risk import confidence_of_risk, risk_step
 from grampus_uq.core.state import Profile, SessionState, WorstCase, has_alarmed
+from grampus_uq.core.tally import Tally, missing_text, tally_of
 from grampus_uq.core.turn_evidence import (
     MAX_CALLS,
     TurnEvidence,
@@ -37,7 +39,6 @@ from grampus_uq.records.building import builder, drafter
 from grampus_uq.records.events import TrajectoryReading
 from grampus_uq.records.values import NO_READING, Reading, Step, StepUncertainty, ToolCall, Verdict, utc
 from grampus_uq.records.vocabulary import (
-    NOT_DUE,
     STOPPING_LEVELS,
     Effect,
     MissingReason,
@@ -46,8 +47,11 @@ from grampus_uq.records.vocabulary import (
     UncertaintySource,
 )
 from grampus_uq.stats.eprocess import Detector
+from grampus_uq.stats.fusion import LogisticFusion
 
-_draft_of = drafter(SessionState)
+_EVERY_STEP = ("n_steps", "n_high", "cumulative", "level", "has_reading", "last_step_id", "agent_tokens")
+_draft_of = drafter(SessionState, but=(*_EVERY_STEP, "memory", "worst_case", "turns"))
+_draft_of_turn = drafter(TurnEvidence)
 _new_situation = builder(Situation)
 _trusted = StepUncertainty.trusted
 
@@ -65,13 +69,16 @@ def advance(
     session the level is at least MEDIUM. Missing readings (`value` None) are no evidence, for or against. `trajectory`
     is what was sensed for the profile's trajectory risk, where it has one.
     """
-    seen = _tally(readings)
-    kind, policy, estimator = step.kind, profile.policy, profile.estimator
-    detector, calibration = profile.detector, profile.calibration
+    seen = tally_of(readings)
+    kind, parts = step.kind, profile.__dict__  # an attribute of a pydantic model takes several times as long
+    policy: UncertaintyPolicy = parts["policy"]
+    estimator: UncertaintyEstimator = parts["estimator"]
+    detector: Detector | None = parts["detector"]
+    calibration: LogisticFusion | None = parts["calibration"]
     fused = estimator.fuse_readings(seen.values)
     if seen.semantic is not None:
         fused = estimator.pessimistic(fused, seen.semantic)
-    propagated, cumulative, memory = propagated_by(profile.propagator, fused, kind, state.cumulative, state.memory)
+    propagated, cumulative, memory = propagated_by(parts["propagator"], fused, kind, state.cumulative, state.memory)
     seen.fused, seen.propagated = fused, propagated
     has_reading = state.has_reading or fused is not None
     level = level_of(policy, propagated, has_reading)
@@ -79,30 +86,30 @@ def advance(
     is_call = kind == "tool_call"
     tool_name = step.tool_name if is_call else None
     alarm, risk_state, risk_due = state.alarm, state.risk, False
-    if profile.trajectory_risk is not None:
-        risk_state, seen.risk, seen.no_risk = risk_step(profile.trajectory_risk, risk_state, trajectory)
+    if parts["trajectory_risk"] is not None:
+        risk_state, seen.risk, seen.no_risk = risk_step(parts["trajectory_risk"], risk_state, trajectory)
         risk_due = seen.no_risk in _UNREADABLE
     streams: Streams = {}
     if calibration is not None or detector is not None:
         streams = streams_of(seen.values, seen.semantic, fused, propagated, confidence_of_risk(seen.risk))
-    if calibration is not None:
-        seen.p_success = calibration(streams)
+        if calibration is not None:
+            seen.p_success = calibration(streams)
+        if detector is not None and not is_call:
+            streams["p_success"] = seen.p_success
+            if detector.at_calls:
+                seen.scores = tuple([streams.get(name) for name in detector.streams])
+            else:
+                alarm, seen.log_m = alarm_step(detector, alarm, state.session_id, streams)
+            seen.due = seen.due or bool(lacks(detector, streams))
     worst_case = state.worst_case
-    if detector is not None and not is_call:
-        streams["p_success"] = seen.p_success
-        if detector.at_calls:
-            seen.scores = tuple([streams.get(name) for name in detector.streams])
-        else:
-            alarm, seen.log_m = alarm_step(detector, alarm, state.session_id, streams)
-        seen.due = seen.due or bool(lacks(detector, streams))
     if worst_case is not None or seen.due or risk_due or calibration is not None:
         worst_case = worst_case_step(profile, state, kind, readings, fused, streams, risk_due=risk_due)
     turns, turn = _turns_after(state, step, readings, seen, worst_case)
     if is_call:
         turns, doubt = doubt_after(state.turns, turns, turn, step, readings)
     draft = _draft_of(state)
-    draft.n_steps += 1
-    draft.n_high += high
+    draft.n_steps = state.n_steps + 1
+    draft.n_high = state.n_high + high
     draft.cumulative = cumulative
     draft.level = level
     draft.has_reading = has_reading
@@ -117,7 +124,7 @@ def advance(
         draft.monitor_calls += seen.calls
         draft.monitor_tokens += seen.tokens
         draft.monitor_cost_usd += seen.cost_usd
-    draft.agent_tokens += step.input_tokens + step.output_tokens
+    draft.agent_tokens = state.agent_tokens + step.input_tokens + step.output_tokens
     draft.memory = memory
     draft.worst_case = worst_case
     draft.turns = turns
@@ -146,7 +153,7 @@ def advance(
             doubt=doubt if is_call else None,
         )
     )
-    return new_state, _assess(profile, state.n_steps, step, tool_name, seen, verdict, trajectory)
+    return new_state, _assess(parts, state.n_steps, step, tool_name, seen, verdict, trajectory)
 
 
 def judge_call(
@@ -188,27 +195,22 @@ def judge_call(
 
 
 def _turns_after(
-    state: SessionState, step: Step, readings: Sequence[Reading], seen: _Tally, worst_case: WorstCase | None
+    state: SessionState, step: Step, readings: Sequence[Reading], seen: Tally, worst_case: WorstCase | None
 ) -> tuple[tuple[TurnEvidence, ...], TurnEvidence]:
     """The turns of the model after a step, and the evidence of its own; for a call, of the turn that proposed it."""
-    lowest, calls = None if seen.fused is None else seen.lowest, step.tool_calls
+    lowest, calls = None if seen.fused is None else seen.lowest(), step.tool_calls
     if step.kind != "tool_call":
         turn = new_turn(
             step=text_key(step.step_id),
             read=seen.fused is not None,
             p_success=seen.p_success,
-            worst_chance=None if worst_case is None else worst_case.p_success,
             lowest=lowest,
             stated="verbalized" in seen.values,
             belief=seen.propagated,
-            worst_belief=None if worst_case is None else worst_case.cumulative,
-            calls=proposed(step) if calls else (),
-            more=len(calls) > MAX_CALLS,
-            listed=listed(step) if calls else (),
-            doubts=doubts(step, readings) if calls or seen.unasked else (),
             scores=seen.scores,
-            worst_scores=() if worst_case is None else worst_case.scores,
         )
+        if calls or seen.unasked or worst_case is not None:
+            turn = _told_more(turn, step, readings, seen, worst_case)
         return with_turn(state.turns, turn), turn
     turns, turn = placed(state.turns, calls[0] if calls else None, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
@@ -217,87 +219,31 @@ def _turns_after(
     return turns, turn
 
 
+def _told_more(
+    turn: TurnEvidence, step: Step, readings: Sequence[Reading], seen: Tally, worst_case: WorstCase | None
+) -> TurnEvidence:
+    """The evidence of a turn that proposes calls, or that comes after a reading that was due and did not come."""
+    draft = _draft_of_turn(turn)
+    if step.tool_calls:
+        draft.calls, draft.listed = proposed(step), listed(step)
+        draft.more = len(step.tool_calls) > MAX_CALLS
+    if step.tool_calls or seen.unasked:
+        draft.doubts = doubts(step, readings)
+    if worst_case is not None:
+        draft.worst_chance, draft.worst_belief = worst_case.p_success, worst_case.cumulative
+        draft.worst_scores = worst_case.scores
+    draft.__class__ = TurnEvidence
+    told: TurnEvidence = draft
+    return told
+
+
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _HIGH = UncertaintyLevel.HIGH
 _PAUSE = UncertaintyAction.PAUSE_FOR_HUMAN
 _PROPAGATED = UncertaintySource.PROPAGATED
 _TRAJECTORY_RISK = UncertaintySource.TRAJECTORY_RISK
-_NOT_PROPOSED, _NOT_NEEDED = MissingReason.NOT_PROPOSED, MissingReason.NOT_NEEDED
 _UNREADABLE = frozenset({MissingReason.TIMEOUT, MissingReason.SIGNAL_ERROR})
 _value = operator.itemgetter(1)
-
-
-class _Tally:
-    """A step's readings: values, reasons of missing ones, costs; and what follows from them on the way."""
-
-    __slots__ = (
-        *("calls", "cost_usd", "due", "fused", "log_m", "missing", "no_risk", "p_success", "p_true_failed"),
-        *("propagated", "proposed", "risk", "samples", "scores", "semantic", "sources", "tokens"),
-        *("unasked", "values"),
-    )
-    semantic: float | None
-    fused: float | None
-    p_success: float | None
-    risk: float | None
-    no_risk: str | None
-    log_m: float | None
-    scores: tuple[float | None, ...]
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-        self.sources: list[UncertaintySource] = []
-        self.missing: list[str] = []
-        self.semantic = self.fused = self.p_success = self.risk = self.no_risk = self.log_m = None
-        self.p_true_failed = self.due = self.unasked = False
-        self.proposed = True
-        self.calls = self.tokens = self.samples = 0
-        self.cost_usd, self.propagated = 0.0, 1.0
-        self.scores = ()
-
-    @property
-    def lowest(self) -> tuple[str, float]:
-        """The lowest reading, as source and value; there is one."""
-        if len(self.values) == 1 and self.semantic is None:
-            return next(iter(self.values.items()))
-        values = self.values if self.semantic is None else {**self.values, "semantic_entropy": self.semantic}
-        return min(values.items(), key=_value)
-
-
-def _tally(readings: Sequence[Reading]) -> _Tally:
-    tally = _Tally()
-    missing = tally.missing
-    for reading in readings:
-        source, value = reading.source, reading.value
-        if value is None:
-            reason = reading.reason
-            missing.append(_missing(source, reason))
-            if reason not in NOT_DUE:
-                tally.due = True
-            elif reason == _NOT_PROPOSED:
-                tally.proposed = False
-            elif reason == _NOT_NEEDED and source == "p_true":
-                tally.unasked = True
-        else:
-            if source == "semantic_entropy":
-                tally.semantic = value
-            else:
-                tally.values[source] = value
-            known = _SOURCES.get(source)
-            if known is not None:
-                tally.sources.append(known)
-        if reading.calls:
-            if value is None and source == "p_true":
-                tally.p_true_failed = True
-            tally.calls += reading.calls
-            tally.tokens += reading.input_tokens + reading.output_tokens
-            tally.cost_usd += reading.cost_usd or 0.0
-            tally.samples += reading.samples
-    return tally
-
-
-@functools.lru_cache(maxsize=256)
-def _missing(source: str, reason: str | None) -> str:
-    return f"{source}: {reason}"
 
 
 _RULE_SOURCES = {
@@ -312,11 +258,11 @@ _RULE_SOURCES = {
 
 
 def _assess(
-    profile: Profile,
+    parts: Mapping[str, Any],
     index: int,
     step: Step,
     tool_name: str | None,
-    seen: _Tally,
+    seen: Tally,
     verdict: Verdict,
     trajectory: TrajectoryReading | None,
 ) -> StepUncertainty:
@@ -354,15 +300,15 @@ def _assess(
     if verdict.advisory_action is not None:
         fields["advisory_action"] = verdict.advisory_action
     if verdict.action is _PAUSE and verdict.level is _HIGH and step.kind != "tool_call":
-        fields["reflection_injected"] = profile.policy.inject_reflection_on_high
-    if profile.detector is not None:
-        _describe_alarm(fields, profile.detector, seen.log_m)
+        fields["reflection_injected"] = parts["policy"].inject_reflection_on_high
+    if parts["detector"] is not None:
+        _describe_alarm(fields, parts["detector"], seen.log_m)
     if verdict.rule != "tier":
         if verdict.rule in _RULE_SOURCES:
             sources.append(_RULE_SOURCES[verdict.rule])
         fields["rule"] = verdict.rule
         fields["guarantee"] = verdict.guarantee
-    if profile.trajectory_risk is not None:
+    if parts["trajectory_risk"] is not None:
         missing = _describe_risk(fields, seen, trajectory)
     if missing:
         fields["missing_reason"] = "; ".join(missing)
@@ -370,14 +316,14 @@ def _assess(
     return _trusted(fields)
 
 
-def _describe_risk(fields: dict[str, Any], seen: _Tally, trajectory: TrajectoryReading | None) -> list[str]:
+def _describe_risk(fields: dict[str, Any], seen: Tally, trajectory: TrajectoryReading | None) -> list[str]:
     """The trajectory risk in the record; returns the reasons of all that is missing, those of the readings last."""
     fields["trajectory_risk"] = seen.risk
     if seen.risk is not None:
         seen.sources.append(_TRAJECTORY_RISK)
-    missing = [] if seen.no_risk is None else [_missing("trajectory_risk", seen.no_risk)]
+    missing = [] if seen.no_risk is None else [missing_text("trajectory_risk", seen.no_risk)]
     if trajectory is not None and trajectory.no_surprisal is not None:
-        missing.append(_missing("surprisal", trajectory.no_surprisal))
+        missing.append(missing_text("surprisal", trajectory.no_surprisal))
     return missing + seen.missing
 
 
@@ -397,4 +343,3 @@ _FIELDS = {
     "token_entropy": "token_entropy",
 }
 _DEFAULTS = {name: field.default for name, field in StepUncertainty.model_fields.items()}
-_SOURCES = {source.value: source for source in UncertaintySource}

@@ -154,8 +154,8 @@ def propagated_by(
     A step without a reading (`fused` None) leaves all three where they were.
     """
     if type(propagator) is UncertaintyPropagator and fused is not None:  # the usual case, without calls
-        weight = propagator.weights.get(kind, propagator.default_weight)
-        propagated = propagate(fused, cumulative, weight)
+        weight = propagator.weights.get(kind)
+        propagated = propagate(fused, cumulative, propagator.default_weight if weight is None else weight)
         return propagated, propagated, None
     if isinstance(propagator, UncertaintyPropagator):
         propagated = cumulative if fused is None else propagator.propagate(fused, kind, cumulative)

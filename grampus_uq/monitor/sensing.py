@@ -245,22 +245,13 @@ class SensingPlan:
         """True when some signal needs a model."""
         return bool(self.fast) or self.slow is not None or self.reader is not None
 
-    def read_alone(self, step: Step, messages: Sequence[Message], problem: str | None) -> list[Reading]:
-        """All readings of a step about which no model is asked; `problem` says why log-probabilities are missing."""
-        readings = self.read(step, messages)
-        if problem is not None:
-            readings = [_explained(reading, problem) for reading in readings]
-        return readings + self.read_unasked(step) if self.unasked else readings
-
     async def sense(self, profile: Profile, step: Step, given: StepInput, problem: str | None) -> list[Reading]:
         """All readings of a step: a long one's tokens in a worker thread. Raises nothing but cancellation."""
         if step.logprobs is not None and len(step.logprobs) > LONG_COMPLETION:
             tokens = await anyio.to_thread.run_sync(read_tokens, step, given.messages)
             readings = [*(read_instant(signal, step) for signal in self.instant), *tokens]
         else:
-            readings = self.read(step, given.messages)
-        if problem is not None:
-            readings = [_explained(reading, problem) for reading in readings]
+            readings = self.read(step, given.messages, problem)
         if (given.client is None and not self.brings_model) or not self.asks:
             return readings + self.read_unasked(step)
         requests = cancel_requests()
@@ -268,13 +259,13 @@ class SensingPlan:
         await stop_if_cancelled(requests)  # a client may have made another exception of it
         return readings
 
-    def read(self, step: Step, messages: Sequence[Message] = ()) -> list[Reading]:
-        """The readings that need no model and no waiting."""
+    def read(self, step: Step, messages: Sequence[Message] = (), problem: str | None = None) -> list[Reading]:
+        """The readings that need no model and no waiting; `problem` says why log-probabilities are missing."""
         readings = []
         for signal in self.instant:
             readings.append(read_instant(signal, step))  # noqa: PERF401 (before Python 3.12 a comprehension is a call)
         readings += NO_TOKEN_READINGS if step.logprobs is None else read_tokens(step, messages)
-        return readings
+        return readings if problem is None else [_explained(reading, problem) for reading in readings]
 
     def over_cap(self, state: SessionState, step: Step) -> bool:
         """True when the monitor's own tokens have reached their share of the agent's, this step included.

@@ -198,7 +198,9 @@ class Session:
         )
         plan = self._plan
         if model_client is None and step.logprobs is None and not plan.brings_model:  # the usual case, without waiting
-            readings = plan.read_alone(step, prompt_messages, turn.logprobs.problem)
+            readings = plan.read(step, prompt_messages, turn.logprobs.problem)
+            if plan.unasked:
+                readings += plan.read_unasked(step)
         else:
             given = StepInput(
                 messages=prompt_messages,

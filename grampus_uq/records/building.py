@@ -8,7 +8,7 @@ itself: a tenth of the time. Like `StepUncertainty.trusted` this checks nothing:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -31,18 +31,20 @@ def builder(cls: Callable[P, T]) -> Callable[P, T]:
     return build
 
 
-def drafter(cls: type[T]) -> Callable[[T], Any]:
+def drafter(cls: type[T], *, but: Collection[str] = ()) -> Callable[[T], Any]:
     """Return a function that copies such a value into a draft whose fields may be set; setting `__class__` ends that.
 
     Quicker than to give each field of many: Python compares a keyword of a call with every parameter before its own.
+    The fields `but` are not copied: the caller sets all of them.
 
     >>> from grampus_uq.records.values import Outcome
-    >>> draft = drafter(Outcome)(Outcome(success=True))
+    >>> draft = drafter(Outcome, but=["success"])(Outcome(success=True))
     >>> draft.success, draft.__class__ = False, Outcome
     >>> draft == Outcome(success=False)
     True
     """
-    copy: Callable[[T], Any] = _compiled(cls, "value", [f"built.{name} = value.{name}" for name in _defaults(cls)], {})
+    names = [name for name in _defaults(cls) if name not in but]
+    copy: Callable[[T], Any] = _compiled(cls, "value", [f"built.{name} = value.{name}" for name in names], {})
     return copy
 
 

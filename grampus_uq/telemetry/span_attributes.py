@@ -14,7 +14,7 @@ from grampus_uq.records.events import DecisionEvent, StepEvent
 from grampus_uq.records.values import Reading, StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.telemetry.conventions import ATTRIBUTES, ESCALATED, PARENT
-from grampus_uq.telemetry.evaluations import WORDS, fused_of
+from grampus_uq.telemetry.evaluations import WORDS, escalates, fused_of
 from grampus_uq.telemetry.span_content import plain_name
 
 _CALL_PROBABILITY: Final = UncertaintySource.CALL_PROBABILITY
@@ -51,9 +51,7 @@ def approval_attributes(event: DecisionEvent) -> Attributes:
     return attributes
 
 
-def estimate_attributes(
-    event: StepEvent, *, escalates: bool = False, tool_names: Collection[str] | None = None
-) -> Attributes:
+def estimate_attributes(event: StepEvent, *, tool_names: Collection[str] | None = None) -> Attributes:
     """The bare keys and the ids, `missing_reason` beside numbers that are no evidence, and the evidence alone."""
     step, session_id, agent_id = event.assessment, event.session_id, event.agent_id
     fields = step.__dict__  # an attribute of a pydantic model takes several times as long, and some twenty are read
@@ -85,7 +83,7 @@ def estimate_attributes(
         attributes["gen_ai.agent.name"] = agent_id
     if fused is not None:
         attributes["uncertainty.confidence.fused"] = fused
-    if escalates:
+    if escalates(step):
         attributes[ESCALATED] = True
     if fields["missing_reason"] is not None:
         attributes["missing_reason"] = fields["missing_reason"]

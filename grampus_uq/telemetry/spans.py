@@ -19,8 +19,8 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.events import DecisionEvent, Event, StepEvent
 from grampus_uq.records.values import Reading
 from grampus_uq.records.vocabulary import UncertaintyAction
-from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESTIMATE, EVALUATION, SEMANTIC
-from grampus_uq.telemetry.evaluations import FUSED, SCORES, escalates
+from grampus_uq.telemetry.conventions import APPROVAL, ESCALATE, ESCALATED, ESTIMATE, EVALUATION, SEMANTIC
+from grampus_uq.telemetry.evaluations import FUSED, SCORES
 from grampus_uq.telemetry.log_events import EventLog
 from grampus_uq.telemetry.span_attributes import (
     Attributes,
@@ -138,10 +138,9 @@ class SpanEmitter:
         current, around = surroundings()  # looked up once here instead of three times in the SDK
         within = None if around is trace.INVALID_SPAN else around.get_span_context()
         context, links, place = self._traces.parent(event.session_id, current, within)
-        step = event.assessment
-        escalated = escalates(step)
         model_readings = list(filter(_calls_of, event.readings))
-        attributes = estimate_attributes(event, escalates=escalated, tool_names=self._tool_names)
+        attributes = estimate_attributes(event, tool_names=self._tool_names)
+        escalated = ESCALATED in attributes
         if model_readings:
             attributes |= spending_attributes(model_readings)
         if self._content:
@@ -153,7 +152,7 @@ class SpanEmitter:
         if ended_ns < started_ns:  # a wall clock was set back in between
             ended_ns = started_ns
         self._traces.started(place, own)
-        if escalated and step.action is UncertaintyAction.PAUSE_FOR_HUMAN:
+        if escalated and event.assessment.action is UncertaintyAction.PAUSE_FOR_HUMAN:
             self._traces.pause(place, own, ended_ns)
         if self._log is not None or (self._on_span and span.is_recording()):
             self._evaluate(attributes, span, context, ended_ns)
@@ -181,9 +180,7 @@ class SpanEmitter:
 
     def _evaluate(self, estimate: Attributes, span: Span, context: Context, ended_ns: int) -> None:
         """Add an evaluation event for each score among the attributes of the estimate."""
-        for name in SCORES:
-            if name not in estimate:
-                continue
+        for name in filter(estimate.__contains__, SCORES):
             scores: Attributes = {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": estimate[name]}
             if name == FUSED:
                 scores["gen_ai.evaluation.score.label"] = estimate["level"]

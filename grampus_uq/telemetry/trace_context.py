@@ -91,16 +91,17 @@ class SessionTraces:
 
     def started(self, place: _Place, span: SpanContext) -> None:
         """A step's span was started; it becomes the root of the session's trace when there is none yet."""
-        place.latest = span if span.is_valid else None
-        if place.anchor is None:
+        place.latest = span
+        if place.anchor is None and span.is_valid:
             with self._lock:
-                place.anchor = place.anchor or place.latest
+                place.anchor = place.anchor or span
 
     def latest(self, session_id: str) -> SpanContext | None:
         """The estimate span of the session's latest step, or None before the first."""
         with self._lock:
             place = self._places.get(session_id)
-        return None if place is None else place.latest
+        latest = None if place is None else place.latest
+        return latest if latest is not None and latest.is_valid else None
 
     def carrier(self, session_id: str) -> dict[str, str] | None:
         """The session's place as W3C headers, or None while it has none."""

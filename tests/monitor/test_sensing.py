@@ -432,7 +432,7 @@ async def test_a_long_completion_is_read_off_the_event_loop_and_as_a_short_one_i
     word = TokenLogprob(token="word ", logprob=-0.1, top=(("word ", -0.1), ("other", -3.0)))
     long = Step(step_id="s", kind="llm_call", time_s=0.0, text="x", logprobs=(word,) * (LONG_COMPLETION + 1))
     found = await plan.sense(Profile(), long, StepInput(messages=PROMPT), None)
-    assert found == plan.read_alone(long, PROMPT, None)
+    assert found == plan.read(long, PROMPT)
     assert where == [threading.get_ident()] * 2
     session = UncertaintyMonitor().session("s")
     await session.observe_llm_response("x", "a", logprobs=long.logprobs)
