@@ -14,7 +14,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.state import Profile
 from grampus_uq.learn.fit.detector import DetectorFit
 from grampus_uq.learn.profiles import FitOptions, Part, ProfileFit, fit_profile
-from grampus_uq.recording.artifacts import ProfileArtifact, load, save
+from grampus_uq.recording.artifacts import FittedFor, ProfileArtifact, load, save
 
 _WIDTH = 110
 _INDENT = " " * 11
@@ -101,6 +101,7 @@ def _account(fit: ProfileFit) -> Iterator[str]:
     tasks = f"of {fit.tasks} independent tasks{without_task}"
     yield f"parted     {fit.splits['learn']} to learn on, {fit.splits['thresholds']} to set thresholds {tasks}"
     yield from guarded_lines(fit.artifact.profile.policy)
+    yield from _fitted_for_lines(fit.artifact.fitted_for)
     for part in fit.parts:
         yield from _part_lines(part)
     if not fit.empty:
@@ -116,6 +117,17 @@ def guarded_lines(policy: UncertaintyPolicy) -> Iterator[str]:
     yield from _wrapped("guarded", _listed(policy.irreversible_tool_names) or none)
     if policy.always_ask_tool_names:
         yield from _wrapped("always ask", _listed(policy.always_ask_tool_names))
+
+
+def _fitted_for_lines(facts: FittedFor) -> Iterator[str]:
+    """A warning where the profile could act in no session, since the recordings do not say what they were made with."""
+    unknown = [name for name, value in facts.model_dump().items() if value is None]
+    if unknown:
+        yield from _wrapped(
+            "acts",
+            f"NOWHERE as it is: the recordings share no known {', '.join(unknown)}. Where a profile does not fit, the "
+            f"default limits decide. Record with monitor.session(..., {', '.join(f'{name}=...' for name in unknown)}).",
+        )
 
 
 def _part_lines(part: Part) -> Iterator[str]:

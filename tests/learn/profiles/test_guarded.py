@@ -89,3 +89,14 @@ async def test_runs_are_judged_at_the_calls_that_their_monitor_guarded_by_name(t
     assert guarded.asks is not None
     assert guarded.asks.tolist() == [0, 0, 0, 0]
     assert unguarded.asks is None or (unguarded.asks < 0).all()
+
+
+@pytest.mark.anyio
+async def test_a_fit_on_runs_that_do_not_say_what_they_were_made_with_warns_that_it_acts_nowhere(
+    tmp_path: Path,
+) -> None:
+    folder, profile = await _record(tmp_path / "runs", GUARDING), tmp_path / "profile.json"
+    result = CliRunner().invoke(_group, ["fit", str(folder), "-o", str(profile), "--force"])
+    assert "NOWHERE as it is: the recordings share no known model, prompt_hash, tools_hash" in result.output
+    verdict = UncertaintyMonitor(profile=load(profile)).session("new").would_allow(ToolCall(name="refund"))
+    assert "does not apply here" in verdict.reason
