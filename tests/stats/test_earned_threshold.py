@@ -186,7 +186,7 @@ def test_of_those_released_the_calls_below_a_threshold_are_no_evidence_for_it() 
     target = e.Target(thresholds=(0.9, 0.5), epsilon=0.05, of_released=True)
     state = played(target, [(2, True, False, 0, 1.0)] * 200)
     assert e.level(target, state) == 0
-    assert state.log_wealth.tolist() == [0.0, 0.0]
+    assert state.log_wealth.tolist() == state.calls.tolist() == [0.0, 0.0]
     state = played(target, [(1, True, False, 0, 1.0)] * 200)
     assert e.level(target, state) == 2  # the laxer one alone was earned; calls above the stricter are above it too
 
@@ -199,6 +199,23 @@ def test_of_all_calls_a_threshold_waits_for_every_stricter_one_and_of_those_rele
     released = replace(FAIR, of_released=True)
     assert e.level(released, state) == 0  # four candidates: each needs four times the evidence
     assert e.level(released, replace(state, log_peak=np.array([0.0, 0.0, sure + math.log(K), 0.0]))) == 3
+
+
+def test_of_those_released_a_call_that_is_always_asked_about_says_nothing_against_the_threshold_in_force() -> None:
+    released = replace(FAIR, of_released=True)
+    before = played(released, [(0, True, True, 2, 0.5)])
+    below = e.update(released, before, 3, True, True, in_force=2, audit=0.5)
+    assert below.log_contrary.tolist() == before.log_contrary.tolist()
+    assert (e.update(released, before, 1, True, False, in_force=2, audit=0.5).log_contrary < before.log_contrary).all()
+
+
+def test_stakes_under_audits_fall_with_wrong_audits_and_not_with_wrong_calls_that_are_always_seen() -> None:
+    audited, seen = played(FAIR, [(0, True, True, 2, 0.1)]), played(FAIR, [(3, True, True, 2, 0.1)])
+    audit = np.array(0.1)
+    assert (e.stakes(FAIR, audited, audit) < e.stakes(FAIR, seen, audit)).all()
+    fresh = e.stakes(FAIR, e.nothing_earned(FAIR), audit)
+    assert e.stakes(FAIR, seen, audit) == pytest.approx(fresh, rel=0.01)
+    assert e.stakes(FAIR, seen, np.array(1.0))[3] < e.stakes(FAIR, e.nothing_earned(FAIR), np.array(1.0))[3]
 
 
 def test_a_threshold_once_in_force_stays_although_its_wealth_falls() -> None:
