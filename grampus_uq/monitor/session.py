@@ -277,10 +277,12 @@ class Session:
 
     def _observe(self, kind: str, content: Any, *, call_id: str | None = None, is_error: bool = False) -> None:
         unused = self._watch is None and self._structure is None and self._origins is None
-        if unused and self._emit is None and not self._superseded:
+        if unused and self._emit is None and not self._superseded and not self._ahead.follows:
             return  # nothing here uses it
         text = observed_text(content)
         call_id = None if call_id is None else read_name(call_id, "call_id", "observe_tool_result")[0]
+        if kind == "tool_result":
+            self._ahead.answered(text, call_id)
         event = ObservationEvent(
             session_id=self.session_id,
             agent_id=self.agent_id,

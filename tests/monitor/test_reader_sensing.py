@@ -112,15 +112,55 @@ def test_nobody_waits_for_what_is_read_ahead_and_its_cost_is_told_as_soon_as_it_
         await turn(run, "1", LOOK)
         await turn(run, "2", LOOK)
         told.set()
-        await until(model, 1)
+        await until(model, 2)
         await turn(run, "3", LOOK)
+        await until(model, 3)
+
+    anyio.run(main)
+    assert len(model.calls) == 3
+    assert model.most_in_flight == 1, "one at a time: the second step found the first one's reading under way"
+    assert SOURCE not in seen.steps[1]
+    reading = seen.steps[2][SOURCE]
+    assert (reading.value, reading.reason, reading.input_tokens) == (None, MissingReason.NOT_NEEDED, 140)
+
+
+def test_what_a_tool_answered_is_read_ahead_too_and_of_several_answers_the_latest_transcript() -> None:
+    told = threading.Event()
+    model = ScriptedModel(until_told(replying(writes({})), told))
+    run, _ = session(model)
+
+    async def main() -> None:
+        run.observe_tool_result("early", "nothing was proposed yet")
+        await turn(run, "1", LOOK)
+        for number in range(3):
+            run.observe_tool_result("l", f"row {number}")
+        told.set()
         await until(model, 2)
 
     anyio.run(main)
-    assert len(model.calls) == 2, "one at a time: the second step found the first one's reading under way"
-    assert SOURCE not in seen.steps[1]
-    reading = seen.steps[2][SOURCE]
-    assert (reading.value, reading.reason, reading.input_tokens) == (None, MissingReason.NOT_NEEDED, 70)
+    first, last = (call.messages[-1].content for call in model.calls)
+    assert "row" not in first
+    assert all(f"| row {number}" in last for number in range(3))
+    assert last.startswith(first.rpartition("\n")[0]), "the server reads each token once"
+
+
+def test_what_waits_to_be_read_ahead_is_dropped_when_the_reader_is_asked() -> None:
+    """The question itself holds the transcript; nothing else stands between it and the reader."""
+    told = threading.Event()
+    model = ScriptedModel(until_told(replying(writes({"pay": 0.5, "A17": 0.5, "85": 0.5})), told))
+    run, seen = session(model)
+
+    async def main() -> None:
+        await turn(run, "1", LOOK)
+        run.observe_tool_result("l", "row")
+        async with anyio.create_task_group() as group:
+            group.start_soon(turn, run, "2", PAY)
+            await anyio.sleep(0.05)
+            told.set()
+
+    anyio.run(main)
+    assert ["grammar" in call.options for call in model.calls] == [False, True]
+    assert seen.steps[1][SOURCE].value == pytest.approx(0.125)
 
 
 @pytest.mark.parametrize("ahead", [True, False])
