@@ -30,7 +30,7 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
     """
     streams = [stream for stream in evaluation.streams if len(stream.raw)]
     by_name = {stream.name: stream for stream in streams}
-    best = [by_name[row.name] for row in evaluation.verdict.rows[:_SHOWN_LINES]]
+    best = [by_name[row.name] for row in evaluation.verdict.rows if row.name in by_name][:_SHOWN_LINES]
     signals = signal_rows(evaluation)
     return render_page(
         "evaluation.html",

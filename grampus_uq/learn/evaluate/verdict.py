@@ -65,7 +65,11 @@ def judge(runs: ForecastRuns, streams: Sequence[ScoredStream]) -> EvaluationVerd
     least = _least(streams, len(runs))
     at_call = _at_the_call(runs)
     mostly_calls = runs.asks is not None and 2 * (runs.asks >= 0).sum() >= len(runs)
-    every = [_row(name, found, at_call.get(name), runs.outcomes) for name, found in least.items()]
+    only_there = [name for name, found in at_call.items() if name not in least and not np.isnan(found).all()]
+    nowhere_else = np.full(len(runs), np.nan)  # read of calls alone, such as the probability of a call's tokens
+    every = [
+        _row(name, least.get(name, nowhere_else), at_call.get(name), runs.outcomes) for name in (*least, *only_there)
+    ]
     rows = tuple(sorted(every, key=_best_at_the_call if mostly_calls else _best_first))
     for values, about_calls in ((at_call, True), (least, False)):
         there = np.array([~np.isnan(found) for found in values.values()]).reshape(-1, len(runs)).any(axis=0)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from grampus_uq import Outcome, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import Outcome, Reading, Step, ToolCall, UncertaintyMonitor, UncertaintyPolicy
 from grampus_uq.cli import _group
 from grampus_uq.core.policy import UncertaintyPolicy as Policy
-from grampus_uq.learn.evaluate import read_recordings
+from grampus_uq.learn.evaluate import evaluate, read_recordings
+from grampus_uq.learn.evaluate.evaluation_report import evaluation_html, signal_rows
 from grampus_uq.learn.guarded import guarding_as_recorded
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.recording.artifacts import load
@@ -100,3 +102,24 @@ async def test_a_fit_on_runs_that_do_not_say_what_they_were_made_with_warns_that
     assert "NOWHERE as it is: the recordings share no known model, prompt_hash, tools_hash" in result.output
     verdict = UncertaintyMonitor(profile=load(profile)).session("new").would_allow(ToolCall(name="refund"))
     assert "does not apply here" in verdict.reason
+
+
+@pytest.mark.anyio
+async def test_a_signal_that_is_read_of_calls_alone_is_judged_at_the_call(tmp_path: Path) -> None:
+    with RecordingProcessor(tmp_path) as recorder:
+        monitor = UncertaintyMonitor(policy=GUARDING, processors=[recorder], advisory=True)
+        for index in range(6):
+            session = monitor.session(f"r{index}", "clerk")
+            call = Step(step_id="t", kind="llm_call", time_s=1.0, tool_calls=(ToolCall(id="1", name="refund"),))
+            sure = 0.9 if index % 2 else 0.2
+            session.commit(call, [Reading(source="call_only", value=sure), Reading(source="always", value=0.5)])
+            session.commit(Step(step_id="c", kind="tool_call", time_s=2.0, tool_calls=call.tool_calls), [])
+            session.commit(
+                Step(step_id="end", kind="llm_call", time_s=3.0, text="Done."), [Reading(source="always", value=0.5)]
+            )
+            session.finish(Outcome(success=bool(index % 2), labelled_by="ann"))
+    found = evaluate(read_recordings(tmp_path), rng=np.random.default_rng(0), draws=20)
+    first = found.verdict.rows[0]
+    assert (first.name, first.runs, first.auroc, first.at_the_call) == ("call_only", 0, None, 1.0)
+    assert signal_rows(found)[0][:5] == ["call_only", 0, 6, None, 1.0]
+    assert "call_only" in evaluation_html(found, title="t")
