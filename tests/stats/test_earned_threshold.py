@@ -215,7 +215,26 @@ def test_stakes_under_audits_fall_with_wrong_audits_and_not_with_wrong_calls_tha
     assert (e.stakes(FAIR, audited, audit) < e.stakes(FAIR, seen, audit)).all()
     fresh = e.stakes(FAIR, e.nothing_earned(FAIR), audit)
     assert e.stakes(FAIR, seen, audit) == pytest.approx(fresh, rel=0.01)
+    assert seen.lost.tolist() == [0.0, 0.0, 0.0, 1.0]
     assert e.stakes(FAIR, seen, np.array(1.0))[3] < e.stakes(FAIR, e.nothing_earned(FAIR), np.array(1.0))[3]
+
+
+def test_a_wrong_audit_multiplies_the_contrary_evidence_and_what_is_not_seen_changes_no_usual_share() -> None:
+    before = played(FAIR, [(0, True, False, 2, 0.1)] * 5)
+    after = e.update(FAIR, before, 0, True, True, in_force=2, audit=0.1)
+    assert np.exp(after.log_contrary) == pytest.approx([2.0, 5.0, 15.0], rel=0.01)
+    unseen = e.update(FAIR, after, 0, False, False, in_force=2, audit=0.1)
+    assert unseen.log_change.tolist() == after.log_change.tolist()
+
+
+def test_audits_become_denser_the_nearer_the_next_threshold_is() -> None:
+    sure = math.log(1.0 / FAIR.delta) + 1e-9
+    rates = []
+    for missing in (60.0, 2.0, 1.0, 0.1):
+        wealth = np.array([sure, sure - missing, 0.0, 0.0])
+        state = replace(e.nothing_earned(FAIR), log_wealth=wealth, log_peak=np.array([sure, 0.0, 0.0, 0.0]))
+        rates.append(float(e.audit_probability(FAIR, state)))
+    assert rates[0] == FAIR.audit_rate < rates[1] < rates[2] < rates[3] == 0.5
 
 
 def test_a_threshold_once_in_force_stays_although_its_wealth_falls() -> None:
