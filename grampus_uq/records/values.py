@@ -141,10 +141,7 @@ class TokenLogprob:
 
 
 class ModelResponse(BaseModel):
-    """What a model answered. `logprobs` is None when the model reports none.
-
-    `logprobs_problem` says why those that it did report could not be read: they were due.
-    """
+    """What a model answered. `logprobs` is None when the model reports none."""
 
     model_config = _frozen
 
@@ -154,7 +151,6 @@ class ModelResponse(BaseModel):
     model: str = ""
     stop_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
-    logprobs_problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from grampus_uq.records.call_parts import CallPart
 from grampus_uq.records.values import ToolCall, canonical_json
-from grampus_uq.signals.call_places import is_prose
 from grampus_uq.signals.call_tokens import MAX_CALLS, MAX_PARTS, part_name
+from grampus_uq.signals.prose import is_prose
 
 
 def agreement_parts(calls: Sequence[ToolCall], samples: Sequence[Sequence[ToolCall]]) -> tuple[CallPart, ...]:

@@ -1,13 +1,15 @@
 """Where a text writes a proposed call: at every place whose decoded arguments are those of the call.
 
 Read are a JSON object that holds the tool's name and the arguments (in itself, further inside, or in a text of their
-own), a JSON object behind the name (`pay[ARGS]{"amount": 5}`, `<function=pay>{"amount": 5}`), and `pay(amount=5)`. A
-place reaches from the name to the end of the arguments. What a text mentions besides is no place: neither the name
-alone, nor other arguments. Linear in the text for a bounded number of names.
+own), a JSON object behind the name and marks (`pay[ARGS]{"amount": 5}`, `<function=pay>{"amount": 5}`), and
+`pay(amount=5)`. A place reaches from the name to the end of the arguments. What a text mentions besides is no place:
+neither the name alone or inside a longer one, nor other arguments. A text that is the object of the arguments and no
+more is one. Linear in the text for a bounded number of names.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from grampus_uq.records.values import ToolCall
+from grampus_uq.signals.prose import Span, is_prose, wording
 
 _MOST_DEPTH: Final = 6
 _ARGUMENTS_DEPTH: Final = 3
 _MOST_WORDS: Final = 8
 _FAR: Final = 200  # characters between a name and the object of its arguments
+_MOST_DIGITS: Final = 10**400
+_BLANKS: Final = "ĠĊ▁"  # how tokenisers write blanks
 _DECODER = json.JSONDecoder(strict=False)
 _OBJECT = re.compile(r'\{\s*["}]')  # what no object begins with need not be decoded
 _BETWEEN = re.compile(r"[\s,:]*")
@@ -28,9 +33,11 @@ _KEYWORD = re.compile(r"([^\W\d]\w*)\s*[=:]\s*")
 _QUOTED = re.compile(r"'[^'\\]*'|True\b|False\b|None\b")
 _AFTER_VALUE = re.compile(r"\s*(?:,\s*)?")
 _TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)  # a key has the second part
+_MARKS = re.compile(  # what may stand between a name and the object of its arguments
+    r"(?:[\s:>|`)*#-]|<[^<>\n\"]{1,40}>|\[[A-Z_]{1,20}\](?:\w{1,40}(?=\[))?|:\d{1,6}|json|\n[A-Z][A-Za-z ]{0,30}:)+"
+)
+_JSON_BEGINS = frozenset('"{[-0123456789tfnNI')
 _CHARACTER = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.DOTALL)
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,28 +108,24 @@ class Writing:
             found = _OBJECT.search(self.text, found.start() + 1 if node is None else node.end)
 
     def places(self, call: ToolCall) -> list[Place]:
-        """All places of a call; a mention of its name behind the last of them makes the rest of the text one more."""
-        found = {place.span: place for place in (*self._in_objects(call), *self._applications(call))}
-        last = max((end for _, end in found), default=None)
-        if last is None or not call.name:
-            return list(found.values())
-        roots = iter(self.roots)
-        at, root = self.text.find(call.name, last), next(roots, None)
-        while at >= 0 and root is not None:
-            if root.end <= at:
-                root = next(roots, None)
-            elif root.begin <= at:
-                at = self.text.find(call.name, root.end)
-            else:
-                break
-        rest = [] if at < 0 else [Place(span=(at, len(self.text)), name_end=0, ends=None, prose=())]
-        return [*found.values(), *rest]
+        """All places of a call."""
+        found = (*self._in_objects(call), *self._applications(call), *self._alone(call))
+        return list({place.span: place for place in found}.values())
+
+    def _alone(self, call: ToolCall) -> Iterator[Place]:
+        """The whole text, where it is the object of the arguments: the client asked for one tool's."""
+        for root in self.roots[:1] if call.arguments else ():
+            whole = not self.text[: root.begin].strip() and not self.text[root.end :].strip()
+            if whole and call.arguments.keys() == root.value.keys() and _holds(root.value, call.arguments):
+                yield self._place((root.begin, root.begin), [root], call)
 
     def _object(self, at: int) -> _Node | None:
+        if self.text[at : at + 1] not in _JSON_BEGINS:
+            return None
         try:
             return _node(self.text, at, _MOST_DEPTH)
-        except json.JSONDecodeError as error:
-            self._patience -= error.pos - at
+        except json.JSONDecodeError as error:  # which counts the lines up to there
+            self._patience -= error.pos - at + error.pos // 256 + 1
         except (ValueError, RecursionError):  # a number of too many digits, or nested deeper than any call
             self._patience -= len(self.text)
         return None
@@ -133,14 +136,24 @@ class Writing:
                 yield from self._holding(node, call)
                 if _holds(node.value, call.arguments) and (call.arguments or not node.value):
                     at = self.text.rfind(call.name, max(node.begin - _FAR, 0), node.begin) if call.name else -1
-                    if at >= 0:
+                    if at >= 0 and self._is_marked(at, at + len(call.name), node.begin):
                         yield self._place((at, at + len(call.name)), [node], call)
+
+    def _is_word(self, begin: int, end: int) -> bool:
+        """True for a name that is no part of a longer one but behind a point."""
+        around = self.text[max(begin - 1, 0) : begin], self.text[end : end + 1]
+        return not any(one.isalnum() or one in ("_", "-") for one in around if one and one not in _BLANKS)
+
+    def _is_marked(self, begin: int, end: int, behind: int) -> bool:
+        """True for a whole name outside quotes with nothing but marks between it and what is behind it."""
+        quoted = self.text[max(begin - 1, 0) : begin] in ('"', "'")
+        return not quoted and self._is_word(begin, end) and _MARKS.fullmatch(self.text, end, behind) is not None
 
     def _holding(self, node: _Node, call: ToolCall) -> Iterator[Place]:
         """The place in an object that holds the name as a value, itself or one level down."""
         level = [inner for _, inner in node.inside]
         level += [inner for child in level if isinstance(child.value, dict) for _, inner in child.inside]
-        names = [inner for inner in level if isinstance(inner.value, str) and inner.value == call.name]
+        names = [inner for inner in level if isinstance(inner.value, str) and _is_name(inner.value, call.name)]
         if not names:
             return
         texts = [self._in_text(inner) for inner in level if isinstance(inner.value, str) and inner not in names]
@@ -167,7 +180,7 @@ class Writing:
         at = self.text.find(call.name) if call.name else -1
         while at >= 0 and self._patience > 0:
             behind = at + len(call.name)
-            opened = _OPEN.match(self.text, behind)
+            opened = _OPEN.match(self.text, behind) if self._is_word(at, behind) else None
             node = self._keywords(opened.end()) if opened else None
             if node is not None and _holds(node.value, call.arguments):
                 yield self._place((at, behind), [node], call)
@@ -183,7 +196,7 @@ class Writing:
             if keyword and quoted:
                 words = quoted[0]
                 value = words[1:-1] if words[0] == "'" else {"True": True, "False": False}.get(words)
-                prose: tuple[Span, ...] = ((quoted.start() + 1, quoted.end() - 1),) if is_prose(value) else ()
+                prose = tuple(wording(text, quoted.start() + 1, quoted.end() - 1)) if is_prose(value) else ()
                 node: _Node | None = _Node(value=value, begin=quoted.start(), end=quoted.end(), prose=prose)
             else:
                 node = self._object(keyword.end()) if keyword else None
@@ -241,8 +254,14 @@ def _node(text: str, at: int, depth: int) -> _Node:
     texts = [
         one.span() for one in _TEXT.finditer(text, at, end) if not one[1] and one.end() - one.start() > _MOST_WORDS
     ]
-    prose = [(begin + 1, stop - 1) for begin, stop in texts if is_prose(_DECODER.decode(text[begin:stop]))]
+    prose = [(begin + one, begin + last) for begin, stop in texts for one, last in _wording(text[begin:stop])]
     return _Node(value=value, begin=at, end=end, inside=tuple(inside), prose=tuple(prose))
+
+
+@functools.lru_cache(maxsize=64)  # an object is read again inside each one around it
+def _wording(literal: str) -> tuple[Span, ...]:
+    """The wording of a text in quotes, from its first quote on; empty where it is no prose."""
+    return tuple(wording(literal, 1, len(literal) - 1)) if is_prose(_DECODER.decode(literal)) else ()
 
 
 def _after_space(text: str, at: int) -> int:
@@ -258,12 +277,15 @@ def _holds(written: object, arguments: Mapping[str, object]) -> bool:
 
 
 def _is_same(written: object, value: object) -> bool:
-    if isinstance(written, str | int | float) and isinstance(value, str | int | float):
-        return written == value or str(written) == str(value)
+    if isinstance(written, str) != isinstance(value, str):
+        text, number = (written, value) if isinstance(written, str) else (value, written)
+        if isinstance(number, int) and abs(number) >= _MOST_DIGITS:
+            return False
+        return isinstance(number, int | float) and text == str(number)
     return written == value
 
 
-def is_prose(value: object) -> bool:
-    """True for a text of more than eight words that is no JSON itself."""
-    words = value.split(maxsplit=_MOST_WORDS) if isinstance(value, str) else ()
-    return len(words) > _MOST_WORDS and not words[0].startswith(("{", "["))
+def _is_name(written: str, name: str) -> bool:
+    """True for a tool's name in any case, with or without a prefix before a point."""
+    shown, short = written.casefold(), name.casefold()
+    return shown == short or (bool(short) and shown.endswith(f".{short}"))

@@ -24,9 +24,9 @@ from grampus_uq.records.call_parts import CallPart
 from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import Message, ModelResponse, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, Role, UncertaintySource
-from grampus_uq.signals.call_places import is_prose
 from grampus_uq.signals.call_tokens import value_parts
 from grampus_uq.signals.judged_view import neutralised
+from grampus_uq.signals.prose import is_prose
 from grampus_uq.signals.quoting import clipped
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -59,7 +59,7 @@ class Reader:
     """How likely a small model finds the proposed call, in [0, 1], higher is better: `Sensing(reader=Reader(...))`.
 
     The reading is the product over the tokens of the tool's name and of each argument's value; of several calls the
-    least. Its parts hold the same of each argument. Texts of more than eight words are left out. It is asked only of
+    least. Its parts hold the same of each argument. Prose is left out. It is asked only of
     steps whose calls include an irreversible one by the policy's names; on the others it reads ahead, and nobody waits.
 
     What it says is no probability that the call is right: a small model is often surprised. It has no weight in the
@@ -146,7 +146,7 @@ def written_call(call: ToolCall) -> str:
 
 
 def _without_prose(call: ToolCall) -> ToolCall:
-    """The call without its texts of more than eight words, which can be worded in many ways."""
+    """The call without its prose, which can be worded in many ways."""
     arguments = {
         replace_lone_surrogates(key): replace_lone_surrogates(value) if isinstance(value, str) else value
         for key, value in call.arguments.items()

@@ -5,8 +5,13 @@
 
 This is the probability that the model, asked again, writes the same call in the same form ("maximum sequence
 probability", Fadeeva et al. 2023, arXiv 2311.07383, section 3, of the call alone). Of several places the least likely
-one counts. Prose is left out, its digits are not: a letter can be worded in many ways, and its probability says nothing
-of whether it should be sent. A call that is not found gets one part over all tokens that are not the visible text.
+one counts. The wording of prose is left out (`prose`): a letter can be worded in many ways, and its probability says
+nothing of whether it should be sent.
+
+What stands for a call has to hold its name and all of its values. Where a call, or another copy of it, is written in a
+form that is not read (`call_rest`), it has one part over all tokens from its name or first value on that write no
+other listed call, whatever the visible text is. Tokens that say something, and hold no writing of a call, are as
+unlikely as can be: its probability is 0. They are the visible text's alone where they write that and no call.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart
 from grampus_uq.records.values import Message, Reading, Step, TokenLogprob, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
 from grampus_uq.signals.call_places import Place, Writing
+from grampus_uq.signals.call_rest import Rest
 from grampus_uq.signals.call_support import support_of
 from grampus_uq.signals.token_signals import says_something
 
@@ -31,6 +37,7 @@ MAX_PARTS: Final = 32
 """Arguments of one call that are told apart; a call with more is read as a whole."""
 _MOST_SUPPORTS: Final = 128  # arguments of one step whose origin is sought
 _WHOLE: Final = -1
+_LOWEST: Final = -1e6
 _PLAIN = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
 
@@ -57,8 +64,8 @@ def call_parts(
 ) -> tuple[CallPart, ...]:
     """The parts of the calls with their probabilities; `text` is what the step says beside them.
 
-    Empty where the tokens write that text alone, and where a log-probability is NaN or above 0 by more than rounding
-    (1e-3). Linear in the tokens.
+    Empty where the tokens write that text alone and it writes no call, and where a log-probability is NaN or above 0 by
+    more than rounding (1e-3). Linear in the tokens.
     """
     return _recorded(_read(tokens, calls, text), calls, messages)
 
@@ -78,15 +85,18 @@ def value_parts(
 
 def _read(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], text: str) -> list[Sequence[_Part]]:
     """The least likely place of each call, in parts."""
-    if not tokens or not all(token.logprob <= 1e-3 for token in tokens):
+    if not calls or not all(token.logprob <= 1e-3 for token in tokens) or not says_something(tokens):
         return []
-    read = _Read(tokens)
-    hidden = read.hidden(text)
+    read, kept = _Read(tokens), calls[:MAX_CALLS]
+    places = [read.places(call) for call in kept]
+    rest = Rest(read.text, [place.span for own in places for place in own])
+    if not any(places) and read.is_shown(text) and not any(rest.speaks_of(call) for call in kept):
+        return []
     least: list[Sequence[_Part]] = []
-    for number, call in enumerate(calls[:MAX_CALLS]):
+    for number, call in enumerate(kept):
         known = (i for i in range(number) if (calls[i].name, calls[i].arguments) == (call.name, call.arguments))
         same = next(known, None)
-        least.append(_least(read, call, hidden) if same is None else least[same])
+        least.append(_least(read, call, places[number], rest) if same is None else least[same])
     return least
 
 
@@ -99,15 +109,21 @@ def _recorded(
     return tuple(found)
 
 
-def _least(read: _Read, call: ToolCall, hidden: Sequence[float]) -> Sequence[_Part]:
-    """The parts of the least likely place of a call; where it has none, one over all tokens beside the visible text."""
-    try:
-        own = [read.parts(place, call) for place in read.writing.places(call)]
-    except RecursionError:  # nested deeper than any tool's arguments
-        own = []
-    if not own and hidden:
-        own = [[_Part(_WHOLE, hidden, (), hidden)]]
-    return min(own, key=lambda parts: math.fsum(one for part in parts for one in part.counted), default=())
+def _least(read: _Read, call: ToolCall, places: Sequence[Place], rest: Rest) -> Sequence[_Part]:
+    """The parts of the least likely writing of a call; one of probability 0 where the tokens hold none, or half of one.
+
+    Half of one: the name as a call's with some of its values, or behind all that is read.
+    """
+    own = [read.parts(place, call) for place in places]
+    found = rest.find(call) if rest.names(call.name) else None
+    if found and found.named and found.every:
+        written = [logprob for span in rest.spans(found.begin) for logprob in read.logprobs(*span)]
+        own.append([_Part(_WHOLE, written, (), written)])
+    elif not own or (
+        found and found.opened is not None and (found.some or found.opened >= max(place.span[1] for place in places))
+    ):
+        own.append([_Part(_WHOLE, (-math.inf,), (), (-math.inf,))])
+    return min(own, key=lambda parts: math.fsum(one for part in parts for one in part.counted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +165,25 @@ class _Read:
         self.text = "".join(token.token for token in tokens)
         self.writing = Writing(self.text)
 
-    def hidden(self, text: str) -> list[float]:
-        """The log-probabilities of the tokens that write something else than the visible text, if they say anything."""
-        shown = text.strip()
+    def places(self, call: ToolCall) -> list[Place]:
+        """Where the call is read."""
+        try:
+            return self.writing.places(call)
+        except RecursionError:  # nested deeper than any tool's arguments
+            return []
+
+    def is_shown(self, text: str) -> bool:
+        """True where the tokens write the visible text, and nothing besides that says something."""
+        shown, own = text.strip(), self.text.strip()
+        if not shown or own in shown:
+            return bool(shown)
         begin = self.text.find(shown)
-        spans = [(0, begin), (begin + len(shown), len(self.text))] if begin >= 0 else [(0, len(self.text))]
-        places = [
-            place
-            for begin, end in spans
-            for place in self._overlapping(begin, end)
-            if not shown or self.text[max(begin, self.starts[place]) : min(end, self._end(place))].strip()
-        ]
-        hidden = [self.tokens[place] for place in places]
-        return [min(token.logprob, 0.0) for token in hidden] if says_something(hidden) else []
+        beside = self.text[:begin], self.text[begin + len(shown) :]
+        return begin >= 0 and not says_something([TokenLogprob(token=one, logprob=0.0) for one in beside])
+
+    def logprobs(self, begin: int, end: int) -> list[float]:
+        """The log-probabilities of the tokens that write some of a span."""
+        return [_logprob(self.tokens[place]) for place in self._overlapping(begin, end)]
 
     def _end(self, place: int) -> int:
         """Where a token ends; one without text belongs to the next that has one."""
@@ -175,7 +197,7 @@ class _Read:
         prose: list[list[float]] = [[] for _ in numbers]
         for at in self._overlapping(*place.span):
             part = min(bisect_right(ends, self.starts[at]), len(ends) - 1)
-            logprob = min(self.tokens[at].logprob, 0.0)
+            logprob = _logprob(self.tokens[at])
             (prose if self._is_prose(at, place) else counted)[part].append(logprob)
             if place.ends is None or any(
                 self.starts[at] < end and begin < self._end(at) for begin, end in place.values
@@ -191,11 +213,14 @@ class _Read:
         return range(first, max(first, stop))
 
     def _is_prose(self, at: int, place: Place) -> bool:
-        """True for a token inside a prose text, unless it holds a digit."""
-        begin, end = self.starts[at], self._end(at)
-        span = bisect_right(place.prose, (begin, len(self.text))) - 1
-        inside = span >= 0 and end <= place.prose[span][1]
-        return inside and not any(map(str.isnumeric, self.text[begin:end]))
+        """True for a token of the wording of a prose text."""
+        span = bisect_right(place.prose, (self.starts[at], len(self.text))) - 1
+        return span >= 0 and self._end(at) <= place.prose[span][1]
+
+
+def _logprob(token: TokenLogprob) -> float:
+    """At most 0, and large enough to be added up."""
+    return max(min(token.logprob, 0.0), _LOWEST)
 
 
 def _ends(place: Place, call: ToolCall) -> tuple[list[int], list[int]]:

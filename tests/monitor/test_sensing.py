@@ -83,7 +83,7 @@ WRITTEN = (TokenLogprob(token='{"name": "pay", "arguments": {"amount": 5}}', log
 
 
 LOOK = ToolCall(name="look", arguments={"at": 5})
-LETTER = ToolCall(name="pay", arguments={"amount": 7, "note": "a note of so many words that it counts as prose"})
+LETTER = ToolCall(name="pay", arguments={"amount": 7, "note": "A note of so many words that it counts as prose."})
 PAYS = UncertaintyPolicy(irreversible_tool_names=["pay"])
 SPARED = {"ask_of_calls": False}
 

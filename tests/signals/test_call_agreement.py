@@ -21,7 +21,7 @@ def pay(order: str, amount: object, **more: object) -> ToolCall:
 def test_each_part_has_the_share_of_samples_that_repeat_it() -> None:
     look = ToolCall(id="c", name="look", arguments={"order": "A17"})
     samples = [(pay("A17", 85),), (pay("A17", 7),), (look,), ()]
-    parts = agreement_parts([pay("A17", 85, note="one two three four five six seven eight nine")], samples)
+    parts = agreement_parts([pay("A17", 85, note="We are sorry that it took us so very long.")], samples)
     assert [(part.name, part.agreement) for part in parts] == [("", 0.5), ("order", 0.5), ("amount", 0.25)]
     assert agreement_parts([look], []) == ()
 

@@ -44,7 +44,6 @@ BLANKS = "x\u00a0a\u00a0a\u00a0a\u00a0a\u00a0a\u00a0a\u00a0a\u00a0"
 CASES: dict[str, tuple[str, Sequence[ToolCall]]] = {
     "a doubtful amount": (J, [PAY]),
     "the same call listed twice and written once": (J, [PAY, PAY]),
-    "a listed call that the tokens do not write": (J, [PAY, LOOK]),
     "two calls listed in another order than they are written": (
         J + '{"name": "look", "arguments": {"q": 1}}',
         [LOOK, PAY],
@@ -75,6 +74,7 @@ CASES: dict[str, tuple[str, Sequence[ToolCall]]] = {
     "a comma too many": ('{"name":"pay","arguments":{"amount":§500§},}', [PAY]),
     "a name with an escape": ('{"name":"p\\u0061y","arguments":{"amount":§500§}}', [PAY]),
     "a key with an escape": ('{"name":"pay","arguments":{"\\u0061mount":§500§}}', [PAY]),
+    "the arguments alone": ('{"amount": §500§}', [PAY]),
     "arguments behind a mark": ('[TOOL_CALLS]pay[ARGS]{"amount": §500§}', [PAY]),
     "arguments behind an id": ('[TOOL_CALLS]pay[CALL_ID]abc[ARGS]{"amount": §500§}', [PAY]),
     "arguments in an element": ('<function=pay>{"amount": §500§}</function>', [PAY]),
@@ -151,6 +151,11 @@ def test_a_call_is_below_the_floor_with_doubt_in(name: str) -> None:
     assert odds < FLOOR
     certain = least(text.replace("§", ""), calls)
     assert certain == 1.0
+
+
+def test_a_listed_call_that_the_tokens_do_not_write_is_as_unlikely_as_can_be_and_the_others_are_read() -> None:
+    parts = call_parts(written(J), [PAY, LOOK])
+    assert [call_probability(parts, call) for call in range(2)] == [pytest.approx(DOUBT), 0.0]
 
 
 def test_of_two_calls_only_the_doubtful_one_is() -> None:

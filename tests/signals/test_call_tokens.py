@@ -125,12 +125,11 @@ def test_no_text_raises_and_every_probability_is_one(text: str, name: str, argum
         assert all(part.least is not None and 0.0 <= part.least <= 1.0 for part in reading.parts)
 
 
-def test_a_value_that_is_not_found_makes_every_token_of_the_call_count() -> None:
-    """The client read another number than the model wrote: nobody knows whose tokens these are."""
+def test_tokens_that_do_not_hold_a_value_of_a_call_do_not_stand_for_it() -> None:
+    """Half of the call may be lost, or the client read another number than the model wrote."""
     call = CALL.model_copy(update={"arguments": {**CALL.arguments, "sum": 4}})
     (part,) = call_parts(one_a_character(WAYS["application"], "A17"), [call])
-    assert part.name == WHOLE_CALL
-    assert part.probability == pytest.approx(0.5**3)
+    assert (part.name, part.probability) == (WHOLE_CALL, 0.0)
 
 
 @pytest.mark.parametrize("way", ["object", "function", "flat", "text in text", "application"])
@@ -151,7 +150,7 @@ def test_a_call_with_more_arguments_than_are_told_apart_is_read_as_a_whole() -> 
 def test_prose_counts_for_its_least_token_only() -> None:
     arguments = {"to": "ann@example.org", "body": "Dear Ann, the parcel will be with you on Monday, I hope."}
     text = json.dumps({"name": "send", "arguments": arguments})
-    parts = call_parts(one_a_character(text, "Monday", 0.1), [ToolCall(name="send", arguments=arguments)])
+    parts = call_parts(one_a_character(text, "parcel", 0.1), [ToolCall(name="send", arguments=arguments)])
     body, around = (part for part in parts if part.name == "body")
     assert (body.probability, body.least) == (None, pytest.approx(0.1))
     assert (around.probability, around.least) == (1.0, 1.0)  # its key and its quotes
@@ -204,7 +203,7 @@ def test_a_call_that_its_tokens_do_not_write_is_missing_and_a_step_without_a_cal
         assert call_reading(replace(step, logprobs=logprobs)).value is None
     hidden = call_reading(replace(step, logprobs=(*done, *one_a_character("<call>?", "?"))))
     assert [part.name for part in hidden.parts] == [WHOLE_CALL]
-    assert hidden.value == pytest.approx(0.5)
+    assert hidden.value == 0.0
     said = Step(step_id="s", kind="llm_call", time_s=0.0, text="Done.", logprobs=one_a_character("Done."))
     assert "call_probability" not in {reading.source for reading in read_tokens(said, ())}
     assert "call_probability" in {reading.source for reading in read_tokens(step, ())}
@@ -230,6 +229,10 @@ def hostile(size: int) -> dict[str, Step]:
         "open brackets": a_call("pay(" * (size // 4), pay, ToolCall(name="p", arguments={"a": 1})),
         "open braces": a_call('{"pay":' * (size // 7), pay),
         "open braces and mentions": a_call("{" * size + '"pay"' * 64, pay),
+        "arguments that are no value": a_call("pay(amount=x " * (size // 13), pay, pay),
+        "objects that break off": a_call('{"a" ' * (size // 5), pay),
+        "mentions in an unknown form": a_call("<pay><amount>500</amount></pay>" * (size // 31), pay),
+        "sentences": a_call("pay. I may pay 500: yes.\n" * (size // 25), pay),
         "open texts": a_call('{"pay' * (size // 5), pay),
         "objects": a_call('{"a": {"name": "pay"}}' * (size // 22), pay),
         "names": a_call("".join(f"{call.name}(" for call in names), *names),
