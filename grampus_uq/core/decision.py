@@ -10,7 +10,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.turn_evidence import TurnEvidence
 from grampus_uq.records.building import builder
-from grampus_uq.records.call_parts import CallDoubt, doubt_in_words
+from grampus_uq.records.call_parts import UNREAD_CALL, CallDoubt, doubt_in_words
 from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel, in_words
 
@@ -205,6 +205,8 @@ def _doubt(now: Situation) -> str | None:
     fitted = profile.detector is not None or profile.release is not None
     if fitted or floor is None or doubt is None or doubt.probability >= floor:
         return None
+    if doubt.part == UNREAD_CALL:
+        return f"irreversible call: {doubt_in_words(doubt)}; {_numbers(now)}"
     needed = _apart(doubt.probability, ", needs", floor)
     sure = f"irreversible call of probability {needed}, {doubt_in_words(doubt)}"
     return f"{sure}; confidence {now.confidence:.2f}"

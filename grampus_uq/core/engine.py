@@ -23,6 +23,7 @@ from grampus_uq.core.tally import Tally, missing_text, tally_of
 from grampus_uq.core.turn_evidence import (
     MAX_CALLS,
     TurnEvidence,
+    Turns,
     doubt_about,
     doubt_after,
     doubts,
@@ -136,6 +137,10 @@ def advance(
     draft.__class__ = SessionState
     new_state: SessionState = draft
     irreversible = is_call and is_irreversible(policy, tool_name, step.effect)
+    if is_call and len(step.tool_calls) > 1:
+        names = [call.name for call in step.tool_calls]
+        irreversible = irreversible or any(policy.is_irreversible(name) for name in names)
+        tool_name = next((name for name in names if policy.asks_always(name)), tool_name)
     if irreversible:
         new_state, seen.log_m = alarm_at_call(profile, new_state, turn)
     verdict = decide(
@@ -163,8 +168,12 @@ def judge_call(
     effect: Effect | None = None,
     *,
     step_id: str | None = None,
+    exactly: bool = False,
 ) -> Verdict:
-    """The verdict on a step that proposes this call now; changes nothing. Equal to what `advance` then decides."""
+    """The verdict on a step that proposes this call now; changes nothing. Equal to what `advance` then decides.
+
+    `exactly`: as in `is_proposed`.
+    """
     call = ToolCall(name=call) if isinstance(call, str) else call
     if not state.alarmed and has_alarmed(profile, state):  # a state of an older version
         state = replace(state, alarmed=True)
@@ -183,7 +192,7 @@ def judge_call(
             level=level_of(profile.policy, state.cumulative, state.has_reading),
             confidence=state.cumulative,
             effect=effect,
-            proposed=is_proposed(state.turns, call, step_id),
+            proposed=is_proposed(state.turns, call, step_id, exactly=exactly),
             doubt=doubt_about(state.turns, turn, call),
         )
     )
@@ -210,7 +219,7 @@ def _turns_after(
             scores=seen.scores,
         )
         if calls or seen.unasked or worst_case is not None:
-            turn = _told_more(turn, step, readings, seen, worst_case)
+            turn = _told_more(turn, state.turns, step, readings, seen, worst_case)
         return with_turn(state.turns, turn), turn
     turns, turn = placed(state.turns, calls[0] if calls else None, step.step_id)
     if lowest is not None:  # of the call itself: it speaks for no other call of the turn
@@ -220,7 +229,12 @@ def _turns_after(
 
 
 def _told_more(
-    turn: TurnEvidence, step: Step, readings: Sequence[Reading], seen: Tally, worst_case: WorstCase | None
+    turn: TurnEvidence,
+    before: Turns,
+    step: Step,
+    readings: Sequence[Reading],
+    seen: Tally,
+    worst_case: WorstCase | None,
 ) -> TurnEvidence:
     """The evidence of a turn that proposes calls, or that comes after a reading that was due and did not come."""
     draft = _draft_of_turn(turn)
@@ -228,7 +242,7 @@ def _told_more(
         draft.calls, draft.listed = proposed(step), listed(step)
         draft.more = len(step.tool_calls) > MAX_CALLS
     if step.tool_calls or seen.unasked:
-        draft.doubts = doubts(step, readings)
+        draft.doubts = doubts(step, readings, before)
     if worst_case is not None:
         draft.worst_chance, draft.worst_belief = worst_case.p_success, worst_case.cumulative
         draft.worst_scores = worst_case.scores

@@ -23,10 +23,10 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from grampus_uq.records.building import builder
-from grampus_uq.records.call_parts import NEW_WORD, WHOLE_CALL, CallDoubt, call_probability, weakest_part
+from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, call_probability, weakest_part
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
-from grampus_uq.records.vocabulary import UncertaintySource
+from grampus_uq.records.vocabulary import NOT_DUE, UncertaintySource
 
 __all__ = [
     "MAX_CALLS",
@@ -108,6 +108,7 @@ class TurnEvidence:
 Turns = tuple[TurnEvidence, ...]
 _CALL_PROBABILITY, _SEQUENCE_PROBABILITY = UncertaintySource.CALL_PROBABILITY, UncertaintySource.SEQUENCE_PROBABILITY
 _CLAIM_PROBABILITY = UncertaintySource.CLAIM_PROBABILITY
+_OF_TOKENS = frozenset({_CALL_PROBABILITY, UncertaintySource.TOKEN_PROBABILITY})
 _by_probability = operator.attrgetter("probability")
 new_turn = builder(TurnEvidence)
 
@@ -151,27 +152,41 @@ def _digest(call: ToolCall) -> str:
     return hashlib.sha256(written.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
 
 
-def doubts(step: Step, readings: Sequence[Reading]) -> tuple[CallDoubt, ...]:
+def doubts(step: Step, readings: Sequence[Reading], before: Turns = ()) -> tuple[CallDoubt, ...]:
     """How sure the model was of each call that a step proposes, where the readings say so.
 
     Of a step without calls, of its least likely new word: whoever acts on it without naming a turn acts on that.
     Calls beyond those that are read are as sure as all that the turn wrote: none of them is less likely than that.
+    A call that should have been read and was not is as unsure as can be: a reading of it failed, others of its turn
+    were read, or calls of turns `before` were.
     """
     if not step.tool_calls:
         claims = [reading.value for reading in readings if reading.source == _CLAIM_PROBABILITY]
         return tuple([CallDoubt(call="", probability=c, part=NEW_WORD, least=c) for c in claims if c is not None])
     parts = next((reading.parts for reading in readings if reading.source == _CALL_PROBABILITY), ())
+    if not parts and not _were_due(readings, before):
+        return ()
     found = []
-    for number, key in enumerate(proposed(step) if parts else ()):
+    for number, key in enumerate(proposed(step)):
         probability, weakest = call_probability(parts, number), weakest_part(parts, number)
-        if probability is not None and weakest is not None:
-            least, support = weakest.probability or 0.0, weakest.support
-            found.append(CallDoubt(call=key, probability=probability, part=weakest.name, least=least, support=support))
-    if found and len(step.tool_calls) > MAX_CALLS:
+        if probability is None or weakest is None:
+            found.append(CallDoubt(call=key, probability=0.0, part=UNREAD_CALL, least=0.0))
+            continue
+        least, support = weakest.probability or 0.0, weakest.support
+        found.append(CallDoubt(call=key, probability=probability, part=weakest.name, least=least, support=support))
+    if len(step.tool_calls) > MAX_CALLS:
         whole = [r.value for r in readings if r.source == _SEQUENCE_PROBABILITY and r.value is not None]
         least = min([*whole, *[doubt.probability for doubt in found]])
         found.append(CallDoubt(call="", probability=least, part=WHOLE_CALL, least=least))
     return tuple(found)
+
+
+def _were_due(readings: Sequence[Reading], before: Turns) -> bool:
+    """True where a reading of the tokens failed, or is missing in a run in which calls were read before."""
+    missing = [reading.reason for reading in readings if reading.source in _OF_TOKENS and reading.value is None]
+    if any(reason not in NOT_DUE for reason in missing):
+        return True
+    return bool(missing) and any(doubt.part != NEW_WORD for turn in before for doubt in (*turn.doubts, *turn.gone))
 
 
 def doubt_about(turns: Turns, turn: TurnEvidence, call: ToolCall) -> CallDoubt | None:
@@ -239,37 +254,46 @@ def doubt_after(
     if not step.tool_calls:
         return turns, None
     call = step.tool_calls[0]
-    doubt, own = doubt_about(before, turn, call), doubts(step, readings)
+    doubt, own = doubt_about(before, turn, call), doubts(step, readings, before)
     if not own:
         return turns, doubt
-    least = replace(min([*own, *([doubt] if doubt else [])], key=_by_probability), call=_call_key(call))
-    turns = tuple([_doubting(turn, least) if least.call in (*turn.calls, *turn.called) else turn for turn in turns])
+    key = _call_key(call)
+    found = [*own, *([replace(doubt, call=key)] if doubt else [])]
+    turns = tuple([_doubting(turn, found) for turn in turns])
     if turns:  # the step may be no turn's: what comes later is told by the latest one
-        turns = (*turns[:-1], replace(turns[-1], gone=_kept([*turns[-1].gone, least])))
-    return turns, least
+        turns = (*turns[:-1], replace(turns[-1], gone=_kept([*turns[-1].gone, *found])))
+    return turns, replace(min(found, key=_by_probability), call=key)
 
 
-def _doubting(turn: TurnEvidence, doubt: CallDoubt) -> TurnEvidence:
-    return replace(turn, doubts=_least_doubts([*turn.doubts, doubt]))
+def _doubting(turn: TurnEvidence, found: Sequence[CallDoubt]) -> TurnEvidence:
+    own = [doubt for doubt in found if doubt.call in turn.calls or doubt.call in turn.called]
+    return replace(turn, doubts=_least_doubts([*turn.doubts, *own])) if own else turn
 
 
 def _least_doubts(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:
     return tuple(sorted(found, key=_by_probability)[:MAX_CALLS])
 
 
-def is_proposed(turns: Turns, call: ToolCall, step_id: str | None) -> bool:
-    """False for a call that its turn did not list so: other arguments, or a name that no turn listed.
+def is_proposed(turns: Turns, call: ToolCall, step_id: str | None, *, exactly: bool = False) -> bool:
+    """False for a call that its turn did not list so: other arguments, or a name or an id that no turn listed.
 
-    True where nothing can be compared: the call came without arguments, or no turn listed calls.
+    True where nothing can be compared: no turn listed calls, or the call came without arguments and may be one of
+    those that were listed. With `exactly` (another turn is not read yet) only for a call listed with its arguments.
     """
-    if "arguments" not in call.model_fields_set:
-        return True
     listing = [turn for turn in turns if turn.calls or turn.called or turn.more]
-    if not listing:
-        return True
+    if "arguments" not in call.model_fields_set or not listing:
+        return not exactly and (not listing or not call.id or _may_be_listed(listing, call))
     of_call = [turn for turn in _found(turns, call, step_id) or () if turn.listed] or listing
     digest = _digest(call)
     return any(digest in turn.listed for turn in of_call) and bool(digest)
+
+
+def _may_be_listed(listing: list[TurnEvidence], call: ToolCall) -> bool:
+    """True for the id of a call that a turn listed; for any, where a turn keeps not all of its calls or lists no id."""
+    without_id = f" {_name_key(call.name)}"
+    return any(turn.more or without_id in turn.calls or without_id in turn.called for turn in listing) or bool(
+        _having(listing, call)
+    )
 
 
 def with_turn(turns: Turns, turn: TurnEvidence) -> Turns:

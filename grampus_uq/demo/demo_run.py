@@ -34,6 +34,7 @@ from grampus_uq.records.values import (
 )
 from grampus_uq.records.vocabulary import Effect, Role, StopReason, UncertaintyAction
 from grampus_uq.wire.model_call import ask_model, recorded_model
+from grampus_uq.wire.responses import stream_of
 
 TOOL: Final = "publish_answer"
 _ANSWER_STEP: Final = "answer"
@@ -241,7 +242,7 @@ async def _answer_and_publish(work: Work, question: Question, session: Session, 
         prompt_messages=prompt,
         model_client=ShortAnswers(work.client, work.max_tokens),
         model_id=work.model,
-        logprobs=reply.logprobs,
+        logprobs=stream_of(reply),
         usage=reply.token_usage,
     )
     call = ToolCall(id=_PUBLISH_STEP, name=TOOL, arguments={"question": question.text, "answer": answer})

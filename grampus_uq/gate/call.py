@@ -117,10 +117,8 @@ UNREAD = Doubt(
     reason="The answer that holds this call is not judged yet, because it is still streamed: nothing speaks for it.",
 )
 FRAMEWORK = "framework"
-_NOT_LIFTED = frozenset(
-    {REPEATED.rule, UNKNOWN_OUTCOME.rule, UNREAD.rule, UNVOUCHED.rule, FRAMEWORK, "detector", "always_ask"}
-)
-"""Rules whose pause no grant lifts: a grant is for a tool, and these ask about the run or about one call."""
+_LIFTED = frozenset({"tier", "irreversible_override"})
+"""Rules whose pause a grant may lift: they ask because of the tool. All others ask about the run or about one call."""
 
 
 class CallRecord(BaseModel):
@@ -223,11 +221,7 @@ def may_be_granted(record: CallRecord, terms: Terms) -> bool:
     Never true with an unvouched belief: whether that run is in doubt is unknown.
     """
     grave = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
-    return (
-        record.waiting
-        and terms.vouched
-        and all(r.level not in grave and r.rule not in _NOT_LIFTED for r in record.requests)
-    )
+    return record.waiting and terms.vouched and all(r.level not in grave and r.rule in _LIFTED for r in record.requests)
 
 
 def granted(record: CallRecord, grant: Grant) -> CallRecord:

@@ -152,6 +152,8 @@ def as_ai_message(response: ModelResponse) -> AIMessage:
             for t in response.logprobs
         ]
         metadata["logprobs"] = {"content": content}
+    elif response.logprobs_problem is not None:  # they came and cannot be read, and whoever reads this must see that
+        metadata["logprobs"] = {"content": [{"token": response.logprobs_problem, "logprob": None}]}
     return AIMessage(
         content=response.content,
         tool_calls=[{"name": c.name, "args": dict(c.arguments), "id": c.id} for c in response.tool_calls],

@@ -6,7 +6,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
@@ -107,6 +108,8 @@ class Session:
         self._history = history or History()
         self._watch = watch
         self._ahead = ReadAhead()
+        self._reading = 0
+        self._abandoned = False
         self._superseded = False
         self._finished = False
         self.tools_declared = False
@@ -211,14 +214,29 @@ class Session:
                 over_cap=plan.over_cap(self._state, step),
                 ahead=self._ahead,
             )
-            readings = await plan.sense(self._profile, step, given, turn.logprobs.problem)
+            with self._unread():
+                readings = await plan.sense(self._profile, step, given, turn.logprobs.problem)
         if own:
             readings += own
         if self._watch is None:
             assessment = self._commit(step, readings, started_ns)
         else:
-            assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
+            with self._unread():
+                assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
+        self._abandoned = False
         return assessment, assessment.action
+
+    @contextmanager
+    def _unread(self) -> Iterator[None]:
+        """While a turn is being read, and after one whose reading was given up, until the next one was read."""
+        self._reading += 1
+        try:
+            yield
+        except BaseException:
+            self._abandoned = True
+            raise
+        finally:
+            self._reading -= 1
 
     def declare_tools(self, tools: Iterable[Mapping[str, Any] | str]) -> None:
         """Say which tools the agent has, by name or schema: a pattern of the policy that matches none is logged."""
@@ -244,7 +262,8 @@ class Session:
         if type(step_id) is not str or not step_id.isascii():
             step_id = arguments.name(step_id, "step_id", "observe_tool_call", self._reject)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
-        readings = () if is_proposed(self._state.turns, call, step_id) else _NOT_PROPOSED
+        exactly = self._abandoned or self._reading > 0
+        readings = () if is_proposed(self._state.turns, call, step_id, exactly=exactly) else _NOT_PROPOSED
         if self._watch is None:
             assessment = self._commit(step, readings, started_ns)
         else:
@@ -381,7 +400,8 @@ class Session:
         effect = arguments.effect(effect, "would_allow", self._reject)
         proposed = arguments.call(call, "call", "would_allow", self._reject)
         step_id = None if step_id is None else arguments.name(step_id, "step_id", "would_allow", self._reject)
-        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id)
+        exactly = self._abandoned or self._reading > 0
+        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id, exactly=exactly)
 
     def record_decision(
         self,

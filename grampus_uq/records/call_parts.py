@@ -16,6 +16,8 @@ WHOLE_CALL: Final = "*"
 """The name of the part that stands for all of a call whose arguments are not found one by one."""
 NEW_WORD: Final = "**"
 """The name of the part that is the least likely new word of a text without calls, on which somebody else acts."""
+UNREAD_CALL: Final = "***"
+"""The name of the part that stands for a call whose own tokens were due and were not read."""
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -82,6 +84,8 @@ class CallDoubt:
 
 def doubt_in_words(doubt: CallDoubt) -> str:
     """Which part of a call its writer was least sure of, how sure, and where its value comes from."""
+    if doubt.part == UNREAD_CALL:
+        return "its own log-probabilities were due and not read"
     part = {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments", NEW_WORD: "a word of the answer"}.get(
         doubt.part, f"`{doubt.part}`"
     )

@@ -141,7 +141,10 @@ class TokenLogprob:
 
 
 class ModelResponse(BaseModel):
-    """What a model answered. `logprobs` is None when the model reports none."""
+    """What a model answered. `logprobs` is None when the model reports none.
+
+    `logprobs_problem` says why those that it did report could not be read: they were due.
+    """
 
     model_config = _frozen
 
@@ -151,6 +154,7 @@ class ModelResponse(BaseModel):
     model: str = ""
     stop_reason: str | None = None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    logprobs_problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

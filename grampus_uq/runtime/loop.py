@@ -35,6 +35,7 @@ from grampus_uq.signals.verbalized import elicit_confidence
 from grampus_uq.wire.calls import is_unparsed, read_arguments
 from grampus_uq.wire.lone_surrogates import bounded_text, replace_lone_surrogates
 from grampus_uq.wire.model_call import ask_model
+from grampus_uq.wire.responses import stream_of
 
 log = logging.getLogger("grampus_uq.runtime.loop")
 
@@ -144,7 +145,7 @@ class Loop:
                     model_client=self.client,
                     model_id=self.agent.model,
                     tool_calls=calls,
-                    logprobs=response.logprobs,
+                    logprobs=stream_of(response),
                     usage=response.token_usage,
                     tools=self.schemas() or None,
                 )

@@ -32,17 +32,14 @@ _WORD: Final = re.compile(r"\w+")
 
 
 def requested_words(messages: Sequence[Message]) -> frozenset[str]:
-    """The words, in lower case, that the model was given last: the user's latest message and a tool's result after it.
+    """The words, in lower case, of the user's latest message: of a longer one the last 8,000 characters count.
 
-    Of a longer text only the last 8,000 characters count.
+    What a tool returned is no request: whoever writes it must not make a doubtful word of the answer look given.
     """
-    words: frozenset[str] = frozenset()
     for message in reversed(messages):
-        if message.role is Role.USER or (message.role is Role.TOOL and not words):
-            words |= _words((message.content or "")[-MAX_REQUEST_CHARACTERS:])
         if message.role is Role.USER:
-            break
-    return words
+            return _words((message.content or "")[-MAX_REQUEST_CHARACTERS:])
+    return frozenset()
 
 
 @functools.lru_cache(maxsize=32)  # an agent's request stays the same over all of its steps

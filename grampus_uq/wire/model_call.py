@@ -82,7 +82,7 @@ def parse_response(reply: Any) -> ModelResponse:
     """Turn a client's reply, in any form that `wire.responses` reads, into a ModelResponse.
 
     Raises ModelError saying what of it breaks its form. A missing usage counts as zero tokens, log-probabilities that
-    are missing or broken stay None.
+    are missing or broken stay None, and broken ones say why.
     """
     if isinstance(reply, ModelResponse):
         return reply
@@ -101,4 +101,5 @@ def to_response(read: ReadResponse) -> ModelResponse:
         model=read.model,
         stop_reason=read.stop_reason,
         logprobs=read.logprobs.tokens,
+        logprobs_problem=read.logprobs.problem,
     )

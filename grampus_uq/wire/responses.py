@@ -61,7 +61,7 @@ def _read(value: Any) -> ReadResponse:
         return ReadResponse(
             text=replace_lone_surrogates(value.content),
             calls=tuple(read_call(call) for call in value.tool_calls),
-            logprobs=read_logprobs(value.logprobs),
+            logprobs=stream_of(value),
             usage=read_usage(value.token_usage),
             model=value.model,
             stop_reason=value.stop_reason,
@@ -79,6 +79,13 @@ def _read(value: Any) -> ReadResponse:
     if isinstance(field(value, "parts"), list | tuple):
         return _with(_items(field(value, "parts"), "parts", value), usage, model)
     return _with(_message(value), usage, model)
+
+
+def stream_of(response: ModelResponse) -> TokenStream:
+    """The tokens of an answer, or why those that came could not be read."""
+    if response.logprobs is None and response.logprobs_problem is not None:
+        return TokenStream(problem=response.logprobs_problem)
+    return read_logprobs(response.logprobs)
 
 
 def _usage(value: Any) -> TokenUsage | None:

@@ -290,14 +290,18 @@ def test_the_check_is_what_stops_the_forged_record() -> None:
 # -- the life of a call -----------------------------------------------------------------------------------------------
 
 
+LIFTED = ["irreversible_override", "tier"]
+NEVER_LIFTED = ["missing_evidence", "call_evidence", "worst_so_far", "always_ask", "release", "detector"]
+
+
 @pytest.mark.parametrize("level", list(UncertaintyLevel))
-@pytest.mark.parametrize("rule", ["irreversible_override", "missing_evidence", "detector", FRAMEWORK, REPEATED.rule])
+@pytest.mark.parametrize("rule", [*LIFTED, *NEVER_LIFTED, FRAMEWORK, REPEATED.rule])
 def test_a_grant_lifts_what_the_tool_asks_for_and_never_doubt_about_the_run(level: UncertaintyLevel, rule: str) -> None:
     record = asked(
         CallRecord(proposed=PAY, step_id="llm_1"), TERMS, SIGNED, Doubt(level=level, rule=rule, reason=""), NOW
     )
     mild = level in (UncertaintyLevel.LOW, UncertaintyLevel.MEDIUM)
-    assert may_be_granted(record, TERMS) is (mild and rule in ("irreversible_override", "missing_evidence"))
+    assert may_be_granted(record, TERMS) is (mild and rule in LIFTED)
     outside = replace(TERMS, vouched=False)
     assert not may_be_granted(record, outside)  # whether the run is in doubt is not known
     grant = ANN.sign(Grant(tool="pay", principal="ann", expires_s=NOW + 1))
