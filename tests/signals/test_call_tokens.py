@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import Message, Role, Step, TokenLogprob, ToolCall
 from grampus_uq.records.call_parts import WHOLE_CALL, CallPart, call_probability, weakest_part
+from grampus_uq.signals.call_places import Writing
 from grampus_uq.signals.call_tokens import MAX_PARTS, call_parts, call_reading
 from grampus_uq.signals.driver import read_tokens
 
@@ -238,6 +239,18 @@ def hostile(size: int) -> dict[str, Step]:
         "names": a_call("".join(f"{call.name}(" for call in names), *names),
         "calls": a_call("\n".join(json.dumps({"name": "pay", "arguments": c.arguments}) for c in many), *many),
     }
+
+
+def test_objects_that_break_off_late_in_a_long_text_take_no_longer_each() -> None:
+    """A failing decoder counts the lines before the failure."""
+
+    def seconds(size: int) -> float:
+        started = time.process_time()
+        Writing('{"a" ' * (size // 5))
+        return time.process_time() - started
+
+    once, twice = (min(seconds(size) for _ in range(3)) for size in (300_000, 600_000))
+    assert twice <= 2.5 * once + 0.05
 
 
 @pytest.mark.parametrize("name", hostile(1))

@@ -205,6 +205,15 @@ def test_tokens_that_write_half_of_a_call_do_not_stand_for_it(left: str) -> None
     assert odds(left, call, shown="<b>Paying</b>") == 0.0
 
 
+def test_a_call_whose_only_value_was_lost_is_not_vouched_for_by_a_thought_before_it() -> None:
+    assert odds('I take pay(amount=500).\n{"name": "pay", "arguments": {"amount": }}', PAY) == 0.0
+
+
+def test_a_call_that_is_all_of_the_visible_text_is_read() -> None:
+    text = '{"name": "pay", "arguments": {"amount": §500§}}'
+    assert odds(text, PAY, shown=text.replace("§", "")) == pytest.approx(DOUBT)
+
+
 @pytest.mark.parametrize("said", ["I will now pay it.", "Done (refund A17).", "This is Emma Novak.\nOne moment: "])
 def test_log_probabilities_of_a_text_in_words_alone_say_nothing_of_a_call(said: str) -> None:
     for text in (said, f"{said}</s>"):
@@ -245,6 +254,8 @@ ARGUMENTS = {
     "the verb of a query": "§DELETE§ FROM orders WHERE status = 'open' AND region = 'EU'",
     "the table of a query": "DELETE FROM §customers§ WHERE status = 'open' AND region = 'EU' OR x",
     "a query in small letters": "delete from §customers§ where status is null and region is not in europe or asia",
+    "a query in small letters with a stop": "delete from §customers§ where it is no more in use by anyone at all.",
+    "a query that begins like a sentence": "Delete from §customers§ where it is no more in use by anyone",
     "a path in a command": "cd /srv && tar czf /tmp/b.tgz . && rm -rf §/srv/prod§ && echo done now",
     "a path in a sentence": "Please clean up the server by removing §/srv/prod§ and all that is in it.",
     "a payee in an instruction": "Please transfer all of it to §Mallory§ Smith at the savings bank today",
