@@ -170,8 +170,10 @@ class Session:
         are kept as text, and one broken log-probability makes the token readings missing, with the reason.
         """
         started_ns = time.time_ns()
-        turn = read_turn(response_text, tool_calls=tool_calls, logprobs=logprobs, usage=usage)
-        for error in turn.errors:
+        text, calls, stream, spent, errors = read_turn(
+            response_text, tool_calls=tool_calls, logprobs=logprobs, usage=usage
+        )
+        for error in errors:
             self._reject(error)
         if type(prompt_messages) is not tuple or prompt_messages:
             prompt_messages = arguments.prompt(prompt_messages, self._reject)
@@ -193,15 +195,15 @@ class Session:
             step_id=step_id,
             kind=step_type,
             time_s=started_ns / 1e9,
-            text=turn.text,
-            tool_calls=turn.calls,
-            logprobs=turn.logprobs.tokens,
-            input_tokens=turn.usage.input_tokens if turn.usage else 0,
-            output_tokens=turn.usage.output_tokens if turn.usage else 0,
+            text=text,
+            tool_calls=calls,
+            logprobs=stream.tokens,
+            input_tokens=spent.input_tokens if spent else 0,
+            output_tokens=spent.output_tokens if spent else 0,
         )
         plan = self._plan
         if model_client is None and step.logprobs is None and not plan.brings_model:  # the usual case, without waiting
-            readings = plan.read(step, prompt_messages, turn.logprobs.problem)
+            readings = plan.read(step, prompt_messages, stream.problem)
             if plan.unasked:
                 readings += plan.read_unasked(step)
         else:
@@ -215,7 +217,7 @@ class Session:
                 ahead=self._ahead,
             )
             with self._unread():
-                readings = await plan.sense(self._profile, step, given, turn.logprobs.problem)
+                readings = await plan.sense(self._profile, step, given, stream.problem)
         if own:
             readings += own
         if self._watch is None:

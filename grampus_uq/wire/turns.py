@@ -8,11 +8,9 @@ because a session that only advises logs it and goes on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.records.building import builder
 from grampus_uq.records.values import TokenUsage, ToolCall
 from grampus_uq.wire.calls import read_call
 from grampus_uq.wire.fields import kind_of
@@ -24,29 +22,21 @@ from grampus_uq.wire.usage import read_usage, states_usage
 _OWNER: Final = "observe_llm_response"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One turn of the model as far as it could be read, and the errors in the arguments."""
-
-    text: str
-    calls: tuple[ToolCall, ...]
-    logprobs: TokenStream
-    usage: TokenUsage | None
-    errors: tuple[ConfigurationError, ...] = ()
+_Turn = tuple[
+    str, tuple[ToolCall, ...], TokenStream, TokenUsage | None, tuple[ConfigurationError, ...] | list[ConfigurationError]
+]
 
 
-_new_turn = builder(Turn)
-
-
-def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usage: Any = None) -> Turn:
+def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usage: Any = None) -> _Turn:
     """Read a turn: its text, or a whole answer as a client returned it, of which each given keyword replaces its part.
 
+    Returns text, calls, tokens, usage, and the errors in the arguments: a plain tuple, because every step passes here.
     Never raises.
     """
     given = logprobs is not None or usage is not None or type(tool_calls) is not tuple or tool_calls
     if type(response) is str and not given:  # what most steps are
         text = response if response.isascii() else replace_lone_surrogates(response)
-        return _new_turn(text=text, calls=(), logprobs=NO_TOKENS, usage=None)
+        return text, (), NO_TOKENS, None, ()
     errors: list[ConfigurationError] = []
     calls: tuple[ToolCall, ...] = ()
     stream, spent = NO_TOKENS, None
@@ -71,7 +61,7 @@ def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usag
         if not states_usage(usage):
             rule, way_out = "a usage with input and output tokens", "Pass `response.usage`, or None."
             errors.append(ConfigurationError.of("usage", _OWNER, rule, kind_of(usage), way_out))
-    return Turn(text=text, calls=calls, logprobs=stream, usage=spent, errors=tuple(errors))
+    return text, calls, stream, spent, errors
 
 
 def _calls(given: Any, errors: list[ConfigurationError]) -> tuple[ToolCall, ...]:
