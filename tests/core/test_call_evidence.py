@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from grampus_uq import Effect, Profile, Reading, Step, ToolCall, UncertaintyEstimator, UncertaintyPolicy
 from grampus_uq.core.engine import advance, judge_call
 from grampus_uq.core.state import SessionState, state_from_json, state_to_json
-from grampus_uq.records.call_parts import CallPart, Support, call_probability
+from grampus_uq.core.turn_evidence import TurnEvidence, doubts, is_proposed
+from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, CallDoubt, CallPart, Support, call_probability
 from grampus_uq.records.vocabulary import MissingReason, UncertaintyAction
 from grampus_uq.stats.eprocess import Detector
 from grampus_uq.stats.eprocess_scorers import running_minimum
@@ -277,3 +278,89 @@ def test_calls_whose_ids_hold_blanks_leave_one_doubt_of_their_tool() -> None:
         state, _ = making(proposing(state, f"o{number}", (call,), read(*parts(0.3))), call)
     assert len(state.turns[-1].gone) == 1
     assert held(state, "pay")
+
+
+# -- calls that were due and not read ----------------------------------------------------------------------------------
+
+BROKEN = Reading(source="token_probability", value=None, reason=MissingReason.BROKEN_LOGPROBS)
+NONE_CAME = Reading(source="token_probability", value=None, reason=MissingReason.NO_LOGPROBS)
+PAY_MORE = ToolCall(id="m", name="pay", arguments={"amount": 7})
+
+
+def unsure(*calls: ToolCall) -> tuple[CallDoubt, ...]:
+    return tuple(
+        [CallDoubt(call=f"{call.id} ~{call.name}", probability=0.0, part=UNREAD_CALL, least=0.0) for call in calls]
+    )
+
+
+def told(calls: tuple[ToolCall, ...], *own: Reading, before: tuple[TurnEvidence, ...] = ()) -> tuple[CallDoubt, ...]:
+    return doubts(Step(step_id="t", kind="llm_call", time_s=0.0, tool_calls=calls), own, before)
+
+
+def test_a_reading_of_tokens_that_failed_leaves_every_call_of_its_turn_unsure() -> None:
+    failed = Reading(source="call_probability", value=None, reason=MissingReason.SIGNAL_ERROR)
+    assert told((PAY, LOOK), failed) == told((PAY, LOOK), SURE, BROKEN) == unsure(PAY, LOOK)
+    late = Reading(source="p_true", value=None, reason=MissingReason.TIMEOUT)
+    assert told((PAY,), late, NONE_CAME) == ()
+    assert told((PAY,), Reading(source="token_probability", value=0.9), late) == ()
+
+
+@pytest.mark.parametrize("unread", [0, 1])
+def test_a_call_that_the_tokens_of_its_turn_do_not_hold_is_unsure(unread: int) -> None:
+    first, second = told((PAY, LOOK), read(*parts(0.9, call=1 - unread)))
+    assert (first, second)[unread] == unsure(PAY, LOOK)[unread]
+    assert (first, second)[1 - unread].probability == 0.9
+
+
+def test_a_run_in_which_calls_were_read_misses_the_tokens_of_later_ones() -> None:
+    known, word = (
+        CallDoubt(call="c ~pay", probability=0.9, part="", least=0.9),
+        CallDoubt(call="", probability=0.9, part=NEW_WORD, least=0.9),
+    )
+    for turn in (TurnEvidence(doubts=(known,)), TurnEvidence(gone=(known,)), TurnEvidence(doubts=(word, known))):
+        assert told((PAY_MORE,), NONE_CAME, before=(TurnEvidence(), turn)) == unsure(PAY_MORE)
+        assert told((PAY_MORE,), before=(turn,)) == (), "nobody looked for its tokens"
+    assert told((PAY_MORE,), NONE_CAME, before=(TurnEvidence(doubts=(word,)),)) == ()
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), read(*parts(0.99)))
+    assert making(state, PAY_MORE, NONE_CAME)[1].rule == "call_evidence"
+
+
+def test_a_call_that_was_not_read_says_so() -> None:
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY,), BROKEN)
+    verdict = judge_call(CERTAIN, state, PAY, Effect.IRREVERSIBLE)
+    assert verdict.rule == "call_evidence"
+    assert verdict.reason.startswith("irreversible call: its own log-probabilities were due and not read; confidence ")
+    assert not held(proposing(after(GUIDE, [1.0] * 3, calls=()), "turn", (PAY,), NONE_CAME), PAY)
+
+
+def test_an_id_is_known_where_a_turn_listed_it_or_may_have_listed_it() -> None:
+    bare, unknown = ToolCall(id="c", name="pay"), ToolCall(id="x", name="pay")
+    nameless = ToolCall(name="pay", arguments={"amount": 5})
+    for listed, call, known in [
+        ((PAY,), bare, True),
+        ((PAY,), unknown, False),
+        ((PAY, nameless), unknown, True),
+        ((nameless,), unknown, True),
+        ((nameless,), ToolCall(id="x", name="look"), False),
+        (tuple([PAY] * 33), unknown, True),
+        ((), unknown, True),
+    ]:
+        turns = proposing(SessionState(session_id="s"), "t", listed).turns
+        assert is_proposed(turns, call, None) is known
+        assert not is_proposed(turns, call, None, exactly=True)
+        made = making(proposing(SessionState(session_id="s"), "t", listed), nameless)[0].turns
+        assert is_proposed(made, call, None) is known, "made or not"
+    turns = proposing(SessionState(session_id="s"), "t", (PAY,)).turns
+    assert is_proposed(turns, PAY, None, exactly=True)
+    assert not is_proposed((), PAY, None, exactly=True)
+    assert not is_proposed(turns, PAY_MORE, None, exactly=True)
+
+
+@given(st.permutations([PAY, LOOK, PAY_MORE]), st.floats(0.0, 0.79))
+def test_a_step_of_several_calls_leaves_each_its_own_doubt(calls: list[ToolCall], odds: float) -> None:
+    step = Step(step_id="t", kind="tool_call", time_s=0.0, tool_calls=tuple(calls), effect=Effect.IRREVERSIBLE)
+    own = read(*[part for i, call in enumerate(calls) for part in parts(odds if call is PAY else 0.99, call=i)])
+    state = proposing(after(CERTAIN, [1.0] * 3, calls=()), "turn", (PAY, LOOK, PAY_MORE))
+    state, made = advance(CERTAIN, state, step, [own])
+    assert made.rule == "call_evidence"
+    assert [held(state, call) for call in (PAY, LOOK, PAY_MORE)] == [True, False, False]
