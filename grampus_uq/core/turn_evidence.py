@@ -267,7 +267,7 @@ def doubt_after(
 
 def _doubting(turn: TurnEvidence, found: Sequence[CallDoubt]) -> TurnEvidence:
     own = [doubt for doubt in found if doubt.call in turn.calls or doubt.call in turn.called]
-    return replace(turn, doubts=_least_doubts([*turn.doubts, *own])) if own else turn
+    return replace(turn, doubts=_least_doubts([*turn.doubts, *own]))
 
 
 def _least_doubts(found: Sequence[CallDoubt]) -> tuple[CallDoubt, ...]:

@@ -333,6 +333,25 @@ def test_a_call_that_was_not_read_says_so() -> None:
     assert not held(proposing(after(GUIDE, [1.0] * 3, calls=()), "turn", (PAY,), NONE_CAME), PAY)
 
 
+def test_what_missing_evidence_does_stands_behind_what_a_doubtful_call_does() -> None:
+    late = Reading(source="p_true", value=None, reason=MissingReason.TIMEOUT)
+    low = [Reading(source="verbalized", value=0.9), late]
+    for action, doubtful, expected in [
+        (UncertaintyAction.PAUSE_FOR_HUMAN, True, ("pause_for_human", "call_evidence")),
+        (UncertaintyAction.PAUSE_FOR_HUMAN, False, ("pause_for_human", "missing_evidence")),
+        (UncertaintyAction.PROCEED_WITH_LOG, False, ("proceed", "tier")),
+        (UncertaintyAction.ABORT, True, ("abort", "missing_evidence")),
+    ]:
+        policy = UncertaintyPolicy(on_missing_evidence=action)
+        profile = Profile(policy=policy, estimator=UncertaintyEstimator(verbalized_calibration_bias=0.0))
+        step = Step(step_id="t", kind="llm_call", time_s=0.0, tool_calls=(PAY,))
+        own = read(*parts(0.3 if doubtful else 0.99))
+        state, _ = advance(profile, SessionState(session_id="s"), step, [*low, own])
+        assert state.worst_case is not None
+        verdict = judge_call(profile, state, PAY, Effect.IRREVERSIBLE)
+        assert (verdict.action, verdict.rule) == expected
+
+
 def test_an_id_is_known_where_a_turn_listed_it_or_may_have_listed_it() -> None:
     bare, unknown = ToolCall(id="c", name="pay"), ToolCall(id="x", name="pay")
     nameless = ToolCall(name="pay", arguments={"amount": 5})
