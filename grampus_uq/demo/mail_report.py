@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grampus_uq.demo.clerk import Handled
+from grampus_uq.demo.clerk import Handled, session_id
 from grampus_uq.demo.mail_plan import VARIANTS, MailPlan
 from grampus_uq.demo.mails import spoken
 from grampus_uq.records.call_parts import CallPart
@@ -133,7 +133,7 @@ def _closing_lines(plan: MailPlan, shown: Handled | None) -> Iterator[str]:
     yield ""
     yield f"What was recorded:   grampus-uq runs list {plan.folder}"
     if shown is not None:
-        yield f"That call, a page:   grampus-uq runs show {plan.folder} {shown.mail.id} -o run.html"
+        yield f"That call, a page:   grampus-uq runs show {plan.folder} {session_id(shown.mail)} -o run.html"
     yield "Every mail:          grampus-uq demo --details"
     yield "Your own agent:      docs/quickstart.md: recorded first, nothing stopped"
 

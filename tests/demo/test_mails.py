@@ -123,6 +123,21 @@ def test_the_report_fits_the_terminal_and_marks_the_doubtful_part(tmp_path: Path
     assert report.shown.mail.amount == most
 
 
+def test_the_commands_that_the_report_ends_with_show_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, plan, _ = doubtful_when_wrong(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    told = [line.split("grampus-uq ", 1)[1].split() for line in report_lines(report, plan) if "grampus-uq runs" in line]
+    assert [words[1] for words in told] == ["list", "show"]
+    for words in told:
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert end.value.code == 0, capsys.readouterr().err
+    assert report.shown is not None
+    assert report.shown.mail.text.split(",")[0] in (tmp_path / "run.html").read_text()
+
+
 def test_twice_with_one_seed_gives_the_same_apart_from_times(tmp_path: Path) -> None:
     reports = [doubtful_when_wrong(tmp_path / name) for name in "ab"]
     one, other = (to_json(report, plan) | {"recording": "", "seconds": 0} for report, plan, _ in reports)

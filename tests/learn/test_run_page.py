@@ -15,7 +15,9 @@ from grampus_uq.cli import main
 from grampus_uq.learn.pages.run_page import run_html
 from grampus_uq.recording import encode
 from grampus_uq.recording.runs import Run
-from grampus_uq.records.events import DecisionEvent, Event, ProfileChanged
+from grampus_uq.records.call_parts import CallPart, Support
+from grampus_uq.records.events import DecisionEvent, Event, ProfileChanged, StepEvent
+from grampus_uq.records.values import Reading, ToolCall
 from grampus_uq.records.vocabulary import UncertaintyAction
 from tests.recording.events import START_S, events, session, started, step_event
 
@@ -55,6 +57,25 @@ class Page(HTMLParser):
 
 def a_run(found: list[Event]) -> Run:
     return Run(path="runs/s1.jsonl", line=1, session_id="s1", events=tuple(found))
+
+
+def test_a_held_call_says_which_part_its_writer_was_least_sure_of_and_who_held_it() -> None:
+    found = session(steps=4)
+    second, third = [place for place, event in enumerate(found) if isinstance(event, StepEvent)][1:3]
+    parts = (CallPart(probability=0.9), CallPart(name="seat", probability=0.2, support=Support.SAID))
+    turn = step_event(1)
+    found[second] = replace(turn, readings=(Reading(source="call_probability", value=0.18, parts=parts),))
+    held = step_event(2, action=PAUSE)
+    made = replace(held.step, kind="tool_call", tool_calls=turn.step.tool_calls, text="", logprobs=None)
+    by_profile = held.assessment.model_copy(update={"rule": "release"})
+    found[third] = replace(held, step=made, assessment=by_profile, readings=())
+    page = Page(run_html(a_run(found)))
+    assert "The model was least sure of `seat` (0.20; it was said)." in page.text
+    assert "What was held was held by the fitted profile, not by this confidence." in page.text
+    found[third] = replace(held, step=replace(made, tool_calls=(ToolCall(id="x", name="book"),)), readings=())
+    other = Page(run_html(a_run(found))).text
+    assert "least sure" not in other, "of another call nothing is known"
+    assert "fitted profile" not in other
 
 
 def test_it_draws_every_step_marks_what_was_held_and_says_why_and_under_which_thresholds() -> None:

@@ -59,7 +59,7 @@ METHODS: Mapping[str, AttributionMethod] = MappingProxyType(
     {
         method.name: method
         for method in (
-            AttributionMethod(name="vcp", shape="any steps, possibly with holes", thresholds=vanilla_entry),
+            AttributionMethod(name="vcp", shape="any steps, not only neighbours", thresholds=vanilla_entry),
             AttributionMethod(
                 name="envelope", shape="consecutive steps around the most suspect one", thresholds=envelope_entry
             ),

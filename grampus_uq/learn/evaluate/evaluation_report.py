@@ -31,7 +31,7 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
     streams = [stream for stream in evaluation.streams if len(stream.raw)]
     by_name = {stream.name: stream for stream in streams}
     best = [by_name[row.name] for row in evaluation.verdict.rows if row.name in by_name][:_SHOWN_LINES]
-    signals = signal_rows(evaluation)
+    columns, signals = _as_shown(signal_rows(evaluation))
     return render_page(
         "evaluation.html",
         found=evaluation,
@@ -40,6 +40,7 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         made=(made or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M %Z").strip(),
         scored=sum(row.runs for row in evaluation.audit if row.use == "scored"),
         watch=_watch_rows(evaluation),
+        columns=columns,
         signals=signals[:SHOWN_SIGNALS],
         other_signals=signals[SHOWN_SIGNALS:],
         holding=holding_chart(best),
@@ -58,6 +59,16 @@ def evaluation_html(evaluation: Evaluation, *, title: str, made: datetime | None
         risk_coverage=risk_coverage_chart(streams),
         streams=[(s.name, reliability_chart(s), forecasts_chart(s)) for s in streams],
     )
+
+
+def _as_shown(rows: list[_Row]) -> tuple[list[str], list[_Row]]:
+    """The columns and rows of the first table: two digits, and no column without a figure."""
+    titles = ["signal", "runs", "skipped", "AUROC", "AUROC at the call", "gain over base rate", "off by"]
+    kept = [place for place in range(len(titles)) if any(row[place] is not None for row in rows)]
+    shown: list[_Row] = [
+        [f"{value:.2f}" if isinstance(value := row[place], float) else value for place in kept] for row in rows
+    ]
+    return [titles[place] for place in kept], shown
 
 
 def signal_rows(evaluation: Evaluation) -> list[_Row]:

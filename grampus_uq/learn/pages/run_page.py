@@ -18,9 +18,10 @@ from grampus_uq.recording.run_rows import (
     thresholds_of,
 )
 from grampus_uq.recording.runs import Run, RunSummary, summarise
+from grampus_uq.records.call_parts import CallDoubt, doubt_in_words, weakest_part
 from grampus_uq.records.events import ObservationEvent, StepEvent, Thresholds
 from grampus_uq.records.values import utc
-from grampus_uq.records.vocabulary import in_words
+from grampus_uq.records.vocabulary import UncertaintySource, in_words
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56.0, 630.0, 10.0, 210.0
 _MOST_EVENTS: Final = 5000
@@ -70,7 +71,7 @@ def run_html(run: Run) -> str:
         started=_time(summary.started_s),
         thresholds="" if thresholds is None else thresholds_in_words(thresholds),
         lowest="" if lowest is None else f"{in_words(lowest[1])} {lowest[2]:.2f} at step {lowest[0]}",
-        held=[_held(event) for event in run.steps if _stops(event)],
+        held=list(_held(run)),
         chance=min(_chances(run), default=None),
         drawings=[drawing for drawing in _drawings(run) if drawing.points],
         events=[_shown(event_row(event), event) for event in islice(run.events, _MOST_EVENTS)],
@@ -98,14 +99,27 @@ def _stops(event: StepEvent) -> bool:
     return (event.assessment.advisory_action or event.assessment.action).stops
 
 
-def _held(event: StepEvent) -> dict[str, Any]:
-    row, assessment = event_row(event), event.assessment
-    return {
-        "row": row,
-        "rule": assessment.rule.replace("_", " "),
-        "guarantee": assessment.guarantee or "no guarantee",
-        "arguments": [call.canonical() for call in event.step.tool_calls],
-    }
+def _held(run: Run) -> Iterator[dict[str, Any]]:
+    """What stopped, each call with the part that its writer was least sure of."""
+    doubts: dict[tuple[str, str], str] = {}
+    for event in run.steps:
+        assessment, calls = event.assessment, event.step.tool_calls
+        parts = next((r.parts for r in event.readings if r.source == UncertaintySource.CALL_PROBABILITY), ())
+        for number, call in enumerate(calls if parts else ()):
+            weakest = weakest_part(parts, number)
+            if weakest is not None and weakest.probability is not None:
+                odds, name = weakest.probability, weakest.name
+                doubt = CallDoubt(call="", probability=odds, part=name, least=odds, support=weakest.support)
+                doubts[call.id, call.digest()] = doubt_in_words(doubt)
+        if _stops(event):
+            yield {
+                "row": event_row(event),
+                "doubts": [known for call in calls if (known := doubts.get((call.id, call.digest()))) is not None],
+                "fitted": assessment.rule in ("release", "detector"),
+                "rule": assessment.rule.replace("_", " "),
+                "guarantee": assessment.guarantee or "no guarantee",
+                "arguments": [call.canonical() for call in calls],
+            }
 
 
 def _shown(row: EventRow, event: object) -> dict[str, Any]:
