@@ -14,6 +14,7 @@ import pytest
 
 from grampus_uq.recording import read
 from grampus_uq.records.events import DecisionEvent, StepEvent
+from grampus_uq.records.vocabulary import MissingReason
 
 pytest.importorskip("xllamacpp", reason="the embedded model needs the extra 'demo'")
 pytest.importorskip("langgraph.checkpoint.sqlite", reason="the extra langgraph is not installed")
@@ -44,9 +45,12 @@ def test_a_real_answer_is_read_held_back_and_published_once_by_another_process(t
     assert [step.assessment.index for step in steps] == [0, 1, 2]
     turns = [step for step in steps if step.step.kind == "llm_call"]
     for turn in turns:
-        values = {reading.source: reading.value for reading in turn.readings}
-        assert values["token_probability"] is not None, values
-        assert values["p_true"] is not None, values
-        assert 0.0 < values["p_true"] < 1.0  # a mass of probability that the model reported, no round number
+        found = {reading.source: reading for reading in turn.readings}
+        assert found["token_probability"].value is not None, found
+        if turn.step.tool_calls:
+            assert found["p_true"].value is not None, found
+            assert 0.0 < found["p_true"].value < 1.0  # a mass of probability that the model reported, no round number
+        else:  # an answer in words whose tokens tell how sure the model was
+            assert found["p_true"].reason == MissingReason.NOT_NEEDED, found
     assert turns[0].step.text.startswith("hmac:")  # a recording keeps no content unless it is told to
     assert [event.decision for event in events if isinstance(event, DecisionEvent)] == ["approve"]
