@@ -21,7 +21,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final
 
 from grampus_uq.records.call_parts import TOOL_NAME, WHOLE_CALL, CallPart
@@ -51,7 +51,7 @@ def call_reading(step: Step, messages: Sequence[Message] = ()) -> Reading:
     tokens = step.logprobs or ()
     read = _read(tokens, step.tool_calls, step.text)
     parts = _recorded(read, step.tool_calls, messages)
-    known = [math.exp(math.fsum(one for part in own for one in part.values)) for own in read if own]
+    known = [math.exp(math.fsum(chain.from_iterable(part.values for part in own))) for own in read if own]
     if known:
         return Reading(source=UncertaintySource.CALL_PROBABILITY, value=min(known), parts=parts)
     broken = not all(token.logprob <= 1e-3 for token in tokens)
@@ -117,13 +117,13 @@ def _least(read: _Read, call: ToolCall, places: Sequence[Place], rest: Rest) -> 
     own = [read.parts(place, call) for place in places]
     found = rest.find(call) if rest.names(call.name) else None
     if found and found.named and found.every:
-        written = [logprob for span in rest.spans(found.begin) for logprob in read.logprobs(*span)]
+        written = list(chain.from_iterable(read.logprobs(*span) for span in rest.spans(found.begin)))
         own.append([_Part(_WHOLE, written, (), written)])
     elif not own or (
         found and found.opened is not None and (found.some or found.opened >= max(place.span[1] for place in places))
     ):
         own.append([_Part(_WHOLE, (-math.inf,), (), (-math.inf,))])
-    return min(own, key=lambda parts: math.fsum(one for part in parts for one in part.counted))
+    return min(own, key=lambda parts: math.fsum(chain.from_iterable(part.counted for part in parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,10 @@ class _Read:
     """The tokens of a step, each with its place in their text."""
 
     def __init__(self, tokens: Sequence[TokenLogprob]) -> None:
-        self.tokens = tokens
-        *self.starts, _ = accumulate((len(token.token) for token in tokens), initial=0)
-        self.text = "".join(token.token for token in tokens)
+        self.pieces = [token.token for token in tokens]
+        self.logs = [_logprob(token.logprob) for token in tokens]
+        *self.starts, _ = accumulate(map(len, self.pieces), initial=0)
+        self.text = "".join(self.pieces)
         self.writing = Writing(self.text)
 
     def places(self, call: ToolCall) -> list[Place]:
@@ -183,11 +184,12 @@ class _Read:
 
     def logprobs(self, begin: int, end: int) -> list[float]:
         """The log-probabilities of the tokens that write some of a span."""
-        return [_logprob(self.tokens[place]) for place in self._overlapping(begin, end)]
+        found = self._overlapping(begin, end)
+        return self.logs[found.start : found.stop]
 
     def _end(self, place: int) -> int:
         """Where a token ends; one without text belongs to the next that has one."""
-        return self.starts[place] + max(len(self.tokens[place].token), 1)
+        return self.starts[place] + max(len(self.pieces[place]), 1)
 
     def parts(self, place: Place, call: ToolCall) -> list[_Part]:
         """The parts of one place, the tool's name first; each token belongs to the part that ends next."""
@@ -197,7 +199,7 @@ class _Read:
         prose: list[list[float]] = [[] for _ in numbers]
         for at in self._overlapping(*place.span):
             part = min(bisect_right(ends, self.starts[at]), len(ends) - 1)
-            logprob = _logprob(self.tokens[at])
+            logprob = self.logs[at]
             (prose if self._is_prose(at, place) else counted)[part].append(logprob)
             if place.ends is None or any(
                 self.starts[at] < end and begin < self._end(at) for begin, end in place.values
@@ -208,7 +210,7 @@ class _Read:
     def _overlapping(self, begin: int, end: int) -> range:
         """The tokens that write some of a span; one without text belongs to the next that has one."""
         first, stop = bisect_left(self.starts, begin), bisect_left(self.starts, end)
-        if first and self.starts[first - 1] + len(self.tokens[first - 1].token) > begin:
+        if first and self.starts[first - 1] + len(self.pieces[first - 1]) > begin:
             first = bisect_left(self.starts, self.starts[first - 1])
         return range(first, max(first, stop))
 
@@ -218,9 +220,9 @@ class _Read:
         return span >= 0 and self._end(at) <= place.prose[span][1]
 
 
-def _logprob(token: TokenLogprob) -> float:
+def _logprob(given: float) -> float:
     """At most 0, and large enough to be added up."""
-    return max(min(token.logprob, 0.0), _LOWEST)
+    return given if _LOWEST <= given <= 0.0 else max(min(given, 0.0), _LOWEST)
 
 
 def _ends(place: Place, call: ToolCall) -> tuple[list[int], list[int]]:
