@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from grampus_uq.records.building import builder
-from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, call_probability, weakest_part
+from grampus_uq.records.call_parts import NEW_WORD, UNREAD_CALL, WHOLE_CALL, CallDoubt, doubt_of
 from grampus_uq.records.tool_names import same_tool_keys
 from grampus_uq.records.values import Reading, Step, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import NOT_DUE, UncertaintySource
@@ -166,14 +166,10 @@ def doubts(step: Step, readings: Sequence[Reading], before: Turns = ()) -> tuple
     parts = next((reading.parts for reading in readings if reading.source == _CALL_PROBABILITY), ())
     if not parts and not _were_due(readings, before):
         return ()
-    found = []
-    for number, key in enumerate(proposed(step)):
-        probability, weakest = call_probability(parts, number), weakest_part(parts, number)
-        if probability is None or weakest is None:
-            found.append(CallDoubt(call=key, probability=0.0, part=UNREAD_CALL, least=0.0))
-            continue
-        least, support = weakest.probability or 0.0, weakest.support
-        found.append(CallDoubt(call=key, probability=probability, part=weakest.name, least=least, support=support))
+    found = [
+        doubt_of(parts, number, key) or CallDoubt(call=key, probability=0.0, part=UNREAD_CALL, least=0.0)
+        for number, key in enumerate(proposed(step))
+    ]
     if len(step.tool_calls) > MAX_CALLS:
         whole = [r.value for r in readings if r.source == _SEQUENCE_PROBABILITY and r.value is not None]
         least = min([*whole, *[doubt.probability for doubt in found]])

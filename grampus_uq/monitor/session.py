@@ -230,15 +230,22 @@ class Session:
 
     @contextmanager
     def _unread(self) -> Iterator[None]:
-        """While a turn is being read, and after one whose reading was given up, until the next one was read."""
-        self._reading += 1
+        """A turn is being read; one whose reading is given up leaves the session unsettled until the next was read."""
+        with self._lock:
+            self._reading += 1
         try:
             yield
         except BaseException:
             self._abandoned = True
             raise
         finally:
-            self._reading -= 1
+            with self._lock:
+                self._reading -= 1
+
+    @property
+    def _is_unsettled(self) -> bool:
+        """True while some turn's calls are not known: it is being read, or its reading was given up."""
+        return self._abandoned or self._reading > 0
 
     def declare_tools(self, tools: Iterable[Mapping[str, Any] | str]) -> None:
         """Say which tools the agent has, by name or schema: a pattern of the policy that matches none is logged."""
@@ -264,8 +271,8 @@ class Session:
         if type(step_id) is not str or not step_id.isascii():
             step_id = arguments.name(step_id, "step_id", "observe_tool_call", self._reject)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
-        exactly = self._abandoned or self._reading > 0
-        readings = () if is_proposed(self._state.turns, call, step_id, exactly=exactly) else _NOT_PROPOSED
+        known = is_proposed(self._state.turns, call, step_id, exactly=self._is_unsettled)
+        readings = () if known else _NOT_PROPOSED
         if self._watch is None:
             assessment = self._commit(step, readings, started_ns)
         else:
@@ -402,8 +409,8 @@ class Session:
         effect = arguments.effect(effect, "would_allow", self._reject)
         proposed = arguments.call(call, "call", "would_allow", self._reject)
         step_id = None if step_id is None else arguments.name(step_id, "step_id", "would_allow", self._reject)
-        exactly = self._abandoned or self._reading > 0
-        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id, exactly=exactly)
+        unsettled = self._is_unsettled
+        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id, exactly=unsettled)
 
     def record_decision(
         self,

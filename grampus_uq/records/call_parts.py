@@ -106,3 +106,15 @@ def weakest_part(parts: Sequence[CallPart], call: int) -> CallPart | None:
     """The least probable part of a call: the first place to look for what is wrong with it."""
     known = [part for part in parts if part.call == call and part.probability is not None]
     return min(known, key=lambda part: part.probability or 0.0, default=None)
+
+
+def doubt_of(parts: Sequence[CallPart], call: int, key: str = "") -> CallDoubt | None:
+    """How sure its writer was of one call, and of its weakest part; None where no part of it is known.
+
+    `key` is the name that the doubt bears.
+    """
+    probability, weakest = call_probability(parts, call), weakest_part(parts, call)
+    if probability is None or weakest is None:
+        return None
+    least = weakest.probability or 0.0
+    return CallDoubt(call=key, probability=probability, part=weakest.name, least=least, support=weakest.support)

@@ -7,7 +7,7 @@ because a session that only advises logs it and goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from grampus_uq.errors import ConfigurationError
@@ -22,9 +22,7 @@ from grampus_uq.wire.usage import read_usage, states_usage
 _OWNER: Final = "observe_llm_response"
 
 
-_Turn = tuple[
-    str, tuple[ToolCall, ...], TokenStream, TokenUsage | None, tuple[ConfigurationError, ...] | list[ConfigurationError]
-]
+_Turn = tuple[str, tuple[ToolCall, ...], TokenStream, TokenUsage | None, Sequence[ConfigurationError]]
 
 
 def read_turn(response: Any, *, tool_calls: Any = (), logprobs: Any = None, usage: Any = None) -> _Turn:

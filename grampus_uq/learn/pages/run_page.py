@@ -18,7 +18,7 @@ from grampus_uq.recording.run_rows import (
     thresholds_of,
 )
 from grampus_uq.recording.runs import Run, RunSummary, summarise
-from grampus_uq.records.call_parts import CallDoubt, doubt_in_words, weakest_part
+from grampus_uq.records.call_parts import doubt_in_words, doubt_of
 from grampus_uq.records.events import ObservationEvent, StepEvent, Thresholds
 from grampus_uq.records.values import utc
 from grampus_uq.records.vocabulary import UncertaintySource, in_words
@@ -106,10 +106,8 @@ def _held(run: Run) -> Iterator[dict[str, Any]]:
         assessment, calls = event.assessment, event.step.tool_calls
         parts = next((r.parts for r in event.readings if r.source == UncertaintySource.CALL_PROBABILITY), ())
         for number, call in enumerate(calls if parts else ()):
-            weakest = weakest_part(parts, number)
-            if weakest is not None and weakest.probability is not None:
-                odds, name = weakest.probability, weakest.name
-                doubt = CallDoubt(call="", probability=odds, part=name, least=odds, support=weakest.support)
+            doubt = doubt_of(parts, number)
+            if doubt is not None:
                 doubts[call.id, call.digest()] = doubt_in_words(doubt)
         if _stops(event):
             yield {
