@@ -26,6 +26,7 @@ _COMMANDS: Final = (
     "doctor",
     "evaluate",
     "fit",
+    "mcp",
     "permits",
     "prune",
     "risk",

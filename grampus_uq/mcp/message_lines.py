@@ -1,0 +1,98 @@
+"""Messages as lines of bytes over pipes: bounded in length, written whole, with backpressure to whoever sends.
+
+A message keeps its bytes from one side to the other. A line that is too long is skipped to its end and reported with
+its beginning; nothing of it is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import anyio
+
+MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
+_HEAD: Final = 1_024
+_CHUNK: Final = 65_536
+_PIPE: Final = 4_096  # a pipe that is ready takes so many bytes without blocking (POSIX's PIPE_BUF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooLong:
+    """The beginning of a line that is longer than a message may be."""
+
+    head: bytes
+
+
+async def read_lines(
+    receive: Callable[[], Awaitable[bytes]], *, limit: int = MAX_MESSAGE_BYTES
+) -> AsyncIterator[bytes | TooLong]:
+    """The lines of a stream without their ends, until `receive` gives no more bytes; at most `limit` bytes are held.
+
+    A last line without its end is a line too. Empty lines are left out.
+    """
+    held = bytearray()
+    too_long: TooLong | None = None
+    while data := await receive():
+        *ended, rest = data.split(b"\n")
+        for part in ended:
+            held += part
+            line: bytes | TooLong = bytes(held).removesuffix(b"\r")
+            if too_long is not None or len(held) > limit:
+                line = too_long or TooLong(head=bytes(held[:_HEAD]))
+            held, too_long = bytearray(), None
+            if line:
+                yield line
+        held += rest
+        if len(held) > limit:
+            too_long = too_long or TooLong(head=bytes(held[:_HEAD]))
+            held = bytearray()
+    if too_long is not None or held:
+        yield too_long or bytes(held)
+
+
+async def read_descriptor(descriptor: int) -> bytes:
+    """What can be read from a pipe now; nothing at its end."""
+    with contextlib.suppress(PermissionError):  # a plain file is always ready, and cannot be waited for
+        await anyio.wait_readable(descriptor)
+    try:
+        return os.read(descriptor, _CHUNK)
+    except ConnectionError:
+        return b""
+
+
+class LineWriter:
+    """Writes whole lines to a pipe or a process, one after another, whoever sends them.
+
+    `send` raises `anyio.BrokenResourceError` when the other side is gone, and after a line of which only a part was
+    written, because the task that wrote it was cancelled.
+    """
+
+    def __init__(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        self._write = write
+        self._lock = anyio.Lock()
+        self._torn = False
+
+    async def send(self, line: bytes) -> None:
+        """Write one line."""
+        async with self._lock:
+            if self._torn:
+                raise anyio.BrokenResourceError
+            self._torn = True
+            await self._write(line + b"\n")
+            self._torn = False
+
+
+async def write_descriptor(descriptor: int, data: bytes) -> None:
+    """Write all of this to a pipe, waiting whenever it is full."""
+    view = memoryview(data)
+    try:
+        while view:
+            with contextlib.suppress(PermissionError):  # a plain file
+                await anyio.wait_writable(descriptor)
+            view = view[os.write(descriptor, view[:_PIPE]) :]
+    except (BrokenPipeError, ConnectionError) as error:
+        raise anyio.BrokenResourceError from error
