@@ -7,9 +7,10 @@ effect, and blocks no other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from grampus_uq.errors import ApprovalError
+from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.gate.call import (
     MAX_REJECTED,
     CallPhase,
@@ -21,11 +22,14 @@ from grampus_uq.gate.call import (
     expired,
     guided,
 )
+from grampus_uq.gate.clearance import HARMLESS
 from grampus_uq.gate.gate import record_answer
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalRequest
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
+from grampus_uq.runtime.begun_with import BegunWith, broken, contracts
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.turn import Turn
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
@@ -35,6 +39,12 @@ HumanResponse = str | ApprovalDecision | Sequence[ApprovalDecision] | None
 ROLLBACK = "rollback"
 """Rule of the request that a rollback over executed calls makes: only a decision answers it."""
 
+
+_GONE = "the agent has no tool of this name any more"
+_MAX_LISTED = 50
+
+Schemas = Sequence[Mapping[str, Any]]
+"""Tools in the OpenAI wire form."""
 
 _Open = tuple[ApprovalRequest, CallRecord | None]
 """A pending request of this session's own, and the record of its call; None for a request on the run itself."""
@@ -101,6 +111,51 @@ async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDe
     for (request, record), deciding in outcomes:
         await _carry_out(turn, request, record, deciding)
     await lease.save()
+
+
+def refuse_changes(state: AgentState, schemas: Schemas) -> None:
+    """Raise SessionError for a session with an open call whose tool is gone, or demands other arguments than before."""
+    found = [f"{record.proposed.name!r:.80}: {why}" for record, why in _changed(state, schemas)]
+    if found:
+        raise SessionError(
+            f"Session {state.session_id!r:.80} is not resumed, because tools changed since its calls were proposed "
+            f"({'; '.join(found)[:500]}). Resume it with the tools of then, or with changed_tools='ask'."
+        )
+
+
+async def meet_changes(turn: Turn, now: BegunWith, schemas: Schemas) -> None:
+    """Ask again about open calls whose tool is gone, or demands other arguments than before; the audit says why."""
+    state, terms, approvals = turn.lease.state, turn.terms(), turn.gate.approvals
+    before = BegunWith.read(state)
+    differences = [] if before is None else before.differences(now)
+    if differences:
+        await turn.lease.note("versions_changed", {"what": list(differences[:_MAX_LISTED])})
+    for record, why in _changed(state, schemas):
+        if record.child_session is not None or record.proposed.name in turn.delegates:
+            continue  # a sub-agent's own session sees to its own calls
+        await turn.lease.note("asked_again", {"call": record.proposed.id, "why": why})
+        state.keep(asked_again(record, terms, approvals, turn.lease.now_s(), why))
+    now.keep(state, schemas)
+
+
+def _changed(state: AgentState, schemas: Schemas) -> list[tuple[CallRecord, str]]:
+    """The open calls whose tool is not what it was, with the difference; calls that only read or ran are left out."""
+    before = BegunWith.read(state)
+    if before is None:
+        return []
+    now, found = contracts(schemas, before.open), []
+    for record in state.turn:
+        name = record.proposed.name
+        if name not in before.open or record.phase not in (CallPhase.WAITING, CallPhase.CLEARED):
+            continue
+        if record.phase is CallPhase.CLEARED and record.effect in HARMLESS:
+            continue
+        parts = broken(before.open[name], now[name])
+        if parts and not now[name]:
+            found.append((record, _GONE))
+        elif parts:
+            found.append((record, f"the schema of its tool changed since it was proposed ({', '.join(parts)[:300]})"))
+    return found
 
 
 async def _renew(turn: Turn) -> None:

@@ -11,6 +11,7 @@ from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.runtime.begun_with import BEGUN_WITH
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, finished_run
 from grampus_uq.runtime.ledger import Note
 from grampus_uq.runtime.run_state import ExecutionResult
@@ -69,7 +70,7 @@ class Endings:
     def result(self, lease: SessionLease) -> ExecutionResult:
         """The result of the run so far."""
         state = lease.state
-        metadata = dict(state.metadata)
+        metadata = {key: value for key, value in state.metadata.items() if key != BEGUN_WITH}
         if lease.session is not None:
             metadata["uncertainty"] = lease.session.summary()
         if state.store_failures:

@@ -24,6 +24,7 @@ from grampus_uq.records.values import (
 )
 from grampus_uq.records.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction, UncertaintyLevel
 from grampus_uq.runtime.apply_decisions import ROLLBACK
+from grampus_uq.runtime.begun_with import BegunWith
 from grampus_uq.runtime.checkpoints import write_checkpoint
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.ledger import Ledger
@@ -152,6 +153,8 @@ class Loop:
             )
         state.current_step += 1
         state.propose(content, calls, step_id)
+        if calls and (begun := BegunWith.read(state)) is not None:
+            begun.keep(state, self.schemas())
         for record in [record for record in state.turn if record.proposed.id in refused]:
             state.settle(record, f"Not executed: {refused[record.proposed.id]}. Propose it differently.", is_error=True)
         if action is UncertaintyAction.ABORT:

@@ -22,10 +22,11 @@ from grampus_uq.recording.artifacts import prompt_hash, tools_hash
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import AgentDefinition, Message
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, parse_effect
-from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response
+from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, meet_changes, refuse_changes
+from grampus_uq.runtime.begun_with import BegunWith, ChangedTools
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.ledger import Ledger, Note
 from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult, PendingSession
 from grampus_uq.runtime.session_lease import SessionLease
@@ -65,7 +66,8 @@ class AgentRunner:
     model may call as tools. A worker that dies is replaced when its lease of `lease_s` has expired. `logprobs` requests
     token log-probabilities from the model, `elicit_confidence` a stated confidence. `checkpoints` keeps the state
     before every step of the model, for `grampus_uq.runtime.rollback`. `calibration_watch` gets every run that ends, if
-    the monitor's profile has its detector.
+    the monitor's profile has its detector. `changed_tools` says what becomes of a waiting call whose tool has another
+    schema when it is resumed, by a later release for example (`ChangedTools`).
 
     Executing a call: it is written to the store before the tool runs and its result after, and no worker of this
     package starts it twice by itself. A call that was running when its process died runs again only if it reads; for
@@ -90,9 +92,12 @@ class AgentRunner:
         elicit_confidence: bool = False,
         checkpoints: bool = False,
         calibration_watch: CalibrationWatch | None = None,
+        changed_tools: ChangedTools | str = ChangedTools.ASK,
     ) -> None:
         if not lease_s > 0.0:
             raise ConfigurationError.of("lease_s", "AgentRunner", "above 0 seconds", lease_s)
+        if changed_tools not in list(ChangedTools):
+            raise ConfigurationError.of("changed_tools", "AgentRunner", "'ask', 'refuse' or 'run'", changed_tools)
         self.model_client = model_client
         self.tool_executor = tool_executor
         if uncertainty_monitor is None:
@@ -113,6 +118,7 @@ class AgentRunner:
         self.logprobs = logprobs
         self.elicit_confidence = elicit_confidence
         self.checkpoints = checkpoints
+        self.changed_tools = ChangedTools(changed_tools)
         self._endings = Endings(self.effects, calibration_watch)
         self._lease_s = lease_s
         self._worker = uuid.uuid4().hex
@@ -155,8 +161,10 @@ class AgentRunner:
         if agent_def.system_prompt:
             state.messages.append(Message(role=Role.SYSTEM, content=agent_def.system_prompt))
         state.messages += [*messages, Message(role=Role.USER, content=bounded_text(user_input))]
+        begun = self._begun_with(agent_def)
+        begun.keep(state, self.schemas())
         _storable(state)
-        lease = await self.take(state, version)
+        lease = await self.take(state, version, ("begun", begun.model_dump(exclude={"open"})))
         async with aclosing(self._drive(lease, agent_def)) as events:
             async for event in events:
                 yield event
@@ -192,11 +200,15 @@ class AgentRunner:
         if state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         agent = agent_def or AgentDefinition.model_validate(state.definition)
+        if self.changed_tools is ChangedTools.REFUSE:
+            refuse_changes(state, self.schemas())
         lease = await self.take(state, version)
         try:
             lease.session = self._session(state, agent)
             turn = self._turn(lease)
             turn.restore()
+            if self.changed_tools is not ChangedTools.RUN:
+                await meet_changes(turn, self._begun_with(agent), self.schemas())
             await apply_response(turn, self.ledger, human_response)
         except (Exception, anyio.get_cancelled_exc_class()):
             await lease.release()
@@ -251,10 +263,10 @@ class AgentRunner:
 
     # -- parts ----------------------------------------------------------------------------------------------------
 
-    async def take(self, state: AgentState, version: int) -> SessionLease:
+    async def take(self, state: AgentState, version: int, *notes: Note) -> SessionLease:
         """Lease a session in this state to this worker; raises SessionConflictError when another has it."""
         return await SessionLease.take(
-            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops
+            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops, notes=notes
         )
 
     def _loop(self, lease: SessionLease, agent: AgentDefinition) -> Loop:
@@ -271,8 +283,10 @@ class AgentRunner:
             elicit_confidence=self.elicit_confidence,
         )
 
-    def _turn(self, lease: SessionLease) -> Turn:
+    def _begun_with(self, agent: AgentDefinition) -> BegunWith:
+        return BegunWith.of(agent, None if self.monitor is None else self.monitor.profile, self.schemas())
 
+    def _turn(self, lease: SessionLease) -> Turn:
         return Turn(
             lease,
             ledger=self.ledger,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import anyio
@@ -58,7 +58,15 @@ class SessionLease:
 
     @classmethod
     async def take(
-        cls, ledger: Ledger, state: AgentState, version: int, *, worker: str, lease_s: float, stops: StopOrders
+        cls,
+        ledger: Ledger,
+        state: AgentState,
+        version: int,
+        *,
+        worker: str,
+        lease_s: float,
+        stops: StopOrders,
+        notes: Sequence[Note] = (),
     ) -> SessionLease:
         """Lease the session; raises SessionConflictError when another worker has it or takes it at this moment."""
         left = state.leased_for_s()
@@ -70,7 +78,7 @@ class SessionLease:
         lease = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
         state.stops_seen = await stops_to_heed(ledger, state)
         state.claimed_s, state.worker, state.status = ledger.now_s(), lease._worker, AgentStatus.RUNNING
-        await lease.save()
+        await lease.save(*notes)
         return lease
 
     def now_s(self) -> float:

@@ -425,7 +425,7 @@ async def test_the_audit_is_a_chain_that_shows_tampering() -> None:
     request = (await paused(world, store)).pending[0]
     await runner(world, store=store).resume("mailer", "s1", request.decide("approve", principal="ann"))
     entries = await AuditLog(store, "mailer", "s1").entries()
-    assert [e["what"] for e in entries] == ["paused", "decision", "execution_started", "execution_finished"]
+    assert [e["what"] for e in entries] == ["begun", "paused", "decision", "execution_started", "execution_finished"]
     assert unknown_calls(entries) == []
     assert len(unknown_calls(entries[:-1])) == 1
     for index in range(len(entries)):

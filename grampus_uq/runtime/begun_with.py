@@ -1,0 +1,139 @@
+"""What a run was begun with (agent, profile, tools), kept with the run so that a deploy in between is noticed.
+
+It stands in the state's metadata, which every release carries along: workers of two releases can serve one store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from grampus_uq.recording.artifacts import profile_fingerprint
+from grampus_uq.records.values import AgentDefinition, canonical_json
+from grampus_uq.runtime.run_state import AgentState
+
+BEGUN_WITH = "begun_with"
+_REST = ""
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+_DATA = frozenset({"enum", "const", "default"})
+_ANNOTATIONS = frozenset({"title", "description", "examples", "$comment", "deprecated"})
+
+Contract = dict[str, str]
+"""Digests of a tool's parameters by name, and under "" of all else that its schema demands."""
+
+
+class ChangedTools(StrEnum):
+    """What becomes of an open call when the schema of its tool is another one than when the model proposed it.
+
+    `ASK`: a human decides again. `REFUSE`: `resume` raises
+    SessionError and leaves the session as it is. `RUN`: the call is treated as if nothing had changed.
+    """
+
+    ASK = "ask"
+    REFUSE = "refuse"
+    RUN = "run"
+
+
+class BegunWith(BaseModel):
+    """Digests of what a run was begun, or last resumed, with; `open`: the contracts of the tools of its open turn."""
+
+    agent: str = ""
+    profile: str | None = None
+    tools: dict[str, str] = Field(default_factory=dict)
+    open: dict[str, Contract] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, agent: AgentDefinition, profile: Any, schemas: Sequence[Mapping[str, Any]]) -> BegunWith:
+        """The digests of these; `profile` None: no monitor."""
+        return cls(
+            agent=_digest(agent.model_dump(mode="json", exclude={"tools"})),
+            profile=None if profile is None else profile_fingerprint(profile),
+            tools={name: _digest(contract(schema)) for name, schema in _functions(schemas)},
+        )
+
+    @classmethod
+    def read(cls, state: AgentState) -> BegunWith | None:
+        """What a stored run was begun with; None for a run of a release that did not keep it."""
+        try:
+            return cls.model_validate(state.metadata[BEGUN_WITH])
+        except (KeyError, ValidationError):
+            return None
+
+    def keep(self, state: AgentState, schemas: Sequence[Mapping[str, Any]]) -> None:
+        """Write it to the state, with the contracts of the tools that the state's turn calls."""
+        self.open = contracts(schemas, (record.proposed.name for record in state.turn))
+        state.metadata[BEGUN_WITH] = self.model_dump()
+
+    def differences(self, now: BegunWith) -> list[str]:
+        """What is another thing now, each in a few words; the compatible changes of tools too."""
+        tools = [name for name in self.tools if name in now.tools and self.tools[name] != now.tools[name]]
+        return [
+            *(["the agent's definition changed"] if self.agent != now.agent else []),
+            *(["the profile changed"] if self.profile != now.profile else []),
+            *(f"the tool {name!r:.80} changed" for name in sorted(tools)),
+            *(f"the tool {name!r:.80} is gone" for name in sorted(self.tools.keys() - now.tools.keys())),
+            *(f"the tool {name!r:.80} is new" for name in sorted(now.tools.keys() - self.tools.keys())),
+        ]
+
+
+def contracts(schemas: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Contract]:
+    """The contracts of these tools; {} for one that is not listed."""
+    found: dict[str, Contract] = {name: {} for name in names}
+    return found | {name: contract(schema) for name, schema in _functions(schemas) if name in found}
+
+
+def contract(schema: Any) -> Contract:
+    """What the JSON schema of a tool's arguments demands, as digests: texts for readers do not count.
+
+    >>> a = contract({"properties": {"to": {"type": "string", "description": "Who"}}, "required": ["to"]})
+    >>> b = contract({"properties": {"to": {"type": "string"}}, "required": ["to"]})
+    >>> sorted(a), a == b
+    (['', '/to'], True)
+    """
+    schema = schema if isinstance(schema, Mapping) else {}
+    known, required = schema.get("properties"), schema.get("required")
+    rest: dict[str, Any] = {name: value for name, value in schema.items() if name not in ("properties", "required")}
+    rest["required"] = sorted(map(str, required)) if isinstance(required, list) else []
+    parameters = known.items() if isinstance(known, Mapping) else ()
+    return {_REST: _demand(rest), **{f"/{name}": _demand(value) for name, value in parameters}}
+
+
+def broken(old: Contract, new: Contract) -> list[str]:
+    """The parameters, or "the whole", that are not what they were; [] for a compatible change.
+
+    Compatible: texts for readers changed, or optional parameters were added. All else may change what an approved call
+    does: another type, another default, one parameter less, a new one that is required.
+    """
+    changed = sorted(name for name in old if name != _REST and new.get(name) != old[name])
+    return [repr(name[1:])[:80] for name in changed] + (["the whole"] if old.get(_REST) != new.get(_REST) else [])
+
+
+def _functions(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    functions = [schema.get("function", schema) for schema in schemas]
+    return [(str(one.get("name")), one.get("parameters")) for one in functions if isinstance(one, Mapping)]
+
+
+def _meaning(schema: Any, *, named: bool = False) -> Any:
+    """A schema without its texts for readers; `named`: its keys are names of parameters, none of them a text."""
+    if isinstance(schema, Mapping):
+        return {
+            str(key): value if key in _DATA and not named else _meaning(value, named=key in _NAMED and not named)
+            for key, value in schema.items()
+            if named or key not in _ANNOTATIONS
+        }
+    return [_meaning(one) for one in schema] if isinstance(schema, list | tuple) else schema
+
+
+def _demand(schema: Any) -> str:
+    try:
+        return _digest(_meaning(schema))
+    except (RecursionError, TypeError, ValueError):
+        return "unreadable"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()[:32]
