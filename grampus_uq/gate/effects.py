@@ -3,7 +3,8 @@
 Sources, strongest first: what the tool's own definition or the user says by name, a predicate on the arguments, glob
 patterns, MCP annotations. Whatever raises the danger wins: a predicate, an annotation or the guide's name rule may make
 a call irreversible, none of them makes an irreversible tool harmless. MCP annotations come from the server, which is
-not trusted: they may raise danger, never lower it.
+not trusted: they may raise danger, never lower it, except for tools of a server that the user marks as trusted
+(`annotated`): those they classify where nobody else said anything.
 
 What is said of a name is said of its other spellings too (`tool_names`: case, separators, namespaces and prefixes in
 front, look-alike letters) as far as it raises danger: `pay` says it of `bank_pay`, unless that has a word of its own.
@@ -12,10 +13,11 @@ What lowers it holds for the exact name alone.
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from grampus_uq.errors import ConfigurationError
@@ -56,10 +58,27 @@ class ToolEffects:
         self._grave_globs = [key for glob in _irreversible(self._patterns) for key in glob_keys(glob)]
         self._predicates = _by_spelling(predicates)
         self._mcp = _by_spelling(mcp)
+        self._trusted: dict[str, Effect] = {}
         self._unknown_is_irreversible = unknown_is_irreversible
         self._known = functools.lru_cache(maxsize=_MAX_UNCLASSIFIED)(self._of_name)  # asked four times a call
         self._unclassified: set[str] = set()
         self._lock = threading.Lock()
+
+    def annotated(self, annotations: Mapping[str, Mapping[str, Any]], *, trusted: Collection[str] = ()) -> ToolEffects:
+        """A copy that knows these MCP annotations by the tool's name, in place of those it had.
+
+        `destructiveHint` raises the effect of any tool to irreversible, and so does `readOnlyHint: false` without a
+        `destructiveHint: false` (the protocol's default). For the names in `trusted`, and only where no name, pattern
+        or definition said anything, `readOnlyHint` makes it a read, and `destructiveHint: false` with `openWorldHint:
+        false` reversible. A hint that is no boolean lowers nothing; `idempotentHint` changes nothing, as an effect that
+        comes once is there.
+        """
+        new = copy.copy(self)
+        new._mcp = _by_spelling(annotations)
+        hints = ((name, _lowered(annotations[name])) for name in trusted if name in annotations)
+        new._trusted = {name: effect for name, effect in hints if effect is not None}
+        new._known = functools.lru_cache(maxsize=_MAX_UNCLASSIFIED)(new._of_name)
+        return new
 
     def resolve(self, call: ToolCall, declared: Effect | str | None = None) -> Effect:
         """The effect of this call; `declared` is what the tool's own definition says."""
@@ -81,10 +100,11 @@ class ToolEffects:
         if effect is None or effect is Effect.UNKNOWN:
             matching = [e for pattern, e in self._patterns.items() if fnmatch.fnmatchcase(name, pattern)]
             effect = max(matching, key=_DANGER.__getitem__) if matching else Effect.UNKNOWN
+            if effect is Effect.UNKNOWN:
+                effect = self._trusted.get(name, effect)
             if any(fnmatch.fnmatchcase(key, glob) for glob in self._grave_globs for key in keys):
                 return Effect.IRREVERSIBLE
-        # MCP's readOnlyHint is only the server's word and lowers nothing.
-        destructive = any(notes.get("destructiveHint") is True for notes in _spelt(self._mcp, keys))
+        destructive = any(map(_destroys, _spelt(self._mcp, keys)))
         misspelt = name not in self._by_name and (reordered(name) or not self._grave.isdisjoint(keys))
         return Effect.IRREVERSIBLE if destructive or misspelt else effect
 
@@ -104,6 +124,20 @@ def _opinion(predicate: Predicate, call: ToolCall) -> Effect | None:
         return parse_effect(predicate(call), "predicate")
     except Exception:  # noqa: BLE001 (user code on hostile arguments: what cannot be judged is dangerous)
         return Effect.IRREVERSIBLE
+
+
+def _destroys(notes: Mapping[str, Any]) -> bool:
+    """True when a tool's annotations say that it destroys; a value that is no boolean is read as the graver one."""
+    said = notes.get("destructiveHint")
+    return not (said is None or said is False) or (said is None and notes.get("readOnlyHint") is False)
+
+
+def _lowered(notes: Mapping[str, Any]) -> Effect | None:
+    """What the annotations of a trusted server's tool say that it is, short of destructive; None for nothing."""
+    if notes.get("readOnlyHint") is True:
+        return Effect.READ
+    closed = notes.get("destructiveHint") is False and notes.get("openWorldHint") is False
+    return Effect.REVERSIBLE if closed else None
 
 
 def _graver(effect: Effect, opinion: Effect | None) -> Effect:
