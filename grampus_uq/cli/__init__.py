@@ -33,6 +33,7 @@ _COMMANDS: Final = (
     "runs",
     "send",
     "stop",
+    "worker",
 )
 _RENAMED: Final = {"export": "send", "watch": "calibration"}
 _FOUND, _USAGE, _INTERRUPTED = 1, 2, 130

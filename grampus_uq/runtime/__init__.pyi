@@ -14,3 +14,4 @@ from .store import SessionStore as SessionStore
 from .store import chained as chained
 from .stores.conformance import check_session_store as check_session_store
 from .stores.memory import MemoryStore as MemoryStore
+from .worker import Worker as Worker

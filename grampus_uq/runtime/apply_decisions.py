@@ -96,7 +96,7 @@ async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDe
                 await lease.save()
             raise ApprovalError(refused[0][1])
     for decision in given:
-        await ledger.decide(decision)
+        await ledger.decide(decision, wake=False)  # it is being resumed
     outcomes: list[tuple[_Open, tuple[ApprovalDecision, ...]]] = []
     arrived = await ledger.decisions(list(waiting))
     for request, record in waiting.values():

@@ -7,7 +7,8 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from urllib.parse import quote
+from typing import Any
+from urllib.parse import quote, unquote
 
 from pydantic import JsonValue
 
@@ -19,6 +20,7 @@ from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, SessionHead
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
+from grampus_uq.runtime.worker_jobs import PARENT, WAKES, Job, within_parent
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _SHORTEST_ID = 8
@@ -114,6 +116,7 @@ class Ledger:
             raise StoreError(f"What is stored as session {found.key!r:.100} is the state of another one.")
         state._sealed = holds
         state._leased_until = time.monotonic() + _left(state, found)
+        state._asked = frozenset(request.id for request in state.pending())
         return state
 
     def head(self, found: Document) -> tuple[SessionHead, float]:
@@ -141,10 +144,35 @@ class Ledger:
             writes.append(audit_of(state.agent_id, state.session_id, notes))
         if state._replaces not in (None, log):
             writes.append(Drop(log=state._replaces))
+        waking, asked = self._waking(state)
         written = state.transcript
-        self._set_clock(await self.store.write(*writes))
-        state._kept, state._replaces = (written, messages), None
+        self._set_clock(await self.store.write(*writes, *waking))
+        state._kept, state._replaces, state._asked = (written, messages), None, asked
         return version + 1
+
+    def _waking(self, state: AgentState) -> tuple[list[Change], frozenset[str]]:
+        """What wakes this session: of each new request who is woken by a decision on it, and when it expires.
+
+        A sub-agent's session has none of its own: who asks for it is its parent, which hears of its end.
+        """
+        pending, parent = state.pending(), state.metadata.get(PARENT)
+        asked = frozenset(request.id for request in pending)
+        if parent is not None:
+            ended = state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED)
+            wake = ended and not within_parent.get() and _named(parent)
+            return [wake.model_copy(update={"sure": True}).now(self.now_s())] if wake else [], asked
+        job, key = (
+            Job(agent_id=state.agent_id, session_id=state.session_id),
+            session_key(state.agent_id, state.session_id),
+        )
+        new = [request for request in pending if request.id not in state._asked]
+        body = job.model_dump_json(exclude_defaults=True)
+        changes: list[Change] = [
+            Put(kind=WAKES, key=f"{quote(request_id, safe='')}/{key}", body=body, expected=0)
+            for request_id in dict.fromkeys(request.id for request in new)
+        ]
+        changes += [job.at(due_s) for due_s in {request.expires_s for request in new} if due_s is not None]
+        return changes, asked
 
     async def adopt(self, state: AgentState) -> tuple[AgentState, int] | None:
         """The stored session after a write whose answer was lost.
@@ -156,6 +184,7 @@ class Ledger:
             transcript, theirs = found[0]._kept
             mine: list[Message | None] = [*state.messages, *([None] * len(theirs))]
             state._kept = transcript, [own if own == other else other for own, other in zip(mine, theirs, strict=False)]
+            state._asked = found[0]._asked
         return found
 
     async def pending(self, agent_id: str | None = None, *, containing: str = "") -> list[PendingSession]:
@@ -222,14 +251,28 @@ class Ledger:
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
-    async def decide(self, decision: ApprovalDecision) -> None:
-        """Store a decision beside the others; the runner, which has the keys, decides which of them count."""
-        body = decision.model_dump_json()
-        key = f"{quote(decision.request_id, safe='')}/{hashlib.sha256(body.encode()).hexdigest()}"
+    async def decide(self, decision: ApprovalDecision, *, wake: bool = True) -> None:
+        """Store a decision beside the others; the runner, which has the keys, decides which of them count.
+
+        With `wake` the session that waits for it is put into the resume queue in the same write.
+        """
+        body, request = decision.model_dump_json(), quote(decision.request_id, safe="")
+        key = f"{request}/{hashlib.sha256(body.encode()).hexdigest()}"
+        put = Put(kind="decision", key=key, body=json.dumps({"decision": json.loads(body)}), expected=0)
+        jobs = await self._woken_by(request) if wake else []
         try:
-            await self.store.put("decision", key, json.dumps({"decision": json.loads(body)}), expected=0)
+            self._set_clock(await self.store.write(put, *(job.now(self.now_s()) for job in jobs)))
         except SessionConflictError:
             return  # this very decision is there
+
+    async def _woken_by(self, request: str) -> list[Job]:
+        """The sessions that a decision on this request wakes; a session of an older release is found by looking."""
+        found = [_named_in(document.body) for document in await self.store.children(WAKES, [request])]
+        jobs = [job for job in found if job is not None]
+        if not found:
+            waiting = await self.pending(containing=unquote(request))
+            jobs = [Job(agent_id=one.agent_id, session_id=one.session_id) for one in waiting]
+        return jobs
 
     async def decisions(self, request_ids: Sequence[str]) -> dict[str, list[Arrived]]:
         """The stored decisions on each request with their arrival by the store's clock, without unreadable ones."""
@@ -282,6 +325,20 @@ class Ledger:
             except SessionConflictError:
                 newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
         return False
+
+
+def _named(parent: Any) -> Job | None:
+    try:
+        return Job(agent_id=parent[0], session_id=parent[1])
+    except (TypeError, ValueError, LookupError):
+        return None  # whatever was stored there
+
+
+def _named_in(body: str) -> Job | None:
+    try:
+        return Job.model_validate_json(body)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _left(state: AgentState | SessionHead, found: Document) -> float:

@@ -12,8 +12,9 @@ from urllib.parse import unquote
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError
 from grampus_uq.records.vocabulary import AgentStatus
-from grampus_uq.runtime.ledger import Ledger, audit_of
-from grampus_uq.runtime.store import Change, Delete, Document, Drop, SessionStore
+from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
+from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, SessionStore
+from grampus_uq.runtime.worker_jobs import DEAD, TIMER, WAKES, Job
 
 _PAGE = 200
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
@@ -22,9 +23,9 @@ _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 async def prune(store: SessionStore, older_than_s: float, *, audits: bool = False) -> int:
     """Remove the sessions that ended more than `older_than_s` seconds ago; returns how many.
 
-    Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Decisions and grants
-    of that age are removed too, unless a pending request needs them. Sessions are read in pages: memory does not grow
-    with the store.
+    Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Decisions, grants
+    and jobs of that age are removed too, unless a pending request or a live session needs them. Sessions are read in
+    pages: memory does not grow with the store.
 
     Raises ConfigurationError for an age that is not above 0, StoreError when the store cannot be reached.
     """
@@ -38,9 +39,14 @@ async def prune(store: SessionStore, older_than_s: float, *, audits: bool = Fals
             if document.read_s - written_s >= older_than_s:
                 forgotten += await _forget(store, document, head, audits)
     asked = await _asked(store)
-    async for document in _pages(store, "decision"):
-        if document.age_s >= older_than_s and unquote(document.key.partition("/")[0]) not in asked:
-            await _remove(store, [Delete(kind="decision", key=document.key, expected=document.version)])
+    for kind in ("decision", WAKES):
+        async for document in _pages(store, kind):
+            if document.age_s >= older_than_s and unquote(document.key.partition("/")[0]) not in asked:
+                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+    for kind in (WAKING, TIMER, DEAD):
+        async for document in _pages(store, kind):
+            if document.age_s >= older_than_s and not await _lives(store, document):
+                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
     async for document in _pages(store, "grant"):
         if document.read_s - _expiry(document) >= older_than_s:
             await _remove(store, [Delete(kind="grant", key=document.key, expected=document.version)])
@@ -87,6 +93,16 @@ async def _asked(store: SessionStore) -> set[str]:
                 state, _ = ledger.head(document)  # one that cannot be read ends it: what it asks is not known
                 asked |= {request.id for request in state.pending()}
     return asked
+
+
+async def _lives(store: SessionStore, job: Document) -> bool:
+    """True while the session of this job may still go on; False for a job that cannot be read."""
+    try:
+        named = Job.model_validate_json(job.body)
+        found = await store.get("session", session_key(named.agent_id, named.session_id))
+    except (ValueError, RecursionError):
+        return False
+    return found is not None and found.label not in _ENDED
 
 
 def _expiry(document: Document) -> float:

@@ -106,6 +106,7 @@ class AgentState(BaseModel):
     _kept: tuple[Transcript, list[Message]] | None = PrivateAttr(default=None)
     _leased_until: float = PrivateAttr(default=0.0)
     _replaces: str | None = PrivateAttr(default=None)
+    _asked: frozenset[str] = PrivateAttr(default=frozenset())
 
     @property
     def sealed(self) -> bool:

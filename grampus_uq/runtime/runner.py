@@ -120,7 +120,7 @@ class AgentRunner:
         self.checkpoints = checkpoints
         self.changed_tools = ChangedTools(changed_tools)
         self._endings = Endings(self.effects, calibration_watch)
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._worker = uuid.uuid4().hex
         self._stops = StopOrders(self.ledger)
 
@@ -266,7 +266,7 @@ class AgentRunner:
     async def take(self, state: AgentState, version: int, *notes: Note) -> SessionLease:
         """Lease a session in this state to this worker; raises SessionConflictError when another has it."""
         return await SessionLease.take(
-            self.ledger, state, version, worker=self._worker, lease_s=self._lease_s, stops=self._stops, notes=notes
+            self.ledger, state, version, worker=self._worker, lease_s=self.lease_s, stops=self._stops, notes=notes
         )
 
     def _loop(self, lease: SessionLease, agent: AgentDefinition) -> Loop:

@@ -14,12 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
+import anyio
 from pydantic import BaseModel
 
 from grampus_uq.errors import StoreError
 
 SCHEMA_VERSION = 2
 Stored = TypeVar("Stored", bound=BaseModel)
+WAKING: Final = "job"
+"""The kind of documents that wake who waits in `wait_for_job`."""
+_POLL_S = 0.1
 GENESIS: Final = "0" * 64
 """What the first entry of a chained log follows."""
 
@@ -145,6 +149,13 @@ class SessionStore(Protocol):
     async def aclose(self) -> None:
         """Close connections; the next operation opens them again."""
         ...
+
+    async def wait_for_job(self, at_most_s: float) -> None:
+        """Return when a document of the kind `WAKING` may have been made since the last call, or after so long.
+
+        The first call returns at once. Without a store's own way to hear of it: a short sleep.
+        """
+        await anyio.sleep(min(at_most_s, _POLL_S))
 
     async def put(self, kind: str, key: str, body: str, *, expected: int, label: str = "") -> int:
         """`write` one `Put`; returns the new version."""

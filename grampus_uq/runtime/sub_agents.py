@@ -14,6 +14,7 @@ from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, UncertaintyLevel
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
+from grampus_uq.runtime.worker_jobs import PARENT, within_parent
 
 SUB_AGENT = "sub_agent"
 _DEEPEST = 32
@@ -59,10 +60,12 @@ class SubAgent:
             return ToolResult(tool_call_id=record.call.id, output="`task` must be a non-empty text.", is_error=True)
         child_id = state.child_session(record)
         state.keep(record.change(child_session=child_id, guidance=None))
+        within = within_parent.set(True)
         try:
             loaded = await self.runner.ledger.load(self.agent.name, child_id)
             if loaded is None:
-                result = await self.runner.run(self.agent, task, session_id=child_id)
+                named = {PARENT: state.metadata.get(PARENT) or [state.agent_id, state.session_id]}
+                result = await self.runner.run(self.agent, task, session_id=child_id, metadata=named)
             elif loaded[0].status in (AgentStatus.COMPLETED, AgentStatus.FAILED):
                 return self._finished(record, parent, loaded[0])
             else:
@@ -72,6 +75,8 @@ class SubAgent:
             return ToolResult(
                 tool_call_id=record.call.id, output=f"The sub-agent was stopped: {aborted}", is_error=True
             )
+        finally:
+            within_parent.reset(within)
         if result.status is AgentStatus.WAITING_FOR_HUMAN:
             return [request.model_copy(update={"child_session": child_id}) for request in result.pending]
         return self._finished_run(record, parent, result)
@@ -113,7 +118,7 @@ class SubAgent:
             if decision.request_id == request.id:
                 as_asked = request.model_copy(update={"child_session": None})  # as the child knows it
                 owner.runner.approvals.check(as_asked, decision, now_s=owner.runner.ledger.now_s())
-                await owner.runner.ledger.decide(decision)
+                await owner.runner.ledger.decide(decision, wake=False)  # the parent asks
 
     def _owner(self, request: ApprovalRequest, depth: int = 0) -> SubAgent | None:
         """The sub-agent, here or below, that made the request: its own store and approvers count."""

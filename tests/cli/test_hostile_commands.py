@@ -200,6 +200,16 @@ TABLE = """
 2 doctor --timeout nan
 2 risk runs --profile p.json --draws 1
 2 stop --all --store sqlite:///nowhere.db --wait -1
+2 worker
+2 worker json:dumps --store memory:
+2 worker nowhere:make --store memory: --agent a
+2 worker json --store memory: --agent a
+2 worker json:nothing --store memory: --agent a
+2 worker json:dumps --store memory: --agent a --at-once 0
+2 worker :x --store memory: --agent a
+2 worker builtins:id --store memory: --agent a
+2 worker builtins:id --store sqlite:///w.db --agent a
+2 worker builtins:id --store memory: --agent a --drain nan
 2 send runs --otlp http://127.0.0.1:1 --timeout 0
 2 calibration feed
 2 runs label runs r1 success --stop-reason CLEAN

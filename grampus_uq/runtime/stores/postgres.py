@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
     SCHEMA_VERSION,
+    WAKING,
     Append,
     Change,
     Delete,
@@ -21,6 +22,7 @@ Result = TypeVar("Result")
 
 # A server that vanished without a word (a partition, a power cut) is noticed within seconds, not hours.
 _GONE_AFTER = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10_000}
+_CHANNEL = "grampus_jobs"
 _CONFLICT = "GU409"  # our own SQLSTATE
 
 # All changes of a write in one statement: one round trip, and all of them or none. `expected` NULL chains an entry.
@@ -112,12 +114,27 @@ class PostgresStore(SQLStore):
         super().__init__(create=create)
         self._url = url
         self._connect_timeout_s = connect_timeout_s
+        self._ear: _Ear | None = None
 
     async def write(self, *changes: Change) -> float:
         """Make all changes in one statement."""
         columns = [list(column) for column in zip(*(row for change in changes for row in _rows(change)), strict=True)]
         sql = "SELECT grampus_write(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[])"
+        if any(isinstance(change, Put) and change.kind == WAKING for change in changes):
+            sql += f", pg_notify('{_CHANNEL}', '')"
         return await self._run(lambda db: float(db.execute(sql, columns or [[]] * 6).fetchone()[0]))
+
+    async def wait_for_job(self, at_most_s: float) -> None:
+        """Wait for a notification, on a connection of its own."""
+        if self._ear is None:
+            self._ear = _Ear(self._url, connect_timeout_s=self._connect_timeout_s, create=False)
+        await self._ear.hear(at_most_s)
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        if self._ear is not None:
+            await self._ear.aclose()
+        await super().aclose()
 
     def _call(self, work: Callable[[Any], Result]) -> Result:
         psycopg = _psycopg()
@@ -140,6 +157,28 @@ class PostgresStore(SQLStore):
         except BaseException:
             db.close()
             raise
+        return db
+
+
+class _Ear(PostgresStore):
+    """A connection that hears of new jobs; what came while it was not there is looked for at once."""
+
+    _opened = False
+
+    async def hear(self, at_most_s: float) -> None:
+        await self._run(lambda db: self._hear(db, at_most_s))
+
+    def _hear(self, db: Any, at_most_s: float) -> None:
+        if self._opened:
+            self._opened = False
+            return
+        for _ in db.notifies(timeout=at_most_s, stop_after=1):
+            continue
+
+    def _open(self, psycopg: Any) -> Any:
+        db = super()._open(psycopg)
+        db.execute(f"LISTEN {_CHANNEL}")
+        self._opened = True
         return db
 
 

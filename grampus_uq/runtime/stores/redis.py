@@ -16,6 +16,7 @@ from grampus_uq.errors import MissingDependencyError, SessionConflictError, Stor
 from grampus_uq.runtime.store import (
     GENESIS,
     SCHEMA_VERSION,
+    WAKING,
     Append,
     Change,
     Delete,
@@ -96,6 +97,9 @@ for i = 1, #ARGV, 7 do
       redis.call('HSET', key, 'version', tonumber(expected) + 1, 'label', label, 'body', body, 'written_s', time_s)
       redis.call('ZADD', index, 0, name)
       redis.call('ZADD', index .. ':' .. redis.sha1hex(label), 0, name)
+      if index == KEYS[1] .. ':index:{WAKING}' then
+        redis.call('XADD', KEYS[1] .. ':jobs', 'MAXLEN', '~', 1000, '*', 'new', '')
+      end
     else
       redis.call('DEL', key)
       redis.call('ZREM', index, name)
@@ -138,6 +142,8 @@ class RedisStore(ThreadedStore):
         self._namespace = namespace
         self._timeout_s = timeout_s
         self._script: Any = None
+        self._ear: RedisStore | None = None
+        self._heard: bytes | None = None
 
     def _document_key(self, kind: str, key: str) -> str:
         return f"{self._namespace}:doc:{kind}:{key}"
@@ -216,6 +222,28 @@ class RedisStore(ThreadedStore):
         if status == b"conflict":
             raise SessionConflictError(f"{text.decode()}: another writer was first.")
         return float(text)
+
+    async def wait_for_job(self, at_most_s: float) -> None:
+        """Wait for the stream of new jobs to grow, on a connection of its own."""
+        if self._ear is None:
+            timeout_s = self._timeout_s + at_most_s
+            self._ear = RedisStore(self._url, namespace=self._namespace, timeout_s=timeout_s, create=False)
+        stream, last = f"{self._namespace}:jobs", self._heard
+
+        def work(client: Any) -> bytes:
+            if last is None:
+                newest = client.xrevrange(stream, count=1)
+                return bytes(newest[0][0]) if newest else b"0"
+            found = client.xread({stream: last}, block=max(1, int(at_most_s * 1e3)))
+            return bytes(found[0][1][-1][0]) if found else last
+
+        self._heard = await self._ear._run(work)
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        if self._ear is not None:
+            await self._ear.aclose()
+        await super().aclose()
 
     def _arguments(self, change: Change) -> list[Any]:
         if isinstance(change, Put | Delete):

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
+
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
     SCHEMA_VERSION,
@@ -37,6 +39,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _MODE = 0o600
+_ASK_S = 0.02
 
 
 class SQLiteStore(SQLStore):
@@ -60,6 +63,8 @@ class SQLiteStore(SQLStore):
         self._synchronous = synchronous
         self._timeout_s = timeout_s
         self._file: tuple[int, int] | None = None
+        self._watch: SQLiteStore | None = None
+        self._seen: int | None = None
 
     @classmethod
     def opened(cls, url: str, *, create: bool = True) -> SQLiteStore:
@@ -76,6 +81,24 @@ class SQLiteStore(SQLStore):
             return now_s
 
         return await self._in_thread(self._call, work, "IMMEDIATE")
+
+    async def wait_for_job(self, at_most_s: float) -> None:
+        """Ask SQLite's counter of other connections' changes 50 times a second, on a connection of its own."""
+        if self._watch is None:
+            self._watch = SQLiteStore(self.path, timeout_s=self._timeout_s, create=False)
+        until = time.monotonic() + at_most_s
+        while True:
+            version = await self._watch._run(_data_version)
+            if version != self._seen or time.monotonic() >= until:
+                break
+            await anyio.sleep(_ASK_S)
+        self._seen = version
+
+    async def aclose(self) -> None:
+        """Let go of the connections."""
+        if self._watch is not None:
+            await self._watch.aclose()
+        await super().aclose()
 
     def _call(self, work: Callable[[sqlite3.Connection], Result], kind: str = "DEFERRED") -> Result:
         """Run in one transaction, and again while others are in the way: SQLite itself does not wait in every place."""
@@ -136,6 +159,10 @@ def _make_private(path: Path) -> None:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE))
     except FileExistsError:
         return
+
+
+def _data_version(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA data_version").fetchone()[0])
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -1,0 +1,143 @@
+"""The resume queue: rows of the session store that say which session has something to do, now or at a time.
+
+A job is written in the same write as the change that makes it: a decision, a request that expires, a finished
+sub-agent. It holds no more than the session's name, so two jobs of one session cost a second look and nothing else.
+Taking a job moves it to a later time, in one compare-and-set; a worker that dies leaves it there, for another.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grampus_uq.errors import SessionConflictError
+from grampus_uq.gate.seal import session_place
+from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Put, SessionStore
+
+TIMER: Final = "timer"
+WAKES: Final = "wake"
+DEAD: Final = "dead"
+PARENT: Final = "parent_session"
+"""Under this name a sub-agent's session holds agent and session of its parent in its metadata."""
+within_parent: ContextVar[bool] = ContextVar("grampus_within_parent", default=False)
+"""True while a parent itself waits for its sub-agent: then nobody needs to wake it."""
+
+_LATEST = 9_999_999_999.0
+_ASIDE = 20  # rows that others are likely to take at this moment
+_MAX_ERROR = 2_000
+_log = logging.getLogger(__name__)
+
+
+class Job(BaseModel):
+    """A session to look after. `taken` counts how often it was taken, `failed` the errors, `busy` how often another
+    worker was found running the session; `why` is the last error. `sure`: resumed though nothing was decided, because a
+    sub-agent ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    agent_id: str
+    session_id: str
+    taken: int = Field(default=0, ge=0, le=1_000_000)
+    failed: int = Field(default=0, ge=0, le=1_000_000)
+    busy: int = Field(default=0, ge=0, le=1_000_000)
+    why: str = ""
+    sure: bool = False
+
+    def now(self, now_s: float) -> Put:
+        """The change of a store that makes this job due at once, and wakes a worker."""
+        return self._put(WAKING, now_s, uuid.uuid4().hex)
+
+    def at(self, due_s: float, name: str | None = None) -> Put:
+        """The change that makes it due at a time of the store's clock; one of a `name` and time is made once."""
+        return self._put(TIMER, due_s, name or uuid.uuid4().hex)
+
+    def _put(self, kind: str, due_s: float, name: str) -> Put:
+        body = self.model_dump_json(exclude_defaults=True)
+        return Put(kind=kind, key=f"{_stamp(due_s)}/{name}", body=body, expected=0, label=quote(self.agent_id, safe=""))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """A job that this worker took, and the row that holds it for others until `lease_s` are over."""
+
+    job: Job
+    held: str
+    now_s: float
+
+
+def _stamp(due_s: float) -> str:
+    """A time as a text whose order is that of times; none is before 1970 or behind 2286."""
+    return f"{min(max(due_s, 0.0), _LATEST):017.6f}"
+
+
+async def take(store: SessionStore, agents: Sequence[str], most: int, hold_s: float) -> list[Taken]:
+    """Take up to so many due jobs of these agents, oldest first; each returns by itself after `hold_s` seconds.
+
+    A row that cannot be read is removed, and said so in the log.
+    """
+    taken: list[Taken] = []
+    for kind in (WAKING, TIMER):
+        for agent in agents:
+            if len(taken) >= most:
+                return taken
+            for found in await store.scan(kind, label=quote(agent, safe=""), limit=most + _ASIDE):
+                if kind == TIMER and found.key > _stamp(found.read_s):
+                    break
+                one = await _take_one(store, found, agent, hold_s)
+                if one is not None:
+                    taken.append(one)
+                if len(taken) >= most:
+                    break
+    return taken
+
+
+async def _take_one(store: SessionStore, found: Document, agent: str, hold_s: float) -> Taken | None:
+    row = Delete(kind=found.kind, key=found.key, expected=found.version)
+    job = _read(found, agent)
+    try:
+        if job is None:
+            await store.write(row)
+            return None
+        held = job.at(found.read_s + hold_s)
+        now_s = await store.write(row, held)
+    except SessionConflictError:
+        return None  # another worker was first
+    return Taken(job=job, held=held.key, now_s=now_s)
+
+
+def _read(found: Document, agent: str) -> Job | None:
+    try:
+        job = Job.model_validate_json(found.body)
+        session_place(job.agent_id, job.session_id, errors="strict")
+    except (ValueError, RecursionError):
+        job = None
+    if job is None or job.agent_id != agent:
+        _log.warning("a job of agent %.80s cannot be read: it is removed", ascii(agent))
+        return None
+    return job.model_copy(update={"taken": job.taken + 1})
+
+
+async def finish(store: SessionStore, taken: Taken, again: Put | None = None) -> None:
+    """Remove a job that was taken, or put another row in its place; nothing where it has returned meanwhile."""
+    changes: list[Change] = [Delete(kind=TIMER, key=taken.held, expected=1), *([] if again is None else [again])]
+    try:
+        await store.write(*changes)
+    except SessionConflictError:
+        return
+
+
+async def set_aside(store: SessionStore, taken: Taken, key: str, why: str) -> None:
+    """Put a job among the dead letters, under the key of its session: it is not tried again until somebody says so."""
+    body = taken.job.model_copy(update={"why": why[:_MAX_ERROR]}).model_dump_json(exclude_defaults=True)
+    before = await store.get(DEAD, key)
+    expected = 0 if before is None else before.version
+    await finish(
+        store, taken, Put(kind=DEAD, key=key, body=body, expected=expected, label=quote(taken.job.agent_id, safe=""))
+    )

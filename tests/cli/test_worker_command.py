@@ -1,0 +1,61 @@
+"""`grampus-uq worker` as a process: it resumes what was decided, says so, and drains on SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grampus_uq import AgentRunner, open_store
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import SessionStore
+from tests.runtime.agents import AGENT, World, runner
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).parents[2]
+
+
+def make(store: SessionStore) -> AgentRunner:
+    return runner(World(), store=store)
+
+
+def lines(process: subprocess.Popen[str]) -> dict[str, object]:
+    assert process.stdout is not None
+    found: dict[str, object] = json.loads(process.stdout.readline())
+    return found
+
+
+def started(url: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "grampus_uq.cli", "worker", "tests.cli.test_worker_command:make", "--json"]
+    return subprocess.Popen(
+        [*command, "--store", url, "--agent", "mailer"], cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, text=True
+    )
+
+
+async def test_a_worker_process_resumes_what_was_decided_and_ends_on_sigterm(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+    store = open_store(url)
+    asked = (await make(store).run(AGENT, "mail bob", session_id="s")).pending[0]
+    await Ledger(store).decide(asked.decide("approve", principal="ann"))
+    process = started(url)
+    try:
+        assert lines(process)["event"] == "started"
+        done = lines(process)
+        assert (done["event"], done["agent"], done["session"]) == ("resumed", "mailer", "s")
+        process.send_signal(signal.SIGTERM)
+        assert lines(process)["event"] == "draining"
+        stopped = lines(process)
+        assert (stopped["event"], stopped["resumed"], stopped["running"]) == ("stopped", 1, 0)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
+    assert (await Ledger(store).known("mailer", "s"))[0].status == "completed"
+    await store.aclose()
