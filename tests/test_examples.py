@@ -44,13 +44,10 @@ def test_with_a_store_the_refund_agent_stops_at_the_pause(tmp_path: Path) -> Non
     assert "completed" not in shown
 
 
+@pytest.mark.slow  # each process imports a whole framework; the pages of the frameworks pause and decide in the quick stage
 @pytest.mark.parametrize(
     ("decision", "refunds"),
-    [
-        ("edit", "[20.0]"),
-        pytest.param("approve", "[40.0]", marks=pytest.mark.slow),  # each process imports a whole framework
-        pytest.param("reject", "[]", marks=pytest.mark.slow),
-    ],
+    [("edit", "[20.0]"), ("approve", "[40.0]"), ("reject", "[]")],
 )
 @pytest.mark.parametrize("name", ["openai_agents_agent.py", "pydantic_ai_agent.py"])
 def test_a_frameworks_agent_is_paused_in_one_process_and_decided_on_in_another(
@@ -63,6 +60,7 @@ def test_a_frameworks_agent_is_paused_in_one_process_and_decided_on_in_another(
     assert f"refunds made: {refunds}" in decided
 
 
+@pytest.mark.slow
 def test_plain_calls_are_watched_and_asked_before_money_moves() -> None:
     assert "no refund without a human" in example("litellm_calls.py")
 

@@ -20,7 +20,7 @@ LITTLE_POWER = {
 }
 """The least share of calibrations that publish; the others publish in nine of ten."""
 UNHURRIED = pytest.mark.timeout(3600)
-FAST = {"certificate-best": 8, "wrong": 15, "held-shy": 8, "budget-trials": 8, "ville": 4, "coverage": 5}
+FAST = {"certificate-best": 8, "wrong": 15, "held-shy": 8, "budget-trials": 8, "coverage": 5}
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -37,6 +37,7 @@ def test_sabotage_runs_that_call_nothing_break_the_certificate_of_those_that_do(
     assert not found.kept(promise), found.row(promise)
 
 
+@pytest.mark.slow
 def test_the_watch_seldom_rings_without_a_change_and_often_with_one() -> None:
     """Two histories of 250 runs each; the slow stage has enough of them to hold its level to account."""
     found = simulate(PROMISES["watch"], 5)

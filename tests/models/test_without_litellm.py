@@ -59,7 +59,11 @@ assert "litellm" in str(done.exception) and "pip install" in str(done.exception)
 """
 
 
-@pytest.mark.parametrize("program", [AGENT, PUBLIC, COMMANDS], ids=["an agent", "every module", "every command"])
+@pytest.mark.parametrize(
+    "program",
+    [AGENT, pytest.param(PUBLIC, marks=pytest.mark.slow), COMMANDS],
+    ids=["an agent", "every module", "every command"],
+)
 def test_without_litellm_the_rest_works(program: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BLOCKED + program], cwd=tmp_path, capture_output=True, text=True, timeout=240
