@@ -181,7 +181,9 @@ def in_a_process_of_its_own(page: Path, folder: Path, *options: str) -> subproce
     )
 
 
-WITH_CODE = [page for page in PAGES if re.search(r"^ *```(?:python|console|bash)", page.read_text(encoding="utf-8"), re.M)]
+WITH_CODE = [
+    page for page in PAGES if re.search(r"^ *```(?:python|console|bash)", page.read_text(encoding="utf-8"), re.M)
+]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)

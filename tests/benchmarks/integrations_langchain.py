@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware, hook_config
+from langchain.agents.middleware import AgentMiddleware, AgentState, ExtendedModelResponse, hook_config
+from langchain.agents.middleware.types import PrivateStateAttr
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
 
 from grampus_uq import UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.langchain import UncertaintyMiddleware
+from grampus_uq.integrations.langchain import UncertaintyMiddleware, _untraced
 from tests.benchmarks.integrations import Pair
 from tests.benchmarks.integrations_langgraph import look_up, turn
 
 
-class NothingMiddleware(AgentMiddleware[Any, Any, Any]):
-    """The middleware's hooks, with the same leave to jump, and nothing in them."""
+class NothingState(AgentState[Any]):
+    nothing: NotRequired[Annotated[dict[str, Any], PrivateStateAttr]]
 
-    @hook_config(can_jump_to=["end"])
-    async def aafter_model(self, state: Any, runtime: Any) -> None:
-        return None
+
+class NothingMiddleware(AgentMiddleware[Any, Any, Any]):
+    """The guard's hooks, each as cheap as LangChain lets it be, and one small write to the state a turn."""
+
+    state_schema = NothingState
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.awrap_model_call = _untraced(self.awrap_model_call)  # type: ignore[method-assign]
+        self.awrap_tool_call = _untraced(self.awrap_tool_call)  # type: ignore[method-assign]
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        return ExtendedModelResponse(await handler(request), command=Command(update={"nothing": {}}))
 
     @hook_config(can_jump_to=["model"])
     async def aafter_agent(self, state: Any, runtime: Any) -> None:
@@ -73,6 +85,6 @@ def pair(turns: int) -> Pair:
         watched=lambda n: run(apps["watched"], n),
         bare=lambda n: run(apps["bare"], n),
         plain=lambda n: run(apps["plain"], n),
-        hooks="a middleware whose hooks do nothing",
+        hooks="a middleware whose hooks do nothing, with one write to the state a turn",
         forget=lambda n: checkpointer.delete_thread(str(n)),
     )
