@@ -44,7 +44,7 @@ def test_with_a_store_the_refund_agent_stops_at_the_pause(tmp_path: Path) -> Non
     assert "completed" not in shown
 
 
-@pytest.mark.slow  # each process imports a whole framework; the pages of the frameworks pause and decide in the quick stage
+@pytest.mark.slow  # each process imports a whole framework; the quick stage runs the pages of the frameworks
 @pytest.mark.parametrize(
     ("decision", "refunds"),
     [("edit", "[20.0]"), ("approve", "[40.0]"), ("reject", "[]")],
