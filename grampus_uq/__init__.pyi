@@ -22,6 +22,7 @@ from .errors import StoreError as StoreError
 from .errors import UncertaintyError as UncertaintyError
 from .errors import UnsupportedByModelError as UnsupportedByModelError
 from .gate.effects import ToolEffects as ToolEffects
+from .gate.permits import Permit as Permit
 from .gate.requests import ApprovalDecision as ApprovalDecision
 from .gate.requests import ApprovalKind as ApprovalKind
 from .gate.requests import ApprovalPolicy as ApprovalPolicy

@@ -15,9 +15,10 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ApprovalError
@@ -38,6 +39,7 @@ from grampus_uq.gate.call import (
     cleared,
     decided,
     doubt_of,
+    may_be_granted,
     settled,
 )
 from grampus_uq.gate.clearance import HARMLESS, Precondition, check_clearance, refusal_of
@@ -51,6 +53,8 @@ from grampus_uq.wire.calls import read_arguments
 
 __all__ = ["Gate", "record_answer"]
 
+PERMITTED = "permit "
+"""How `cleared_by` begins for a call that permits let ahead."""
 _MAX_SPENT = 65_536
 _RUNNING: ContextVar[frozenset[str]] = ContextVar("grampus_uq_running", default=frozenset())
 FRAMEWORK_ASKS = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="the framework's own rule asks for approval")
@@ -77,6 +81,31 @@ def record_answer(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """How a call goes ahead by what permits have earned: `by` names them for the record, `why` is their promise."""
+
+    by: str
+    principal: str
+    why: str
+
+
+class Permits(Protocol):
+    """What a gate asks about calls that would wait because of their tool alone; `runtime.stored_permits` is one."""
+
+    async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | None:
+        """How a waiting call goes ahead, or None; `alike`: an equal call waits. A store that is down is no error."""
+        ...
+
+    async def standing(self, released_by: str) -> str | None:
+        """Why a call that was let ahead so must not run now after all, or None."""
+        ...
+
+    async def answered(self, record: CallRecord, terms: Terms) -> None:
+        """Take the answer on a call, if it is one; once, however often it is told."""
+        ...
+
+
 class Gate:
     """Settings that sessions share: who may decide, what tools do, what must hold when an approved call runs.
 
@@ -92,7 +121,9 @@ class Gate:
         precondition: Precondition | None = None,
         schema_of: Callable[[str], Mapping[str, Any] | None] = lambda name: None,
         clock: Callable[[], float] = time.time,
+        permits: Permits | None = None,
     ) -> None:
+        self.permits = permits
         self.approvals = approvals or ApprovalPolicy()
         self.effects = effects or ToolEffects()
         self.precondition = precondition
@@ -142,6 +173,8 @@ class Gate:
         doubt: Doubt | None = None,
         framework_asks: bool = False,
         delegates: bool = False,
+        grants: Callable[[CallRecord], Awaitable[CallRecord]] | None = None,
+        waiting: Sequence[CallRecord] = (),
     ) -> tuple[CallRecord, UncertaintyAction]:
         """Commit a new call to the belief, and clear it, make it wait, or abort the run.
 
@@ -156,6 +189,8 @@ class Gate:
             doubt: why the model's step that proposes it pauses by itself, if it does.
             framework_asks: the framework's own rule wants a human's approval.
             delegates: the call starts a sub-agent, whose own calls are judged one by one.
+            grants: the host's grants, asked before permits about a call that waits because of its tool alone.
+            waiting: records of the session's other calls.
         """
         if rejected and record.proposed.digest() in rejected:
             return settled(record, REJECTED_BEFORE, is_error=True), UncertaintyAction.PROCEED
@@ -176,8 +211,38 @@ class Gate:
         if why is None:
             by = "unmonitored" if session is None else "monitor"
             return cleared(record, by, effect=effect), UncertaintyAction.PROCEED
-        record = record.change(effect=effect)
-        return asked(record, terms, self.approvals, why, self._clock()), UncertaintyAction.PAUSE_FOR_HUMAN
+        record = asked(record.change(effect=effect), terms, self.approvals, why, self._clock())
+        if may_be_granted(record, terms):
+            record = record if grants is None else await grants(record)
+            if record.waiting and session is not None:
+                record = await self._permitted(record, session, terms, waiting)
+        return record, UncertaintyAction.PAUSE_FOR_HUMAN if record.waiting else UncertaintyAction.PROCEED
+
+    async def _permitted(
+        self, record: CallRecord, session: Session, terms: Terms, others: Sequence[CallRecord]
+    ) -> CallRecord:
+        """The record, cleared where permits let the call go ahead; never in a run whose alarm has rung."""
+        if self.permits is None or session.state.alarmed:
+            return record
+        digest = record.proposed.digest()
+        alike = any(other.waiting and other.proposed.digest() == digest for other in others)
+        released = await self.permits.release(record, session, terms, alike=alike)
+        if released is None:
+            return record
+        session.record_decision(
+            "permit",
+            principal=released.principal,
+            step_id=record.step_id,
+            call=record.proposed,
+            message=released.why,
+            acknowledges=False,
+        )
+        return cleared(record, released.by)
+
+    async def answered(self, record: CallRecord, terms: Terms) -> None:
+        """Let permits learn from the answer on a call, before it is forgotten; it may be told again."""
+        if self.permits is not None:
+            await self.permits.answered(record, terms)
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -233,13 +298,20 @@ class Gate:
         return record.change(effect=effect, cleared_by=by)
 
     async def hindrance(self, record: CallRecord) -> str | None:
-        """Why a call that a human or a grant cleared must not run now, by the user's precondition."""
-        if not record.decisions and record.grant is None:
+        """Why a call that a human, a grant or a permit cleared must not run now; the precondition is the user's."""
+        if record.decisions or record.grant is not None:
+            return await refusal_of(self.precondition, record.call)
+        if not (record.cleared_by or "").startswith(PERMITTED):
             return None
-        return await refusal_of(self.precondition, record.call)
+        if self.permits is None:
+            return "it was let ahead by a permit, and none is known here"
+        return await self.permits.standing(record.cleared_by or "") or await refusal_of(self.precondition, record.call)
 
     def void(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""
+        if (record.cleared_by or "").startswith(PERMITTED) and not record.decisions:
+            doubt = Doubt(level=UncertaintyLevel.MEDIUM, rule="permit", reason=f"a permit let it go ahead, but {why}")
+            return asked(record, terms, self.approvals, doubt, self._clock())
         return asked_again(record, terms, self.approvals, self._clock(), f"the approval is void: {why}")
 
     def _spend(self, request_id: str) -> bool:

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -82,6 +82,7 @@ class ApprovalRequest(BaseModel):
         principal: str,
         message: str | None = None,
         arguments: dict[str, JsonValue] | None = None,
+        never: bool = False,
     ) -> ApprovalDecision:
         """An unsigned decision on this request; a signer's `sign` makes it one that a runner with keys accepts."""
         return ApprovalDecision(
@@ -91,11 +92,15 @@ class ApprovalRequest(BaseModel):
             principal=principal,
             message=message,
             arguments=arguments,
+            never=never,
         )
 
 
 class ApprovalDecision(BaseModel):
-    """A principal's decision on one request. `digest` is that of the request seen; `arguments` belong to an edit."""
+    """A principal's decision on one request. `digest` is that of the request seen; `arguments` belong to an edit.
+
+    A rejection that says `never` also closes every permit that covers the call.
+    """
 
     model_config = _strict
 
@@ -107,10 +112,16 @@ class ApprovalDecision(BaseModel):
     arguments: dict[str, JsonValue] | None = None
     decided_s: float = Field(default_factory=time.time)
     signature: str | None = None
+    never: bool = False
+
+    @property
+    def unsaid(self) -> set[str]:
+        """Fields to leave out where they say nothing: signatures and workers of before know none of them."""
+        return set() if self.never else {"never"}
 
     def signed_text(self) -> bytes:
         """The canonical text of everything but the signature."""
-        return _signed("decision", self)
+        return signed_text("decision", self)
 
 
 class Grant(BaseModel):
@@ -135,7 +146,7 @@ class Grant(BaseModel):
 
     def signed_text(self) -> bytes:
         """The canonical text of everything but the signature."""
-        return _signed("grant", self)
+        return signed_text("grant", self)
 
     def covers(self, call: ToolCall, *, agent_id: str, session_id: str, now_s: float) -> bool:
         """True when the call lies within the scope and the time has not passed."""
@@ -144,13 +155,16 @@ class Grant(BaseModel):
             and now_s < self.expires_s
             and self.agent_id in (None, agent_id)
             and self.session_id in (None, session_id)
-            and all(
-                name in call.arguments and _within(call.arguments[name], rule) for name, rule in self.limits.items()
-            )
+            and within_limits(call, self.limits)
         )
 
 
-def _within(value: JsonValue, rule: dict[str, JsonValue]) -> bool:
+def within_limits(call: ToolCall, limits: Mapping[str, Mapping[str, JsonValue]]) -> bool:
+    """True when each argument that has a rule is there and within it."""
+    return all(name in call.arguments and _within(call.arguments[name], rule) for name, rule in limits.items())
+
+
+def _within(value: JsonValue, rule: Mapping[str, JsonValue]) -> bool:
     """Numbers compare as numbers; a boolean or a text is never within a limit; an unknown rule holds for nothing."""
     for name, bound in rule.items():
         if name == "equals":
@@ -171,6 +185,16 @@ def _within(value: JsonValue, rule: dict[str, JsonValue]) -> bool:
 
 def _number(value: JsonValue) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # not NaN
+
+
+class _Granted(Protocol):
+    """A grant or a permit."""
+
+    @property
+    def principal(self) -> str: ...
+    @property
+    def signature(self) -> str | None: ...
+    def signed_text(self) -> bytes: ...
 
 
 Arrived = tuple[ApprovalDecision, float]
@@ -233,6 +257,8 @@ class ApprovalPolicy:
         self._check_signature(decision.principal, decision.signed_text(), decision.signature, "decision")
         if (decision.kind is ApprovalKind.EDIT) != (decision.arguments is not None):
             raise ApprovalError("An edit carries the new `arguments`; the other decisions carry none.")
+        if decision.never and (decision.kind is not ApprovalKind.REJECT or request.call is None):
+            raise ApprovalError("Only the rejection of a call can say `never`.")
         if request.call is None and decision.kind is ApprovalKind.EDIT:
             raise ApprovalError("This request has no call whose arguments could be edited.")
 
@@ -267,12 +293,12 @@ class ApprovalPolicy:
                 return tuple(alike.values()), refused
         return (), refused
 
-    def check_grant(self, grant: Grant) -> None:
-        """Raise ApprovalError unless the grant's principal may decide alone and its signature holds."""
+    def check_grant(self, grant: _Granted, what: str = "grant") -> None:
+        """Raise ApprovalError unless the principal of a grant, or of a permit, may decide alone and has signed it."""
         if self.required > 1:
-            raise ApprovalError("A grant is one principal's, and this policy requires several: it is refused.")
+            raise ApprovalError(f"A {what} is one principal's, and this policy requires several: it is refused.")
         self.check_principal(grant.principal)
-        self._check_signature(grant.principal, grant.signed_text(), grant.signature, "grant")
+        self._check_signature(grant.principal, grant.signed_text(), grant.signature, what)
 
     def check_principal(self, principal: str) -> None:
         """Raise ApprovalError unless this principal may decide."""
@@ -296,9 +322,10 @@ def rules_digest(approvals: ApprovalPolicy, policy: Mapping[str, Any] | None = N
     return _sha256(canonical_json([approvals.rules(), None if policy is None else dict(policy)]))
 
 
-def _signed(what: str, record: BaseModel) -> bytes:
+def signed_text(what: str, record: BaseModel) -> bytes:
+    """The canonical text of everything but the signature; another one for each kind of record."""
     try:
-        content = canonical_json(record.model_dump(mode="json", exclude={"signature"}))
+        content = canonical_json(record.model_dump(mode="json", exclude={"signature", *getattr(record, "unsaid", ())}))
     except ValueError:  # NaN or infinity, which pydantic lets pass where it reads JSON text
         raise ApprovalError(f"The {what} holds a number that JSON has no word for: it is refused.") from None
     return f"grampus_uq {what} 2\n{content}".encode("utf-8", "surrogatepass")

@@ -97,6 +97,7 @@ class HeldCalls:
         self.arrived: dict[str, list[Arrived]] = {}
         self.rejected: list[str] = []
         self.turns = 0
+        self._untold: list[CallRecord] = []
 
     @property
     def acts(self) -> bool:
@@ -109,6 +110,7 @@ class HeldCalls:
         Commits the calls in it that nothing here can stop. Raises UncertaintyError when the run aborts.
         """
         step_id = self.propose(proposed)
+        await self._tell()
         _, action = await observe_turn(self.session, settings, turn, step_id)
         self._stop_on(action, step_id)
         for call, output in turn.ungated:
@@ -173,6 +175,7 @@ class HeldCalls:
             self.session,
             terms,
             rejected=self.rejected if self.acts else (),
+            waiting=[other for other in self.records.values() if other.waiting],
             framework_asks=framework_asks,
             doubt=UNREAD if unread and self.acts and self.effect(call) not in HARMLESS else None,
         )
@@ -231,6 +234,7 @@ class HeldCalls:
             self.arrived[decision.request_id] = arrived
             return after
         self.arrived.pop(decision.request_id, None)
+        self._untold.append(after)
         for one in after.decisions:
             record_answer(self.session, one, step_id=after.step_id, call=after.proposed)
         if after.decisions[0].kind is ApprovalKind.REJECT:
@@ -281,6 +285,8 @@ class HeldCalls:
         """
         slot = await self._judged(call)
         record = self._renew(slot)
+        if record.decisions and record not in self._untold:
+            self._untold.append(record)  # decided in a process that may have died before it told
         policy = self.session.profile.policy
         if principal is not None and record.waiting:
             self.accept_foreign(call, principal=principal)
@@ -290,6 +296,7 @@ class HeldCalls:
             effect = self.effect(record.proposed)
             record = recovered(record, self.terms, self.gate.approvals, effect, time.time())
             self.records.keep(slot, record.change(child_session=None))
+        await self._tell()
         if record.phase is CallPhase.CLEARED:
             record = await self.gate.start(
                 self.records[slot],
@@ -306,6 +313,11 @@ class HeldCalls:
             return Release(slot=slot, record=record, run=True)
         over = record.phase in (CallPhase.STARTED, CallPhase.SETTLED)
         return Release(slot=slot, record=record, answer=RAN_BEFORE if over and answer is None else answer)
+
+    async def _tell(self) -> None:
+        """Let permits learn from what was decided meanwhile; an answer that is never told counts as wrong."""
+        while self._untold:
+            await self.gate.answered(self._untold.pop(0), self.terms)
 
     async def execute(
         self,

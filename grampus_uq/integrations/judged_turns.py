@@ -129,6 +129,7 @@ class TurnJudge:
                 rejected=belief["rejected"],
                 repeated=bool(belief["repeats"]) and call.digest() in belief["repeats"],
                 doubt=doubt or (undecided.get(call.digest()) if undecided else None),
+                waiting=[*carried.records, *records],
             )
             if action is UncertaintyAction.ABORT:
                 latest = carried.session.summary()["decision"] or {}
@@ -208,6 +209,7 @@ class TurnJudge:
         if not arrived:
             return record, []
         after, refused = self.gate.decide(record, terms, arrived)
+        await self.gate.answered(after.change(requests=record.requests), terms)
         refusals = [why for _, why in refused]
         if after.waiting and record.requests[0].expired(now_s):
             return asked_again(record, terms, self.gate.approvals, now_s, "the request before it expired"), refusals

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from grampus_uq import ApprovalPolicy, ToolEffects, UncertaintyMonitor
 from grampus_uq.gate.clearance import Precondition
-from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.gate import Gate, Permits
 
 if TYPE_CHECKING:
     from grampus_uq.records.protocols import ModelClient
@@ -23,6 +23,7 @@ class Settings(TypedDict, total=False):
     effects: what the tools do; the policy's `irreversible_tool_names` count as well.
     approvals: who may decide, how decisions are signed, when requests expire.
     precondition: asked before an approved call runs; a text says why it must not run, and the call is asked again.
+    permits: `grampus_uq.runtime.StoredPermits`: calls go ahead unasked as far as answers have earned it.
     advisory: True stops nothing, and records what would be stopped; None or False: as the monitor does.
     """
 
@@ -32,6 +33,7 @@ class Settings(TypedDict, total=False):
     effects: ToolEffects | None
     approvals: ApprovalPolicy | None
     precondition: Precondition | None
+    permits: Permits | None
     advisory: bool | None
 
 
@@ -46,6 +48,7 @@ class AdapterSettings:
     effects: ToolEffects | None = None
     approvals: ApprovalPolicy | None = None
     precondition: Precondition | None = None
+    permits: Permits | None = None
     advisory: bool | None = None
 
     @property
@@ -55,7 +58,13 @@ class AdapterSettings:
 
     def gate(self, schema_of: Callable[[str], Mapping[str, Any] | None]) -> Gate:
         """The gate of these settings; `schema_of` gives the JSON schema of a tool's arguments, or None."""
-        return Gate(approvals=self.approvals, effects=self.effects, precondition=self.precondition, schema_of=schema_of)
+        return Gate(
+            approvals=self.approvals,
+            effects=self.effects,
+            precondition=self.precondition,
+            schema_of=schema_of,
+            permits=self.permits,
+        )
 
 
 def note_schema(schemas: dict[str, Any], name: str, schema: Any) -> None:

@@ -224,6 +224,7 @@ class UncertaintyMonitor:
             entries=self._processing.begin(session_id, processor_entries(snapshot)),
             fingerprint=lambda: wiring.fingerprint,
             expected=wiring.expected,
+            agent=(model, prompt_hash, tools_hash),
         )
         with self._lock:
             earlier = None if snapshot is not None else self._by_id.get(session_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ from grampus_uq.core.state import (
     rearm_alarm,
     state_to_values,
 )
-from grampus_uq.core.turn_evidence import is_proposed
+from grampus_uq.core.turn_evidence import doubt_about, is_proposed, placed
 from grampus_uq.errors import ConfigurationError, SessionConflictError
 from grampus_uq.monitor import arguments
 from grampus_uq.monitor.expected_streams import ExpectedStreams
@@ -48,6 +49,7 @@ from grampus_uq.records.values import (
     StepUncertainty,
     ToolCall,
     Verdict,
+    canonical_json,
 )
 from grampus_uq.records.vocabulary import (
     STOPPING,
@@ -97,7 +99,9 @@ class Session:
         entries: Callable[[], Mapping[str, JsonValue]] = dict,
         fingerprint: Callable[[], str] | None = None,
         expected: ExpectedStreams | None = None,
+        agent: tuple[str, str | None, str | None] = ("", None, None),
     ) -> None:
+        self._agent = agent
         self._entries = entries
         self._profile = profile
         self._fingerprint = fingerprint
@@ -137,6 +141,28 @@ class Session:
     def profile(self) -> Profile:
         """The profile that the next step is judged by."""
         return self._profile
+
+    def judge(self, agent_version: str = "") -> str:
+        """Which profile, model, prompt and tools judge this run, and what their owner calls them: a fingerprint."""
+        profile = "" if self._fingerprint is None else self._fingerprint()
+        text = canonical_json([profile, *self._agent, agent_version])
+        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
+        """What is believed of a proposed call, in [0, 1], higher is better; None where nothing was read.
+
+        "confidence": the run's, or that of the turn that proposes the call where it is less; "p_success": the
+        calibrated chance of that turn; "call_probability": that of the call itself.
+        """
+        state = self._state
+        turn = placed(state.turns, call, step_id)[1]
+        if stream == "p_success":
+            return turn.at_worst
+        if stream == "call_probability":
+            doubt = doubt_about(state.turns, turn, call)
+            return None if doubt is None else doubt.probability
+        beliefs = [state.cumulative, *(b for b in (turn.belief_at_worst,) if b is not None)]
+        return min(beliefs) if state.has_reading else None
 
     # -- observing ------------------------------------------------------------------------------------------------
 

@@ -217,6 +217,7 @@ async def _decide_call(turn: Turn, record: CallRecord, deciding: tuple[ApprovalD
     if record.requests[0].unknown_outcome and deciding[0].kind is not ApprovalKind.APPROVE:
         await turn.lease.note("execution_settled", {"idempotency_key": record.key(state.run_id)})
     new = decided(record, deciding)
+    await turn.gate.answered(new.change(requests=record.requests), turn.terms())
     if new.phase is CallPhase.CLEARED:
         state.keep(new)
         return
@@ -258,6 +259,7 @@ async def _apply_guidance(turn: Turn, text: str) -> None:
     for record in list(state.turn):
         new = guided(record, text)
         if new.phase is CallPhase.SETTLED and record.waiting:
+            await turn.gate.answered(new, turn.terms())
             state.settle(new, new.text or "", is_error=True)
         else:
             state.keep(new)
@@ -280,6 +282,7 @@ async def _apply_expiry(turn: Turn) -> None:
         if new is not record:
             await lease.note("approval_expired", {"requests": [request.id for request in record.requests]})
             state.touched = True
+            await turn.gate.answered(new, turn.terms())
             state.settle(new, new.text or "", is_error=True)
     if any(request.expired(lease.now_s()) and request.rule != ROLLBACK for request in state.review):
         await lease.note("approval_expired", {"requests": [request.id for request in state.review]})

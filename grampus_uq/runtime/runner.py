@@ -32,6 +32,7 @@ from grampus_uq.runtime.run_state import AgentState, ExecutionResult, PendingSes
 from grampus_uq.runtime.session_lease import SessionLease
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, StopReport, order_stop
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.tools import call_executor
 from grampus_uq.runtime.turn import Delegate, Turn
@@ -113,6 +114,7 @@ class AgentRunner:
             precondition=precondition,
             schema_of=self._schema_of,
             clock=self.ledger.now_s,
+            permits=StoredPermits(self.ledger.store, self.approvals),
         )
         self.sub_agents = {agent.name: agent for agent in sub_agents}
         self.logprobs = logprobs

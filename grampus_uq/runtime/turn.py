@@ -24,7 +24,6 @@ from grampus_uq.gate.call import (
     asked,
     edit_note,
     granted,
-    may_be_granted,
     review,
 )
 from grampus_uq.gate.gate import Gate
@@ -154,13 +153,15 @@ class Turn:
                 repeated=self._state.already_executed(record.proposed),
                 unwatched=self._unwatched,
                 delegates=record.proposed.name in self.delegates,
+                grants=self._granted,
+                waiting=self._state.turn,
             )
             if action is UncertaintyAction.ABORT:
                 return action
             if new.phase is CallPhase.SETTLED:
                 self._state.settle(new, new.text or "", is_error=new.is_error)
             else:
-                self._state.keep(await self._granted(new) if may_be_granted(new, self.terms()) else new)
+                self._state.keep(new)
         return UncertaintyAction.PROCEED
 
     async def _granted(self, record: CallRecord) -> CallRecord:

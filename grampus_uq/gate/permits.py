@@ -1,0 +1,400 @@
+"""A permit: calls of one scope may go ahead unasked as far as answers have earned it. A pure state machine.
+
+Every covered call takes a ticket, in order: with the place of its score, the threshold in force and the audit
+probability as they are at that moment, and one draw. A ticket is *settled* once its answer is there, is overdue (then
+it counts as wrong), or none was asked for; tickets are *counted* in their order and never before an earlier one.
+
+Why the promise of `stats.earned_threshold` holds. Let F be everything about the tickets before i, their answers
+included. The threshold and the audit probability of ticket i are functions of a part of F, its draw is independent of
+all else, and its stake is computed when it is counted, from the state that the tickets before it left: a function of F.
+So with the risk at least epsilon given F each factor has a mean of at most 1, however late answers come. Counted as
+they arrive, they would not: quick answers may be the right ones. An overdue ticket counts as wrong, which only lowers
+the wealth. A call that the permit has to ask about for another reason than its draw (an equal call is pending) takes a
+ticket without a threshold: it is seen with probability 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.gate.call import CallRecord, Terms
+from grampus_uq.gate.requests import ApprovalKind, signed_text, within_limits
+from grampus_uq.records.values import ToolCall, canonical_json
+from grampus_uq.stats.earned_threshold import (
+    Earned,
+    Target,
+    audit_probability,
+    broken,
+    earned_from_json,
+    earned_to_json,
+    level,
+    nothing_earned,
+    place,
+    update,
+)
+
+__all__ = [
+    "Entry",
+    "Permit",
+    "PermitState",
+    "Ticket",
+    "applied",
+    "identity_of",
+    "issued",
+    "label_of",
+    "refusal",
+    "replayed",
+    "same_of",
+    "sentence",
+]
+
+CANDIDATES: Final = (0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.88, 0.85, 0.82, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
+MOST_OPEN: Final = 256
+"""Tickets that may be unsettled, or wait for an earlier one; beyond, calls are asked about and teach nothing."""
+_RULES: Final = frozenset({"max", "min", "equals", "in"})
+_COMPARED: Final = {"max": "at most", "min": "at least", "equals": "equal to", "in": "one of"}
+
+Share = Annotated[float, Field(gt=0.0, lt=1.0)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Permit(BaseModel):
+    """What may be earned, written down before the first call: scope, score, promise, and who granted it.
+
+    `limits` are as a grant's. `judge` is the fingerprint of profile, model, prompt and tools (`Session.judge`); None:
+    those of the first call. `stream` is the score: "confidence" (the run's), "p_success" or "call_probability" (of the
+    call itself). At most `epsilon` of the calls in scope go out wrong (`of_released`: of those that may go out), with
+    probability 1 - `delta`. `miss_rate` is the upper end of the share of wrong calls that reviewers approve, where it
+    was measured. A question without an answer after `answer_within_s` counts as wrong.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex, pattern=r"^[0-9a-f]{8,64}$")
+    tool: str = Field(min_length=1, max_length=200)
+    limits: dict[str, dict[str, JsonValue]] = Field(default_factory=dict)
+    agent_id: str | None = None
+    judge: str | None = None
+    stream: Literal["confidence", "p_success", "call_probability"] = "confidence"
+    thresholds: tuple[float, ...] = CANDIDATES
+    epsilon: float = 0.02
+    delta: float = 0.05
+    audit_rate: float = 0.05
+    of_released: bool = False
+    miss_rate: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    answer_within_s: Annotated[float, Field(gt=0.0)] = 3 * 86_400.0
+    principal: str = Field(min_length=1, max_length=200)
+    created_s: float = Field(default_factory=time.time)
+    expires_s: float
+    signature: str | None = None
+
+    @field_validator("limits")
+    @classmethod
+    def _known_rules(cls, limits: dict[str, dict[str, JsonValue]]) -> dict[str, dict[str, JsonValue]]:
+        for name, rule in limits.items():
+            numbers = all(type(rule[key]) in (int, float) for key in ("max", "min") if key in rule)
+            if not rule or not set(rule) <= _RULES or not numbers or not isinstance(rule.get("in", []), list):
+                wanted = '{"max": number}, {"min": number}, {"equals": value} or {"in": [...]}'
+                raise ConfigurationError.of(f"limits[{name!r}]", "Permit", wanted, rule)
+        return limits
+
+    @model_validator(mode="after")
+    def _target_holds(self) -> Permit:
+        _ = self.target
+        return self
+
+    @cached_property
+    def target(self) -> Target:
+        """The promise."""
+        return Target(
+            thresholds=self.thresholds,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            audit_rate=self.audit_rate,
+            of_released=self.of_released,
+        )
+
+    def signed_text(self) -> bytes:
+        """The canonical text of everything but the signature."""
+        return signed_text("permit", self)
+
+    def digest(self) -> str:
+        """SHA-256 of the signed text: what a state belongs to."""
+        return hashlib.sha256(self.signed_text()).hexdigest()
+
+    def covers(self, call: ToolCall, agent_id: str, now_s: float) -> bool:
+        """True when the call lies within the scope and the time has not passed."""
+        return (
+            call.name == self.tool
+            and now_s < self.expires_s
+            and self.agent_id in (None, agent_id)
+            and within_limits(call, self.limits)
+        )
+
+    def scope(self) -> str:
+        """The scope in words."""
+        parts = [
+            f"{name} {_COMPARED[rule]} {canonical_json(bound)}"
+            for name, rules in sorted(self.limits.items())
+            for rule, bound in sorted(rules.items())
+        ]
+        return f"{self.tool} calls" + (f" with {' and '.join(parts)}" if parts else "")
+
+
+class Ticket(BaseModel):
+    """One covered call that is not counted yet. `same` is short for equal calls of the agent, whoever proposes them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    at: Count
+    in_force: Count
+    audit: Annotated[float, Field(gt=0.0, le=1.0)]
+    asked: bool
+    wrong: bool | None = None
+    due_s: float
+    same: str
+
+
+class PermitState(BaseModel):
+    """Where a permit stands; its size does not grow.
+
+    Ticket n is open at `open[n - counted]`. `answers`, `audits`, `released`, `wrong`, `overdue` and `corrected` count
+    since the evidence began, `withdrawn` how often it began anew. `revision` counts what happened. `closed` says why
+    nothing is earned any more.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    v: Literal[1] = 1
+    permit: str
+    judge: str | None = None
+    revision: Count = 0
+    counted: Count = 0
+    open: Annotated[tuple[Ticket, ...], Field(strict=False, max_length=MOST_OPEN)] = ()
+    earned: dict[str, list[float]]
+    answers: Count = 0
+    audits: Count = 0
+    released: Count = 0
+    wrong: Count = 0
+    overdue: Count = 0
+    corrected: Count = 0
+    withdrawn: Count = 0
+    why_withdrawn: str = ""
+    closed: str | None = None
+
+    @classmethod
+    def fresh(cls, permit: Permit) -> PermitState:
+        """Nothing earned."""
+        return cls(permit=permit.digest(), judge=permit.judge, earned=earned_to_json(nothing_earned(permit.target)))
+
+    @classmethod
+    def read(cls, permit: Permit, values: Any) -> PermitState:
+        """A state out of JSON values; raises DataError unless it is one of exactly this permit."""
+        try:
+            state = cls.model_validate(values)
+            earned_from_json(permit.target, state.earned)
+        except (ConfigurationError, TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"no state of a permit: {str(error)[:300]}", field="permit") from error
+        if state.permit != permit.digest():
+            raise DataError("the state belongs to another permit, or the permit was changed", field="permit")
+        return state
+
+    def of(self, permit: Permit) -> Earned:
+        """The evidence."""
+        return earned_from_json(permit.target, self.earned)
+
+    @property
+    def issued(self) -> int:
+        """Tickets so far: the number of the next one."""
+        return self.counted + len(self.open)
+
+    def in_force(self, permit: Permit) -> int:
+        """How many thresholds are in force; 0: everything is asked about."""
+        return 0 if self.closed else int(level(permit.target, self.of(permit)))
+
+    def threshold(self, permit: Permit) -> float | None:
+        """The least score that goes ahead, or None."""
+        found = self.in_force(permit)
+        return permit.thresholds[found - 1] if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One thing that happened to a permit, as its log keeps it; `now_s` by the store's clock.
+
+    "propose": `score` of a call whose equals are `same`, judged by `judge`; `draw` in [0, 1) decides on an audit;
+    `alike`: an equal call is pending. "answer": whether `ticket` was `wrong`. "close": `why`. "look": only the time.
+    """
+
+    do: Literal["propose", "answer", "close", "look"]
+    now_s: float
+    score: float = 0.0
+    same: str = ""
+    judge: str = ""
+    draw: float = 0.0
+    alike: bool = False
+    ticket: int = 0
+    wrong: bool = False
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values without what is not said."""
+        kept = {name: getattr(self, name) for name in Entry.__dataclass_fields__}
+        return {name: value for name, value in kept.items() if name in _SAID[self.do]}
+
+
+_SAID: Final[Mapping[str, frozenset[str]]] = {
+    "propose": frozenset({"do", "now_s", "score", "same", "judge", "draw", "alike"}),
+    "answer": frozenset({"do", "now_s", "ticket", "wrong"}),
+    "close": frozenset({"do", "now_s", "why"}),
+    "look": frozenset({"do", "now_s"}),
+}
+
+
+def refusal(permit: Permit, state: PermitState, judge: str) -> str | None:
+    """Why a call in scope takes no ticket and is asked about; None where it takes one. Looks at no score."""
+    if state.closed is not None:
+        return f"the permit is closed: {state.closed}"
+    if state.judge not in (None, judge):
+        return "another profile, model, prompt or tool set judges than the one that the permit began with"
+    if len(state.open) >= MOST_OPEN:
+        return f"{MOST_OPEN} calls wait for earlier answers"
+    return None
+
+
+def applied(permit: Permit, state: PermitState, entry: Entry) -> PermitState:
+    """The state after one more thing happened; a late answer or a refused call changes no evidence."""
+    new = state.model_copy(update={"revision": state.revision + 1})
+    if entry.do == "close":
+        return new if new.closed else new.model_copy(update={"closed": entry.why})
+    new = _counted(permit, new, entry.now_s)
+    if entry.do == "answer":
+        new = _answered(new, entry)
+    elif entry.do == "propose" and refusal(permit, new, entry.judge) is None:
+        new = new.model_copy(update={"judge": entry.judge, "open": (*new.open, _ticket(permit, new, entry))})
+    return _counted(permit, new, entry.now_s)
+
+
+def issued(permit: Permit, state: PermitState, entry: Entry) -> tuple[int, Ticket] | None:
+    """The number and the ticket that a proposed call takes from this state; None where it takes none."""
+    state = _counted(permit, state, entry.now_s)
+    if refusal(permit, state, entry.judge) is not None:
+        return None
+    return state.issued, _ticket(permit, state, entry)
+
+
+def replayed(permit: Permit, entries: Iterable[Mapping[str, Any]]) -> PermitState:
+    """The state after a log, equal to the live one to the last digit; raises DataError for an entry that is none."""
+    state = PermitState.fresh(permit)
+    for number, values in enumerate(entries):
+        try:
+            said = _SAID[str(values["do"])]
+            state = applied(permit, state, Entry(**{name: values[name] for name in said}))
+        except (ConfigurationError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"no entry of a permit's log: {error!r:.200}", line=number + 1) from error
+    return state
+
+
+def _ticket(permit: Permit, state: PermitState, entry: Entry) -> Ticket:
+    earned, at = state.of(permit), int(place(permit.target, entry.score))
+    alike = entry.alike or any(t.asked and t.wrong is None and t.same == entry.same for t in state.open)
+    in_force = 0 if alike else int(level(permit.target, earned))
+    audit = float(audit_probability(permit.target, earned))
+    asked = at >= in_force or entry.draw < audit
+    due_s = entry.now_s + permit.answer_within_s
+    return Ticket(at=at, in_force=in_force, audit=audit, asked=asked, due_s=due_s, same=entry.same)
+
+
+def _answered(state: PermitState, entry: Entry) -> PermitState:
+    """An answer before its ticket is counted replaces an earlier one; afterwards it is only noted."""
+    index = entry.ticket - state.counted
+    if index < 0:
+        return state.model_copy(update={"corrected": state.corrected + 1})
+    if index >= len(state.open) or not state.open[index].asked:
+        return state
+    ticket = state.open[index].model_copy(update={"wrong": entry.wrong})
+    return state.model_copy(update={"open": (*state.open[:index], ticket, *state.open[index + 1 :])})
+
+
+def _counted(permit: Permit, state: PermitState, now_s: float) -> PermitState:
+    """Count the settled tickets at the front, in order."""
+    waiting, earned, tally, taken = state.open, state.of(permit), state.model_dump(include=_TALLIED), 0
+    for ticket in waiting:
+        overdue = ticket.asked and ticket.wrong is None
+        if overdue and now_s < ticket.due_s:
+            break
+        wrong = ticket.asked and ticket.wrong is not False
+        earned = update(
+            permit.target, earned, ticket.at, ticket.asked, wrong, in_force=ticket.in_force, audit=ticket.audit
+        )
+        taken += 1
+        tally["answers"] += ticket.asked
+        tally["audits"] += ticket.asked and ticket.at < ticket.in_force
+        tally["released"] += not ticket.asked
+        tally["wrong"] += wrong
+        tally["overdue"] += overdue
+        contrary, change = (bool(sign) for sign in broken(permit.target, earned))
+        if level(permit.target, earned) and (contrary or change):
+            earned = nothing_earned(permit.target)
+            why = "more go out wrong than promised" if contrary else "answers are wrong more often than before"
+            withdrawn = tally["withdrawn"] + 1
+            tally = {**dict.fromkeys(_TALLIED, 0), "withdrawn": withdrawn, "why_withdrawn": why}
+    if not taken:
+        return state
+    update_ = {**tally, "counted": state.counted + taken, "open": waiting[taken:], "earned": earned_to_json(earned)}
+    return state.model_copy(update=update_)
+
+
+_TALLIED: Final = {"answers", "audits", "released", "wrong", "overdue", "corrected", "withdrawn", "why_withdrawn"}
+
+
+def identity_of(record: CallRecord, terms: Terms) -> str:
+    """Which call a ticket is of: the same however often the call is judged or asked about again."""
+    place_ = [terms.agent_id, terms.session_id, terms.run_id, record.step_id]
+    return _short(canonical_json([*place_, record.proposed.id, record.proposed.digest()]), 32)
+
+
+def same_of(record: CallRecord, terms: Terms) -> str:
+    """Short for all equal calls of one agent."""
+    return _short(canonical_json([terms.agent_id, record.proposed.digest()]), 16)
+
+
+def label_of(record: CallRecord) -> bool | None:
+    """Whether a call was wrong, as its answer says: approved as it was is right, all else wrong. None: no answer yet.
+
+    What became of a call that a dead process had started says nothing of the call.
+    """
+    if any(request.unknown_outcome for request in record.requests):
+        return None
+    if not record.decisions:
+        return True if record.phase.value == "settled" else None
+    return record.decisions[0].kind not in (ApprovalKind.APPROVE, ApprovalKind.EDIT) or record.edited
+
+
+def sentence(permit: Permit, state: PermitState) -> str:
+    """The promise in force and what it rests on; or what is asked, and why."""
+    if state.closed is not None:
+        return f"asks about all {permit.scope()}: closed, {state.closed}"
+    again = f"; began anew {state.withdrawn} times, last because {state.why_withdrawn}" if state.withdrawn else ""
+    threshold = state.threshold(permit)
+    if threshold is None:
+        return f"asks about all {permit.scope()}: nothing is earned after {state.answers} answers{again}"
+    missed = permit.miss_rate or 0.0
+    judged = "" if permit.miss_rate is not None else ", as judged by the reviewers"
+    which = f"{permit.scope()} that may go out" if permit.of_released else permit.scope()
+    share, sure = 100.0 * permit.epsilon / (1.0 - missed), 100.0 * (1.0 - permit.delta)
+    counts = f"from {state.answers} answers, {state.audits} of them audits{again}"
+    return f"goes ahead: at most {share:.2g} % of {which} go out wrong, at {sure:g} %{judged}, {counts}"
+
+
+def _short(text: str, length: int) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:length]

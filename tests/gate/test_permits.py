@@ -1,0 +1,315 @@
+"""A permit's state machine: what it counts, in which order, how often, and what it never does."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.gate.permits import MOST_OPEN, Entry, Permit, PermitState, applied, issued, replayed, sentence
+from grampus_uq.records.values import ToolCall
+from grampus_uq.stats.earned_threshold import level, nothing_earned, place, update
+
+PERMIT = Permit(
+    tool="refund",
+    limits={"amount": {"max": 50}},
+    thresholds=(0.9, 0.8, 0.7),
+    epsilon=0.1,
+    audit_rate=0.2,
+    answer_within_s=100.0,
+    principal="ann",
+    created_s=0.0,
+    expires_s=1e9,
+)
+FRESH = PermitState.fresh(PERMIT)
+
+
+def propose(score: float, *, now_s: float = 0.0, draw: float = 0.5, **given: Any) -> Entry:
+    return Entry(do="propose", now_s=now_s, score=score, judge="j", draw=draw, **given)
+
+
+def answer(ticket: int, wrong: bool = False, now_s: float = 0.0) -> Entry:
+    return Entry(do="answer", now_s=now_s, ticket=ticket, wrong=wrong)
+
+
+def earned_by(n: int, permit: Permit = PERMIT) -> PermitState:
+    """The state after n right answers at a high score."""
+    state = PermitState.fresh(permit)
+    for number in range(n):
+        state = applied(permit, state, propose(0.95, draw=0.0, same=str(number)))
+        state = applied(permit, state, answer(number))
+    return state
+
+
+EARNED = earned_by(60)
+
+
+def test_nothing_goes_ahead_until_it_is_earned_and_then_all_but_audits() -> None:
+    assert FRESH.threshold(PERMIT) is None
+    assert EARNED.threshold(PERMIT) == 0.7
+    taken = issued(PERMIT, EARNED, propose(0.95, draw=0.999))
+    assert taken is not None
+    number, ticket = taken
+    assert (number, ticket.asked) == (60, False)
+    assert 0.2 <= ticket.audit < 1.0
+    audit = issued(PERMIT, EARNED, propose(0.95, draw=ticket.audit - 1e-9))
+    below = issued(PERMIT, EARNED, propose(0.69, draw=0.999))
+    assert audit is not None
+    assert below is not None
+    assert audit[1].asked
+    assert below[1].asked
+
+
+entries = st.lists(
+    st.one_of(
+        st.builds(
+            propose,
+            st.floats(0.0, 1.0),
+            draw=st.floats(0.0, 0.999),
+            same=st.sampled_from(["a", "b", "c", "d"]),
+            alike=st.booleans(),
+        ),
+        st.builds(answer, st.integers(0, 40), st.booleans()),
+        st.just(Entry(do="look", now_s=0.0)),
+    ),
+    max_size=80,
+).flatmap(
+    lambda steps: st.lists(st.floats(0.0, 60.0), min_size=len(steps), max_size=len(steps)).map(
+        lambda gaps: [
+            Entry(**{name: getattr(e, name) for name in Entry.__dataclass_fields__} | {"now_s": float(t)})
+            for e, t in zip(steps, np.cumsum(gaps), strict=True)
+        ]
+    )
+)
+
+
+@given(entries, st.integers(0, 60))
+def test_each_ticket_is_counted_once_in_order_as_it_was_issued(steps: list[Entry], before: int) -> None:
+    """An independent account of the tickets, fed to the mathematics one by one, gives the very same evidence."""
+    state = earned_by(before)
+    tickets: list[dict[str, Any]] = []
+    for step in steps:
+        taken = issued(PERMIT, state, step) if step.do == "propose" else None
+        state = applied(PERMIT, state, step)
+        for index, ticket in enumerate(tickets):  # overdue at the time of the step, before what the step says
+            if ticket["asked"] and ticket["wrong"] is None and step.now_s >= ticket["due"] and _due(tickets, index):
+                ticket["wrong"] = True
+                ticket["closed"] = True
+            if not _due(tickets, index) or (ticket["asked"] and ticket["wrong"] is None):
+                break
+        if step.do == "answer" and before <= step.ticket < before + len(tickets):
+            ticket = tickets[step.ticket - before]
+            if ticket["asked"] and not _counted(tickets, step.ticket - before):
+                ticket["wrong"] = step.wrong
+        if taken is not None:
+            number, issued_ = taken
+            assert number == before + len(tickets)
+            tickets.append(
+                {
+                    "at": issued_.at,
+                    "in_force": issued_.in_force,
+                    "audit": issued_.audit,
+                    "asked": issued_.asked,
+                    "wrong": None,
+                    "due": step.now_s + 100.0,
+                }
+            )
+    counted = [t for i, t in enumerate(tickets) if _counted(tickets, i)]
+    assert state.counted == before + len(counted)
+    assert state.issued == before + len(tickets)
+    if not state.withdrawn:
+        earned = earned_by(before).of(PERMIT)
+        for t in counted:
+            earned = update(
+                PERMIT.target, earned, t["at"], t["asked"], t["wrong"] is True, in_force=t["in_force"], audit=t["audit"]
+            )
+        np.testing.assert_array_equal(earned.log_wealth, state.of(PERMIT).log_wealth)
+        np.testing.assert_array_equal(earned.log_peak, state.of(PERMIT).log_peak)
+
+
+def _due(tickets: list[dict[str, Any]], index: int) -> bool:
+    """Whether everything before a ticket is settled."""
+    return all(not t["asked"] or t["wrong"] is not None for t in tickets[:index])
+
+
+def _counted(tickets: list[dict[str, Any]], index: int) -> bool:
+    return _due(tickets, index + 1)
+
+
+@given(entries)
+def test_the_log_gives_the_live_state_to_the_last_digit_also_through_json(steps: list[Entry]) -> None:
+    state = FRESH
+    for step in steps:
+        state = applied(PERMIT, state, step)
+        state = PermitState.read(PERMIT, json.loads(state.model_dump_json()))
+    log = [json.loads(json.dumps(step.to_json())) for step in steps]
+    assert replayed(PERMIT, log) == state
+    assert state.revision == len(steps)
+
+
+def test_answers_that_come_early_wait_for_those_before_them() -> None:
+    state = applied(PERMIT, applied(PERMIT, FRESH, propose(0.95)), propose(0.95, same="b"))
+    quick = applied(PERMIT, state, answer(1))
+    assert quick.of(PERMIT).log_wealth.tolist() == [0.0, 0.0, 0.0]
+    assert (quick.counted, len(quick.open)) == (0, 2)
+    assert applied(PERMIT, quick, answer(0)).counted == 2
+
+
+def test_no_answer_in_time_counts_as_wrong_and_an_answer_after_that_changes_nothing() -> None:
+    state = applied(PERMIT, FRESH, propose(0.95))
+    late = applied(PERMIT, state, Entry(do="look", now_s=100.0))
+    assert (late.counted, late.wrong, late.overdue) == (1, 1, 1)
+    assert late.of(PERMIT).lost.tolist() == [1.0, 1.0, 1.0]
+    told = applied(PERMIT, late, answer(0, wrong=False, now_s=101.0))
+    assert told.earned == late.earned
+    assert told.corrected == 1
+
+
+def test_a_later_answer_overrides_an_earlier_one_only_until_it_is_counted() -> None:
+    state = applied(PERMIT, applied(PERMIT, FRESH, propose(0.95)), propose(0.95, same="b"))
+    state = applied(PERMIT, applied(PERMIT, state, answer(1, wrong=False)), answer(1, wrong=True))
+    state = applied(PERMIT, state, answer(0))
+    assert (state.counted, state.wrong) == (2, 1)
+    assert applied(PERMIT, state, answer(0, wrong=True)).earned == state.earned
+
+
+def test_an_equal_call_that_is_pending_is_asked_about_and_seen_for_sure() -> None:
+    pending = applied(PERMIT, EARNED, propose(0.95, draw=0.0, same="x"))
+    for state, entry in (
+        (pending, propose(0.95, draw=0.999, same="x")),
+        (EARNED, propose(0.95, draw=0.999, same="y", alike=True)),
+    ):
+        taken = issued(PERMIT, state, entry)
+        assert taken is not None
+        assert (taken[1].in_force, taken[1].asked) == (0, True)
+    free = issued(PERMIT, pending, propose(0.95, draw=0.999, same="y"))
+    assert free is not None
+    assert not free[1].asked
+
+
+def test_another_judge_a_closed_permit_and_a_full_queue_take_no_ticket() -> None:
+    other = Entry(do="propose", now_s=0.0, score=0.95, judge="another model", draw=0.999)
+    assert issued(PERMIT, EARNED, other) is None
+    assert applied(PERMIT, EARNED, other).earned == EARNED.earned
+    closed = applied(PERMIT, EARNED, Entry(do="close", now_s=0.0, why="ann said never"))
+    assert issued(PERMIT, closed, propose(0.95, draw=0.999)) is None
+    assert closed.in_force(PERMIT) == 0
+    assert "ann said never" in sentence(PERMIT, closed)
+    full = FRESH
+    for number in range(MOST_OPEN + 5):
+        full = applied(PERMIT, full, propose(0.95, same=str(number)))
+    assert full.issued == MOST_OPEN
+    assert len(full.model_dump_json()) < 60_000
+
+
+def test_wrong_audits_take_the_permission_back_until_it_is_earned_anew() -> None:
+    state, number = EARNED, EARNED.issued
+    while not state.withdrawn:
+        assert number < 200
+        state = applied(PERMIT, state, propose(0.95, draw=0.0, same=str(number)))
+        state = applied(PERMIT, state, answer(number, wrong=True))
+        number += 1
+    assert state.threshold(PERMIT) is None
+    assert "began anew 1 times" in sentence(PERMIT, state)
+    assert state.why_withdrawn in sentence(PERMIT, state)
+    assert state.earned == FRESH.earned
+    for _ in range(60):
+        state = applied(PERMIT, state, propose(0.95, draw=0.0, same=str(number)))
+        state = applied(PERMIT, state, answer(number))
+        number += 1
+    assert state.threshold(PERMIT) == 0.7
+
+
+def test_the_sentence_names_share_scope_assurance_answers_and_who_judged() -> None:
+    assert sentence(PERMIT, EARNED) == (
+        "goes ahead: at most 10 % of refund calls with amount at most 50 go out wrong, at 95 %, "
+        "as judged by the reviewers, from 60 answers, 0 of them audits"
+    ).replace("0 of them", f"{EARNED.audits} of them")
+    drilled = PERMIT.model_copy(update={"miss_rate": 0.5})
+    assert "at most 20 % of" in sentence(drilled, EARNED)
+    assert "reviewers" not in sentence(drilled, EARNED)
+    assert sentence(PERMIT, FRESH).startswith("asks about all refund calls with amount at most 50")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "covered"),
+    [
+        ({"amount": 50}, True),
+        ({"amount": 50.5}, False),
+        ({"amount": "50"}, False),
+        ({"amount": True}, False),
+        ({}, False),
+        ({"amount": 5, "to": "anybody"}, True),
+    ],
+)
+def test_the_scope_is_of_typed_arguments(arguments: dict[str, Any], covered: bool) -> None:
+    call = ToolCall(id="1", name="refund", arguments=arguments)
+    assert PERMIT.covers(call, "clerk", 0.0) is covered
+    assert not PERMIT.covers(call, "clerk", 1e9)
+    assert not PERMIT.covers(call.model_copy(update={"name": "Refund"}), "clerk", 0.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"limits": {"amount": {}}},
+        {"limits": {"amount": {"maximum": 5}}},
+        {"limits": {"amount": {"max": "5"}}},
+        {"limits": {"amount": {"max": True}}},
+        {"limits": {"amount": {"in": 5}}},
+        {"thresholds": ()},
+        {"thresholds": (0.5, 0.9)},
+        {"epsilon": 0.0},
+        {"epsilon": 0.9},
+        {"delta": 1.0},
+        {"audit_rate": 0.0},
+        {"miss_rate": 1.0},
+        {"answer_within_s": 0.0},
+        {"stream": "anything"},
+        {"principal": ""},
+        {"id": "../x"},
+        {"unknown": 1},
+    ],
+)
+def test_a_permit_that_promises_nothing_definite_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ConfigurationError, ValueError)):
+        Permit(**PERMIT.model_dump() | wrong)
+
+
+@pytest.mark.parametrize("field", ["earned", "open", "counted", "permit", "revision"])
+@pytest.mark.parametrize("value", [None, "x", -1, [[]], {"log_wealth": [float("nan")] * 3}, 1.5, True])
+def test_a_state_that_is_none_or_another_permits_is_refused(field: str, value: Any) -> None:
+    values = json.loads(EARNED.model_dump_json()) | {field: value}
+    with pytest.raises(DataError):
+        PermitState.read(PERMIT, values)
+
+
+def test_a_state_does_not_outlive_a_change_of_its_permit() -> None:
+    wider = Permit(**PERMIT.model_dump() | {"limits": {}})
+    with pytest.raises(DataError, match="another permit"):
+        PermitState.read(wider, json.loads(EARNED.model_dump_json()))
+
+
+def test_the_promise_holds_with_late_answers_and_breaks_if_they_count_as_they_come() -> None:
+    """Right answers come at once and wrong ones never: in order nothing is ever earned; as they arrive it would be."""
+    rng = np.random.default_rng(1)
+    permit = Permit(**PERMIT.model_dump() | {"thresholds": (0.5,)})
+    earned_in_order = 0
+    for _ in range(30):
+        state, best = PermitState.fresh(permit), 0
+        naive = nothing_earned(permit.target)
+        at = int(place(permit.target, 0.9))
+        for number, now_s in enumerate(range(0, 600, 3)):
+            state = applied(permit, state, propose(0.9, now_s=now_s, draw=rng.random(), same=str(number)))
+            if rng.random() < 0.9:  # one in ten is wrong: exactly epsilon
+                state = applied(permit, state, answer(number, now_s=now_s))
+                naive = update(permit.target, naive, at, True, False, in_force=0, audit=1.0)
+            best = max(best, state.in_force(permit))
+        earned_in_order += best > 0
+        assert int(level(permit.target, naive)) == 1  # the sabotage: whatever arrived is counted
+    assert earned_in_order <= 6  # a binomial of 30 at .05 exceeds it once in 1,000

@@ -1,0 +1,382 @@
+"""Permits in a store: what the runner asks, lets ahead and learns; shared, restarted, forged, closed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq import AgentRunner, Ed25519Signer, PublicKeys, Seal, UncertaintyMonitor
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.gate.permits import Permit, PermitState
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
+from grampus_uq.records.events import DecisionEvent
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.run_state import ExecutionResult
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stored_permits import (
+    Standing,
+    StoredPermits,
+    close_permit,
+    grant_permit,
+    replayed_permit,
+    stored_permits,
+)
+from grampus_uq.runtime.stores import open_store
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, World, mail, runner
+from tests.scripted_runs import Captured
+
+pytestmark = pytest.mark.anyio
+NO_AUDIT, AUDIT = 0.999999, 0.0
+ANN = Ed25519Signer.generate()
+
+
+def permit(**given: Any) -> Permit:
+    """One that is earned by a single right answer, or a few: the arithmetic has its own tests."""
+    settings: dict[str, Any] = {
+        "tool": "send_email",
+        "thresholds": (0.3,),
+        "epsilon": 0.5,
+        "delta": 0.4,
+        "audit_rate": 0.1,
+        "principal": "ann",
+        "expires_s": time.time() + 3_600,
+    }
+    return Permit(**settings | given)
+
+
+class Office:
+    """Runs one mail a session over one store, and answers as it is told."""
+
+    def __init__(self, store: SessionStore | None = None, draw: float = NO_AUDIT, **given: Any) -> None:
+        self.store = store or MemoryStore()
+        self.world = World()
+        self.given = given
+        self.draw = draw
+
+    def runner(self, **given: Any) -> AgentRunner:
+        turns = [answer("I will mail.", tool_calls=[mail("b", "bob", given.pop("body", "hi"))]), answer("Done.")]
+        one = runner(self.world, turns, store=self.store, **self.given | given)
+        assert isinstance(one.gate.permits, StoredPermits)
+        one.gate.permits._draw = lambda: self.draw
+        return one
+
+    async def run(self, session: str, says: str | None = "approve", **given: Any) -> ExecutionResult:
+        result = await self.runner(**given).run(AGENT, "mail bob", session_id=session)
+        if result.pending and says is not None:
+            decision = result.pending[0].decide(says, principal="ann", **_more(says))
+            result = await self.runner(**given).resume("mailer", session, self.signed(decision))
+        return result
+
+    def signed(self, decision: ApprovalDecision) -> ApprovalDecision:
+        return decision if "approvals" not in self.given else ANN.sign(decision)
+
+    async def standing(self) -> Standing:
+        (found,) = await stored_permits(self.store)
+        return found
+
+    async def earn(self, **given: Any) -> Permit:
+        """Grant a permit and answer until it lets a call ahead."""
+        one = permit(**given)
+        await grant_permit(self.store, ANN.sign(one))
+        for number in range(8):
+            await self.run(f"earn-{number}", body=f"earn {number}")
+        assert (await self.standing()).state.in_force(one) == 1
+        return one
+
+
+def _more(says: str) -> dict[str, Any]:
+    return {"arguments": {"to": "eve", "body": "x"}} if says == "edit" else {}
+
+
+async def test_calls_are_asked_about_until_it_is_earned_and_then_go_ahead_and_audit_and_recording_say_why() -> None:
+    office = Office()
+    await office.earn()
+    sent, captured = len(office.world.sent), Captured()
+    before = (await office.standing()).state
+    one = office.runner(monitor=UncertaintyMonitor(processors=[captured]))
+    result = await one.run(AGENT, "mail bob", session_id="free")
+    assert result.status is AgentStatus.COMPLETED
+    assert len(office.world.sent) == sent + 1
+    now = await office.standing()
+    assert (now.state.released, now.state.answers) == (before.released + 1, before.answers)
+    assert now.state == await replayed_permit(office.store, now.permit)
+    (event,) = [event for event in captured.events if isinstance(event, DecisionEvent)]
+    assert (event.decision, event.principal, event.acknowledged) == ("permit", "ann", None)
+    assert event.message is not None
+    assert event.message.startswith("goes ahead: at most 50 % of send_email calls go out wrong, at 60 %")
+    entries = await AuditLog(office.store, "mailer", "free").entries()
+    (started,) = [e["data"] for e in entries if e["what"] == "execution_started"]
+    assert started["cleared_by"] == f"permit {now.permit.id}"
+
+
+async def test_without_a_permit_nothing_changes_and_nothing_is_written() -> None:
+    office = Office()
+    result = await office.run("s", says=None)
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    for kind in ("permit", "permit-state", "permit-ticket"):
+        assert await office.store.scan(kind) == []
+
+
+@pytest.mark.parametrize(
+    ("says", "wrong"), [("approve", 0), ("reject", 1), ("edit", 1), ("respond", 1), ("guidance", 1)]
+)
+async def test_approved_as_it_was_is_right_and_every_other_answer_wrong(says: str, wrong: int) -> None:
+    office = Office()
+    await grant_permit(office.store, permit())
+    if says == "guidance":
+        await office.run("s", says=None)
+        await office.runner().resume("mailer", "s", "do something else")
+    elif says == "respond":
+        (request,) = (await office.run("s", says=None)).pending
+        await office.runner().resume("mailer", "s", request.decide("respond", principal="ann", message="sent"))
+    else:
+        await office.run("s", says=says)
+    state = (await office.standing()).state
+    assert (state.counted, state.answers, state.wrong) == (1, 1, wrong)
+
+
+async def test_an_edit_that_changes_nothing_is_an_approval() -> None:
+    office = Office()
+    await grant_permit(office.store, permit())
+    (request,) = (await office.run("s", says=None)).pending
+    assert request.call is not None
+    same = request.decide("edit", principal="ann", arguments=dict(request.call.arguments))
+    await office.runner().resume("mailer", "s", same)
+    assert (await office.standing()).state.wrong == 0
+
+
+async def test_an_audit_asks_like_any_other_request_and_a_grant_does_not_swallow_it() -> None:
+    office = Office()
+    one = await office.earn()
+    office.draw = AUDIT
+    plain = await Office().run("s", says=None)
+    result = await office.run("audited", says=None)
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    mine, theirs = result.pending[0], plain.pending[0]
+    assert (mine.rule, mine.reason, mine.level, mine.guarantee) == (
+        theirs.rule,
+        theirs.reason,
+        theirs.level,
+        theirs.guarantee,
+    )  # who sees that it is an audit may answer differently
+    before = (await office.standing()).state
+    await office.runner().ledger.grant(Grant(tool="send_email", principal="ann", expires_s=time.time() + 60))
+    assert (await office.run("granted", says=None, body="granted")).status is AgentStatus.COMPLETED
+    assert (await office.standing()).state == before  # what a grant lets ahead is none of the permit's calls
+    assert one.id
+
+
+class Sealed(Office):
+    """Decisions are signed, and what is stored is sealed."""
+
+    def __init__(self, store: SessionStore | None = None, **given: Any) -> None:
+        self.policy = ApprovalPolicy(signer=PublicKeys({"ann": ANN.public_key}), seal=Seal("k" * 32))
+        super().__init__(store, approvals=self.policy, **given)
+
+
+async def test_only_a_permit_that_its_principal_signed_counts() -> None:
+    for made in (permit(), ANN.sign(permit(principal="eve")), ANN.sign(permit()).model_copy(update={"epsilon": 0.4})):
+        office = Sealed()
+        await grant_permit(office.store, made)
+        await office.run("s")
+        assert await office.store.scan("permit-state") == []
+
+
+async def forge(store: SessionStore, kind: str, change: Callable[[dict[str, Any]], object]) -> None:
+    (found,) = await store.scan(kind)
+    values = json.loads(found.body)
+    change(values)
+    await store.put(kind, found.key, json.dumps(values), expected=found.version, label=found.label)
+
+
+def _rich(values: dict[str, Any]) -> None:
+    values["earned"]["log_peak"] = [99.0]
+
+
+@pytest.mark.parametrize("forging", ["rich", "unsealed", "gone", "another permit's", "no json"])
+async def test_a_forged_state_lets_nothing_ahead(forging: str) -> None:
+    office = Sealed()
+    one = permit()
+    await grant_permit(office.store, ANN.sign(one))
+    await office.run("first", says="reject")
+    assert (await office.standing()).state.answers == 1
+    (found,) = await office.store.scan("permit-state")
+    if forging == "rich":
+        await forge(office.store, "permit-state", _rich)
+    elif forging == "unsealed":
+        await forge(office.store, "permit-state", lambda v: (_rich(v), v.pop("seal")))
+    elif forging == "no json":
+        await office.store.put("permit-state", found.key, "no json", expected=found.version)
+    else:
+        other = Office()
+        body = (await other.earn(), await other.store.scan("permit-state"))[1][0].body
+        await office.store.put("permit-state", found.key, body, expected=found.version)
+    result = await office.run("second", says=None)
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert office.world.sent == []
+
+
+async def test_an_old_state_is_refused_by_whoever_saw_a_newer_one() -> None:
+    office = Sealed()
+    one = await office.earn()
+    (old,) = await office.store.scan("permit-state")
+    keeper = office.runner()
+    permits = keeper.gate.permits
+    assert isinstance(permits, StoredPermits)
+    await close_permit(office.store, one.id, "enough")
+    assert await permits.standing(f"permit {one.id}") == f"permit {one.id[:8]} is closed: enough"
+    (definition,) = await office.store.scan("permit")
+    body = json.dumps(json.loads(definition.body) | {"closed": None})
+    await office.store.put("permit", one.id, body, expected=definition.version, label=definition.label)
+    (new,) = await office.store.scan("permit-state")
+    assert json.loads(new.body)["closed"] == "enough"  # under the host's seal: taking it off the definition is no use
+    assert (await office.run("after", says=None)).status is AgentStatus.WAITING_FOR_HUMAN
+    await office.store.put("permit-state", one.id, old.body, expected=new.version)
+    result = await keeper.run(AGENT, "mail bob", session_id="replayed")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+
+
+async def test_closed_stays_closed_and_never_closes_every_permit_that_covers_the_call() -> None:
+    office = Office()
+    one = await office.earn()
+    await close_permit(office.store, one.id, "enough")
+    assert (await office.run("s", says=None)).status is AgentStatus.WAITING_FOR_HUMAN
+    other = Office()
+    await other.earn()
+    other.draw = AUDIT
+    (request,) = (await other.run("never", says=None)).pending
+    await other.runner().resume("mailer", "never", request.decide("reject", principal="ann", never=True))
+    other.draw = NO_AUDIT
+    assert (await other.run("then", says=None, body="then")).status is AgentStatus.WAITING_FOR_HUMAN
+    assert (await other.standing()).state.closed == "ann said never"
+
+
+@pytest.mark.parametrize("case", ["scope", "agent", "expired", "always ask", "doubtful", "judge", "no score"])
+async def test_what_a_permit_never_covers(case: str) -> None:
+    office = Office()
+    given: dict[str, Any] = {}
+    if case == "scope":
+        given["limits"] = {"body": {"in": [f"earn {n}" for n in range(8)]}}
+    elif case == "agent":
+        given["agent_id"] = "mailer"
+    one = await office.earn(**given)
+    options: dict[str, Any] = {}
+    agent = AGENT
+    if case == "agent":
+        agent = AGENT.model_copy(update={"name": "another"})
+    elif case == "expired":
+        (found,) = await office.store.scan("permit")
+        late = one.model_copy(update={"expires_s": time.time() - 1.0})
+        body = json.dumps({"permit": late.model_dump(mode="json"), "closed": None})
+        await office.store.put("permit", one.id, body, expected=found.version, label=found.label)
+    elif case == "always ask":
+        options["monitor"] = UncertaintyMonitor(policy=UncertaintyPolicy(always_ask_tool_names=["send_email"]))
+    elif case == "doubtful":
+        options["p_true"] = 0.3
+    elif case == "judge":
+        agent = AGENT.model_copy(update={"system_prompt": "You send much mail."})
+    elif case == "no score":
+        (found,) = await office.store.scan("permit")
+        other = permit(stream="p_success")
+        await grant_permit(office.store, other)
+    result = await office.runner(**options).run(agent, "mail bob", session_id="s")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN, case
+    assert len(office.world.sent) == 8
+
+
+async def test_of_two_permits_on_one_call_the_stricter_decides() -> None:
+    office = Office()
+    await office.earn()
+    assert (await office.run("free", says=None, body="free")).status is AgentStatus.COMPLETED
+    await grant_permit(office.store, permit(epsilon=0.01, delta=0.01))
+    assert (await office.run("both", says=None, body="both")).status is AgentStatus.WAITING_FOR_HUMAN
+
+
+async def test_a_call_that_is_judged_again_finds_its_ticket_and_is_not_drawn_anew() -> None:
+    office = Office()
+    one = await office.earn()
+    office.draw = AUDIT
+    await office.run("again", says=None, body="again")
+    before = (await office.standing()).state
+    (session,) = [d for d in await office.store.scan("session") if d.key.endswith("/again")]
+    values = json.loads(session.body)
+    values["turn"] = [{**record, "phase": "new", "requests": []} for record in values["turn"]]
+    await office.store.put("session", session.key, json.dumps(values), expected=session.version, label=session.label)
+    office.draw = NO_AUDIT  # an agent that makes its worker die does not get another draw
+    result = await office.runner().resume("mailer", "again", None)
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert (await office.standing()).state == before
+    assert one.id
+
+
+async def test_what_was_let_ahead_does_not_run_once_the_permit_is_closed() -> None:
+    office = Office()
+    one = await office.earn()
+    worker = office.runner()
+    permits = worker.gate.permits
+    assert isinstance(permits, StoredPermits)
+    real = permits.release
+
+    async def closing(*args: Any, **given: Any) -> Any:
+        released = await real(*args, **given)
+        await close_permit(office.store, one.id, "just now")
+        return released
+
+    permits.release = closing  # type: ignore[method-assign]
+    result = await worker.run(AGENT, "mail bob", session_id="s")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert "just now" in result.pending[0].reason
+    assert len(office.world.sent) == 8
+
+
+async def test_advisory_runs_are_untouched_and_teach_nothing() -> None:
+    office = Office()
+    await grant_permit(office.store, permit())
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy(), advisory=True)
+    assert (await office.run("s", monitor=monitor)).status is AgentStatus.COMPLETED
+    assert await office.store.scan("permit-state") == []
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "memory",
+        "sqlite",
+        pytest.param("postgres", marks=pytest.mark.slow),
+        pytest.param("redis", marks=pytest.mark.slow),
+    ],
+)
+async def test_workers_that_share_a_permit_lose_no_answer_and_count_none_twice(
+    backend: str, tmp_path: Any, request: pytest.FixtureRequest
+) -> None:
+    url = f"sqlite:///{tmp_path}/s.db" if backend == "sqlite" else ""
+    if backend in ("postgres", "redis"):
+        url = request.getfixturevalue(f"{backend}_url")
+    store = open_store(url) if url else MemoryStore()
+    one = permit(epsilon=0.02, delta=0.05, id=f"{time.time_ns():x}")
+    try:
+        await grant_permit(store, one)
+        offices = [Office(store) for _ in range(4)]
+
+        async def work(office: Office, number: int) -> None:
+            for turn in range(6):
+                name = f"{one.id}-{number}-{turn}"
+                await office.run(name, says="reject" if turn == 3 else "approve", body=name)
+
+        async with anyio.create_task_group() as group:
+            for number, office in enumerate(offices):
+                group.start_soon(work, office, number)
+        found = next(s for s in await stored_permits(store) if s.permit.id == one.id)
+        assert (found.state.answers, found.state.wrong, found.state.open) == (24, 4, ())
+        assert found.state == await replayed_permit(store, one)
+        assert PermitState.read(one, json.loads(found.state.model_dump_json())) == found.state
+    finally:
+        await store.aclose()
