@@ -33,6 +33,7 @@ _COMMANDS: Final = (
     "runs",
     "send",
     "stop",
+    "tenants",
     "worker",
 )
 _RENAMED: Final = {"export": "send", "watch": "calibration"}

@@ -200,6 +200,11 @@ TABLE = """
 2 doctor --timeout nan
 2 risk runs --profile p.json --draws 1
 2 stop --all --store sqlite:///nowhere.db --wait -1
+2 tenants add acme --store sqlite:///nowhere.db
+2 tenants add acme --store memory:
+1 tenants add acme --store postgresql://me:hunter2@127.0.0.1:1/x
+1 tenants check --store postgresql://me:hunter2@127.0.0.1:1/x
+2 tenants check --store redis://127.0.0.1:1/0
 2 worker
 2 worker json:dumps --store memory:
 2 worker nowhere:make --store memory: --agent a

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
@@ -134,12 +134,17 @@ _BATCH = 500
 
 
 class RedisStore(ThreadedStore):
-    """Documents as hashes, logs as lists, sorted sets as indexes, all under `namespace`; the clock is the server's."""
+    """Documents as hashes, logs as lists, sorted sets as indexes, all under `namespace`; the clock is the server's.
+
+    `?namespace=NAME` in the URL names the namespace too: a tenant's, for example.
+    """
 
     def __init__(self, url: str, *, namespace: str = "grampus", timeout_s: float = 5.0, create: bool = True) -> None:
         super().__init__(create=create)
-        self._url = url
-        self._namespace = namespace
+        address = urlsplit(url)
+        options = dict(parse_qsl(address.query))
+        self._namespace = options.pop("namespace", namespace)
+        self._url = urlunsplit(address._replace(query=urlencode(options)))
         self._timeout_s = timeout_s
         self._script: Any = None
         self._ear: RedisStore | None = None
@@ -272,7 +277,11 @@ class RedisStore(ThreadedStore):
                     client = redis.Redis.from_url(
                         self._url, socket_timeout=self._timeout_s, socket_connect_timeout=self._timeout_s
                     )
-                    self._migrate(client)
+                    try:
+                        self._migrate(client)
+                    except BaseException:
+                        client.close()
+                        raise
                     self._connection, self._script = client, client.register_script(_WRITE)
                 return work(self._connection)
             except (redis.RedisError, UnicodeError) as error:

@@ -1,0 +1,368 @@
+"""Two tenants of one store: whatever one of them tries, nothing of the other is read or changed."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import psycopg
+import pytest
+from click.testing import CliRunner
+
+from grampus_uq import AgentStatus, open_store
+from grampus_uq.cli import _group
+from grampus_uq.errors import ConfigurationError, GrampusError, SessionConflictError, StoreError
+from grampus_uq.gate.requests import ApprovalRequest, Grant
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stopping import order_stop
+from grampus_uq.runtime.store import Append, Delete, Document, Drop, Put, SessionStore
+from grampus_uq.runtime.stores.conformance import check_session_store
+from grampus_uq.runtime.stores.tenants import add_tenant, problems
+from tests.runtime.agents import AGENT, World, runner
+
+pytestmark = pytest.mark.anyio
+SECRET = "acme-secret"
+KINDS = (
+    "session",
+    "decision",
+    "grant",
+    "stop",
+    "checkpoint",
+    "branch",
+    "watch",
+    "job",
+    "timer",
+    "wake",
+    "dead",
+    "permit",
+)
+
+
+class Shop:
+    """A database of its own with an owner who is no superuser, and the roles of two tenants and a stranger."""
+
+    def __init__(self, url: str) -> None:
+        self.admin = url
+        self.opened: list[SessionStore] = []
+        self.name = f"shop_{uuid.uuid4().hex[:12]}"
+        self.acme, self.globex, self.owner = (f"{who}_{self.name}" for who in ("acme", "globex", "owner"))
+        with psycopg.connect(url, autocommit=True) as db:
+            for role in (self.owner, self.acme, self.globex):
+                db.execute(f"CREATE ROLE {role} LOGIN")
+            db.execute(f"CREATE DATABASE {self.name} OWNER {self.owner}")
+
+    def url(self, role: str = "postgres") -> str:
+        return self.admin.replace("postgres:@/postgres", f"{role}:@/{self.name}")
+
+    def open(self, role: str) -> SessionStore:
+        self.opened.append(open_store(self.url(role)))
+        return self.opened[-1]
+
+    def execute(self, sql: str, role: str = "postgres") -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url(role), autocommit=True) as db:
+            done = db.execute(sql)
+            return done.fetchall() if done.description else []
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """All that is stored of acme, as a superuser sees it."""
+        return [
+            row
+            for table in ("grampus_documents", "grampus_logs")
+            for row in self.execute(f"SELECT t::text FROM {table} AS t WHERE tenant = '{self.acme}' ORDER BY 1")
+        ]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def shop(postgres_url: str) -> AsyncIterator[Shop]:
+    found = Shop(postgres_url)
+    yield found
+    for store in found.opened:
+        await store.aclose()
+    with psycopg.connect(postgres_url, autocommit=True) as db:
+        db.execute(f"DROP DATABASE {found.name} WITH (FORCE)")
+        for role in (found.owner, found.acme, found.globex):
+            db.execute(f"DROP ROLE {role}")
+
+
+async def settle_in(store: SessionStore) -> ApprovalRequest:
+    """One of everything that a store holds, with the secret in it, and a call that waits."""
+    one = runner(World(), store=store, checkpoints=True)
+    (request,) = (await one.run(AGENT, SECRET, session_id=f"s-{SECRET}", metadata={"note": SECRET})).pending
+    ledger = Ledger(store)
+    await ledger.decide(request.decide("respond", principal=SECRET, message=SECRET))
+    await ledger.grant(Grant(tool="send_email", principal=SECRET, expires_s=4e9))
+    await order_stop(ledger, "mailer", f"s-{SECRET}", principal=SECRET)
+    for kind in KINDS:
+        await store.put(kind, f"k/{SECRET}", json.dumps({"text": SECRET}), expected=0, label=SECRET)
+    return request
+
+
+Attempt = Callable[[], Awaitable[Any]]
+
+
+def through_the_store(store: SessionStore, theirs: list[Document], logs: list[str]) -> dict[str, Attempt]:
+    """Each primitive at each kind of document and log, with the other's very keys and versions."""
+    attempts: dict[str, Attempt] = {}
+    for found in theirs:
+        at, place = {"kind": found.kind, "key": found.key}, f"{found.kind} {found.key[:30]}"
+        attempts |= {
+            f"get {place}": lambda at=at: store.get(**at),
+            f"scan {place}": lambda at=at: store.scan(at["kind"]),
+            f"scan prefix {place}": lambda at=at: store.scan(at["kind"], prefix=at["key"][:2]),
+            f"scan label {place}": lambda at=at, label=found.label: store.scan(at["kind"], label=label),
+            f"children {place}": lambda at=at: store.children(at["kind"], [at["key"].partition("/")[0]]),
+            f"overwrite {place}": lambda at=at, v=found.version: store.write(Put(**at, body="{}", expected=v)),
+            f"delete {place}": lambda at=at, v=found.version: store.write(Delete(**at, expected=v)),
+            f"create {place}": lambda at=at: store.put(**at, body="{}", expected=0),
+        }
+    for log in logs:
+        attempts |= {
+            f"read {log}": lambda log=log: store.read(log),
+            f"append {log}": lambda log=log: store.write(Append(log=log, bodies=("{}",), expected=1)),
+            f"chain {log}": lambda log=log: store.append(log, "{}", expected=None),
+            f"drop {log}": lambda log=log: store.write(Drop(log=log)),
+        }
+    return attempts
+
+
+def through_sql(shop: Shop) -> dict[str, Attempt]:
+    """What somebody with the other tenant's password, and no package in between, may try."""
+    acme, owner = shop.acme, shop.owner
+    statements = [
+        "SELECT * FROM grampus_documents",
+        "SELECT * FROM grampus_logs",
+        f"SELECT body FROM grampus_documents WHERE tenant = '{acme}'",
+        "COPY grampus_documents TO STDOUT",
+        "SELECT count(*) FROM grampus_documents WHERE 1 / (length(body) - length(body)) > 0",
+        "UPDATE grampus_documents SET body = '{}', version = version + 1",
+        f"UPDATE grampus_logs SET tenant = current_user WHERE tenant = '{acme}' RETURNING *",
+        "DELETE FROM grampus_documents RETURNING *",
+        "INSERT INTO grampus_documents (tenant, kind, key, version, label, body)"
+        f" VALUES ('{acme}', 'x', 'x', 1, '', '')",
+        f"INSERT INTO grampus_logs (tenant, log, position, body) VALUES ('{acme}', 'audit/x', 0, '')",
+        "TRUNCATE grampus_documents",
+        "DROP TABLE grampus_documents",
+        "ALTER TABLE grampus_documents DISABLE ROW LEVEL SECURITY",
+        "ALTER TABLE grampus_documents NO FORCE ROW LEVEL SECURITY",
+        "DROP POLICY grampus_tenant ON grampus_documents",
+        "CREATE POLICY mine ON grampus_documents USING (true)",
+        "SET row_security = off; SELECT * FROM grampus_documents",
+        f"SET ROLE {acme}; SELECT * FROM grampus_documents",
+        f"SET ROLE {owner}; SELECT * FROM grampus_documents",
+        f"SET SESSION AUTHORIZATION {acme}; SELECT * FROM grampus_documents",
+        f"GRANT {acme} TO CURRENT_USER",
+        "ALTER ROLE CURRENT_USER BYPASSRLS",
+        "CREATE OR REPLACE FUNCTION grampus_write(text[], text[], text[], bigint[], text[], text[]) RETURNS float8"
+        " LANGUAGE sql AS 'SELECT 1.0::float8'",
+        "CREATE TEMP TABLE probe (kind text, key text, tenant name, FOREIGN KEY (tenant, kind, key)"
+        " REFERENCES grampus_documents (tenant, kind, key))",
+        "SELECT most_common_vals FROM pg_stats WHERE tablename = 'grampus_documents'",
+        "SELECT * FROM pg_statistic",
+        "CREATE TEMP VIEW seen AS SELECT * FROM grampus_documents; SELECT * FROM seen",
+        "CREATE FUNCTION pg_temp.tell(t text) RETURNS bool COST 0.0001 LANGUAGE plpgsql AS"
+        " $$BEGIN RAISE NOTICE '%', t; RETURN true; END$$; SELECT body FROM grampus_documents WHERE pg_temp.tell(body)",
+        "SELECT pg_read_file('postgresql.conf')",
+        "MERGE INTO grampus_documents d USING (VALUES (1)) v ON true WHEN MATCHED THEN DELETE",
+    ]
+
+    def tried(sql: str) -> Attempt:
+        async def attempt() -> Any:
+            with psycopg.connect(shop.url(shop.globex), autocommit=True) as db:
+                said: list[str] = []
+                db.add_notice_handler(lambda notice: said.append(str(notice.message_primary)))
+                cursor, found = db.cursor(), []
+                if sql.startswith("COPY"):
+                    with cursor.copy(sql) as copy:
+                        found = [bytes(part) for part in copy]
+                else:
+                    cursor.execute(sql)
+                    while True:
+                        found += cursor.fetchall() if cursor.description else []
+                        if not cursor.nextset():
+                            break
+                return found, said
+
+        return attempt
+
+    return {sql: tried(sql) for sql in statements}
+
+
+def through_the_command_line(shop: Shop, request: ApprovalRequest) -> dict[str, Attempt]:
+    place = ["--store", shop.url(shop.globex)]
+    session = f"s-{SECRET}"
+    commands = [
+        ["approvals", "list", "--json"],
+        *(["approvals", what, request.id] for what in ("show", "approve", "reject")),
+        ["approvals", "respond", request.id[:8], "-m", "x"],
+        ["approvals", "edit", request.id, "--arguments", "{}"],
+        ["stop", "mailer", session, "--wait", "0"],
+        ["stop", "--all", "--wait", "0"],
+        ["prune", "--older-than", "0.0000001", "--audits"],
+        ["tenants", "add", shop.globex],
+    ]
+
+    def tried(command: list[str]) -> Attempt:
+        async def attempt() -> Any:
+            done = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(_group, [*command, *place]))
+            said = f"{done.output} {done.exception}"
+            given = " ".join(command)
+            return said.replace(session, "") if session in given else said
+
+        return attempt
+
+    return {" ".join(command): tried(command) for command in commands}
+
+
+async def leaks(shop: Shop, attempts: dict[str, Attempt]) -> list[str]:
+    """The attempts after which something of acme had been seen or changed."""
+    found = []
+    for name, attempt in attempts.items():
+        before = shop.rows()
+        try:
+            said = repr(await attempt())
+        except (GrampusError, psycopg.Error) as refused:
+            said = "" if isinstance(refused, SessionConflictError) else str(refused)
+        if SECRET in said or shop.rows() != before:
+            found.append(name)
+    return found
+
+
+async def everything(shop: Shop, *, command_line: bool = True) -> dict[str, Attempt]:
+    store = shop.open(shop.acme)
+    request = await settle_in(store)
+    kinds = [kind for (kind,) in shop.execute("SELECT DISTINCT kind FROM grampus_documents")]
+    theirs = [(await store.scan(kind, limit=1))[0] for kind in kinds]
+    logs = [log for (log,) in shop.execute("SELECT DISTINCT log FROM grampus_logs")]
+    await store.aclose()
+    attempts = through_sql(shop) | (through_the_command_line(shop, request) if command_line else {})
+    return attempts | through_the_store(shop.open(shop.globex), theirs, logs)  # last: it makes rows of these names
+
+
+async def test_a_tenant_gets_at_nothing_of_another_ones_by_any_way(shop: Shop) -> None:
+    await add_tenant(shop.url(shop.owner), shop.acme)
+    await add_tenant(shop.url(shop.owner), shop.globex)
+    assert await problems(shop.url(shop.owner)) == ([shop.acme, shop.globex], [])
+    attempts = await everything(shop)
+    assert len(attempts) > 100
+    assert await leaks(shop, attempts) == []
+    assert len(await shop.open(shop.acme).scan("session", prefix="mailer/")) == 1  # there, for its owner
+    owners = shop.open(shop.owner)
+    assert await owners.scan("session") == []  # the tables' owner is no exception
+
+
+async def test_without_the_policy_the_same_attempts_get_at_nearly_everything(shop: Shop) -> None:
+    await add_tenant(shop.url(shop.owner), shop.acme)
+    await add_tenant(shop.url(shop.owner), shop.globex)
+    shop.execute("ALTER TABLE grampus_documents DISABLE ROW LEVEL SECURITY")
+    shop.execute("ALTER TABLE grampus_logs DISABLE ROW LEVEL SECURITY")
+    _, found = await problems(shop.url(shop.owner))
+    assert sum("no row-level security" in problem for problem in found) == 2
+    attempts = await everything(shop, command_line=False)
+    assert len(await leaks(shop, dict(reversed(attempts.items())))) > 20  # reversed: one of the first deletes all
+
+
+async def test_a_tenants_store_keeps_the_whole_contract_of_a_store(shop: Shop) -> None:
+    await add_tenant(shop.url(shop.owner), shop.acme)
+
+    async def opened() -> SessionStore:
+        return shop.open(shop.acme)
+
+    await check_session_store(opened)
+
+
+async def test_a_store_in_use_becomes_one_of_tenants_and_its_rows_stay_their_owners(shop: Shop) -> None:
+    store, world = shop.open(shop.owner), World()
+    (request,) = (await runner(world, store=store).run(AGENT, "x", session_id="s")).pending
+    await add_tenant(shop.url(shop.owner), shop.acme)
+    await add_tenant(shop.url(shop.owner), shop.acme)  # twice is once
+    result = await runner(world, store=store).resume("mailer", "s", request.decide("approve", principal="ann"))
+    assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
+    assert await shop.open(shop.acme).scan("session") == []
+    shop.execute(
+        "INSERT INTO grampus_documents (kind, key, version, label, body, written_s)"
+        " SELECT 'session', n || '/s', 1, '', '{}', 0 FROM generate_series(1, 5000) AS n",
+        shop.acme,
+    )
+    shop.execute("ANALYZE grampus_documents")
+    plan = "\n".join(
+        line
+        for (line,) in shop.execute(
+            "EXPLAIN SELECT key FROM grampus_documents WHERE kind = 'session'"
+            " AND key COLLATE \"C\" >= 'a/' AND key COLLATE \"C\" < 'a0'",
+            shop.acme,
+        )
+    )
+    assert "Index" in plan
+    assert (
+        ">= 'a/'" in plan.partition("Index Cond")[2].partition("\n")[0]
+    )  # a range of the index, not a filter behind it
+
+
+@pytest.mark.parametrize("power", ["SUPERUSER", "BYPASSRLS", "CREATEROLE", "REPLICATION", "owner", "tenant", "files"])
+async def test_a_role_that_could_see_other_rows_is_refused_and_found_when_it_becomes_so_later(
+    shop: Shop, power: str
+) -> None:
+    await add_tenant(shop.url(shop.owner), shop.acme)
+    other = {"owner": shop.owner, "tenant": shop.acme, "files": "pg_read_server_files"}.get(power)
+    grant = f"ALTER ROLE {shop.globex} {power}" if other is None else f"GRANT {other} TO {shop.globex}"
+    back = f"ALTER ROLE {shop.globex} NO{power}" if other is None else f"REVOKE {other} FROM {shop.globex}"
+    shop.execute(grant)
+    with pytest.raises(ConfigurationError, match="sees its own rows only"):
+        await add_tenant(shop.url(shop.owner), shop.globex)
+    shop.execute(back)
+    await add_tenant(shop.url(shop.owner), shop.globex)
+    shop.execute(grant)
+    _, found = await problems(shop.url(shop.owner))
+    assert [problem for problem in found if shop.globex in problem]
+
+
+async def test_only_the_owner_adds_tenants_and_only_roles_that_are_there(shop: Shop) -> None:
+    await add_tenant(shop.url(shop.owner), shop.acme)
+    for role in (shop.acme, "postgres"):
+        with pytest.raises(StoreError, match="only this role"):
+            await add_tenant(shop.url(role), shop.globex)
+    with pytest.raises(ConfigurationError, match="CREATE ROLE"):
+        await add_tenant(shop.url(shop.owner), "nobody'; DROP TABLE grampus_documents; --")
+
+
+# -- Redis: a namespace for each tenant, kept by the server's own access list -----------------------------------------
+
+
+async def test_a_redis_user_with_a_namespace_of_its_own_gets_at_nothing_of_another_ones(redis_url: str) -> None:
+    import redis
+
+    admin, (acme, globex) = redis.Redis.from_url(redis_url), (f"t{uuid.uuid4().hex}" for _ in range(2))
+    for name in (acme, globex):
+        admin.execute_command(
+            "ACL", "SETUSER", name, "on", ">pw", f"~{name}:*", f"~{name}", "+@all", "-@admin", "-@dangerous"
+        )
+
+    def url(user: str, namespace: str) -> str:
+        return redis_url.replace("redis://", f"redis://{user}:pw@") + f"?namespace={namespace}"
+
+    theirs = open_store(url(acme, acme))
+    await settle_in(theirs)
+    intruder, own = open_store(url(globex, acme)), open_store(url(globex, globex))
+    found = (await theirs.scan("session"))[0]
+    logs = [f"audit/mailer/s-{SECRET}"]
+    before = sorted((key, admin.dump(key)) for key in admin.keys(f"{acme}:*"))
+    for store in (intruder, own):
+        for attempt in through_the_store(store, [found], logs).values():
+            try:
+                assert SECRET not in repr(await attempt())
+            except (StoreError, SessionConflictError):
+                continue
+    assert sorted((key, admin.dump(key)) for key in admin.keys(f"{acme}:*")) == before
+    assert len(await own.scan("session")) == 1  # what it created itself, under the same key
+    for store in (theirs, intruder, own):
+        await store.aclose()
+    admin.close()
