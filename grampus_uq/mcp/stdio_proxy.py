@@ -111,8 +111,11 @@ async def serve_stdio(
         group.start_soon(joined.run)
         group.start_soon(_pass_signals, process)
         group.start_soon(_from_client, process, joined, descriptors[0], limit)
-        with contextlib.suppress(anyio.BrokenResourceError):
+        try:
             await _from_server(process, joined, limit)
+        except* anyio.BrokenResourceError:  # the client is gone: the server's next message meets a closed pipe
+            if process.stdout is not None:
+                await process.stdout.aclose()
         await process.wait()
         await joined.aclose()
         group.cancel_scope.cancel()

@@ -205,7 +205,7 @@ class Ledger:
                     )
                     continue
                 requests = state.pending()
-                if state.status is AgentStatus.WAITING_FOR_HUMAN or (requests and not left):
+                if state.status is AgentStatus.WAITING_FOR_HUMAN or (requests and (state.attended or not left)):
                     since_s = min((request.created_s for request in requests), default=state.claimed_s)
                     waiting.append(
                         PendingSession(

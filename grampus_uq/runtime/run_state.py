@@ -17,6 +17,8 @@ from grampus_uq.runtime.transcript import Transcript
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 STATE_VERSION = 2
+ATTENDED = "attended"
+"""In the metadata of a session: its worker takes up decisions while it runs."""
 _PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
 
@@ -204,6 +206,12 @@ class _PendingCall(BaseModel):
     requests: tuple[ApprovalRequest, ...] = ()
 
 
+class _HeadMetadata(BaseModel):
+    """The part of a session's metadata that lists of sessions need."""
+
+    attended: bool = False
+
+
 class SessionHead(BaseModel):
     """The part of a stored session that lists of sessions need, read without the rest."""
 
@@ -219,6 +227,12 @@ class SessionHead(BaseModel):
     lease_s: float = 0.0
     lease_until_s: float = 0.0
     claimed_s: float = 0.0
+    metadata: _HeadMetadata = _HeadMetadata()
+
+    @property
+    def attended(self) -> bool:
+        """True for a session whose worker takes up decisions while it runs: what waits is shown meanwhile."""
+        return self.metadata.attended
 
     def pending(self) -> list[ApprovalRequest]:
         """Everything that waits for a decision now."""

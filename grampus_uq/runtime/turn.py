@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -141,8 +141,11 @@ class Turn:
 
     # -- judging --------------------------------------------------------------------------------------------------
 
-    async def judge(self) -> UncertaintyAction:
-        """Clear every new call or make it wait; returns ABORT as soon as one call aborts the run."""
+    async def judge(self, doubt: Doubt | None = None) -> UncertaintyAction:
+        """Clear every new call or make it wait; returns ABORT as soon as one call aborts the run.
+
+        With a `doubt` of the host's own each of them waits.
+        """
         for record in [record for record in self._state.turn if record.phase is CallPhase.NEW]:
             new, action = await self.gate.judge(
                 record,
@@ -152,6 +155,7 @@ class Turn:
                 rejected=self._state.rejected,
                 repeated=self._state.already_executed(record.proposed),
                 unwatched=self._unwatched,
+                doubt=doubt,
                 delegates=record.proposed.name in self.delegates,
                 grants=self._granted,
                 waiting=self._state.turn,
@@ -201,7 +205,7 @@ class Turn:
 
     async def execute_cleared(self) -> AsyncIterator[tuple[CallRecord, ToolResult]]:
         """Run all cleared calls concurrently, each once; yields the results in order when all are done."""
-        runnable = await self._announce(await self._start())
+        runnable = await self.start([record for record in self._state.turn if record.phase is CallPhase.CLEARED])
         results: dict[int, ToolResult] = {}
 
         async def run(index: int, record: CallRecord) -> None:
@@ -215,10 +219,13 @@ class Turn:
         for index in sorted(results):
             yield runnable[index], results[index]
 
-    async def _start(self) -> list[CallRecord]:
-        """Start the cleared calls; one that must not run after all waits again, and the audit says why."""
+    async def start(self, cleared: Sequence[CallRecord]) -> list[CallRecord]:
+        """Start cleared calls: those that run now, written to the store where they have to be.
+
+        One that must not run after all waits again, and the audit says why. Raises StoppedError on a stop order.
+        """
         started = []
-        for record in [record for record in self._state.turn if record.phase is CallPhase.CLEARED]:
+        for record in cleared:
             new = await self.gate.start(
                 record,
                 record.call,
@@ -233,7 +240,7 @@ class Turn:
             else:
                 why = new.requests[0].reason if new.requests else "it ran already"
                 await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
-        return started
+        return await self._announce(started)
 
     async def _announce(self, started: list[CallRecord]) -> list[CallRecord]:
         """Write the started calls to the store and the audit, then look for stop orders.
@@ -277,13 +284,17 @@ class Turn:
             self._state.keep(record.change(phase=CallPhase.WAITING, requests=tuple(outcome)))
             await self.lease.try_save()
             return None
+        await self.finish(record, outcome)
+        return outcome
+
+    async def finish(self, record: CallRecord, outcome: ToolResult) -> None:
+        """Take the result of a call that ran into the transcript, the belief, the store and the audit."""
         self._state.settle(record, outcome.text(), is_error=outcome.is_error)
         self._state.tool_calls_made += 1
         if self.lease.session is not None:
             self.lease.session.observe_tool_result(record.call.id, outcome.text(), is_error=outcome.is_error)
         if record.effect is not Effect.READ:
             await self.lease.try_save(("execution_finished", {**self.facts(record), "is_error": outcome.is_error}))
-        return outcome
 
     def notes(self) -> list[str]:
         """Notes for the model beside the results of this turn: which arguments a human changed."""

@@ -1,0 +1,206 @@
+"""A client's message, read so that no server can read another one in the same bytes; and the proxy's own messages.
+
+Servers differ: of a name that comes twice some take the first value and some the last, some compare names without
+regard to case, some split lines at a carriage return, some round whole numbers beyond 2^53. What they could read in
+two ways is refused, so that the call which is judged is the call that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from grampus_uq.records.strict_json import parse_json
+from grampus_uq.wire.calls import read_arguments
+
+PARSE_ERROR: Final = -32700
+INVALID_REQUEST: Final = -32600
+INVALID_PARAMS: Final = -32602
+CALL: Final = "tools/call"
+LIST: Final = "tools/list"
+
+_ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
+_PARAMS: Final = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
+_PLAIN: Final = frozenset({"name", "arguments", "_meta", "task"})
+_OWN_STATE: Final = "g1."
+_SAFE_INTEGER: Final = 2**53 - 1
+_ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18}|"(?:[^"\\]|\\.){0,256}")\s*[,}]')
+
+Id = str | int
+
+
+class UnclearError(Exception):
+    """A message that could be read in two ways, or in none; `answer` is the id of the request, None without one."""
+
+    def __init__(self, why: str, *, code: int = INVALID_REQUEST, answer: Id | None = None) -> None:
+        super().__init__(why)
+        self.code, self.answer = code, answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A JSON-RPC message: `id` None for a notification, `method` None for a response."""
+
+    line: bytes
+    values: Mapping[str, Any]
+    id: Id | None = None
+    method: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_call(self) -> bool:
+        """True for a call of a tool."""
+        return self.method == CALL
+
+
+def read_message(line: bytes) -> Message:
+    """Read a client's message. Raises UnclearError."""
+    if b"\r" in line:
+        raise UnclearError("it holds a carriage return, where some servers end a line", answer=id_in(line))
+    try:
+        values = parse_json(line, unique_names=True)
+    except ValueError as error:
+        raise UnclearError(f"the message {error}", code=PARSE_ERROR, answer=id_in(line)) from None
+    if not isinstance(values, dict):
+        raise UnclearError("it is no JSON object: batches are not passed on")
+    identity = values.get("id")
+    known = identity if isinstance(identity, str) or type(identity) is int else None
+    _check_names(values, _ENVELOPE, known)
+    method, params = values.get("method"), values.get("params", {})
+    if method is not None and not isinstance(method, str):
+        raise UnclearError("its method is no text", answer=known)
+    params = params if isinstance(params, dict) else {}
+    message = Message(line=line, values=values, id=known, method=method, params=params)
+    if method is not None:
+        _check_method(message)
+    return message
+
+
+def _check_names(values: Mapping[str, Any], known: tuple[str, ...], answer: Id | None) -> None:
+    for name in values:
+        if name not in known and name.casefold() in {one.casefold() for one in known}:
+            raise UnclearError(f"some servers read the name {name!r:.40} as another one", answer=answer)
+
+
+def _check_method(message: Message) -> None:
+    """Refuse what a lenient server could take for a call of a tool, and a call that cannot be answered."""
+    name = (message.method or "").strip().casefold()
+    if name.startswith("tools/") and message.method not in (CALL, LIST):
+        raise UnclearError(f"the method {message.method!r:.60} is not known, and may call a tool", answer=message.id)
+    if not message.is_call:
+        return
+    if message.id is None:
+        raise UnclearError("a call of a tool needs an id that is a text or a whole number")
+    if "result" in message.values or "error" in message.values:
+        raise UnclearError("it is a request and a response in one", answer=message.id)
+    if not isinstance(message.values.get("params"), dict):
+        raise UnclearError("a call of a tool needs its params", code=INVALID_PARAMS, answer=message.id)
+    _check_names(message.params, _PARAMS, message.id)
+    problem = _call_problem(message.params)
+    if problem is not None:
+        raise UnclearError(problem, code=INVALID_PARAMS, answer=message.id)
+
+
+def _call_problem(params: Mapping[str, Any]) -> str | None:
+    name, arguments = params.get("name"), params.get("arguments")
+    if not isinstance(name, str) or not 0 < len(name) <= 256:
+        return "the tool's name is no text of 1 to 256 characters"
+    if arguments is not None and not isinstance(arguments, dict):
+        return "the arguments are no JSON object"
+    read = read_arguments(judged_arguments(params))
+    if read.problem is not None:
+        return f"the arguments {read.problem}"
+    if any("\ud800" <= char <= "\udfff" for char in json.dumps(params, ensure_ascii=False)):
+        return "the call holds half a character"
+    folded = [key.casefold() for key in arguments or ()]
+    if len(set(folded)) < len(folded):
+        return "two arguments differ only in case, and some servers take them for one"
+    return _number_problem(arguments)
+
+
+def _number_problem(value: Any) -> str | None:
+    left = [value]
+    while left:
+        one = left.pop()
+        if type(one) is int and abs(one) > _SAFE_INTEGER:
+            return "the arguments hold a whole number beyond 2^53, which some servers round: give it as text"
+        left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return None
+
+
+def judged_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that are judged: the call's own, or, where it carries more that a server may act on, all of it."""
+    arguments = params.get("arguments") or {}
+    if params.keys() <= _PLAIN:
+        return dict(arguments)
+    return {"arguments": arguments, **{name: value for name, value in params.items() if name not in _PLAIN}}
+
+
+def with_arguments(message: Message, arguments: Mapping[str, Any]) -> bytes | None:
+    """The line of a call with other judged arguments; None where they do not fit what else the call carries."""
+    params = dict(message.params)
+    if params.keys() <= _PLAIN:
+        params["arguments"] = dict(arguments)
+    else:
+        inner = arguments.get("arguments")
+        if not isinstance(inner, dict):
+            return None
+        params["arguments"] = inner
+        if judged_arguments(params) != dict(arguments):
+            return None
+    return written({**message.values, "params": params})
+
+
+def id_in(line: bytes) -> Id | None:
+    """The first id in a line that could not be read; a guess, for an answer only."""
+    found = _ID.search(line[:4096])
+    try:
+        value = json.loads(found[1]) if found else None
+    except ValueError:
+        return None
+    return value if isinstance(value, str | int) else None
+
+
+def written(values: Mapping[str, Any]) -> bytes:
+    """A message as one line."""
+    return json.dumps(values, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+
+
+def error_line(answer: Id | None, code: int, why: str) -> bytes:
+    """An error as the answer to a request; without an id to nobody in particular."""
+    return written({"jsonrpc": "2.0", "id": answer, "error": {"code": code, "message": f"grampus_uq: {why}"}})
+
+
+def result_line(answer: Id, result: Mapping[str, Any]) -> bytes:
+    """A result as the answer to a request."""
+    return written({"jsonrpc": "2.0", "id": answer, "result": result})
+
+
+def text_result(text: str, *, is_error: bool, modern: bool = False, **meta: Any) -> dict[str, Any]:
+    """A tool's result that is a text of the proxy's; `modern` for the revisions that say when a result is complete."""
+    return {
+        **({"resultType": "complete"} if modern else {}),
+        "content": [{"type": "text", "text": text}],
+        "isError": is_error,
+        **({"_meta": {f"grampus_uq/{name}": value for name, value in meta.items()}} if meta else {}),
+    }
+
+
+def is_modern(params: Mapping[str, Any]) -> bool:
+    """True for a request of a revision without a handshake (2026-07-28 and later)."""
+    meta = params.get("_meta")
+    version = meta.get("io.modelcontextprotocol/protocolVersion") if isinstance(meta, dict) else None
+    return isinstance(version, str) and version >= "2026"
+
+
+def without_state(message: Message) -> Message:
+    """The call without a `requestState` of this proxy's, and what came with it: its server knows nothing of it."""
+    state = message.params.get("requestState")
+    if not isinstance(state, str) or not state.startswith(_OWN_STATE):
+        return message
+    params = {name: value for name, value in message.params.items() if name not in ("requestState", "inputResponses")}
+    values = {**message.values, "params": params}
+    return replace(message, line=written(values), values=values, params=params)

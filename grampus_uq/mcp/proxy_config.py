@@ -1,0 +1,169 @@
+"""The settings of the proxy: a TOML file, read strictly; every error names the file, the line and the field.
+
+agent = "desktop"                          # names the agent in the store and in recordings
+store = "sqlite:////home/ann/guard.db"     # where sessions, requests and decisions are kept
+session = "desktop"                        # optional: goes on under this name after a restart
+recordings = "/home/ann/runs"              # optional: one recording a session
+trusted = true                             # the server's readOnlyHint counts
+[effects]
+"read_*" = "read"
+[policy]
+always_ask_tool_names = ["deploy"]
+[approvals]
+public_keys = { ann = "ed25519:..." }
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
+
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.gate.effects import ToolEffects
+from grampus_uq.gate.requests import ApprovalPolicy
+from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.signatures import HmacSigner, PublicKeys
+from grampus_uq.mcp.message_lines import MAX_MESSAGE_BYTES
+from grampus_uq.monitor.monitor import UncertaintyMonitor
+from grampus_uq.monitor.sensing import Sensing
+from grampus_uq.records.protocols import Processor
+from grampus_uq.signals.call_reader import Reader
+
+_MAX_BYTES: Final = 1_000_000
+_MOST_HOLD_S: Final = 3_600.0
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ApprovalSettings(_Table):
+    """Who decides: the public keys of those who may, or the shared key in GRAMPUS_UQ_APPROVAL_KEY, or anybody."""
+
+    public_keys: dict[str, str | list[str]] = Field(default_factory=dict)
+    approvers: list[str] | None = None
+    required: int = Field(default=1, ge=1)
+    expires_s: PositiveFloat | None = None
+
+    def policy(self) -> ApprovalPolicy:
+        """The policy of these settings and of the environment. Raises ConfigurationError."""
+        keys = {name: [key] if isinstance(key, str) else list(key) for name, key in self.public_keys.items()}
+        return ApprovalPolicy(
+            signer=PublicKeys(keys) if keys else HmacSigner.from_environment(),
+            approvers=self.approvers,
+            expires_s=self.expires_s,
+            required=self.required,
+            seal=Seal.from_environment(),
+        )
+
+
+class ReaderSettings(_Table):
+    """A small model that reads the calls: a GGUF file, or an OpenAI-compatible server."""
+
+    model_file: str | None = None
+    url: str | None = None
+    model: str = ""
+    timeout_s: PositiveFloat = 5.0
+
+    def reader(self) -> Reader:
+        """The reader. Raises ConfigurationError unless it has a file or a server, and not both."""
+        if (self.model_file is None) == (self.url is None):
+            rule = "given as one of model_file and url"
+            raise ConfigurationError.of("reader", "mcp", rule, (self.model_file, self.url))
+        from grampus_uq.models import LocalModel, OpenAICompatibleModel
+
+        client = LocalModel(model_file=self.model_file) if self.url is None else OpenAICompatibleModel(self.url)
+        return Reader(client=client, model=self.model, timeout_s=self.timeout_s)
+
+
+class ProxySettings(_Table):
+    """All settings of a guarded proxy.
+
+    `unclassified`: what a tool does that nobody classified: "ask" as if it could not be undone, or "pass".
+    """
+
+    agent: str = Field(default="mcp", min_length=1, max_length=200)
+    store: str | None = None
+    session: str | None = Field(default=None, min_length=1, max_length=200)
+    recordings: str | None = None
+    profile: str | None = None
+    advisory: bool = False
+    trusted: bool = False
+    unclassified: str = Field(default="ask", pattern="^(ask|pass)$")
+    hold_s: float = Field(default=55.0, ge=0.0, le=_MOST_HOLD_S, allow_inf_nan=False)
+    max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1_024)
+    effects: dict[str, str] = Field(default_factory=dict)
+    policy: dict[str, Any] = Field(default_factory=dict)
+    approvals: ApprovalSettings = ApprovalSettings()
+    reader: ReaderSettings | None = None
+
+    def tool_effects(self) -> ToolEffects:
+        """What the tools do by these settings: exact names, and patterns with a star."""
+        exact = {name: effect for name, effect in self.effects.items() if not set(name) & set("*?[")}
+        patterns = {name: effect for name, effect in self.effects.items() if name not in exact}
+        return ToolEffects(exact, patterns=patterns, unknown_is_irreversible=self.unclassified == "ask")
+
+    def monitor(self, processors: Sequence[Processor] = ()) -> UncertaintyMonitor:
+        """The monitor of these settings. Raises ConfigurationError."""
+        sensing = None if self.reader is None else Sensing(reader=self.reader.reader())
+        if self.profile is not None:
+            return UncertaintyMonitor(
+                profile=self.profile, processors=processors, sensing=sensing, advisory=self.advisory
+            )
+        policy = UncertaintyPolicy.model_validate({"enable_p_true": False, **self.policy})
+        return UncertaintyMonitor(policy=policy, processors=processors, sensing=sensing, advisory=self.advisory)
+
+
+def read_settings(path: str | None, **given: Any) -> ProxySettings:
+    """The settings of a file, with those of the command line in their place. Raises DataError, ConfigurationError."""
+    text = "" if path is None else _text(path)
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        raise DataError(f"is not TOML: {error}", path=path or "", line=int(found[1]) if found else None) from error
+    values |= {name: value for name, value in given.items() if value is not None}
+    try:
+        settings = ProxySettings.model_validate(values)
+        UncertaintyPolicy.model_validate(settings.policy)
+        settings.tool_effects()
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = [str(part) for part in first["loc"]]
+        raise DataError(
+            f"{first['msg']}. Got {first['input']!r:.80}.",
+            path=path or "the command line",
+            line=_line_of(text, place),
+            field=".".join(place),
+        ) from error
+    return settings
+
+
+def _text(path: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise DataError(f"is longer than {_MAX_BYTES} bytes", path=path)
+        return data.decode("utf-8")
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror}", path=path) from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"is not UTF-8: {error.reason}", path=path) from error
+
+
+def _line_of(text: str, place: list[str]) -> int | None:
+    """The line of a field, where its name begins one."""
+    lines = text.splitlines()
+    for name in reversed(place):
+        quoted = re.escape(name)
+        for number, line in enumerate(lines, start=1):
+            if re.match(rf"\s*(\[\s*)?\"?{quoted}\"?\s*(=|\])", line):
+                return number
+    return None

@@ -1,0 +1,130 @@
+"""A guard between two lists: what each side was sent, in this process, with a store in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+
+from grampus_uq import ApprovalPolicy, ApprovalRequest, ToolEffects, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.seal import Seal
+from grampus_uq.mcp.guard import Guard
+from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
+from grampus_uq.mcp.listed_tools import ListedTools
+from grampus_uq.mcp.request_state import RequestStates
+from grampus_uq.runtime import MemoryStore
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import SessionStore
+
+MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
+
+
+class Bench:
+    """One client and one server, played by the test."""
+
+    def __init__(self, store: SessionStore, *, hold_s: float, trusted: bool, approvals: ApprovalPolicy | None) -> None:
+        self.to_client: list[bytes] = []
+        self.to_server: list[bytes] = []
+        self.said: list[str] = []
+        approvals = approvals or ApprovalPolicy()
+        self.ledger = Ledger(store, seal=approvals.seal)
+        tools = ListedTools(ToolEffects(unknown_is_irreversible=True), trusted=trusted)
+        gate = Gate(approvals=approvals, effects=tools.effects(), schema_of=tools.schema, clock=self.ledger.now_s)
+        self.calls = GuardedCalls(
+            SessionNames(agent_id="mcp", session_id="s", resumes=True),
+            monitor=UncertaintyMonitor(policy=UncertaintyPolicy(enable_p_true=False)),
+            ledger=self.ledger,
+            gate=gate,
+            tools=tools,
+            say=self.said.append,
+        )
+
+        async def to_client(line: bytes) -> None:
+            self.to_client.append(line)
+
+        async def to_server(line: bytes) -> None:
+            self.to_server.append(line)
+
+        states = RequestStates(approvals.seal or Seal(b"k" * 32))
+        self.guard = Guard(to_client, to_server, calls=self.calls, states=states, say=self.said.append, hold_s=hold_s)
+
+    async def say(self, **message: Any) -> None:
+        """The client sends a message."""
+        await self.guard.from_client(json.dumps({"jsonrpc": "2.0", **message}).encode())
+
+    async def call(self, identity: int, tool: str = "delete_note", *, meta: Any = None, **arguments: Any) -> None:
+        """The client calls a tool."""
+        params = {"name": tool, "arguments": arguments, **({"_meta": meta} if meta else {})}
+        await self.say(id=identity, method="tools/call", params=params)
+
+    async def answered(self, identity: int) -> dict[str, Any]:
+        """What the client is answered, once it is."""
+        with anyio.fail_after(20):
+            while True:
+                for line in self.to_client:
+                    message = json.loads(line)
+                    if message.get("id") == identity:
+                        return message
+                await anyio.sleep(0.01)
+
+    async def asked(self, count: int = 1) -> list[dict[str, Any]]:
+        """The first calls of tools that the server was given, once it was."""
+        with anyio.fail_after(20):
+            ran = self.ran()
+            while len(ran) < count:
+                await anyio.sleep(0.01)
+                ran = self.ran()
+        return ran
+
+    def ran(self) -> list[dict[str, Any]]:
+        """The calls of tools that the server was given."""
+        return [m for m in map(json.loads, self.to_server) if m.get("method") == "tools/call"]
+
+    async def returns(self, identity: int, text: str = "done", **more: Any) -> None:
+        """The server answers a call."""
+        result = {"content": [{"type": "text", "text": text}], **more}
+        await self.guard.from_server(json.dumps({"jsonrpc": "2.0", "id": identity, "result": result}).encode())
+
+    async def lists(self, **annotations: Any) -> None:
+        """The client asks for the tools, and the server lists them."""
+        await self.say(id="list", method="tools/list")
+        tools = [{"name": name, "inputSchema": {"type": "object"}, **more} for name, more in annotations.items()]
+        message = {"jsonrpc": "2.0", "id": "list", "result": {"tools": tools}}
+        await self.guard.from_server(json.dumps(message).encode())
+
+    async def waiting(self) -> ApprovalRequest:
+        """The one request that waits, once it does."""
+        with anyio.fail_after(20):
+            waiting = await self.ledger.pending()
+            while not waiting:
+                await anyio.sleep(0.01)
+                waiting = await self.ledger.pending()
+        (request,) = waiting[0].requests
+        return request
+
+    async def decide(self, kind: str = "approve", **more: Any) -> None:
+        """A human decides on the one request that waits."""
+        request = await self.waiting()
+        await self.ledger.decide(request.decide(kind, principal="ann", **more))
+
+
+@asynccontextmanager
+async def bench(
+    store: SessionStore | None = None,
+    *,
+    hold_s: float = 10.0,
+    trusted: bool = True,
+    approvals: ApprovalPolicy | None = None,
+) -> AsyncIterator[Bench]:
+    """A guard that runs."""
+    one = Bench(store or MemoryStore(), hold_s=hold_s, trusted=trusted, approvals=approvals)
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.guard.run)
+        yield one
+        await one.guard.client_left()
+        await one.guard.aclose()
+        group.cancel_scope.cancel()
