@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.plain_text import arguments_in_short, legend, plain, short, whole_arguments
+from grampus_uq.cli.plain_text import arguments_in_short, legend, short, whole_arguments
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
@@ -21,6 +21,7 @@ from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Reading, StepUncertainty
+from grampus_uq.records.visible_text import visible
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.ledger import Ledger
@@ -95,12 +96,12 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
 def _list_row(request: ApprovalRequest, decisions: Sequence[ApprovalDecision], now_s: float) -> list[str]:
     call = request.call
     return [
-        plain(request.id[:8]),
-        plain(request.agent_id),
-        plain(request.session_id),
-        "the answer" if call is None else f"{plain(call.name)} {arguments_in_short(call.arguments)}",
+        visible(request.id[:8]),
+        visible(request.agent_id),
+        visible(request.session_id),
+        "the answer" if call is None else f"{visible(call.name)} {arguments_in_short(call.arguments)}",
         request.level.value,
-        plain(short(request.reason, 200)),
+        visible(short(request.reason, 200)),
         f"{now_s - request.created_s:.0f} s",
         "never" if request.expires_s is None else f"in {request.expires_s - now_s:.0f} s",
         _stands(decisions),
@@ -109,7 +110,9 @@ def _list_row(request: ApprovalRequest, decisions: Sequence[ApprovalDecision], n
 
 def _stands(decisions: Sequence[ApprovalDecision]) -> str:
     """The decisions so far, unchecked: only the runner has the keys."""
-    given = ", ".join(f"{decision.kind.value} by {plain(short(decision.principal, 40))}" for decision in decisions[:5])
+    given = ", ".join(
+        f"{decision.kind.value} by {visible(short(decision.principal, 40))}" for decision in decisions[:5]
+    )
     return f"decided, unchecked: {given}" if given else "waits"
 
 
@@ -130,22 +133,21 @@ def show(request_id: str, url: str, as_json: bool) -> None:
         tail = [m.model_dump(mode="json") for m in state.messages[-6:]]
         print_json(_shown(request, decisions) | {"refused": refusals, "transcript_tail": tail})
         return
-    click.echo(f"request    {plain(request.id)}")
-    click.echo(f"agent      {plain(request.agent_id)}\nsession    {plain(request.session_id)}")
-    click.echo(
-        f"level      {request.level.value} (rule {plain(request.rule)}; {plain(request.guarantee or 'no guarantee')})"
-    )
-    click.echo(f"why        {plain(request.reason)}")
+    click.echo(f"request    {visible(request.id)}")
+    click.echo(f"agent      {visible(request.agent_id)}\nsession    {visible(request.session_id)}")
+    guarantee = visible(request.guarantee or "no guarantee")
+    click.echo(f"level      {request.level.value} (rule {visible(request.rule)}; {guarantee})")
+    click.echo(f"why        {visible(request.reason)}")
     for line in _numbers(state, request):
         click.echo(line)
     click.echo(f"stands     {_stands(decisions)}")
     for refusal in refusals:
-        click.echo(f"refused    {plain(refusal)}")
+        click.echo(f"refused    {visible(refusal)}")
     for line in _signed_lines(request):
         click.echo(line)
     click.echo("--- the end of the transcript ---")
     for message in state.messages[-6:]:
-        click.echo(f"[{message.role.value}] {plain(short(message.content or '', 400))}")
+        click.echo(f"[{message.role.value}] {visible(short(message.content or '', 400))}")
 
 
 def _numbers(state: AgentState, request: ApprovalRequest) -> list[str]:
@@ -155,14 +157,14 @@ def _numbers(state: AgentState, request: ApprovalRequest) -> list[str]:
     try:
         session, history = read_snapshot(state.belief)
     except DataError as error:
-        return [f"read       {plain(short(f'the stored belief cannot be read: {error}', 300))}"]
+        return [f"read       {visible(short(f'the stored belief cannot be read: {error}', 300))}"]
     read: dict[str, float] = {}
     for step in history.steps:
         if step.step_id == request.step_id:
             read |= _kept_readings(step)
     read |= dict(turn.lowest for turn in session.turns if turn.step == request.step_id and turn.lowest is not None)
     said = readings_in_words([Reading(source=source, value=value) for source, value in read.items()])
-    lines = [f"read       {plain(said)}"] if said else []
+    lines = [f"read       {visible(said)}"] if said else []
     thresholds = state.belief.get("thresholds")
     if isinstance(thresholds, list) and len(thresholds) == 3:
         low, medium, high = (value if isinstance(value, float) else math.nan for value in thresholds)
@@ -200,7 +202,7 @@ def _signed_lines(request: ApprovalRequest) -> list[str]:
     lines = [f"digest     {request.digest()}"]
     if request.call is not None:
         text = json.dumps([request.call.name, request.call.arguments], ensure_ascii=False)
-        lines += [f"call       {plain(request.call.name)}", *whole_arguments(request.call.arguments)]
+        lines += [f"call       {visible(request.call.name)}", *whole_arguments(request.call.arguments)]
         lines += [f"marked     {line}" for line in legend(text)]
     return lines
 
@@ -299,7 +301,7 @@ def _decide(
             click.echo(line)
     how = "signed" if signer is not None else "unsigned (no key is set)"
     click.echo(
-        f"{kind} by {plain(decision.principal)}, {how}: stored. The runner checks the signature, and who may decide, "
+        f"{kind} by {visible(decision.principal)}, {how}: stored. The runner checks the signature, and who may decide, "
         "when the session is resumed."
     )
     if before:

@@ -15,9 +15,10 @@ from click.testing import CliRunner, Result
 from grampus_uq import AgentRunner, ApprovalPolicy, PublicKeys, open_store
 from grampus_uq.cli.approvals_command import command
 from grampus_uq.cli.calibration_command import command as watch_command
-from grampus_uq.cli.plain_text import arguments_in_short, legend, plain
+from grampus_uq.cli.plain_text import arguments_in_short, legend
 from grampus_uq.errors import GrampusError
 from grampus_uq.records.values import ToolCall
+from grampus_uq.records.visible_text import visible
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.testing import answer
@@ -104,7 +105,7 @@ def test_show_says_what_was_read_what_is_lowest_and_from_where_each_level_begins
 
 
 def test_a_word_of_another_script_stays_readable() -> None:
-    assert plain("Счёт для Ольги: 5 €") == "Счёт для Ольги: 5 €"
+    assert visible("Счёт для Ольги: 5 €") == "Счёт для Ольги: 5 €"
     assert legend("Счёт") == []
 
 

@@ -1,14 +1,13 @@
 """Render a template to one self-contained page, and write it.
 
-Everything that reaches a template is hostile: it is escaped, control characters and lone surrogates are replaced, and
-characters that are invisible or turn the direction of reading are shown as escapes: an argument reads as it is.
+Everything that reaches a template is hostile: it is escaped, and made visible by the rule of `records.visible_text`: an
+argument reads as it is.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from grampus_uq.errors import DataError
-
-_HIDING = re.compile(
-    "[\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
-)
+from grampus_uq.records.visible_text import visible
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -66,12 +62,10 @@ def _environment() -> Environment:
 
 
 def _clean(value: Any) -> Any:
-    """Replace what HTML and UTF-8 forbid with U+FFFD, and show what hides or turns the reading as an escape."""
+    """Escape what hides, moves or imitates: all that HTML and UTF-8 forbid is among it."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    text = value.replace("\r", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    text = "".join(char if char in "\n\t" or ord(char) >= 32 else "\ufffd" for char in text)
-    return _HIDING.sub(lambda found: ascii(found[0])[1:-1], text)
+    return visible(value.replace("\r\n", "\n"), keep="\n\t")
 
 
 def _clipped(text: str, limit: int) -> str:

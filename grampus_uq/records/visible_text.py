@@ -1,0 +1,44 @@
+"""Text that a model, a tool or a stranger wrote, as a human may safely read it: nothing hidden, nothing mistaken.
+
+Characters that are invisible, control a terminal or turn the direction of reading are shown as escapes, and so are
+letters of another script in a word that reads as plain ASCII. Terminal and pages show text by this one rule.
+"""
+
+from __future__ import annotations
+
+import re
+
+from grampus_uq.records.tool_names import looks_like
+
+_PRINTED_AS_NOTHING = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+_SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
+_WORD = re.compile(r"[^\W_]+")
+
+
+def is_hidden(character: str) -> bool:
+    """True for what shows nothing, or moves what is beside it: controls, formats, surrogates, spaces of odd widths."""
+    return not character.isprintable() or character in _PRINTED_AS_NOTHING or _SELECTORS.match(character) is not None
+
+
+def escaped(character: str) -> str:
+    """The character as Python writes it in ASCII."""
+    return ascii(character)[1:-1]
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text with every character that hides, moves or imitates another shown as an escape, save those in `keep`.
+
+    >>> visible("to p\u0430y\u200b, \u043f\u0440\u0438\u0432\u0435\u0442")
+    'to p\\\\u0430y\\\\u200b, привет'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    shown = "".join(escaped(c) if c not in keep and is_hidden(c) else c for c in text)
+    return shown if shown.isascii() else _WORD.sub(_word, shown)
+
+
+def _word(found: re.Match[str]) -> str:
+    word = found[0]
+    if word.isascii() or not all(character.isascii() or looks_like(character) for character in word):
+        return word  # a word of another script shows itself as one
+    return "".join(character if character.isascii() else escaped(character) for character in word)
