@@ -18,7 +18,7 @@ from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.models.doctor import Examination, SignalCheck, examine
 from grampus_uq.models.model_choice import open_model
 from grampus_uq.models.model_file import Progress
-from grampus_uq.models.probes import Finding
+from grampus_uq.models.probes import ProbeResult
 from grampus_uq.signals.registry import LABELS
 
 _NAMES = {
@@ -101,7 +101,7 @@ def _heading(title: str) -> None:
     click.echo(f"\n{title:<56} calls  tokens in/out  seconds")
 
 
-def _item(name: str, verdict: str, cost: Finding | SignalCheck, words: str) -> None:
+def _item(name: str, verdict: str, cost: ProbeResult | SignalCheck, words: str) -> None:
     tokens = f"{cost.input_tokens}/{cost.output_tokens}"
     colour = "green" if verdict == "works" else "yellow"
     click.echo(

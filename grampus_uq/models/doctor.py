@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 
 from grampus_uq.models.openai_compatible import checked_timeout
-from grampus_uq.models.probes import PROBES, Finding, Meter, probe
+from grampus_uq.models.probes import PROBES, Meter, ProbeResult, probe
 from grampus_uq.records.protocols import ModelClient, Signal
 from grampus_uq.records.values import Message, ModelResponse, Reading, Role, Step, ToolCall
 from grampus_uq.records.vocabulary import MissingReason, UncertaintySource
@@ -74,7 +74,7 @@ class Examination:
     model: str
     client: str
     answers: bool
-    abilities: tuple[Finding, ...]
+    abilities: tuple[ProbeResult, ...]
     signals: tuple[SignalCheck, ...]
     calls: int
     input_tokens: int
@@ -110,7 +110,7 @@ async def examine(
     limit_s = checked_timeout(timeout_s, "examine")
     meter = Meter(client, model)
     begun = anyio.current_time()
-    findings: list[Finding] = []
+    findings: list[ProbeResult] = []
     for name, run in PROBES.items():
         tell(name)
         findings.append(await probe(name, run, meter, limit_s))
@@ -135,7 +135,7 @@ def _user(text: str) -> tuple[Message, ...]:
 
 
 async def _signals(
-    meter: Meter, limit_s: float, findings: Sequence[Finding], tell: Callable[[str], None]
+    meter: Meter, limit_s: float, findings: Sequence[ProbeResult], tell: Callable[[str], None]
 ) -> list[SignalCheck]:
     """Take each signal's reading as a monitor would, on an answer whose truth is known."""
     tell("token signals")
@@ -158,7 +158,7 @@ def _tokens(reply: ModelResponse | None) -> list[SignalCheck]:
     return [_check(reading.source, {"answer": reading}) for reading in read_tokens(step, ())[:2]]
 
 
-async def _call(meter: Meter, limit_s: float, findings: Sequence[Finding]) -> SignalCheck:
+async def _call(meter: Meter, limit_s: float, findings: Sequence[ProbeResult]) -> SignalCheck:
     """The tokens of a proposed call; of one written as JSON text where the model calls no tools."""
     native = any(finding.name == "tools" and finding.works for finding in findings)
     wanted: dict[str, Any] = {"tools": [{"type": "function", "function": _REFUND}]}

@@ -40,7 +40,7 @@ _SCHEMA = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class ProbeResult:
     """What a probe found, and what it cost.
 
     `verdict` is "works", "refused" (the model says that it does not take the parameter), "ignored" (it takes the
@@ -104,7 +104,7 @@ class Meter:
         return None if capabilities is None else capabilities(self.model).refused.get(parameter)
 
 
-async def probe(name: str, run: Callable[[Meter], Awaitable[Verdict]], meter: Meter, limit_s: float) -> Finding:
+async def probe(name: str, run: Callable[[Meter], Awaitable[Verdict]], meter: Meter, limit_s: float) -> ProbeResult:
     """Run one probe within its deadline; whatever the model does wrong becomes a verdict."""
     begun, calls, spent_in, spent_out = anyio.current_time(), meter.calls, meter.input_tokens, meter.output_tokens
     verdict, detail = "timeout", f"no answer within {limit_s:g} s"
@@ -117,7 +117,7 @@ async def probe(name: str, run: Callable[[Meter], Awaitable[Verdict]], meter: Me
         verdict, detail = "refused", str(error)
     except ModelError as error:
         verdict, detail = "failed", str(error)
-    return Finding(
+    return ProbeResult(
         name=name,
         verdict=verdict,
         detail=detail,

@@ -1,5 +1,5 @@
 from .agent_checks import SENTENCES as SENTENCES
-from .agent_checks import Finding as Finding
+from .agent_checks import CheckResult as CheckResult
 from .agent_checks import check_agent as check_agent
 from .agent_laboratory import AgentLaboratory as AgentLaboratory
 from .agent_orders import Act as Act

@@ -4,7 +4,7 @@
         for sentence in SENTENCES:
             print(check_agent(laboratory, sentence))
 
-A check raises AssertionError where the sentence is false; `check_agent` makes a `Finding` of it.
+A check raises AssertionError where the sentence is false; `check_agent` makes a `CheckResult` of it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from grampus_uq.testing.agent_under_test import Ended, Paused, Said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """What a check found: the sentence `holds`, is false, or (None) cannot be asked of this framework; and why."""
 
     sentence: Sentence
@@ -53,16 +53,16 @@ class Finding:
     detail: str = ""
 
 
-def check_agent(laboratory: AgentLaboratory, sentence: Sentence) -> Finding:
+def check_agent(laboratory: AgentLaboratory, sentence: Sentence) -> CheckResult:
     """Check one sentence in a folder of its own."""
     lacking = [f"{need}: {laboratory.lacks[need]}" for need in sentence.needs if need in laboratory.lacks]
     if lacking:
-        return Finding(sentence=sentence, holds=None, detail="; ".join(lacking))
+        return CheckResult(sentence=sentence, holds=None, detail="; ".join(lacking))
     try:
         detail = sentence.check(Scene(laboratory, laboratory.folder / sentence.name))
     except AssertionError as error:
-        return Finding(sentence=sentence, holds=False, detail=str(error))
-    return Finding(sentence=sentence, holds=True, detail=detail or "")
+        return CheckResult(sentence=sentence, holds=False, detail=str(error))
+    return CheckResult(sentence=sentence, holds=True, detail=detail or "")
 
 
 @sentence("A healthy run is untouched: same answer, same tools, same calls of its model.")

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from grampus_uq.testing import SENTENCES, AgentLaboratory, Finding, check_agent
+from grampus_uq.testing import SENTENCES, AgentLaboratory, CheckResult, check_agent
 from grampus_uq.testing.agent_under_test import NOT_OFFERED
 
 PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
@@ -35,10 +35,10 @@ STOCK = {
     "OpenAI Agents SDK: needs_approval": HERE + "agents_sdk:build_stock",
     "pydantic-ai: requires_approval": HERE + "pydantic_ai_agent:build_stock",
 }
-Findings = Mapping[str, Sequence[Finding]]
+Findings = Mapping[str, Sequence[CheckResult]]
 
 
-def findings(factories: Mapping[str, str], folder: Path) -> dict[str, list[Finding]]:
+def findings(factories: Mapping[str, str], folder: Path) -> dict[str, list[CheckResult]]:
     """Every sentence, of every factory, in the order of the sentences."""
     found = {}
     for number, (name, factory) in enumerate(factories.items()):
@@ -60,13 +60,13 @@ def table(found: Findings) -> str:
     return "\n".join(lines + (["", *notes] if notes else []))
 
 
-def _lacking(finding: Finding) -> list[tuple[str, str]]:
+def _lacking(finding: CheckResult) -> list[tuple[str, str]]:
     """What stands in the way of the question: what is needed, and why it is not there."""
     parts = [part.partition(": ") for part in finding.detail.split("; ")] if finding.holds is None else []
     return [(need, why) for need, _, why in parts]
 
 
-def _cell(finding: Finding) -> str:
+def _cell(finding: CheckResult) -> str:
     if finding.holds is not None:
         return "yes" if finding.holds else "**no**"
     return "; ".join(why for _, why in _lacking(finding) if why and why != NOT_OFFERED) or "-"

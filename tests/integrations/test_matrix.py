@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grampus_uq.testing import SENTENCES, Finding
+from grampus_uq.testing import SENTENCES, CheckResult
 from tests.integrations.matrix import ADAPTERS, STOCK, findings, on_page, section, table
 from tests.integrations.sentences import KNOWN_FALSE
 
@@ -36,5 +36,5 @@ def test_the_page_has_a_row_for_every_sentence_and_a_column_for_every_way() -> N
     shown = on_page()
     assert all(shown.count(f"| {sentence.text} |") == 2 for sentence in SENTENCES)
     for columns in (ADAPTERS, STOCK):
-        nothing = {name: [Finding(sentence=sentence, holds=None) for sentence in SENTENCES] for name in columns}
+        nothing = {name: [CheckResult(sentence=sentence, holds=None) for sentence in SENTENCES] for name in columns}
         assert table(nothing).splitlines()[0] in shown
