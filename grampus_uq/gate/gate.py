@@ -221,8 +221,9 @@ class Gate:
     async def _permitted(
         self, record: CallRecord, session: Session, terms: Terms, others: Sequence[CallRecord]
     ) -> CallRecord:
-        """The record, cleared where permits let the call go ahead; never in a run whose alarm has rung."""
-        if self.permits is None or session.state.alarmed:
+        """The record, cleared where permits let the call go ahead; never where anything but its tool holds it."""
+        proposed = _with_arguments(record.proposed)
+        if self.permits is None or not session.waits_for_its_tool_alone(proposed, record.step_id, record.effect):
             return record
         digest = record.proposed.digest()
         alike = any(other.waiting and other.proposed.digest() == digest for other in others)
@@ -393,9 +394,10 @@ async def _asked_by_monitor(
     if session is None:
         always = unwatched is not None and unwatched.asks_always(record.proposed.name)
         return ALWAYS_ASK if always else None, UncertaintyAction.PROCEED
-    # A call without arguments would run without any: they count as given, and are compared with the turn.
-    proposed = record.proposed
-    if "arguments" not in proposed.model_fields_set:
-        proposed = proposed.model_copy(update={"arguments": proposed.arguments})
-    step, action = await session.observe_tool_call(proposed, record.step_id, effect=effect)
+    step, action = await session.observe_tool_call(_with_arguments(record.proposed), record.step_id, effect=effect)
     return doubt_of(step) if action is UncertaintyAction.PAUSE_FOR_HUMAN else None, action
+
+
+def _with_arguments(call: ToolCall) -> ToolCall:
+    """A call without arguments would run without any: they count as given, and are compared with the turn."""
+    return call if "arguments" in call.model_fields_set else call.model_copy(update={"arguments": call.arguments})

@@ -148,6 +148,19 @@ class Session:
         text = canonical_json([profile, *self._agent, agent_version])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
+    def waits_for_its_tool_alone(self, call: ToolCall, step_id: str, effect: Effect) -> bool:
+        """True for a committed call that its tier alone holds: no rule speaks against it besides.
+
+        What else speaks against a call does not show where the tier holds it already: missing evidence, doubt about
+        the call, the worst so far, an alarm. So the same is asked as if a MEDIUM call could go ahead.
+        """
+        policy = self._profile.policy
+        lenient = policy.model_copy(update={"low_threshold": policy.medium_threshold})
+        profile = self._profile.model_copy(update={"policy": lenient})
+        unsettled = self._is_unsettled
+        verdict = judge_call(profile, self._state, call, effect, step_id=step_id, exactly=unsettled)
+        return verdict.allowed and not self._state.alarmed
+
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
         """What is believed of a proposed call, in [0, 1], higher is better; None where nothing was read.
 

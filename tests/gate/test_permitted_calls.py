@@ -1,0 +1,269 @@
+"""What a gate asks permits, and what it never asks them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from grampus_uq import Session, UncertaintyMonitor
+from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.call import FRAMEWORK, CallPhase, CallRecord, Doubt, Terms, asked, decided, granted
+from grampus_uq.gate.gate import Gate, Released
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, Grant, within_limits
+from grampus_uq.records.events import DecisionEvent
+from grampus_uq.records.values import ModelResponse, TokenLogprob, ToolCall
+from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
+from tests.scripted_runs import Captured
+
+pytestmark = pytest.mark.anyio
+PAY = ToolCall(id="c1", name="pay", arguments={"amount": 5})
+RELEASED = Released(by="permit abc", principal="ann", why="goes ahead: the promise")
+POLICY = UncertaintyPolicy(irreversible_tool_names=["pay"])
+
+
+class Permits:
+    """Lets ahead as it is told, and keeps what it was asked."""
+
+    def __init__(self, released: Released | None = RELEASED, stands: str | None = None) -> None:
+        self.released, self.stands = released, stands
+        self.asked: list[tuple[str, bool]] = []
+        self.told: list[CallRecord] = []
+
+    async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | None:
+        self.asked.append((record.proposed.id, alike))
+        return self.released
+
+    async def standing(self, released_by: str) -> str | None:
+        return self.stands if released_by == "permit abc" else "another permit"
+
+    async def answered(self, record: CallRecord, terms: Terms) -> None:
+        self.told.append(record)
+
+
+class Scene:
+    def __init__(self, permits: Permits | None = None, confidence: float = 0.8, **policy: Any) -> None:
+        self.captured = Captured()
+        chosen = UncertaintyPolicy(irreversible_tool_names=["pay"], **policy) if policy else POLICY
+        monitor = UncertaintyMonitor(policy=chosen, processors=[self.captured])
+        self.session = monitor.session("s", "clerk")
+        self.permits = permits or Permits()
+        self.gate = Gate(permits=self.permits)
+        self.terms = self.gate.terms("clerk", "s", self.session.profile.policy)
+        self.confidence = confidence
+        self.says, self.proposes = "", PAY
+        self.logprob: float | None = None
+
+    async def judge(self, **given: Any) -> tuple[CallRecord, UncertaintyAction]:
+        text = self.says or f'I pay. {{"confidence": {self.confidence}}}'
+        response: Any = text
+        if self.logprob is not None:
+            call = '{"name": "pay", "arguments": {"amount": 5}}'
+            tokens = (TokenLogprob(token=f"{text}\n", logprob=-0.01), TokenLogprob(token=call, logprob=self.logprob))
+            response = ModelResponse(content=f"{text}\n{call}", tool_calls=(self.proposes,), logprobs=tokens)
+        await self.session.observe_llm_response(response, "llm_0", tool_calls=[self.proposes])
+        terms = given.pop("terms", self.terms)
+        return await self.gate.judge(CallRecord(proposed=PAY, step_id="llm_0"), self.session, terms, **given)
+
+    def decisions(self) -> list[DecisionEvent]:
+        return [event for event in self.captured.events if isinstance(event, DecisionEvent)]
+
+
+async def test_a_call_that_waits_because_of_its_tool_goes_ahead_and_the_recording_has_the_promise() -> None:
+    scene = Scene()
+    record, action = await scene.judge()
+    assert (record.phase, record.cleared_by, record.effect) == (CallPhase.CLEARED, "permit abc", Effect.IRREVERSIBLE)
+    assert record.cleared_here
+    assert action is UncertaintyAction.PROCEED
+    (event,) = scene.decisions()
+    assert (event.decision, event.principal, event.message) == ("permit", "ann", "goes ahead: the promise")
+    assert (event.step_id, event.call_id, event.call_digest) == ("llm_0", "c1", PAY.digest())
+    assert event.acknowledged is None
+    assert scene.permits.asked == [("c1", False)]
+    started = await scene.gate.start(record, PAY, scene.terms, None, POLICY, lambda new: None)
+    assert started.phase is CallPhase.STARTED
+
+
+async def test_a_permit_that_says_nothing_leaves_the_request_as_it_was() -> None:
+    alone, beside = Scene(), Scene(Permits(None))
+    alone.gate.permits = None
+    (mine, first), (theirs, second) = await alone.judge(), await beside.judge()
+    assert first is second is UncertaintyAction.PAUSE_FOR_HUMAN
+    drop = {"requests": {0: {"id", "created_s"}}}
+    assert mine.model_dump(exclude=drop) == theirs.model_dump(exclude=drop)
+    assert beside.decisions() == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "always",
+        "framework",
+        "doubt",
+        "repeated",
+        "unvouched",
+        "high",
+        "nothing read",
+        "unread turn",
+        "unproposed",
+        "worst",
+        "call floor",
+        "alarmed",
+        "advisory",
+    ],
+)
+async def test_permits_are_not_even_asked_about_what_they_never_cover(case: str) -> None:
+    policy: dict[str, Any] = {"always_ask_tool_names": ["pay"]} if case == "always" else {}
+    scene = Scene(confidence=0.35 if case == "high" else 0.8, **policy)
+    given: dict[str, Any] = {}
+    if case == "framework":
+        scene.confidence, given["framework_asks"] = 0.99, True
+    elif case == "doubt":
+        scene.confidence = 0.99
+        given["doubt"] = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="its step pauses")
+    elif case == "repeated":
+        given["repeated"] = True
+    elif case == "unvouched":
+        given["terms"] = Terms(agent_id="clerk", session_id="s", vouched=False)
+    elif case == "alarmed":
+        scene.session._state = replace(scene.session._state, alarmed=True)
+    elif case == "unread turn":  # what was read of the turn before says nothing of this one
+        await scene.session.observe_llm_response('Hm. {"confidence": 0.8}', "llm_x")
+        scene.says = "I pay."
+    elif case == "unproposed":
+        scene.proposes = PAY.model_copy(update={"arguments": {"amount": 6}})
+    elif case == "worst":
+        scene = Scene(worst_so_far_floor=0.5)
+        await scene.session.observe_llm_response('Hm. {"confidence": 0.2}', "llm_x")
+        for number in range(4):
+            await scene.session.observe_llm_response('Yes. {"confidence": 0.95}', f"llm_y{number}")
+    elif case == "call floor":
+        scene = Scene(call_floor=0.5)
+        scene.logprob = -3.0
+    elif case == "nothing read":
+        record = CallRecord(proposed=PAY, step_id="llm_0")
+        waits, _ = await scene.gate.judge(record, scene.session, scene.terms)
+        assert (waits.waiting, scene.permits.asked) == (True, [])
+        return
+    elif case == "advisory":
+        scene.session = UncertaintyMonitor(policy=POLICY, advisory=True).session("s", "clerk")
+        record, _ = await scene.judge()
+        assert (record.cleared_by, scene.permits.asked) == ("monitor", [])
+        return
+    record, action = await scene.judge(**given)
+    assert record.waiting
+    assert action is UncertaintyAction.PAUSE_FOR_HUMAN
+    assert scene.permits.asked == []
+
+
+async def test_grants_come_first_and_only_for_calls_that_one_may_lift() -> None:
+    scene = Scene()
+    grant = Grant(tool="pay", principal="ann", expires_s=1e12)
+
+    async def grants(record: CallRecord) -> CallRecord:
+        return granted(record, grant)
+
+    async def none(record: CallRecord) -> CallRecord:
+        return record
+
+    record, action = await scene.judge(grants=grants)
+    assert record.grant == grant
+    assert action is UncertaintyAction.PROCEED
+    assert scene.permits.asked == []
+    record, _ = await Scene().judge(grants=none)
+    assert record.cleared_by == "permit abc"
+    high, _ = await Scene(confidence=0.35).judge(grants=grants)
+    assert high.waiting
+
+
+async def test_an_equal_call_that_waits_is_told_to_permits_and_only_such_a_one() -> None:
+    scene = Scene()
+    equal = PAY.model_copy(update={"id": "c0"})
+    doubt = Doubt(level=UncertaintyLevel.LOW, rule=FRAMEWORK, reason="")
+    waits = asked(CallRecord(proposed=equal, step_id="llm_0"), scene.terms, ApprovalPolicy(), doubt, 0.0)
+    other = PAY.model_copy(update={"arguments": {"amount": 6}})
+    unlike = asked(CallRecord(proposed=other, step_id="llm_0"), scene.terms, ApprovalPolicy(), doubt, 0.0)
+    over = CallRecord(proposed=equal, step_id="llm_0", phase=CallPhase.SETTLED)
+    await scene.judge(waiting=[unlike, over])
+    await scene.judge(waiting=[unlike, waits])
+    assert scene.permits.asked == [("c1", False), ("c1", True)]
+
+
+async def test_what_was_let_ahead_is_looked_at_again_when_it_runs() -> None:
+    scene = Scene(Permits(stands="it is closed"))
+    record, _ = await scene.judge()
+    kept: list[CallRecord] = []
+    again = await scene.gate.start(record, PAY, scene.terms, None, POLICY, kept.append)
+    assert again.waiting
+    (request,) = again.requests
+    assert (request.rule, request.level) == ("permit", UncertaintyLevel.MEDIUM)
+    assert request.reason == "a permit let it go ahead, but it is closed"
+    assert [one.phase for one in kept] == [CallPhase.STARTED, CallPhase.WAITING]
+    scene.gate.permits = None
+    assert "none is known here" in str(await scene.gate.hindrance(record))
+    scene.gate.permits = Permits()
+    assert await scene.gate.hindrance(record) is None
+    scene.gate.precondition = lambda call: "the shop is shut"
+    assert await scene.gate.hindrance(record) == "the shop is shut"
+    assert await scene.gate.hindrance(record.change(cleared_by="monitor")) is None
+    assert await scene.gate.hindrance(record.change(cleared_by=None)) is None
+
+
+async def test_an_approval_that_is_void_asks_again_as_before_even_where_a_permit_let_it_ahead_once() -> None:
+    scene = Scene(Permits(None))
+    record, _ = await scene.judge()
+    request = record.requests[0]
+    yes = decided(record, [request.decide("approve", principal="ann")])
+    again = scene.gate.void(yes.change(cleared_by="permit abc"), scene.terms, "late")
+    assert again.requests[0].rule == request.rule
+    assert "asked again, because the approval is void: late" in again.requests[0].reason
+
+
+async def test_permits_learn_every_answer_and_a_gate_without_any_tells_nobody() -> None:
+    scene = Scene()
+    record = CallRecord(proposed=PAY, step_id="llm_0")
+    await scene.gate.answered(record, scene.terms)
+    assert scene.permits.told == [record]
+    scene.gate.permits = None
+    await scene.gate.answered(record, scene.terms)
+
+
+# -- never ------------------------------------------------------------------------------------------------------------
+
+
+async def test_never_is_signed_and_only_the_rejection_of_a_call_can_say_it() -> None:
+    record, _ = await Scene(Permits(None)).judge()
+    request, policy = record.requests[0], ApprovalPolicy()
+    never = request.decide("reject", principal="ann", never=True)
+    policy.check(request, never)
+    plain = request.decide("reject", principal="ann").model_copy(update={"decided_s": never.decided_s})
+    assert b"never" in never.signed_text()
+    assert b"never" not in plain.signed_text()  # as it was signed before there was the word
+    assert never.unsaid == set()
+    assert "never" not in plain.model_dump(exclude=plain.unsaid)
+    for kind in (ApprovalKind.APPROVE, ApprovalKind.RESPOND):
+        with pytest.raises(ApprovalError, match="Only the rejection of a call"):
+            policy.check(request, request.decide(kind, principal="ann", never=True))
+    about_the_run = request.model_copy(update={"call": None})
+    with pytest.raises(ApprovalError, match="Only the rejection of a call"):
+        policy.check(about_the_run, about_the_run.decide("reject", principal="ann", never=True))
+    old = never.model_dump(exclude={"never"})
+    assert ApprovalDecision.model_validate(old).never is False
+
+
+def test_a_permit_of_one_person_is_refused_where_several_must_approve_and_named_as_what_it_is() -> None:
+    grant = Grant(tool="pay", principal="ann", expires_s=1e12)
+    with pytest.raises(ApprovalError, match="A permit is one principal's"):
+        ApprovalPolicy(required=2).check_grant(grant, "permit")
+    with pytest.raises(ApprovalError, match="A grant is one principal's"):
+        ApprovalPolicy(required=2).check_grant(grant)
+
+
+def test_an_argument_with_a_rule_must_be_there_and_one_without_is_free() -> None:
+    assert within_limits(PAY, {})
+    assert within_limits(PAY, {"amount": {"max": 5}})
+    assert not within_limits(PAY, {"amount": {"max": 4}})
+    assert not within_limits(PAY, {"to": {"equals": None}})
+    assert not within_limits(PAY, {"amount": {"max": 5}, "to": {"in": ["bob"]}})
