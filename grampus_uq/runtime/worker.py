@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,12 @@ from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreErr
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.runner import AgentRunner
-from grampus_uq.runtime.worker_jobs import DEAD, Job, Taken, finish, set_aside, take
+from grampus_uq.runtime.store import WAKING
+from grampus_uq.runtime.worker_jobs import DEAD, TIMER, Job, Taken, finish, set_aside, take
 
 _POLL_S = 1.0
 _BUSY_S = 0.25
+_STAGGER_S = 0.02
 _LATEST_TRY_S = 300.0
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _DEATHS_PER_TRY = 5  # who dies takes innocent sessions along
@@ -58,6 +61,8 @@ class Worker:
     on_job: Callable[[Job, str, str], None] = lambda job, ended, why: None
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     running: int = 0
+    _looked_for_dead: float = float("-inf")
+    _looked_for_due: float = float("-inf")
     _stopping: anyio.Event = field(default_factory=anyio.Event)
     _freed: anyio.Event = field(default_factory=anyio.Event)
 
@@ -81,19 +86,13 @@ class Worker:
     async def run(self) -> None:
         """Work until `stop`. A store that is down is asked again every second; the worker does not end by itself."""
         async with anyio.create_task_group() as group:
-            looked_s = float("-inf")
             while not self._stopping.is_set():
-                found = 0
                 try:
-                    if time.monotonic() - looked_s >= self.runner.lease_s / 2:
-                        looked_s = time.monotonic()
-                        await self._find_orphans()
                     taken = await self._take()
                     for one in taken:
                         self.running += 1
                         group.start_soon(self._work, one)
-                    found = len(taken)
-                    if not found:
+                    if not taken:
                         await self._wait()
                 except StoreError as error:
                     self._count_failure(error)
@@ -104,16 +103,26 @@ class Worker:
             group.cancel_scope.cancel()
 
     async def _take(self) -> list[Taken]:
-        free = self.at_once - self.running
+        """Some new jobs; once a second also those whose time has come, now and then those of dead workers."""
+        free, now = self.at_once - self.running, time.monotonic()
         if free < 1:
             return []
-        return await take(self.runner.ledger.store, self.agents, free, self.runner.lease_s)
+        if now - self._looked_for_dead >= self.runner.lease_s / 2:
+            self._looked_for_dead = now
+            await self._find_orphans()
+        kinds = [WAKING]
+        if now - self._looked_for_due >= _POLL_S:
+            self._looked_for_due = now
+            kinds.append(TIMER)
+        return await take(self.runner.ledger.store, self.agents, free, self.runner.lease_s, kinds)
 
     async def _wait(self) -> None:
         if self.running >= self.at_once:
             await self._slot()
         else:
             await self.runner.ledger.store.wait_for_job(_POLL_S)
+            # All workers hear of a job: who has less to do looks first, and the others seldom find it.
+            await anyio.sleep(random.uniform(0.0, _STAGGER_S) * (1 + self.running))  # noqa: S311 (no secret)
 
     async def _slot(self) -> None:
         """Wait until a job ends."""

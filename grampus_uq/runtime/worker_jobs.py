@@ -8,6 +8,7 @@ Taking a job moves it to a later time, in one compare-and-set; a worker that die
 from __future__ import annotations
 
 import logging
+import random
 import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -30,7 +31,7 @@ within_parent: ContextVar[bool] = ContextVar("grampus_within_parent", default=Fa
 """True while a parent itself waits for its sub-agent: then nobody needs to wake it."""
 
 _LATEST = 9_999_999_999.0
-_ASIDE = 20  # rows that others are likely to take at this moment
+_ASIDE = 8  # rows that others may take at this moment
 _MAX_ERROR = 2_000
 _log = logging.getLogger(__name__)
 
@@ -77,20 +78,24 @@ def _stamp(due_s: float) -> str:
     return f"{min(max(due_s, 0.0), _LATEST):017.6f}"
 
 
-async def take(store: SessionStore, agents: Sequence[str], most: int, hold_s: float) -> list[Taken]:
-    """Take up to so many due jobs of these agents, oldest first; each returns by itself after `hold_s` seconds.
+async def take(
+    store: SessionStore, agents: Sequence[str], most: int, hold_s: float, kinds: Sequence[str] = (WAKING, TIMER)
+) -> list[Taken]:
+    """Take up to so many due jobs of these agents; each returns by itself after `hold_s` seconds.
 
-    A row that cannot be read is removed, and said so in the log.
+    Of the oldest some at random: workers that look at the same moment seldom reach for the same one. A row that cannot
+    be read is removed, and said so in the log.
     """
     taken: list[Taken] = []
-    for kind in (WAKING, TIMER):
+    for kind in kinds:
         for agent in agents:
             if len(taken) >= most:
                 return taken
-            for found in await store.scan(kind, label=quote(agent, safe=""), limit=most + _ASIDE):
-                if kind == TIMER and found.key > _stamp(found.read_s):
-                    break
-                one = await _take_one(store, found, agent, hold_s)
+            found = await store.scan(kind, label=quote(agent, safe=""), limit=2 * most + _ASIDE)
+            due = [row for row in found if kind == WAKING or row.key <= _stamp(row.read_s)]
+            random.shuffle(due)
+            for row in due[: most + _ASIDE]:
+                one = await _take_one(store, row, agent, hold_s)
                 if one is not None:
                     taken.append(one)
                 if len(taken) >= most:
