@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import sys
@@ -17,7 +18,7 @@ from grampus_uq.cli.argument_types import FiniteRange
 from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.cli.store_options import store_option, with_store
-from grampus_uq.errors import ConfigurationError
+from grampus_uq.errors import ConfigurationError, StoreError
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.worker import Worker
@@ -84,6 +85,8 @@ def _imported(factory: str) -> Callable[[SessionStore], object]:
 
 async def _until_signalled(worker: Worker, say: Callable[[dict[str, Any]], None]) -> None:
     """Run the worker beside the receiver of signals and the health line; a second signal cancels what is at work."""
+    with contextlib.suppress(StoreError):  # a store that is down does not end a worker
+        await worker.runner.ledger.store.now()
     say({"event": "started", "agents": list(worker.agents), "at_once": worker.at_once})
 
     async def receive(scope: anyio.CancelScope) -> None:
