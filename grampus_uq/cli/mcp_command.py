@@ -12,6 +12,7 @@ import click
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
+from grampus_uq.mcp.call_exchange import CallExchange
 from grampus_uq.mcp.guard import Guard
 from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
 from grampus_uq.mcp.listed_tools import ListedTools
@@ -20,6 +21,7 @@ from grampus_uq.mcp.request_state import RequestStates
 from grampus_uq.mcp.stdio_proxy import Passing, Send, serve_stdio
 from grampus_uq.recording.writer import RecordingProcessor
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores import open_store
 
 
@@ -58,15 +60,22 @@ async def _serve(settings: ProxySettings, url: str, server: tuple[str, ...]) -> 
     tools, store = ListedTools(settings.tool_effects(), trusted=settings.trusted), open_store(url, create=True)
     approvals = settings.approvals.policy()
     ledger = Ledger(store, seal=approvals.seal)
-    gate = Gate(approvals=approvals, effects=tools.effects(), schema_of=tools.schema, clock=ledger.now_s)
+    gate = Gate(
+        approvals=approvals,
+        effects=tools.effects(),
+        schema_of=tools.schema,
+        clock=ledger.now_s,
+        permits=StoredPermits(store, approvals),
+    )
     names = SessionNames(
         agent_id=settings.agent, session_id=settings.session or uuid.uuid4().hex, resumes=settings.session is not None
     )
     calls = GuardedCalls(names, monitor=monitor, ledger=ledger, gate=gate, tools=tools, say=say)
     states = RequestStates(approvals.seal or Seal.of_this_process())
+    exchange = CallExchange(calls, states, say, hold_s=settings.hold_s)
 
     def relay(to_client: Send, to_server: Send) -> Guard:
-        return Guard(to_client, to_server, calls=calls, states=states, say=say, hold_s=settings.hold_s)
+        return Guard(to_client, to_server, exchange=exchange, say=say)
 
     try:
         return await serve_stdio(server, relay, limit=settings.max_message_bytes)

@@ -38,7 +38,8 @@ _POLL_S: Final = 0.3
 _MAX_OPEN: Final = 1_000
 _MAX_MESSAGES: Final = 400
 _MAX_TEXT: Final = 2_000
-_MAX_RESULT: Final = 1_000_000
+_MAX_RESULTS: Final = 4_000_000
+_MAX_WAITING: Final = 8_000_000
 _MAX_RECENT: Final = 64
 _PROMPT: Final = 24
 _UNDECIDED: Final = "Not executed: the client left before it was decided."
@@ -94,7 +95,7 @@ class GuardedCalls:
         gate: Gate,
         tools: ListedTools,
         say: Callable[[str], None],
-        lease_s: float = 30.0,
+        lease_s: float = 10.0,
     ) -> None:
         self.names, self.gate = names, gate
         self._monitor, self._ledger, self._tools, self._say, self._lease_s = monitor, ledger, tools, say, lease_s
@@ -144,14 +145,22 @@ class GuardedCalls:
             await self._open()
 
     async def _leased(self) -> SessionLease:
+        """The session's lease. A process that died holds it for some seconds more; one that lives has the session."""
         session_id = self.names.session_id
-        try:
-            return await self._take(session_id)
-        except SessionConflictError:
-            other = f"{session_id}-{uuid.uuid4().hex[:8]}"
-            self._say(f"session {session_id} is served by another process: this one is {other}, and ends with it")
-            self.names = SessionNames(agent_id=self.names.agent_id, session_id=other, resumes=False)
-            return await self._take(other)
+        until = anyio.current_time() + 2 * self._lease_s
+        saves: set[tuple[str | None, int]] = set()
+        while anyio.current_time() < until and len(saves) < 2:  # whoever lives saves again
+            try:
+                return await self._take(session_id)
+            except SessionConflictError:
+                loaded = await self._ledger.load(self.names.agent_id, session_id)
+                if loaded is not None and loaded[0].leased_for_s():
+                    saves.add((loaded[0].worker, loaded[0].saves))
+                    await anyio.sleep(min(loaded[0].leased_for_s(), _POLL_S))
+        other = f"{session_id}-{uuid.uuid4().hex[:8]}"
+        self._say(f"session {session_id} is served by another process: this one is {other}, and ends with it")
+        self.names = SessionNames(agent_id=self.names.agent_id, session_id=other, resumes=False)
+        return await self._take(other)
 
     async def _take(self, session_id: str) -> SessionLease:
         agent_id = self.names.agent_id
@@ -235,6 +244,9 @@ class GuardedCalls:
                 return known.proposed.id
             if len(state.turn) >= _MAX_OPEN:
                 raise RefusedError(f"Not executed: {_MAX_OPEN} calls of this session are open already.")
+            sizes = (len(record.proposed.canonical()) for record in state.turn if record.waiting)
+            if len(call.canonical()) + sum(sizes) > _MAX_WAITING:
+                raise RefusedError("Not executed: the arguments of the calls that wait are too large together.")
             doubt = await self._pins.doubt(self._tools.pin(call.name)) if self._acts else None
             self._note_call(call)
             if self._monitor.plan.brings_model:
@@ -353,15 +365,16 @@ class GuardedCalls:
             state = turn.lease.state
             if not any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
                 return
-            if record.decisions and raw is not None and len(raw) <= _MAX_RESULT:
-                state.metadata["results"] = {**_texts(state, "results"), record.proposed.id: raw}
+            kept = _texts(state, "results")
+            if record.decisions and raw is not None and len(raw) + sum(map(len, kept.values())) <= _MAX_RESULTS:
+                state.metadata["results"] = {**kept, record.proposed.id: raw}
             with contextlib.suppress(SessionConflictError):
-                outcome = ToolResult(tool_call_id=record.call.id, output=text[:_MAX_TEXT], is_error=is_error)
+                outcome = ToolResult(tool_call_id=record.call.id, output=_short(text), is_error=is_error)
                 await turn.finish(turn.lease.state.record(record), outcome)
             if not record.decisions:
                 state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
             else:
-                self._remember(record.proposed.id, Answer(text=text[:_MAX_TEXT], is_error=is_error, raw=raw))
+                self._remember(record.proposed.id, Answer(text=_short(text), is_error=is_error, raw=raw))
             self._wake()
 
     def _remember(self, call_id: str, answer: Answer) -> None:
@@ -415,6 +428,10 @@ class GuardedCalls:
     def rules(self) -> str:
         """The digest of the rules that calls are asked under now."""
         return self._current().terms().rules
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}… (shortened from {len(text)} characters)"
 
 
 def _texts(state: AgentState, name: str) -> dict[str, str]:

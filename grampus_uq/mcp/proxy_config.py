@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
+from grampus_uq.core.estimator import UncertaintyEstimator
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.gate.effects import ToolEffects
@@ -64,12 +65,16 @@ class ApprovalSettings(_Table):
 
 
 class ReaderSettings(_Table):
-    """A small model that reads the calls: a GGUF file, or an OpenAI-compatible server."""
+    """A small model that reads the calls of tools which the policy names: a GGUF file, or an OpenAI-compatible server.
+
+    `weight`: what its reading counts where no fitted profile says so; 0 records it only.
+    """
 
     model_file: str | None = None
     url: str | None = None
     model: str = ""
     timeout_s: PositiveFloat = 5.0
+    weight: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
 
     def reader(self) -> Reader:
         """The reader. Raises ConfigurationError unless it has a file or a server, and not both."""
@@ -111,13 +116,14 @@ class ProxySettings(_Table):
 
     def monitor(self, processors: Sequence[Processor] = ()) -> UncertaintyMonitor:
         """The monitor of these settings. Raises ConfigurationError."""
-        sensing = None if self.reader is None else Sensing(reader=self.reader.reader())
+        given: dict[str, Any] = {"processors": processors, "advisory": self.advisory}
+        if self.reader is not None:
+            given["sensing"] = Sensing(reader=self.reader.reader())
         if self.profile is not None:
-            return UncertaintyMonitor(
-                profile=self.profile, processors=processors, sensing=sensing, advisory=self.advisory
-            )
+            return UncertaintyMonitor(profile=self.profile, **given)
         policy = UncertaintyPolicy.model_validate({"enable_p_true": False, **self.policy})
-        return UncertaintyMonitor(policy=policy, processors=processors, sensing=sensing, advisory=self.advisory)
+        weighs = {} if self.reader is None or not self.reader.weight else {Reader.source: self.reader.weight}
+        return UncertaintyMonitor(policy=policy, estimator=UncertaintyEstimator(extra_weights=weighs), **given)
 
 
 def read_settings(path: str | None, **given: Any) -> ProxySettings:

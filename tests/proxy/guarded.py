@@ -9,9 +9,18 @@ from typing import Any
 
 import anyio
 
-from grampus_uq import ApprovalPolicy, ApprovalRequest, ToolEffects, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import (
+    ApprovalPolicy,
+    ApprovalRequest,
+    Sensing,
+    ToolEffects,
+    UncertaintyEstimator,
+    UncertaintyMonitor,
+    UncertaintyPolicy,
+)
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
+from grampus_uq.mcp.call_exchange import CallExchange
 from grampus_uq.mcp.guard import Guard
 from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
 from grampus_uq.mcp.listed_tools import ListedTools
@@ -19,6 +28,7 @@ from grampus_uq.mcp.request_state import RequestStates
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.signals.call_reader import Reader
 
 MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
 
@@ -26,7 +36,15 @@ MODERN = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
 class Bench:
     """One client and one server, played by the test."""
 
-    def __init__(self, store: SessionStore, *, hold_s: float, trusted: bool, approvals: ApprovalPolicy | None) -> None:
+    def __init__(
+        self,
+        store: SessionStore,
+        *,
+        hold_s: float,
+        trusted: bool = True,
+        approvals: ApprovalPolicy | None = None,
+        sensing: Sensing | None = None,
+    ) -> None:
         self.to_client: list[bytes] = []
         self.to_server: list[bytes] = []
         self.said: list[str] = []
@@ -36,7 +54,11 @@ class Bench:
         gate = Gate(approvals=approvals, effects=tools.effects(), schema_of=tools.schema, clock=self.ledger.now_s)
         self.calls = GuardedCalls(
             SessionNames(agent_id="mcp", session_id="s", resumes=True),
-            monitor=UncertaintyMonitor(policy=UncertaintyPolicy(enable_p_true=False)),
+            monitor=UncertaintyMonitor(
+                policy=UncertaintyPolicy(enable_p_true=False, irreversible_tool_names=["pay"]),
+                estimator=UncertaintyEstimator(extra_weights={} if sensing is None else {Reader.source: 1.0}),
+                sensing=sensing,
+            ),
             ledger=self.ledger,
             gate=gate,
             tools=tools,
@@ -50,7 +72,8 @@ class Bench:
             self.to_server.append(line)
 
         states = RequestStates(approvals.seal or Seal(b"k" * 32))
-        self.guard = Guard(to_client, to_server, calls=self.calls, states=states, say=self.said.append, hold_s=hold_s)
+        self.exchange = CallExchange(self.calls, states, self.said.append, hold_s=hold_s)
+        self.guard = Guard(to_client, to_server, exchange=self.exchange, say=self.said.append)
 
     async def say(self, **message: Any) -> None:
         """The client sends a message."""
@@ -119,9 +142,10 @@ async def bench(
     hold_s: float = 10.0,
     trusted: bool = True,
     approvals: ApprovalPolicy | None = None,
+    sensing: Sensing | None = None,
 ) -> AsyncIterator[Bench]:
     """A guard that runs."""
-    one = Bench(store or MemoryStore(), hold_s=hold_s, trusted=trusted, approvals=approvals)
+    one = Bench(store or MemoryStore(), hold_s=hold_s, trusted=trusted, approvals=approvals, sensing=sensing)
     async with anyio.create_task_group() as group:
         group.start_soon(one.guard.run)
         yield one

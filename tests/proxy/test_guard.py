@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import anyio
 import pytest
 
+from grampus_uq import Sensing
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.stopping import order_stop
-from tests.proxy.guarded import MODERN, bench
+from grampus_uq.signals.call_reader import Reader
+from grampus_uq.testing import ScriptedModel
+from tests.proxy.guarded import MODERN, Bench, bench
+from tests.signals.test_reader import writes
 
 pytestmark = pytest.mark.anyio
 
@@ -286,3 +291,78 @@ async def test_an_id_that_is_open_is_refused_and_the_servers_unasked_answer_drop
         await one.returns(1, "I was never asked")
         assert len(one.to_client) == 2
         assert one.to_server == []
+
+
+@pytest.mark.parametrize(("chance", "asked"), [(0.99, False), (0.5, True), (None, True)])
+async def test_a_reader_that_finds_a_call_likely_is_evidence_and_its_silence_is_none(
+    chance: float | None, asked: bool
+) -> None:
+    def write(messages: Any, options: Any) -> Any:
+        if chance is None:
+            raise RuntimeError("no model today")
+        return writes({}, form=chance)(messages, options)
+
+    sensing = Sensing(reader=Reader(client=ScriptedModel(lambda *given: write(*given))))
+    async with bench(hold_s=1.0, sensing=sensing) as one:
+        await one.call(1, "pay", amount=5)
+        if asked:
+            assert "waits for a human" in (await one.answered(1))["result"]["content"][0]["text"]
+        else:
+            await one.asked()
+        assert len(one.ran()) == (0 if asked else 1)
+
+
+async def test_a_result_that_is_no_strict_json_is_handed_on_and_settles_the_call() -> None:
+    line = b'{"jsonrpc":"2.0","id":1,"result":{"content":[],"structuredContent":NaN}}'
+    async with bench() as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        await one.guard.from_server(line)
+        assert one.to_client == [line]
+        await one.call(2, path="a")  # a new call
+        await one.waiting()
+        assert len(one.ran()) == 1
+
+
+async def test_a_client_that_only_polls_is_told_in_words_before_it_gives_up() -> None:
+    params = {"name": "delete_note", "arguments": {}, "_meta": MODERN}
+    async with bench(hold_s=0.02) as one:
+        for identity in range(1, 9):
+            await one.say(id=identity, method="tools/call", params=params)
+            params["requestState"] = (await one.answered(identity))["result"]["requestState"]
+        await one.say(id=9, method="tools/call", params=params)
+        told = (await one.answered(9))["result"]
+        assert told["isError"]
+        assert told["resultType"] == "complete"
+
+
+async def test_a_session_whose_process_died_goes_on_once_its_lease_ran_out() -> None:
+    store = MemoryStore()
+    dead = Bench(store, hold_s=0.05)
+    async with anyio.create_task_group() as group:
+        group.start_soon(dead.guard.run)
+        await dead.call(1, path="a")
+        await dead.answered(1)
+        await dead.decide()
+        group.cancel_scope.cancel()  # it renews nothing any more, and has released nothing
+    async with bench(store, hold_s=30) as two:
+        await two.call(1, path="a")
+        await two.asked()
+        assert two.calls.names.session_id == "s"
+        await two.returns(1)
+
+
+async def test_a_session_that_another_process_serves_is_left_to_it() -> None:
+    store = MemoryStore()
+    async with bench(store) as one, bench(store) as two:
+        await one.call(1, path="a")
+        await one.waiting()
+        await two.call(1, path="a")
+        while two.calls.names.resumes:  # noqa: ASYNC110 (nothing tells it)
+            await anyio.sleep(0.1)
+        await one.decide()
+        await one.asked()
+        await one.returns(1)
+        assert two.ran() == []
+        assert "another process" in two.said[0]

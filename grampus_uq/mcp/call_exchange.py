@@ -1,0 +1,211 @@
+"""One call of a tool from the client's request to its answer, whatever carries the two: the gate's words in MCP's.
+
+A call that waits is held until shortly before clients give up; then the client is told that it waits, and the same call
+again takes it up. Official clients of the revision without a handshake send a call that waits again by themselves, ten
+times at most; before that they are told in words.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import anyio
+
+from grampus_uq.errors import GrampusError, StoreError
+from grampus_uq.gate.call import CallRecord, edit_note
+from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.mcp.guarded_calls import Answer, GuardedCalls, RefusedError, Run, Wait
+from grampus_uq.mcp.json_rpc import (
+    INVALID_PARAMS,
+    Message,
+    error_line,
+    is_modern,
+    judged_arguments,
+    result_line,
+    text_result,
+    with_arguments,
+    without_state,
+    written,
+)
+from grampus_uq.mcp.request_state import RequestStateError, RequestStates, StateBinding
+from grampus_uq.records.values import ToolCall
+
+HOLD_S: Final = 55.0
+_MOST_ROUNDS: Final = 8
+_STORE_DOWN: Final = "Not executed: the session store cannot be reached, and no call runs without it."
+_PENDING: Final = (
+    "Not executed yet: this call waits for a human's decision (request {request}). Nothing has happened. Call this "
+    "tool again with exactly the same arguments later: once it is approved, that runs it, once, and gives its result."
+)
+_RUNNING: Final = (
+    "This call was approved and is still running. Call this tool again with exactly the same arguments later: that "
+    "gives its result, and does not run it again."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A call that its server is to run now: the line for it, and the record that its answer belongs to."""
+
+    line: bytes
+    record: CallRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The answer to a request; `call_id` of a settled call, to be told as delivered."""
+
+    line: bytes
+    call_id: str | None = None
+
+
+class CallExchange:
+    """Judges the calls of one session for a transport. `hold_s`: how long a request is kept open while it waits."""
+
+    def __init__(
+        self, calls: GuardedCalls, states: RequestStates, say: Callable[[str], None], *, hold_s: float = HOLD_S
+    ) -> None:
+        self.calls, self._states, self._say, self._hold_s = calls, states, say, hold_s
+
+    async def outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
+        """What becomes of a call; None where its client gave it up. Whatever is wrong with it is its own: never raises.
+
+        `message` is a call that `read_message` let through.
+        """
+        try:
+            return await self._outcome(message, cancelled)
+        except RefusedError as error:
+            text = str(error)
+        except StoreError as error:
+            self._say(f"the store cannot be reached: {error}")
+            text = _STORE_DOWN
+        except RequestStateError as error:
+            self._say(f"a requestState was refused: {error.detail}")
+            return Answered(line=error_line(message.id, INVALID_PARAMS, str(error)))
+        except GrampusError as error:
+            text = f"Not executed: {error}"
+        except Exception as error:  # noqa: BLE001 (nothing that one call holds may end the others; it does not run)
+            self._say(f"a call was refused: {type(error).__name__}: {error}")
+            text = "Not executed: this call cannot be judged."
+        return _refused(message, text)
+
+    async def _outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
+        until, round_ = anyio.current_time() + self._hold_s, 0
+        stated, own = message.params.get("requestState"), without_state(message)
+        arguments = judged_arguments(own.params)
+        call = ToolCall(id=f"call_{uuid.uuid4().hex}", name=own.params["name"], arguments=arguments)
+        if own is not message:
+            await self.calls.open()
+            round_ = 1 + self._states.read(stated, self._binding(call), now_s=self.calls.now_s()).round
+        call_id = await self.calls.propose(call)
+        while not cancelled.is_set():
+            changed = self.calls.changed
+            became = await self.calls.next(call_id)
+            if isinstance(became, Run):
+                return await self._passed(own, became.record)
+            if isinstance(became, Answer):
+                result = _result(became, is_modern(message.params))
+                return Answered(line=_result_line(message, result), call_id=call_id)
+            with anyio.move_on_after(until - anyio.current_time()) as scope:
+                await _first_of(changed.wait, cancelled.wait)
+            if scope.cancelled_caught:
+                return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
+        return None
+
+    def _binding(self, call: ToolCall) -> StateBinding:
+        names = self.calls.names
+        return StateBinding(
+            agent_id=names.agent_id,
+            session_id=names.session_id,
+            call_digest=call.digest(),
+            rules=self.calls.rules(),
+        )
+
+    def _pending(self, message: Message, call: ToolCall, wait: Wait, round_: int) -> Mapping[str, Any]:
+        """What a client is told whose call still waits."""
+        modern = is_modern(message.params)
+        if wait.request is None:
+            return text_result(_RUNNING, is_error=True, modern=modern)
+        if modern and round_ < _MOST_ROUNDS:
+            now_s = self.calls.now_s()
+            state = self._states.issue(self._binding(call), wait.request.id, now_s=now_s, round=round_)
+            return {"resultType": "input_required", "requestState": state}
+        text = _PENDING.format(request=wait.request.id[:8])
+        return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))
+
+    async def _passed(self, message: Message, record: CallRecord) -> Passed | Answered:
+        """A started call with its own bytes, unless a human changed it."""
+        line = with_arguments(message, record.call.arguments) if record.edited else message.line
+        if line is not None:
+            return Passed(line=line, record=record)
+        text = "Not executed: the edited arguments do not fit what else this call carries."
+        await self.calls.finish(record, text=text, is_error=True)
+        return _refused(message, text)
+
+    async def returned(self, record: CallRecord, line: bytes, values: Mapping[str, Any]) -> bytes:
+        """Store the server's answer to a call: the line for the client, with a note where a human changed the call."""
+        result, error = values.get("result"), values.get("error")
+        noted = _with_note(result, edit_note(record))
+        is_error = error is not None or (isinstance(result, dict) and result.get("isError") is True)
+        raw = None
+        with suppress(ValueError, RecursionError):  # NaN, or too deep: no strict JSON
+            raw = json.dumps(noted, allow_nan=False) if isinstance(noted, dict) else None
+            line = line if noted is result else written({**values, "result": noted})
+        await self.calls.finish(record, text=_text_of(result, error), is_error=is_error, raw=raw)
+        return line
+
+
+def _result_line(message: Message, result: Mapping[str, Any]) -> bytes:
+    assert message.id is not None  # noqa: S101 (a call without one was refused)
+    return result_line(message.id, result)
+
+
+def _refused(message: Message, text: str) -> Answered:
+    return Answered(line=_result_line(message, text_result(text, is_error=True, modern=is_modern(message.params))))
+
+
+async def _first_of(*waits: Callable[[], Awaitable[object]]) -> None:
+    """Return when the first of these has."""
+    async with anyio.create_task_group() as group:
+
+        async def one(wait: Callable[[], Awaitable[object]]) -> None:
+            await wait()
+            group.cancel_scope.cancel()
+
+        for wait in waits:
+            group.start_soon(partial(one, wait))
+
+
+def _why(request: ApprovalRequest) -> dict[str, Any]:
+    return {"level": request.level.value, "rule": request.rule}
+
+
+def _result(answer: Answer, modern: bool) -> Mapping[str, Any]:
+    if answer.raw is not None:
+        kept = json.loads(answer.raw)
+        if isinstance(kept, dict):
+            return kept
+    return text_result(answer.text, is_error=answer.is_error, modern=modern)
+
+
+def _with_note(result: Any, note: str | None) -> Any:
+    """A result with a note in front of its content."""
+    if note is None or not isinstance(result, dict):
+        return result
+    content = result.get("content")
+    return {**result, "content": [{"type": "text", "text": note}, *(content if isinstance(content, list) else ())]}
+
+
+def _text_of(result: Any, error: Any) -> str:
+    """What a tool said, as text."""
+    if error is not None:
+        return json.dumps(error)
+    content = result.get("content") if isinstance(result, dict) else None
+    texts = [part["text"] for part in content or () if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "\n".join(texts) if texts else json.dumps(result)
