@@ -36,7 +36,7 @@ from .monitor.exploration import Exploration as Exploration
 from .monitor.history import AgentBeliefState as AgentBeliefState
 from .monitor.monitor import UncertaintyMonitor as UncertaintyMonitor
 from .monitor.reloading import watch_profile as watch_profile
-from .monitor.sensing import Sensing as Sensing
+from .monitor.sensing_settings import Sensing as Sensing
 from .monitor.session import Session as Session
 from .records.events import DecisionEvent as DecisionEvent
 from .records.events import OutcomeEvent as OutcomeEvent

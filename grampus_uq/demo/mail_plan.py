@@ -15,7 +15,7 @@ from grampus_uq.demo.clerk import CallingModel, DoubtfulParts, Handled, handle
 from grampus_uq.demo.mails import CANCEL, REFUND, Mail, draw_mails
 from grampus_uq.errors import DataError
 from grampus_uq.monitor.monitor import UncertaintyMonitor
-from grampus_uq.monitor.sensing import Sensing
+from grampus_uq.monitor.sensing_settings import Sensing
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.recording.artifacts import ProfileArtifact, load
 from grampus_uq.records.protocols import ModelClient

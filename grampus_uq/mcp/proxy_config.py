@@ -32,7 +32,7 @@ from grampus_uq.gate.seal import Seal
 from grampus_uq.gate.signatures import HmacSigner, PublicKeys
 from grampus_uq.mcp.message_lines import MAX_MESSAGE_BYTES
 from grampus_uq.monitor.monitor import UncertaintyMonitor
-from grampus_uq.monitor.sensing import Sensing
+from grampus_uq.monitor.sensing_settings import Sensing
 from grampus_uq.records.protocols import Processor
 from grampus_uq.signals.call_reader import Reader
 

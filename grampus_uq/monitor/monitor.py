@@ -22,7 +22,8 @@ from grampus_uq.errors import ConfigurationError
 from grampus_uq.monitor.exploration import Exploration
 from grampus_uq.monitor.history import AgentBeliefState
 from grampus_uq.monitor.processing import Processing
-from grampus_uq.monitor.sensing import Sensing, SensingPlan
+from grampus_uq.monitor.sensing import SensingPlan
+from grampus_uq.monitor.sensing_settings import Sensing
 from grampus_uq.monitor.session import Session
 from grampus_uq.monitor.snapshot import processor_entries, read_snapshot
 from grampus_uq.monitor.wiring import ProfileSource, Wiring

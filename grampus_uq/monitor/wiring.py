@@ -13,7 +13,8 @@ from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.core.state import Profile, SessionState
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.monitor.expected_streams import ExpectedStreams
-from grampus_uq.monitor.sensing import Sensing, SensingPlan
+from grampus_uq.monitor.sensing import SensingPlan
+from grampus_uq.monitor.sensing_settings import Sensing
 from grampus_uq.recording.artifacts import ProfileArtifact, load, match, profile_fingerprint
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.signals.driver import Budget

@@ -22,7 +22,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.errors import GrampusError, ModelError
 from grampus_uq.models.local_model import LocalModel
 from grampus_uq.monitor.monitor import UncertaintyMonitor
-from grampus_uq.monitor.sensing import Sensing
+from grampus_uq.monitor.sensing_settings import Sensing
 from grampus_uq.recording import RecordingProcessor
 from grampus_uq.records.protocols import ModelClient, SenseContext
 from grampus_uq.records.values import AgentDefinition, Reading, Step
