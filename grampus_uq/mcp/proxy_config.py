@@ -155,11 +155,12 @@ def _text(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise DataError(f"is longer than {_MAX_BYTES} bytes", path=path)
+    except (OSError, ValueError) as error:  # the latter: a NUL in the name
+        raise DataError(f"cannot be read: {getattr(error, 'strerror', error)}", path=path) from error
+    if len(data) > _MAX_BYTES:
+        raise DataError(f"is longer than {_MAX_BYTES} bytes", path=path)
+    try:
         return data.decode("utf-8")
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror}", path=path) from error
     except UnicodeDecodeError as error:
         raise DataError(f"is not UTF-8: {error.reason}", path=path) from error
 

@@ -217,6 +217,11 @@ TABLE = """
 2 worker builtins:id --store memory: --agent a --drain nan
 2 send runs --otlp http://127.0.0.1:1 --timeout 0
 2 calibration feed
+2 mcp
+1 mcp --config nowhere.toml -- true
+1 mcp --config file.txt -- true
+1 mcp --config <nul> -- true
+2 mcp --store mysql://x -- true
 2 runs label runs r1 success --stop-reason CLEAN
 """
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
