@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import signal
 import sys
 import time
@@ -19,7 +20,6 @@ from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError, StoreError
-from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.worker import Worker
 from grampus_uq.runtime.worker_jobs import Job
@@ -47,9 +47,9 @@ def command(
 ) -> None:
     """Resume sessions that were decided, expired or orphaned, until SIGTERM or SIGINT.
 
-    MODULE:FUNCTION is yours: called with the store, it returns the `AgentRunner` that resumes the sessions. Modules are
-    looked for in the current folder too. With --json each job's end, and the state of the worker once a minute, is one
-    JSON object on a line.
+    MODULE:FUNCTION is yours: called with the store, it returns (or is awaited for) the `AgentRunner` that resumes the
+    sessions, or the `ThreadRunner` of a LangGraph graph. Modules are looked for in the current folder too. With --json
+    each job's end, and the state of the worker once a minute, is one JSON object on a line.
     """
     if url == "memory:":
         raise ConfigurationError.of("--store", "worker", "a store that outlives a process", url)
@@ -57,9 +57,10 @@ def command(
     say = _say_json if as_json else _say
 
     async def work(store: SessionStore) -> None:
-        runner = make(store)
-        if not isinstance(runner, AgentRunner) or runner.ledger.store is not store:
-            rule = "a function that takes a store and returns an AgentRunner over that store"
+        made = make(store)
+        runner = await made if inspect.isawaitable(made) else made
+        if not callable(getattr(runner, "resume", None)) or getattr(runner, "ledger", None) is None:
+            rule = "a function that takes a store and returns an AgentRunner over it"
             raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory)
         worker = Worker(runner=runner, agents=agents, at_once=at_once, tries=tries, drain_s=drain_s, on_job=_told(say))
         await _until_signalled(worker, say)
@@ -67,7 +68,7 @@ def command(
     with_store(url, work, create=True)
 
 
-def _imported(factory: str) -> Callable[[SessionStore], object]:
+def _imported(factory: str) -> Callable[[SessionStore], Any]:
     module, _, name = factory.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -28,7 +28,12 @@ REVIEW = "uncertainty_review"
 
 def waiting(state: StateSnapshot) -> list[ApprovalRequest]:
     """The pending approvals of a thread (`app.get_state(config)`) and its sub-graphs; no other interrupts."""
-    return [ApprovalRequest.model_validate(request) for one in _ours(state) for request in one.value["requests"]]
+    return [request for requests in asking(state).values() for request in requests]
+
+
+def asking(state: StateSnapshot) -> dict[str, list[ApprovalRequest]]:
+    """The pending approvals of each of the guard's interrupts, by its id."""
+    return {one.id: [ApprovalRequest.model_validate(asked) for asked in one.value["requests"]] for one in _ours(state)}
 
 
 def resume(state: StateSnapshot, decisions: Sequence[ApprovalDecision]) -> Command[Any]:

@@ -19,3 +19,5 @@ from .stored_permits import stored_permits as stored_permits
 from .stores.conformance import check_session_store as check_session_store
 from .stores.memory import MemoryStore as MemoryStore
 from .worker import Worker as Worker
+from .worker_hosted import Host as Host
+from .worker_hosted import HostedRunner as HostedRunner

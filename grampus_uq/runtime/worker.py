@@ -11,13 +11,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import anyio
 
 from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError, UncertaintyError
 from grampus_uq.records.vocabulary import AgentStatus
-from grampus_uq.runtime.ledger import session_key
-from grampus_uq.runtime.runner import AgentRunner
+from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import WAKING
 from grampus_uq.runtime.worker_jobs import DEAD, TIMER, Job, Taken, finish, set_aside, take
 
@@ -28,6 +28,20 @@ _LATEST_TRY_S = 300.0
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _DEATHS_PER_TRY = 5  # who dies takes innocent sessions along
 _log = logging.getLogger(__name__)
+
+
+class Resumes(Protocol):
+    """What resumes sessions for a worker: an `AgentRunner`, or another runtime's under the same leases."""
+
+    ledger: Ledger
+    lease_s: float
+
+    async def resume(self, agent_id: str, session_id: str, /) -> Any:
+        """Apply what was decided or expired, and run the session until it ends or waits.
+
+        Raises SessionConflictError when another worker has it, anything else when it failed and may be tried again.
+        """
+        ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +67,7 @@ class Worker:
     `on_job` is told of every job's end: its job, how it ended, and the error if there was one.
     """
 
-    runner: AgentRunner
+    runner: Resumes
     agents: Sequence[str]
     at_once: int = 8
     tries: int = 5

@@ -7,7 +7,8 @@ rows), and starts `grampus-uq worker` processes. Then so many decisions a second
 `p50_s` and `p99_s` are the seconds from before a decision is stored until a worker reports its run's end. Cases:
 `steady`; `restart`, from the moment in which all workers, stopped and started with new code, say that they have
 started; `backlog`, decisions given while no worker was there, from the start of the processes. `worker_mb` is the
-largest resident memory of a worker then.
+largest resident memory of a worker then, `parked_kb` what a parked run takes in the database with its indexes, `wal_kb`
+what one decision and all that follows from it adds to the write-ahead log.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tests.runtime.agents import AGENT, SEND_ONE, World, runner
 ROOT = Path(__file__).parents[2]
 BATCH = 200
 PATIENCE_S = 120.0
+WRITTEN = "pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')"
 
 
 def make(store: SessionStore) -> AgentRunner:
@@ -146,11 +148,24 @@ async def taken(workers: Workers, given: dict[str, float]) -> list[float]:
     return sorted(workers.ended[session] - given[session] for session in given)
 
 
+def figure(url: str, expression: str) -> float:
+    """A number that the server knows."""
+    import psycopg
+
+    with psycopg.connect(url, autocommit=True) as db:
+        found = db.execute(f"SELECT {expression}").fetchone()
+    assert found is not None
+    return float(found[0])
+
+
 async def measure(url: str, parked: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows for so many parked runs."""
     store = open_store(url)
     ledger, decided = Ledger(store), int(options.rate * options.seconds)
+    await store.now()
+    empty = figure(url, "pg_database_size(current_database())")
     asked = await park(store, parked + 2 * decided + options.backlog)
+    parked_kb = (figure(url, "pg_database_size(current_database())") - empty) / len(asked) / 1024
     workers, rows = Workers(url, options.workers), []
 
     def row(case: str, seconds: list[float]) -> None:
@@ -158,11 +173,15 @@ async def measure(url: str, parked: int, options: argparse.Namespace) -> list[di
         p50, p99 = seconds[count // 2], seconds[min(count - 1, int(count * 0.99))]
         mb = workers.memory_mb()
         what = {"case": case, "parked": parked, "workers": options.workers}
-        rows.append({**what, "decisions": count, "p50_s": p50, "p99_s": p99, "worker_mb": mb})
+        beside = {"decisions": count, "parked_kb": parked_kb, "wal_kb": wal_kb}
+        rows.append({**what, "p50_s": p50, "p99_s": p99, "worker_mb": mb, **beside})
 
     try:
         await anyio.to_thread.run_sync(workers.start, "old")
-        row("steady", await taken(workers, await decide(ledger, asked[:decided], options.rate)))
+        written = figure(url, WRITTEN)
+        seconds = await taken(workers, await decide(ledger, asked[:decided], options.rate))
+        wal_kb = (figure(url, WRITTEN) - written) / decided / 1024
+        row("steady", seconds)
         await anyio.to_thread.run_sync(workers.stop)
         await decide(ledger, asked[2 * decided : 2 * decided + options.backlog], 1e9)
         begun = dict.fromkeys((r.session_id for r in asked[2 * decided : 2 * decided + options.backlog]), time.time())

@@ -12,7 +12,7 @@ import pytest
 import grampus_uq
 
 ADAPTERS = sorted((Path(grampus_uq.__file__).parent / "integrations").glob("*.py"))
-PUBLIC = {"grampus_uq.records.protocols", "grampus_uq.wire"}
+PUBLIC = {"grampus_uq.records.protocols", "grampus_uq.runtime", "grampus_uq.wire"}
 """Beside the root and the gate, whose hosts adapters are."""
 
 

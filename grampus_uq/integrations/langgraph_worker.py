@@ -1,0 +1,67 @@
+"""Threads of a LangGraph graph as the runs of a `HostedRunner`: a worker wakes those that wait at the guard."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from grampus_uq import AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
+from grampus_uq.integrations.langgraph_threads import asking
+from grampus_uq.runtime import HostedRunner, SessionStore
+
+try:
+    from langgraph.types import Command
+except ImportError as error:
+    raise MissingDependencyError.of("langgraph", "langgraph", "Resuming a graph") from error
+
+
+class ThreadRunner(HostedRunner):
+    """Runs threads of a compiled graph that has a guard and a checkpointer; their state stays with the checkpointer.
+
+    A thread whose process died between two checkpoints goes on by itself only if all nodes that would run again are in
+    `repeatable`: LangGraph runs them from their start, and a tool that ran would run twice. Otherwise `resume` raises
+    SessionError, and a worker sets the thread aside for a human.
+    """
+
+    def __init__(
+        self, app: Any, store: SessionStore, *, agent_id: str, repeatable: Collection[str] = (), lease_s: float = 30.0
+    ) -> None:
+        super().__init__(_Threads(app, frozenset(repeatable)), store, agent_id=agent_id, lease_s=lease_s)
+        self._app = app
+
+    async def invoke(self, given: Any, thread_id: str) -> AgentStatus:
+        """Run a thread until it ends or waits; raises SessionError for one that is alive."""
+        return await self.begin(thread_id, lambda: self._app.ainvoke(given, _config(thread_id)))
+
+
+class _Threads:
+    def __init__(self, app: Any, repeatable: frozenset[str]) -> None:
+        self._app = app
+        self._repeatable = repeatable
+
+    async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
+        """The requests of the guard's interrupts, in the graph and its sub-graphs."""
+        snapshot = await self._app.aget_state(_config(session_id))
+        if not snapshot.next:
+            return None
+        return [request for requests in asking(snapshot).values() for request in requests]
+
+    async def go_on(self, session_id: str, decisions: Sequence[ApprovalDecision], now_s: float) -> None:
+        """Hand the decisions to the interrupts that asked; without any interrupt run what stands next again."""
+        snapshot = await self._app.aget_state(_config(session_id))
+        asked = asking(snapshot)
+        lost = [] if asked else sorted({*snapshot.next} - self._repeatable)
+        if lost:
+            raise SessionError(f"The thread's process died in {', '.join(lost)}, which may have acted already.")
+        answers: dict[str, Any] = {}
+        for interrupt, requests in asked.items():
+            ids = {request.id for request in requests}
+            given = [decision.model_dump(mode="json") for decision in decisions if decision.request_id in ids]
+            if given or any(request.expired(now_s) for request in requests):
+                answers[interrupt] = {"decisions": given}
+        if answers or not asked:
+            await self._app.ainvoke(Command(resume=answers) if answers else None, _config(session_id))
+
+
+def _config(thread_id: str) -> Any:
+    return {"configurable": {"thread_id": thread_id}}

@@ -1,0 +1,104 @@
+"""Runs whose state another engine keeps: a session store has what they ask, for lists, decisions and workers.
+
+What a decision is worth says the engine's own gate, from what the engine keeps: a forged row can wake a run, no more.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+
+from grampus_uq.errors import SessionError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.session_lease import SessionLease
+from grampus_uq.runtime.stopping import StopOrders, StoppedError
+from grampus_uq.runtime.store import SessionStore
+
+_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
+
+
+class Host(Protocol):
+    """An engine that keeps runs. Its methods are awaited from one task a run, and may raise."""
+
+    async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
+        """What the run asks now; None once it has ended."""
+        ...
+
+    async def go_on(self, session_id: str, decisions: Sequence[ApprovalDecision], now_s: float) -> Any:
+        """Run until it ends or waits, by these decisions, if any; what expired by `now_s` is settled or asked again.
+
+        Raises SessionError where going on could do something twice: a human has to look.
+        """
+        ...
+
+
+class HostedRunner:
+    """Runs the sessions of a `Host` under leases of a store, and resumes them for a `Worker`.
+
+    `begin` runs a new one, or one that ended, as the engine does; it and `resume` return how the session stands then.
+    """
+
+    def __init__(self, host: Host, store: SessionStore, *, agent_id: str, lease_s: float = 30.0) -> None:
+        self.host = host
+        self.agent_id = agent_id
+        self.ledger = Ledger(store)
+        self.lease_s = lease_s
+        self._worker = uuid.uuid4().hex
+        self._stops = StopOrders(self.ledger)
+
+    async def begin(self, session_id: str, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
+        """Await the work, which is the engine's run of this session; raises SessionError for one that is alive."""
+        loaded = await self.ledger.load(self.agent_id, session_id)
+        state = AgentState(agent_id=self.agent_id, session_id=session_id)
+        if loaded is not None:
+            if loaded[0].status not in _ENDED:
+                raise SessionError(f"Session {session_id!r:.80} is {loaded[0].status}: resume it.")
+            state = state.replaces(loaded[0])
+        return await self._run(await self._take(state, 0 if loaded is None else loaded[1]), work)
+
+    async def resume(self, agent_id: str, session_id: str) -> AgentStatus:
+        """Go on with a session by the decisions that are stored, where there are any or something expired."""
+        state, version = await self.ledger.known(agent_id, session_id)
+        if state.status in _ENDED:
+            raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
+        lease = await self._take(state, version)
+        return await self._run(lease, partial(self._go_on, session_id))
+
+    async def _go_on(self, session_id: str) -> None:
+        asked = await self.host.pending(session_id)
+        if asked is None:
+            return
+        arrived = await self.ledger.decisions([request.id for request in asked])
+        decisions = [decision for request in asked for decision, _ in arrived[request.id]]
+        now_s = self.ledger.now_s()
+        if decisions or not asked or any(request.expired(now_s) for request in asked):
+            await self.host.go_on(session_id, decisions, now_s)
+
+    async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
+        state = lease.state
+        try:
+            await lease.run(work)
+            asked = await self.host.pending(state.session_id)
+            state.review = asked or []
+            waits = AgentStatus.WAITING_FOR_HUMAN if asked else AgentStatus.IDLE
+            state.status = AgentStatus.COMPLETED if asked is None else waits
+            await lease.save(("ended" if asked is None else "paused", {}))
+        except StoppedError:
+            state.status, state.review = AgentStatus.FAILED, []
+            await lease.save(("stopped", {}))
+        except (Exception, anyio.get_cancelled_exc_class()):
+            await lease.release()
+            raise
+        return state.status
+
+    async def _take(self, state: AgentState, version: int) -> SessionLease:
+        return await SessionLease.take(
+            self.ledger, state, version, worker=self._worker, lease_s=self.lease_s, stops=self._stops
+        )
