@@ -225,6 +225,7 @@ def approve(**given: Any) -> None:
 @command.command()
 @_deciding
 @click.option("--message", "-m", default=None, help="Reason for the model.")
+@click.option("--never", is_flag=True, help="Also close every permit that covers the call.")
 def reject(**given: Any) -> None:
     """Refuse the waiting call."""
     _decide("reject", **given)
@@ -267,6 +268,7 @@ def _decide(
     as_json: bool,
     message: str | None = None,
     arguments: dict[str, Any] | None = None,
+    never: bool = False,
 ) -> None:
     signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
 
@@ -277,7 +279,8 @@ def _decide(
                 f"The pending call is no longer what was shown: its digest is {request.digest()}. Nothing was "
                 "decided; look at it again."
             )
-        decision = request.decide(kind, principal=principal or getpass.getuser(), message=message, arguments=arguments)
+        who = principal or getpass.getuser()
+        decision = request.decide(kind, principal=who, message=message, arguments=arguments, never=never)
         if signer is not None:
             decision = signer.sign(decision)
         ApprovalPolicy().check(request, decision, now_s=ledger.now_s())

@@ -1,26 +1,296 @@
-"""`grampus-uq permits`: how many questions a promise earned from answers would save."""
+"""`grampus-uq permits`: calls that go ahead unasked as far as answers have earned it; granted, shown, taken back."""
 
 from __future__ import annotations
 
+import getpass
 import math
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
+from grampus_uq.cli.permit_conditions import limits_of, stricter
+from grampus_uq.cli.plain_text import one_line, short
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.cli.spreading import spread_over, spreading
+from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import DataError
 
 if TYPE_CHECKING:
+    from grampus_uq.gate.permits import Permit, PermitState
     from grampus_uq.learn.permit_simulation import LabelledCalls, Simulated
+    from grampus_uq.runtime.store import SessionStore
+    from grampus_uq.runtime.stored_permits import Standing
     from grampus_uq.stats.earned_threshold import Target
+
+_DAY_S, _HOUR_S = 86_400.0, 3_600.0
+_SHORTEST_ID = 8
 
 
 @click.group(name="permits", cls=SummarisedGroup)
 def command() -> None:
-    """Fewer questions with a proof: what calls could go ahead unasked, and with which promise."""
+    """Fewer questions with a proof: which calls go ahead unasked, and with which promise.
+
+    A permit is signed like a decision: with the key of --key or GRAMPUS_UQ_APPROVAL_KEY_FILE, or the shared key in
+    GRAMPUS_UQ_APPROVAL_KEY; a runner that knows keys takes no unsigned ones.
+    """
+
+
+# -- in a store -------------------------------------------------------------------------------------------------------
+
+
+def _granting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of commands that write a permit."""
+    where = 'A condition on an argument: amount=max:50, to=in:["ann"]; also min, equals (JSON values); repeatable.'
+    for option in (
+        as_json_option,
+        click.option("--key", "key_file", default=None, help="Private key of `approvals keygen` (or the environment)."),
+        click.option("--as", "principal", default=None, help="Who grants; the login name when not given."),
+        click.option("--days", type=FiniteRange(0.01, 3_650.0), default=None, help="How long it lasts [90]."),
+        click.option("--at-most", type=FiniteRange(0.001, 0.5), default=None, help="Largest wrong share [0.02]."),
+        click.option("--where", "conditions", multiple=True, metavar="NAME=RULE:VALUE", help=where),
+        store_option,
+    ):
+        function = option(function)
+    return function
+
+
+@command.command()
+@click.option("--tool", required=True, help="Name of the tool.")
+@_granting
+@click.option("--agent", default=None, help="Only this agent's calls.")
+@click.option(
+    "--stream",
+    type=click.Choice(["confidence", "p_success", "call_probability"]),
+    default="confidence",
+    show_default=True,
+    help="Score of a call, in [0, 1]; higher: likelier right.",
+)
+@click.option("--of-released", is_flag=True, help="The share is of the calls that may go out, not of all calls.")
+@click.option("--assurance", type=FiniteRange(0.5, 0.999), default=0.95, show_default=True, help="Of the promise.")
+@click.option(
+    "--audits", type=FiniteRange(0.01, 0.9), default=0.05, show_default=True, help="Least share asked anyway."
+)
+@click.option("--miss-rate", type=FiniteRange(0.0, 0.9), default=None, help="Wrong calls that reviewers approve.")
+@click.option(
+    "--answer-hours",
+    type=FiniteRange(0.01, 8_760.0),
+    default=72.0,
+    show_default=True,
+    help="A question without an answer for so long counts as wrong.",
+)
+def grant(url: str, tool: str, conditions: tuple[str, ...], days: float | None, as_json: bool, **given: Any) -> None:
+    """Let calls of one tool go ahead, once answers have earned it: at most a small share of them goes out wrong."""
+    from grampus_uq.gate.permits import Permit
+    from grampus_uq.runtime.stored_permits import grant_permit
+
+    at_most = given["at_most"]
+    permit = Permit(
+        tool=tool,
+        limits=limits_of(conditions),
+        agent_id=given["agent"],
+        stream=given["stream"],
+        epsilon=0.02 if at_most is None else at_most,
+        delta=round(1.0 - given["assurance"], 12),
+        audit_rate=given["audits"],
+        of_released=given["of_released"],
+        miss_rate=given["miss_rate"],
+        answer_within_s=given["answer_hours"] * _HOUR_S,
+        principal=given["principal"] or getpass.getuser(),
+        expires_s=time.time() + (90.0 if days is None else days) * _DAY_S,
+    )
+    permit, signed = _signed(permit, given["key_file"])
+    with_store(url, lambda store: grant_permit(store, permit))
+    _granted(permit, signed, as_json)
+
+
+@command.command()
+@click.argument("permit_id")
+@_granting
+def narrow(url: str, permit_id: str, conditions: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Close a permit, and grant one with further conditions or a smaller share in its place.
+
+    It begins with nothing earned: a small share of wrong calls among all says nothing of each part of them.
+    """
+    from grampus_uq.runtime.stored_permits import close_permit, grant_permit
+
+    async def work(store: SessionStore) -> tuple[Permit, bool]:
+        old = (await _found(store, permit_id)).permit
+        limits = {name: dict(rule) for name, rule in old.limits.items()}
+        for name, rule in limits_of(conditions).items():
+            limits[name] = limits.get(name, {}) | stricter(limits.get(name, {}), rule)
+        changes = {"limits": limits, "epsilon": min(old.epsilon, given["at_most"] or old.epsilon)}
+        until_s = old.expires_s if given["days"] is None else time.time() + given["days"] * _DAY_S
+        changes |= {"principal": given["principal"] or getpass.getuser(), "created_s": time.time()}
+        kept = old.model_dump(exclude={"id", "signature", *changes, "expires_s"})
+        permit, signed = _signed(type(old)(**kept, **changes, expires_s=min(old.expires_s, until_s)), given["key_file"])
+        await grant_permit(store, permit)
+        await close_permit(store, old.id, f"{permit.principal} narrowed it to {permit.id[:8]}")
+        return permit, signed
+
+    _granted(*with_store(url, work), as_json)
+
+
+@command.command()
+@click.argument("permit_id")
+@store_option
+@as_json_option
+@click.option("--as", "principal", default=None, help="Who takes it back; the login name when not given.")
+@click.option("--message", "-m", default="", help="Reason.")
+def revoke(url: str, permit_id: str, principal: str | None, message: str, as_json: bool) -> None:
+    """Close a permit for good: everything is asked about again. Needs no key: who reaches the store may stop it."""
+    from grampus_uq.runtime.stored_permits import close_permit
+
+    async def work(store: SessionStore) -> tuple[str, str]:
+        permit = (await _found(store, permit_id)).permit
+        why = f"{principal or getpass.getuser()} revoked it" + (f": {message}" if message else "")
+        await close_permit(store, permit.id, why)
+        return permit.id, why
+
+    found, why = with_store(url, work)
+    if as_json:
+        print_json({"permit": found, "closed": why})
+    else:
+        click.echo(f"{one_line(found)} is closed: {one_line(why)}.")
+
+
+@command.command(name="list")
+@store_option
+@as_json_option
+def list_(url: str, as_json: bool) -> None:
+    """List permits: scope, threshold in force, answers, calls that went ahead, and what they promise."""
+    from grampus_uq.runtime.stored_permits import stored_permits
+
+    found = with_store(url, stored_permits)
+    if as_json:
+        print_json([_standing_json(standing) for standing in found])
+        return
+    if not found:
+        say_beside("There is no permit.")
+        return
+    columns = ("permit", "scope", "ahead from", "answers", "audits", "wrong", "ahead", "by", "stands")
+    print_table(columns, (_list_row(standing) for standing in found))
+
+
+def _list_row(standing: Standing) -> list[str]:
+    permit, state = standing.permit, standing.state
+    threshold = state.threshold(permit)
+    score = "-" if threshold is None else f"{permit.stream} {threshold:g}"
+    counts = [str(n) for n in (state.answers, state.audits, state.wrong, state.released)]
+    return [permit.id[:8], permit.scope(), score, *counts, permit.principal, _stands(standing)]
+
+
+def _stands(standing: Standing) -> str:
+    permit, state = standing.permit, standing.state
+    if state.closed is not None:
+        return f"closed: {short(state.closed, 100)}"
+    if standing.now_s >= permit.expires_s:
+        return "expired"
+    if standing.trouble is not None:
+        return short(standing.trouble, 100)
+    return "lets calls ahead" if state.in_force(permit) else "asks about everything"
+
+
+@command.command()
+@click.argument("permit_id")
+@store_option
+@as_json_option
+def show(url: str, permit_id: str, as_json: bool) -> None:
+    """Show one permit: its promise, its evidence, what waits, and whether its log gives the very same state.
+
+    Signatures and seals are not looked at here: only a host has the keys.
+    """
+    from grampus_uq.runtime.stored_permits import replayed_permit
+
+    async def work(store: SessionStore) -> tuple[Standing, PermitState]:
+        standing = await _found(store, permit_id)
+        return standing, await replayed_permit(store, standing.permit)
+
+    standing, replayed = with_store(url, work)
+    agrees = replayed == standing.state or replayed == standing.state.model_copy(
+        update={"closed": None, "revision": standing.state.revision - 1}
+    )
+    if as_json:
+        print_json(_standing_json(standing) | {"log_agrees": agrees})
+        return
+    permit, state = standing.permit, standing.state
+    waiting = sum(ticket.asked and ticket.wrong is None for ticket in state.open)
+    for name, text in (
+        ("permit", permit.id),
+        ("scope", permit.scope() + ("" if permit.agent_id is None else f" of agent {permit.agent_id}")),
+        ("stands", _stands(standing)),
+        ("says", _promise(standing)),
+        ("granted", f"by {permit.principal}, {'signed' if permit.signature else 'unsigned'}; until {_day(permit)}"),
+        ("score", f"{permit.stream}; judged by {state.judge or 'whoever comes first'}"),
+        ("answers", f"{state.answers}: {state.audits} audits, {state.wrong} wrong, {state.overdue} of them overdue"),
+        ("ahead", f"{state.released} calls, unasked"),
+        ("waits", f"{waiting} answers; {len(state.open)} calls are not counted yet"),
+        ("late", f"{state.corrected} answers changed after they were counted"),
+        ("log", "gives the very same state" if agrees else "DOES NOT GIVE THIS STATE: one of the two was changed"),
+    ):
+        click.echo(f"{name:<10} {one_line(text)}")
+
+
+def _promise(standing: Standing) -> str:
+    from grampus_uq.gate.permits import sentence
+
+    return sentence(standing.permit, standing.state)
+
+
+def _day(permit: Permit) -> str:
+    try:
+        return time.strftime("%Y-%m-%d", time.gmtime(permit.expires_s))
+    except (OverflowError, OSError, ValueError):
+        return f"{permit.expires_s:g} s"
+
+
+def _standing_json(standing: Standing) -> dict[str, Any]:
+    permit, state = standing.permit, standing.state
+    counts = state.model_dump(mode="json", exclude={"earned", "open", "v", "permit"})
+    return {
+        "permit": permit.model_dump(mode="json"),
+        "state": counts | {"threshold": state.threshold(permit), "open": len(state.open)},
+        "stands": _stands(standing),
+        "sentence": _promise(standing),
+    }
+
+
+async def _found(store: SessionStore, permit_id: str) -> Standing:
+    from grampus_uq.runtime.stored_permits import stored_permits
+
+    if len(permit_id) < _SHORTEST_ID:
+        raise DataError(f"{permit_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
+    matches = [found for found in await stored_permits(store) if found.permit.id.startswith(permit_id)]
+    if len(matches) != 1:
+        what = "No permit has" if not matches else f"{len(matches)} permits have"
+        raise DataError(f"{what} an id beginning with {permit_id!r:.40}.")
+    return matches[0]
+
+
+def _signed(permit: Permit, key_file: str | None) -> tuple[Permit, bool]:
+    from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment
+
+    signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
+    return (permit, False) if signer is None else (signer.sign(permit), True)
+
+
+def _granted(permit: Permit, signed: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"permit": permit.model_dump(mode="json"), "signed": signed})
+        return
+    how = "signed" if signed else "unsigned (no key is set)"
+    least = math.ceil(math.log(permit.delta) / math.log1p(-permit.epsilon))
+    share = f"{100.0 * permit.epsilon:g} % of {'those that may go out' if permit.of_released else permit.scope()}"
+    click.echo(f"permit     {permit.id}")
+    click.echo(f"promise    at most {one_line(share)} go out wrong, at {100.0 * (1.0 - permit.delta):g} %")
+    click.echo(f"granted    by {one_line(permit.principal)}, {how}; until {_day(permit)}")
+    click.echo(f"Everything is asked about until it is earned: {least} right answers at the least.")
+
+
+# -- beforehand -------------------------------------------------------------------------------------------------------
 
 
 @command.command()

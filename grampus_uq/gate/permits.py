@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.gate.call import CallRecord, Terms
 from grampus_uq.gate.requests import ApprovalKind, signed_text, within_limits
+from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.stats.earned_threshold import (
     Earned,
@@ -67,7 +68,7 @@ Share = Annotated[float, Field(gt=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class Permit(BaseModel):
+class Permit(Configuration):
     """What may be earned, written down before the first call: scope, score, promise, and who granted it.
 
     `limits` are as a grant's. `judge` is the fingerprint of profile, model, prompt and tools (`Session.judge`); None:

@@ -124,6 +124,13 @@ TABLE = """
 1 fit runs -o empty
 2 fit runs --wrong-releases 0
 2 permits simulate
+2 permits list
+1 permits list --store sqlite:///nowhere.db
+1 permits show deadbeef --store sqlite:///nowhere.db
+1 permits revoke deadbeef --store file.txt
+2 permits grant --store sqlite:///nowhere.db
+2 permits grant --store sqlite:///nowhere.db --tool x --where amount=most:5
+2 permits grant --store sqlite:///nowhere.db --tool x --at-most nan
 1 permits simulate nowhere
 1 permits simulate empty
 1 permits simulate big.json

@@ -1,0 +1,151 @@
+"""`grampus-uq permits` on a store: granted, narrowed, revoked, shown; nothing is made by looking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import anyio
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from grampus_uq.cli import main
+from grampus_uq.gate.permits import Permit
+from grampus_uq.gate.requests import ApprovalPolicy
+from grampus_uq.gate.signatures import PublicKeys, write_key
+from grampus_uq.runtime.stores import open_store
+from tests.runtime.test_stored_permits import Office
+
+
+def invoke(*arguments: str, status: int = 0) -> Result:
+    command = click.Command("grampus-uq", callback=lambda: main(["permits", *arguments]))
+    result = CliRunner().invoke(command, [], env={"COLUMNS": "100"})
+    assert result.exit_code == status, result.output + repr(result.exception)
+    return result
+
+
+def made(*arguments: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(invoke(*arguments, "--json").stdout)
+    return values
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    async def create() -> None:
+        store = open_store(f"sqlite:///{tmp_path}/s.db")
+        await store.now()
+        await store.put("nothing", "x", "{}", expected=0)
+        await store.aclose()
+
+    anyio.run(create)
+    return f"sqlite:///{tmp_path}/s.db"
+
+
+def work(url: str, answers: int) -> None:
+    async def run() -> None:
+        store = open_store(url)
+        office = Office(store)
+        for number in range(answers):
+            await office.run(f"r-{number}", body=f"number {number}")
+        await store.aclose()
+
+    anyio.run(run)
+
+
+def test_a_permit_is_granted_listed_shown_and_revoked(url: str) -> None:
+    granted = made("grant", "--store", url, "--tool", "send_email", "--at-most", "0.5", "--as", "ann")
+    permit = Permit.model_validate(granted["permit"])
+    assert (permit.tool, permit.epsilon, permit.principal, granted["signed"]) == ("send_email", 0.5, "ann", False)
+    work(url, 7)
+    (listed,) = json.loads(invoke("list", "--store", url, "--json").stdout)
+    shown = made("show", permit.id[:8], "--store", url)
+    assert shown["log_agrees"] is True
+    assert {**listed, "log_agrees": True} == shown
+    assert shown["state"]["answers"] + shown["state"]["released"] == 7
+    assert shown["sentence"].startswith(("goes ahead: at most 50 % of send_email calls", "asks about all"))
+    lines = invoke("show", permit.id[:8], "--store", url).stdout.splitlines()
+    assert [line.split(" ")[0] for line in lines][:5] == ["permit", "scope", "stands", "says", "granted"]
+    assert lines[-1] == "log        gives the very same state"
+    rows = invoke("list", "--store", url).stdout.splitlines()
+    assert rows[1].split("\t")[:2] == [permit.id[:8], "send_email calls"]
+    closed = made("revoke", permit.id[:8], "--store", url, "--as", "bob", "-m", "a complaint")
+    assert closed == {"permit": permit.id, "closed": "bob revoked it: a complaint"}
+    after = made("show", permit.id[:8], "--store", url)
+    assert after["state"]["closed"] == "bob revoked it: a complaint"
+    assert after["log_agrees"] is True
+    assert after["stands"] == "closed: bob revoked it: a complaint"
+
+
+def test_a_log_that_was_changed_is_named(url: str) -> None:
+    permit = made("grant", "--store", url, "--tool", "send_email", "--as", "ann")["permit"]["id"]
+    work(url, 3)
+
+    async def change() -> None:
+        store = open_store(url)
+        document = await store.get("permit-state", permit)
+        assert document is not None
+        values = json.loads(document.body) | {"released": 99}
+        await store.put("permit-state", permit, json.dumps(values), expected=document.version)
+        await store.aclose()
+
+    anyio.run(change)
+    assert made("show", permit, "--store", url)["log_agrees"] is False
+    assert "DOES NOT GIVE THIS STATE" in invoke("show", permit, "--store", url).stdout
+
+
+def test_narrowing_adds_conditions_never_takes_any_and_begins_with_nothing(url: str) -> None:
+    old = made("grant", "--store", url, "--tool", "refund", "--where", "amount=max:50", "--as", "ann")["permit"]
+    given = ("--store", url, "--where", "amount=max:20", "--where", 'currency=equals:"EUR"', "--at-most", "0.01")
+    new = made("narrow", old["id"], *given, "--as", "ann")["permit"]
+    assert new["limits"] == {"amount": {"max": 20}, "currency": {"equals": "EUR"}}
+    assert (new["epsilon"], new["id"] == old["id"]) == (0.01, False)
+    assert new["expires_s"] == old["expires_s"]
+    closed = made("show", old["id"], "--store", url)
+    assert closed["state"]["closed"] == f"ann narrowed it to {new['id'][:8]}"
+    for wider in ("amount=max:30", "currency=equals:USD"):
+        invoke("narrow", new["id"], "--store", url, "--where", wider, status=2)
+    later = made("narrow", new["id"], "--store", url, "--days", "3000", "--at-most", "0.4", "--as", "ann")["permit"]
+    assert (later["expires_s"], later["epsilon"]) == (old["expires_s"], 0.01)
+
+
+def test_a_permit_is_signed_with_the_key_that_is_given(url: str, tmp_path: Path) -> None:
+    signer = write_key(tmp_path / "ann.pem")
+    key = ("--key", str(tmp_path / "ann.pem"))
+    granted = made("grant", "--store", url, "--tool", "refund", "--as", "ann", *key)
+    assert granted["signed"] is True
+    policy = ApprovalPolicy(signer=PublicKeys({"ann": signer.public_key}))
+    policy.check_grant(Permit.model_validate(granted["permit"]), "permit")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (("list",), 1),
+        (("show", "deadbeef"), 1),
+        (("revoke", "deadbeef"), 1),
+        (("narrow", "deadbeef"), 1),
+        (("grant", "--tool", "x"), 1),
+    ],
+)
+def test_no_command_makes_a_store(arguments: tuple[str, ...], status: int, tmp_path: Path) -> None:
+    invoke(*arguments, "--store", f"sqlite:///{tmp_path}/nowhere.db", status=status)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "where", ["amount", "amount=max", "amount=max:x", "amount=most:5", "=max:5", "amount=in:5", "amount=max:NaN"]
+)
+def test_a_condition_that_is_none_is_refused(where: str, url: str) -> None:
+    assert "Traceback" not in invoke("grant", "--store", url, "--tool", "x", "--where", where, status=2).output
+
+
+def test_hostile_text_is_shown_without_its_control_characters(url: str) -> None:
+    hostile = "pay\x1b[2J\u202e"
+    permit = made("grant", "--store", url, "--tool", hostile, "--as", "ann\x1b]0;x\x07")["permit"]["id"]
+    for command in (("list",), ("show", permit)):
+        output = invoke(*command, "--store", url).output
+        assert "\x1b" not in output
+        assert "\u202e" not in output
+    invoke("show", "dead", "--store", url, status=1)
