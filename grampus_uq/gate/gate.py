@@ -236,7 +236,6 @@ class Gate:
             step_id=record.step_id,
             call=record.proposed,
             message=released.why,
-            acknowledges=False,
         )
         return cleared(record, released.by)
 
@@ -302,15 +301,15 @@ class Gate:
         """Why a call that a human, a grant or a permit cleared must not run now; the precondition is the user's."""
         if record.decisions or record.grant is not None:
             return await refusal_of(self.precondition, record.call)
-        if not (record.cleared_by or "").startswith(PERMITTED):
+        if record.cleared_by is None or not record.cleared_by.startswith(PERMITTED):
             return None
         if self.permits is None:
             return "it was let ahead by a permit, and none is known here"
-        return await self.permits.standing(record.cleared_by or "") or await refusal_of(self.precondition, record.call)
+        return await self.permits.standing(record.cleared_by) or await refusal_of(self.precondition, record.call)
 
     def void(self, record: CallRecord, terms: Terms, why: str) -> CallRecord:
         """Ask again about a cleared call that must not run after all; its decisions lapse."""
-        if (record.cleared_by or "").startswith(PERMITTED) and not record.decisions:
+        if record.cleared_by is not None and record.cleared_by.startswith(PERMITTED) and not record.decisions:
             doubt = Doubt(level=UncertaintyLevel.MEDIUM, rule="permit", reason=f"a permit let it go ahead, but {why}")
             return asked(record, terms, self.approvals, doubt, self._clock())
         return asked_again(record, terms, self.approvals, self._clock(), f"the approval is void: {why}")

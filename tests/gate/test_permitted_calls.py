@@ -30,17 +30,19 @@ class Permits:
     def __init__(self, released: Released | None = RELEASED, stands: str | None = None) -> None:
         self.released, self.stands = released, stands
         self.asked: list[tuple[str, bool]] = []
-        self.told: list[CallRecord] = []
+        self.told: list[tuple[CallRecord, Terms]] = []
+        self.of: list[tuple[Session, Terms]] = []
 
     async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | None:
         self.asked.append((record.proposed.id, alike))
+        self.of.append((session, terms))
         return self.released
 
     async def standing(self, released_by: str) -> str | None:
         return self.stands if released_by == "permit abc" else "another permit"
 
     async def answered(self, record: CallRecord, terms: Terms) -> None:
-        self.told.append(record)
+        self.told.append((record, terms))
 
 
 class Scene:
@@ -82,6 +84,7 @@ async def test_a_call_that_waits_because_of_its_tool_goes_ahead_and_the_recordin
     assert (event.step_id, event.call_id, event.call_digest) == ("llm_0", "c1", PAY.digest())
     assert event.acknowledged is None
     assert scene.permits.asked == [("c1", False)]
+    assert scene.permits.of == [(scene.session, scene.terms)]
     started = await scene.gate.start(record, PAY, scene.terms, None, POLICY, lambda new: None)
     assert started.phase is CallPhase.STARTED
 
@@ -158,6 +161,25 @@ async def test_permits_are_not_even_asked_about_what_they_never_cover(case: str)
     assert scene.permits.asked == []
 
 
+async def test_what_only_its_definition_calls_irreversible_needs_evidence_as_well() -> None:
+    scene = Scene()
+    monitor = UncertaintyMonitor(policy=UncertaintyPolicy())
+    scene.session, scene.says = monitor.session("s", "clerk"), "I pay."
+    await scene.session.observe_llm_response('Hm. {"confidence": 0.8}', "llm_x")
+    record, _ = await scene.judge(declared=Effect.IRREVERSIBLE)
+    assert record.waiting
+    assert scene.permits.asked == []
+
+
+async def test_the_evidence_is_that_of_the_step_that_proposes_the_call() -> None:
+    scene, call = Scene(), PAY.model_copy(update={"id": ""})
+    await scene.session.observe_llm_response('I pay. {"confidence": 0.8}', "llm_0", tool_calls=[call])
+    await scene.session.observe_llm_response("I pay.", "llm_1", tool_calls=[call])
+    for step, ahead in (("llm_1", False), ("llm_0", True)):
+        record, _ = await scene.gate.judge(CallRecord(proposed=call, step_id=step), scene.session, scene.terms)
+        assert record.waiting is not ahead
+
+
 async def test_grants_come_first_and_only_for_calls_that_one_may_lift() -> None:
     scene = Scene()
     grant = Grant(tool="pay", principal="ann", expires_s=1e12)
@@ -205,8 +227,8 @@ async def test_what_was_let_ahead_is_looked_at_again_when_it_runs() -> None:
     assert "none is known here" in str(await scene.gate.hindrance(record))
     scene.gate.permits = Permits()
     assert await scene.gate.hindrance(record) is None
-    scene.gate.precondition = lambda call: "the shop is shut"
-    assert await scene.gate.hindrance(record) == "the shop is shut"
+    scene.gate.precondition = lambda call: f"{call.name}: the shop is shut"
+    assert await scene.gate.hindrance(record) == "pay: the shop is shut"
     assert await scene.gate.hindrance(record.change(cleared_by="monitor")) is None
     assert await scene.gate.hindrance(record.change(cleared_by=None)) is None
 
@@ -225,7 +247,7 @@ async def test_permits_learn_every_answer_and_a_gate_without_any_tells_nobody() 
     scene = Scene()
     record = CallRecord(proposed=PAY, step_id="llm_0")
     await scene.gate.answered(record, scene.terms)
-    assert scene.permits.told == [record]
+    assert scene.permits.told == [(record, scene.terms)]
     scene.gate.permits = None
     await scene.gate.answered(record, scene.terms)
 
