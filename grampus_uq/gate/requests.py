@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.seal import Seal
@@ -114,10 +114,13 @@ class ApprovalDecision(BaseModel):
     signature: str | None = None
     never: bool = False
 
-    @property
-    def unsaid(self) -> set[str]:
-        """Fields to leave out where they say nothing: signatures and workers of before know none of them."""
-        return set() if self.never else {"never"}
+    @model_serializer(mode="wrap")
+    def _said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a `never` that says nothing: signatures and workers of before do not know the field."""
+        content: dict[str, Any] = serialize(self)
+        if not self.never:
+            content.pop("never", None)
+        return content
 
     def signed_text(self) -> bytes:
         """The canonical text of everything but the signature."""
@@ -325,7 +328,7 @@ def rules_digest(approvals: ApprovalPolicy, policy: Mapping[str, Any] | None = N
 def signed_text(what: str, record: BaseModel) -> bytes:
     """The canonical text of everything but the signature; another one for each kind of record."""
     try:
-        content = canonical_json(record.model_dump(mode="json", exclude={"signature", *getattr(record, "unsaid", ())}))
+        content = canonical_json(record.model_dump(exclude={"signature"}))
     except ValueError:  # NaN or infinity, which pydantic lets pass where it reads JSON text
         raise ApprovalError(f"The {what} holds a number that JSON has no word for: it is refused.") from None
     return f"grampus_uq {what} 2\n{content}".encode("utf-8", "surrogatepass")

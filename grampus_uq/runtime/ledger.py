@@ -256,7 +256,7 @@ class Ledger:
 
         With `wake` the session that waits for it is put into the resume queue in the same write.
         """
-        body, request = decision.model_dump_json(exclude=decision.unsaid), quote(decision.request_id, safe="")
+        body, request = decision.model_dump_json(), quote(decision.request_id, safe="")
         key = f"{request}/{hashlib.sha256(body.encode()).hexdigest()}"
         put = Put(kind="decision", key=key, body=json.dumps({"decision": json.loads(body)}), expected=0)
         jobs = await self._woken_by(request) if wake else []

@@ -1,0 +1,185 @@
+"""The last release and this one work on one store side by side, while it is migrated, and one after the other."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import psycopg
+import pytest
+
+from grampus_uq import open_store
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stores.tenants import add_tenant
+
+ROOT = Path(__file__).parents[2]
+LAST = "c6d0dfed"
+"""The commit of the last release whose workers must be able to drain beside this one's."""
+EACH = 15
+
+
+@pytest.fixture(scope="module")
+def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package as the last release has it, out of the history of this checkout."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    archive = subprocess.run(
+        ["git", "archive", "--format=tar", LAST, "grampus_uq"], cwd=ROOT, capture_output=True, check=False
+    )
+    if archive.returncode:
+        pytest.skip(f"the history of this checkout does not hold {LAST}")
+    folder = tmp_path_factory.mktemp("last")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+class Fleet:
+    """Workers of two releases on one store; their errors are what users would have seen."""
+
+    def __init__(self, url: str, folder: Path, last: Path) -> None:
+        self.url, self.effects = url, folder / "effects"
+        self._folder, self._last = folder, last
+        self._running: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self.begun: list[str] = []
+
+    def start(self, name: str, *, old: bool, sessions: int = EACH) -> None:
+        said = self._folder / f"{name}.err"
+        script = [str(ROOT / "tests/runtime/rolling_worker.py"), self.url, str(self.effects), name, str(sessions)]
+        environment = os.environ | {"PYTHONPATH": str(self._last if old else ROOT)}
+        with said.open("wb") as errors:
+            worker = subprocess.Popen(
+                [sys.executable, *script, *([] if old else ["wider"])], stderr=errors, env=environment
+            )
+        self._running.append((worker, said))
+        self.begun += [f"{name}-{number}" for number in range(1, sessions + 1)]
+
+    def drain(self) -> list[str]:
+        """Stop every worker, and wait until it has gone; what went wrong."""
+        said = []
+        for worker, _ in self._running:
+            worker.send_signal(signal.SIGTERM)
+        for worker, errors in self._running:
+            if worker.wait(60):
+                said.append(f"a worker ended with {worker.returncode}")
+            said += errors.read_text().splitlines()
+        self._running = []
+        return said
+
+
+async def decide_all(ledger: Ledger) -> None:
+    """Approve whatever waits undecided."""
+    requests = [request for one in await ledger.pending("mailer") for request in one.requests]
+    decided = await ledger.decisions([request.id for request in requests])
+    for request in requests:
+        if not decided[request.id]:
+            await ledger.decide(request.decide("approve", principal="ann"))
+
+
+async def until_all_ended(ledger: Ledger, fleet: Fleet, most_s: float = 120.0) -> None:
+    with anyio.fail_after(most_s):
+        while True:
+            await decide_all(ledger)
+            done = await ledger.store.scan("session", label=AgentStatus.COMPLETED.value)
+            if len(done) >= len(fleet.begun):
+                return
+            await anyio.sleep(0.05)
+
+
+@pytest.fixture(params=["sqlite", "postgres", "redis"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store; on PostgreSQL owned by a role that is no superuser, so that it can be given tenants."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/s.db"
+    elif request.param == "redis":
+        yield str(request.getfixturevalue("redis_url"))
+    else:
+        admin, name = str(request.getfixturevalue("postgres_url")), f"roll_{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(admin, autocommit=True) as db:
+            db.execute(f"CREATE ROLE {name} LOGIN")
+            db.execute(f"CREATE ROLE {name}_tenant")
+            db.execute(f"CREATE DATABASE {name} OWNER {name}")
+        yield admin.replace("postgres:@/postgres", f"{name}:@/{name}")
+        with psycopg.connect(admin, autocommit=True) as db:
+            db.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            db.execute(f"DROP ROLE {name}")
+            db.execute(f"DROP ROLE {name}_tenant")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rolling_deploy_with_a_migration_under_load_loses_no_decision_and_shows_no_error(
+    store_url: str, tmp_path: Path, last_release: Path
+) -> None:
+    anyio.run(roll, store_url, Fleet(store_url, tmp_path, last_release))
+
+
+async def roll(url: str, fleet: Fleet) -> None:
+    store = open_store(url)
+    ledger = Ledger(store)
+    if url.startswith("redis"):
+        await store.now()
+        with_client(url)
+    fleet.start("old-a", old=True)
+    fleet.start("old-b", old=True)
+    with anyio.fail_after(60):
+        while True:
+            if len(await store.scan("session", limit=10)) == 10:  # under load from here on
+                break
+            await anyio.sleep(0.05)
+    await decide_all(ledger)
+    old = fleet._running
+    fleet._running = []
+    fleet.start("new-a", old=False)
+    fleet.start("new-b", old=False)
+    if url.startswith("postgresql"):
+        await add_tenant(url, url.partition("//")[2].partition(":")[0] + "_tenant")
+    with anyio.move_on_after(8):
+        await until_all_ended(ledger, fleet)
+    new, fleet._running = fleet._running, old
+    said = fleet.drain()  # the old ones, in the middle of it
+    fleet._running = new
+    await finished(ledger, fleet, said)
+    fleet.start("back-a", old=True, sessions=3)  # one release back, on what the new one wrote
+    await finished(ledger, fleet, [])
+    await store.aclose()
+
+
+def with_client(url: str) -> None:
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+
+
+async def finished(ledger: Ledger, fleet: Fleet, said: list[str]) -> None:
+    """Wait for the end of every session that was begun, and hold it against what the world saw."""
+    fleet.begun = await begun_in(ledger, fleet)
+    await until_all_ended(ledger, fleet)
+    assert said + fleet.drain() == []
+    seen = Counter(fleet.effects.read_text().split())
+    assert set(seen.values()) == {1}  # each approved call once
+    assert set(seen) == set(fleet.begun)
+
+
+async def begun_in(ledger: Ledger, fleet: Fleet) -> list[str]:
+    """The sessions that were begun: all of the workers that go on, and those that the drained ones had come to."""
+    going_on = {name for name in fleet.begun if not name.startswith("old")}
+    with anyio.fail_after(120):
+        while True:
+            there = [found.key.partition("/")[2] for found in await ledger.store.scan("session")]
+            if going_on <= set(there):
+                return there
+            await decide_all(ledger)
+            await anyio.sleep(0.1)
