@@ -14,6 +14,7 @@ import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.errors import ConfigurationError, GrampusError
+from grampus_uq.records.visible_text import without_controls
 
 _COMMANDS: Final = (
     "approvals",
@@ -102,4 +103,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _tell(text: str) -> None:
     """Print to standard error what may quote an argument, without the characters that a terminal obeys."""
-    click.echo("".join(char if char.isprintable() or char == "\n" else " " for char in text), err=True)
+    click.echo(without_controls(text, keep="\n"), err=True)

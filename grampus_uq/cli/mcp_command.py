@@ -20,6 +20,7 @@ from grampus_uq.mcp.proxy_config import ProxySettings, read_settings
 from grampus_uq.mcp.request_state import RequestStates
 from grampus_uq.mcp.stdio_proxy import Passing, Send, serve_stdio
 from grampus_uq.recording.writer import RecordingProcessor
+from grampus_uq.records.visible_text import without_controls
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores import open_store
@@ -88,5 +89,4 @@ async def _serve(settings: ProxySettings, url: str, server: tuple[str, ...]) -> 
 
 def say(text: str) -> None:
     """Tell whoever reads the client's log; standard output belongs to the protocol."""
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    print(f"grampus-uq mcp: {shown}", file=sys.stderr, flush=True)  # noqa: T201 (the command's own output)
+    print(f"grampus-uq mcp: {without_controls(text)}", file=sys.stderr, flush=True)  # noqa: T201 (the command's own output)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grampus_uq.records.tool_names import looks_like
-from grampus_uq.records.visible_text import escaped, is_hidden, visible
+from grampus_uq.records.visible_text import escaped, is_hidden, visible, without_controls
 
 _MAX_ARGUMENTS, _MAX_WIDTH = 12, 40
 
@@ -16,7 +16,7 @@ _MAX_ARGUMENTS, _MAX_WIDTH = 12, 40
 def one_line(value: object) -> str:
     """A value as a cell of a table: on one line, without control characters, which terminals obey; None is empty."""
     text = f"{value:.3f}" if isinstance(value, float) else "" if value is None else str(value)
-    return "".join(char if char.isprintable() else " " for char in text)
+    return without_controls(text)
 
 
 def legend(text: str) -> list[str]:

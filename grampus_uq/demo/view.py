@@ -14,6 +14,7 @@ from rich.text import Text
 from grampus_uq.demo.demo_report import FUSED, NAMES, DemoReport, SignalWorth, Spent
 from grampus_uq.demo.demo_run import Answered
 from grampus_uq.demo.demo_wiring import PUBLISHED, DemoPlan
+from grampus_uq.records.visible_text import without_controls
 
 _ROWS: Final = 12
 _STAGES: Final = {
@@ -35,7 +36,7 @@ def printable(text: str) -> str:
     >>> printable("a\\x1b[2Jb\\n\\u202ec")
     'a [2Jb c'
     """
-    return " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return " ".join(without_controls(text).split())
 
 
 class Screen:

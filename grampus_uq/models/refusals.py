@@ -21,6 +21,7 @@ from typing import Any
 from grampus_uq.errors import ModelError, ModelTimeoutError, RateLimitedError, UnsupportedByModelError
 from grampus_uq.models.chat_format import CallOptions
 from grampus_uq.records.values import ModelResponse
+from grampus_uq.records.visible_text import without_controls
 
 _REMEMBERED_MODELS = 256
 # Many services that do report alternatives report at most five.
@@ -207,8 +208,7 @@ def scrubbed(text: str, secrets: Iterable[str]) -> str:
     """The text without any of the secrets and without control characters, on one line, at most 300 characters."""
     for secret in sorted((secret for secret in secrets if secret), key=len, reverse=True):
         text = text.replace(secret, "***")
-    printable = "".join(char if char.isprintable() else " " for char in text[:2_000])
-    return " ".join(printable.split())[:300]
+    return " ".join(without_controls(text[:2_000]).split())[:300]
 
 
 def retry_after(value: str | None, now: datetime | None = None) -> float | None:

@@ -37,6 +37,11 @@ def visible(text: str, keep: str = "") -> str:
     return shown if shown.isascii() else _WORD.sub(_word, shown)
 
 
+def without_controls(text: str, keep: str = "") -> str:
+    """The text with a space for every character that controls what shows it, save those in `keep`: for short cells."""
+    return "".join(char if char.isprintable() or char in keep else " " for char in text)
+
+
 def _word(found: re.Match[str]) -> str:
     word = found[0]
     if word.isascii() or not all(character.isascii() or looks_like(character) for character in word):

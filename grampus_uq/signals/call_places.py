@@ -21,6 +21,7 @@ from grampus_uq.signals.prose import Span, is_prose, wording
 
 _MOST_DEPTH: Final = 6
 _ARGUMENTS_DEPTH: Final = 3
+_LONG: Final = 16_384
 _MOST_WORDS: Final = 8
 _FAR: Final = 200  # characters between a name and the object of its arguments
 _MOST_DIGITS: Final = 10**400
@@ -258,10 +259,18 @@ def _node(text: str, at: int, depth: int) -> _Node:
     return _Node(value=value, begin=at, end=end, inside=tuple(inside), prose=tuple(prose))
 
 
-@functools.lru_cache(maxsize=64)  # an object is read again inside each one around it
 def _wording(literal: str) -> tuple[Span, ...]:
     """The wording of a text in quotes, from its first quote on; empty where it is no prose."""
+    return (_wording_of_long if len(literal) > _LONG else _wording_of_short)(literal)
+
+
+def _read_wording(literal: str) -> tuple[Span, ...]:
     return tuple(wording(literal, 1, len(literal) - 1)) if is_prose(_DECODER.decode(literal)) else ()
+
+
+# An object is read again inside each one around it; few of the long texts are kept, so that memory is bounded.
+_wording_of_short = functools.lru_cache(maxsize=64)(_read_wording)
+_wording_of_long = functools.lru_cache(maxsize=4)(_read_wording)
 
 
 def _after_space(text: str, at: int) -> int:

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from grampus_uq.errors import DataError
-from grampus_uq.records.visible_text import visible
+from grampus_uq.records.visible_text import visible, without_controls
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -43,7 +43,7 @@ def write_page(path: str | os.PathLike[str], page: str) -> None:
 
 def printable(name: str, most: int = 40) -> str:
     """Return a name on one line, without control characters and cut to `most` characters."""
-    text = "".join(char if char.isprintable() else " " for char in name)
+    text = without_controls(name)
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
