@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import sys
 import uuid
+from pathlib import PurePath
+from typing import Final
 
 import anyio
 import click
 
 from grampus_uq.errors import ConfigurationError
-from grampus_uq.gate.gate import Gate
-from grampus_uq.gate.seal import Seal
-from grampus_uq.mcp.call_exchange import CallExchange
 from grampus_uq.mcp.guard import Guard
-from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
-from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.proxy_config import ProxySettings, read_settings
-from grampus_uq.mcp.request_state import RequestStates
+from grampus_uq.mcp.proxy_parts import ProxyParts
 from grampus_uq.mcp.stdio_proxy import Passing, Send, serve_stdio
-from grampus_uq.recording.writer import RecordingProcessor
 from grampus_uq.records.visible_text import without_controls
-from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.stored_permits import StoredPermits
-from grampus_uq.runtime.stores import open_store
+
+_LAUNCHERS: Final = frozenset({"npx", "uvx", "uv", "pipx", "run", "python", "python3", "node", "docker"})
 
 
 @click.command()
@@ -34,46 +30,41 @@ from grampus_uq.runtime.stores import open_store
     envvar="GRAMPUS_UQ_STORE",
     help="Where sessions are kept: sqlite:///FILE, postgresql://… or redis://… (or GRAMPUS_UQ_STORE).",
 )
-@click.option("--agent", default=None, help="Name of the agent in the store.  [default: mcp]")
+@click.option("--agent", default=None, help="Name of the agent in the store; by default made of the COMMAND.")
 @click.option("--session", default=None, help="Go on with this session after a restart.")
 @click.option("--recordings", default=None, help="Folder for recordings.")
 @click.option("--trusted", is_flag=True, default=None, help="Believe the server's annotations of its tools.")
 @click.option("--advisory", is_flag=True, default=None, help="Record what would wait, and let it run.")
 @click.option("--unguarded", is_flag=True, help="Only pass messages on: no call is judged, none waits.")
-@click.argument("server", nargs=-1, required=True, metavar="-- COMMAND...")
-def command(path: str | None, unguarded: bool, server: tuple[str, ...], **given: str | bool | None) -> None:
-    """Run the MCP server COMMAND behind a proxy, on standard input and output.
+@click.option("--http", "address", default=None, metavar="HOST:PORT", help="Serve the config's [servers] over HTTP.")
+@click.argument("server", nargs=-1, metavar="-- COMMAND...")
+def command(
+    path: str | None, unguarded: bool, address: str | None, server: tuple[str, ...], **given: str | bool | None
+) -> None:
+    """Run the MCP server COMMAND behind a proxy, on standard input and output; or serve others with --http.
 
     A call that waits is listed and decided by `grampus-uq approvals`. Exits with the server's status.
     """
+    if bool(server) == (address is not None) or (unguarded and address is not None):
+        raise click.UsageError("Give the COMMAND of one server, or --http.")
     if unguarded:
         raise SystemExit(anyio.run(lambda: serve_stdio(server, lambda client, to: Passing(client, to, say))))
     settings = read_settings(path, **given)
     if settings.store is None:
         rule, way_out = "given: there the calls that wait are decided", "--store sqlite:///FILE, or --unguarded"
         raise ConfigurationError.of("--store", "mcp", rule, None, way_out)
+    if address is not None:
+        from grampus_uq.mcp.http_serving import serve_http
+
+        anyio.run(functools.partial(serve_http, settings, ProxyParts(settings, settings.store, say), address, say))
+        return
     raise SystemExit(anyio.run(functools.partial(_serve, settings, settings.store, server)))
 
 
 async def _serve(settings: ProxySettings, url: str, server: tuple[str, ...]) -> int:
-    recorder = None if settings.recordings is None else RecordingProcessor(settings.recordings)
-    monitor = settings.monitor([] if recorder is None else [recorder])
-    tools, store = ListedTools(settings.tool_effects(), trusted=settings.trusted), open_store(url, create=True)
-    approvals = settings.approvals.policy()
-    ledger = Ledger(store, seal=approvals.seal)
-    gate = Gate(
-        approvals=approvals,
-        effects=tools.effects(),
-        schema_of=tools.schema,
-        clock=ledger.now_s,
-        permits=StoredPermits(store, approvals),
-    )
-    names = SessionNames(
-        agent_id=settings.agent, session_id=settings.session or uuid.uuid4().hex, resumes=settings.session is not None
-    )
-    calls = GuardedCalls(names, monitor=monitor, ledger=ledger, gate=gate, tools=tools, say=say)
-    states = RequestStates(approvals.seal or Seal.of_this_process())
-    exchange = CallExchange(calls, states, say, hold_s=settings.hold_s)
+    parts = ProxyParts(settings.model_copy(update={"agent": settings.agent or _named(server)}), url, say)
+    name = settings.session or uuid.uuid4().hex
+    exchange = parts.exchange(name, resumes=settings.session is not None, trusted=settings.trusted)
 
     def relay(to_client: Send, to_server: Send) -> Guard:
         return Guard(to_client, to_server, exchange=exchange, say=say)
@@ -82,9 +73,15 @@ async def _serve(settings: ProxySettings, url: str, server: tuple[str, ...]) -> 
         return await serve_stdio(server, relay, limit=settings.max_message_bytes)
     finally:
         with anyio.CancelScope(shield=True):
-            await store.aclose()
-        if recorder is not None:
-            recorder.close()
+            await parts.aclose()
+
+
+def _named(server: tuple[str, ...]) -> str:
+    """A name for a server's command: its program in words, and a digest of all of it."""
+    words = [PurePath(word).name for word in server if not word.startswith("-")]
+    program = next((word for word in words if word not in _LAUNCHERS), words[0] if words else "server")
+    digest = hashlib.sha256("\0".join(server).encode("utf-8", "surrogateescape")).hexdigest()[:6]
+    return f"mcp/{program[:60]}-{digest}"
 
 
 def say(text: str) -> None:

@@ -20,6 +20,7 @@ import anyio
 from grampus_uq.errors import GrampusError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import CallPhase, CallRecord
 from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.recovery import recovered
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.tool_pins import ToolPins
@@ -381,6 +382,21 @@ class GuardedCalls:
         self._recent[call_id] = answer
         while len(self._recent) > _MAX_RECENT:
             self._recent.popitem(last=False)
+
+    async def lost(self, record: CallRecord) -> None:
+        """No result of a call that was started will come: a read may run again, for any other a human is asked."""
+        async with self._lock:
+            turn = self._current()
+            state = turn.lease.state
+            if any(one.proposed.id == record.proposed.id and one.phase is CallPhase.STARTED for one in state.turn):
+                now_s = self._ledger.now_s()
+                after = recovered(state.record(record), turn.terms(), self.gate.approvals, record.effect, now_s)
+                if after.waiting:
+                    state.keep(after)
+                    await turn.lease.save(("outcome_unknown", turn.facts(record)))
+                else:
+                    state.turn = [one for one in state.turn if one.proposed.id != record.proposed.id]
+            self._wake()
 
     async def delivered(self, call_id: str) -> None:
         """The client was handed what became of a call: the same call again is a new one."""

@@ -56,9 +56,9 @@ class Message:
         return self.method == CALL
 
 
-def read_message(line: bytes) -> Message:
-    """Read a client's message. Raises UnclearError."""
-    if b"\r" in line:
+def read_message(line: bytes, *, alone: bool = False) -> Message:
+    """Read a client's message; `alone`: it is a body of its own, no line among others. Raises UnclearError."""
+    if b"\r" in line and not alone:
         raise UnclearError("it holds a carriage return, where some servers end a line", answer=id_in(line))
     try:
         values = parse_json(line, unique_names=True)

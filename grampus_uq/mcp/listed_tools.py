@@ -16,10 +16,10 @@ _MAX_TOOLS: Final = 10_000
 
 
 class ListedTools:
-    """The tools of one server, as its latest lists gave them."""
+    """The tools of one server, as its latest lists gave them; `names` collects their names over sessions."""
 
-    def __init__(self, effects: ToolEffects, *, trusted: bool = False) -> None:
-        self._effects, self._trusted = effects, trusted
+    def __init__(self, effects: ToolEffects, *, trusted: bool = False, names: set[str] | None = None) -> None:
+        self._effects, self._trusted, self._names = effects, trusted, set() if names is None else names
         self._tools: dict[str, Mapping[str, Any]] = {}
         self._pins: dict[str, Pin] = {}
 
@@ -31,6 +31,8 @@ class ListedTools:
             if not isinstance(name, str) or (name not in self._tools and len(self._tools) >= _MAX_TOOLS):
                 continue
             self._tools[name] = tool
+            if len(self._names) < _MAX_TOOLS:
+                self._names.add(name)
             self._pins.pop(name, None)
             try:
                 self._pins[name] = pinned(tool)

@@ -19,7 +19,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
@@ -87,26 +87,38 @@ class ReaderSettings(_Table):
         return Reader(client=client, model=self.model, timeout_s=self.timeout_s)
 
 
+class ServerSettings(_Table):
+    """A server that is reached over HTTP."""
+
+    url: str = Field(pattern="^https?://[^/]")
+    trusted: bool = False
+
+
 class ProxySettings(_Table):
     """All settings of a guarded proxy.
 
-    `unclassified`: what a tool does that nobody classified: "ask" as if it could not be undone, or "pass".
+    `servers`, `hosts` (values of `Host` that are served beside the address) and `shadowing` (two servers list one tool
+    name) belong to `--http`. `unclassified`: calls of tools that nobody classified are asked about as if they could not
+    be undone ("ask"), or pass. `agent`: by default named after the server's command, so that each has pins of its own.
     """
 
-    agent: str = Field(default="mcp", min_length=1, max_length=200)
+    agent: str | None = Field(default=None, min_length=1, max_length=200)
     store: str | None = None
     session: str | None = Field(default=None, min_length=1, max_length=200)
     recordings: str | None = None
     profile: str | None = None
     advisory: bool = False
     trusted: bool = False
-    unclassified: str = Field(default="ask", pattern="^(ask|pass)$")
+    unclassified: Literal["ask", "pass"] = "ask"
     hold_s: float = Field(default=55.0, ge=0.0, le=_MOST_HOLD_S, allow_inf_nan=False)
     max_message_bytes: int = Field(default=MAX_MESSAGE_BYTES, ge=1_024)
     effects: dict[str, str] = Field(default_factory=dict)
     policy: dict[str, Any] = Field(default_factory=dict)
     approvals: ApprovalSettings = ApprovalSettings()
     reader: ReaderSettings | None = None
+    hosts: list[str] = Field(default_factory=list)
+    shadowing: Literal["refuse", "allow"] = "refuse"
+    servers: dict[Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")], ServerSettings] = Field(default_factory=dict)
 
     def tool_effects(self) -> ToolEffects:
         """What the tools do by these settings: exact names, and patterns with a star."""

@@ -1,0 +1,63 @@
+"""A guarded proxy put together from its settings: one store, one monitor, and an exchange for each session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from grampus_uq.gate.gate import Gate
+from grampus_uq.gate.seal import Seal
+from grampus_uq.mcp.call_exchange import CallExchange
+from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
+from grampus_uq.mcp.listed_tools import ListedTools
+from grampus_uq.mcp.pins import shadowed
+from grampus_uq.mcp.proxy_config import ProxySettings
+from grampus_uq.mcp.request_state import RequestStates
+from grampus_uq.recording.writer import RecordingProcessor
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stored_permits import StoredPermits
+from grampus_uq.runtime.stores import open_store
+
+
+class ProxyParts:
+    """What the sessions of one proxy share. `say` tells whoever reads the proxy's log."""
+
+    def __init__(self, settings: ProxySettings, url: str, say: Callable[[str], None]) -> None:
+        self._settings, self._say = settings, say
+        self._recorder = None if settings.recordings is None else RecordingProcessor(settings.recordings)
+        self._monitor = settings.monitor([] if self._recorder is None else [self._recorder])
+        self._approvals = settings.approvals.policy()
+        self._store = open_store(url, create=True)
+        self._states = RequestStates(self._approvals.seal or Seal.of_this_process())
+        self._listed: dict[str, set[str]] = {}
+
+    def exchange(self, session_id: str, *, resumes: bool, server: str = "", trusted: bool = False) -> CallExchange:
+        """The exchange of one session, with a gate and a list of tools of its own."""
+        settings = self._settings
+        tools = ListedTools(settings.tool_effects(), trusted=trusted, names=self._listed.setdefault(server, set()))
+        ledger = Ledger(self._store, seal=self._approvals.seal)
+        gate = Gate(
+            approvals=self._approvals,
+            effects=tools.effects(),
+            schema_of=tools.schema,
+            clock=ledger.now_s,
+            permits=StoredPermits(self._store, self._approvals),
+        )
+        agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
+        names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)
+        calls = GuardedCalls(names, monitor=self._monitor, ledger=ledger, gate=gate, tools=tools, say=self._say)
+        return CallExchange(calls, self._states, self._say, hold_s=settings.hold_s)
+
+    def shadow(self, tool: str) -> str | None:
+        """Why a tool must not be called: servers of this proxy share its name, and a model cannot tell them apart."""
+        if self._settings.shadowing == "allow" or len(self._listed) < 2:
+            return None
+        servers = shadowed({server: sorted(names) for server, names in self._listed.items()}).get(tool, ())
+        if len(servers) < 2:
+            return None
+        return f"refused: {' and '.join(servers)} both list the tool {tool!r:.80} (allowed with shadowing = 'allow')"
+
+    async def aclose(self) -> None:
+        """Close the store and the recording."""
+        await self._store.aclose()
+        if self._recorder is not None:
+            self._recorder.close()
