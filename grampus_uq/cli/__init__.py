@@ -34,6 +34,7 @@ _COMMANDS: Final = (
     "runs",
     "send",
     "stop",
+    "stuck",
     "tenants",
     "worker",
 )

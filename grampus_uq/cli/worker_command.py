@@ -32,6 +32,7 @@ _HEALTH_S = 60.0
 @store_option
 @click.option("--agent", "agents", multiple=True, required=True, help="Whose sessions it resumes; may be repeated.")
 @click.option("--at-once", type=click.IntRange(min=1), default=8, show_default=True, help="Sessions side by side.")
+@click.option("--per-agent", type=click.IntRange(min=1), default=None, help="Sessions of one agent side by side.")
 @click.option("--tries", type=click.IntRange(min=1), default=5, show_default=True, help="Errors until it is set aside.")
 @click.option(
     "--drain",
@@ -43,7 +44,14 @@ _HEALTH_S = 60.0
 )
 @as_json_option
 def command(
-    factory: str, url: str, agents: tuple[str, ...], at_once: int, tries: int, drain_s: float, as_json: bool
+    factory: str,
+    url: str,
+    agents: tuple[str, ...],
+    at_once: int,
+    per_agent: int | None,
+    tries: int,
+    drain_s: float,
+    as_json: bool,
 ) -> None:
     """Resume sessions that were decided, expired or orphaned, until SIGTERM or SIGINT.
 
@@ -62,7 +70,15 @@ def command(
         if not callable(getattr(runner, "resume", None)) or getattr(runner, "ledger", None) is None:
             rule = "a function that takes a store and returns an AgentRunner over it"
             raise ConfigurationError.of("MODULE:FUNCTION", "worker", rule, factory)
-        worker = Worker(runner=runner, agents=agents, at_once=at_once, tries=tries, drain_s=drain_s, on_job=_told(say))
+        worker = Worker(
+            runner=runner,
+            agents=agents,
+            at_once=at_once,
+            per_agent=per_agent,
+            tries=tries,
+            drain_s=drain_s,
+            on_job=_told(say),
+        )
         await _until_signalled(worker, say)
 
     with_store(url, work, create=True)

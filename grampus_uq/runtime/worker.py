@@ -9,6 +9,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -61,8 +62,10 @@ class WorkerCounts:
 class Worker:
     """Resumes sessions of these agents that have something to do, with one runner, at most `at_once` side by side.
 
-    A decision, an expiry, a finished sub-agent and the death of another worker make something to do. A session whose
-    resuming fails is tried `tries` times, ever later, then set aside with its error until somebody says otherwise.
+    Agents share the places: who has the fewest sessions at work is served first, and of one agent at most `per_agent`
+    run here. A decision, an expiry, a finished sub-agent and the death of another worker make something to do. A
+    session whose resuming fails is tried `tries` times, ever later, then set aside with its error until somebody says
+    otherwise (`dead_letters`).
     `stop` lets those that run go on for `drain_s` seconds, then cancels them: their leases are given back at once.
     `on_job` is told of every job's end: its job, how it ended, and the error if there was one.
     """
@@ -70,6 +73,7 @@ class Worker:
     runner: Resumes
     agents: Sequence[str]
     at_once: int = 8
+    per_agent: int | None = None
     tries: int = 5
     drain_s: float = 30.0
     on_job: Callable[[Job, str, str], None] = lambda job, ended, why: None
@@ -77,12 +81,14 @@ class Worker:
     running: int = 0
     _looked_for_dead: float = float("-inf")
     _looked_for_due: float = float("-inf")
+    _busy: Counter[str] = field(default_factory=Counter)
     _stopping: anyio.Event = field(default_factory=anyio.Event)
     _freed: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
-        for name in ("at_once", "tries"):
-            if getattr(self, name) < 1:
+        for name in ("at_once", "per_agent", "tries"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise ConfigurationError.of(name, "Worker", "at least 1", getattr(self, name))
         if not self.agents or isinstance(self.agents, str):
             raise ConfigurationError.of("agents", "Worker", "names of agents, at least one", self.agents)
@@ -105,6 +111,7 @@ class Worker:
                     taken = await self._take()
                     for one in taken:
                         self.running += 1
+                        self._busy[one.job.agent_id] += 1
                         group.start_soon(self._work, one)
                     if not taken:
                         await self._wait()
@@ -128,10 +135,31 @@ class Worker:
         if now - self._looked_for_due >= _POLL_S:
             self._looked_for_due = now
             kinds.append(TIMER)
-        return await take(self.runner.ledger.store, self.agents, free, self.runner.lease_s, kinds)
+        return await self._share_out(free, kinds)
+
+    def _room(self, agent: str) -> int:
+        return (self.at_once if self.per_agent is None else self.per_agent) - self._busy[agent]
+
+    async def _share_out(self, free: int, kinds: Sequence[str]) -> list[Taken]:
+        """Jobs for the free places: to each agent its share, then what others left; so none waits behind a flood."""
+        taken: list[Taken] = []
+        asking, got = sorted(self.agents, key=self._busy.__getitem__), Counter[str]()
+        for share in dict.fromkeys((max(1, free // len(asking)), free)):
+            more = []
+            for agent in asking:
+                most = min(share, self._room(agent) - got[agent], free - len(taken))
+                found = (
+                    await take(self.runner.ledger.store, [agent], most, self.runner.lease_s, kinds) if most > 0 else []
+                )
+                taken += found
+                got[agent] += len(found)
+                if found and len(found) == most:
+                    more.append(agent)
+            asking = more
+        return taken
 
     async def _wait(self) -> None:
-        if self.running >= self.at_once:
+        if self.running >= self.at_once or all(self._room(agent) < 1 for agent in self.agents):
             await self._slot()
         else:
             await self.runner.ledger.store.wait_for_job(_POLL_S)
@@ -183,6 +211,7 @@ class Worker:
             raise
         finally:
             self.running -= 1
+            self._busy[job.agent_id] -= 1
             self._freed.set()
 
     def _due_s(self, ended: str, again: Job) -> float:

@@ -209,6 +209,12 @@ TABLE = """
 2 stop --all --store sqlite:///nowhere.db --wait -1
 2 tenants add acme --store sqlite:///nowhere.db
 2 tenants add acme --store memory:
+1 stuck list --store sqlite:///nowhere.db
+1 stuck retry a b --store sqlite:///nowhere.db
+2 stuck retry --store sqlite:///nowhere.db
+2 stuck retry a --all --store sqlite:///nowhere.db
+1 stuck drop a b --store sqlite:///nowhere.db
+2 worker x:y --store memory: --agent a --per-agent 0
 1 tenants add acme --store postgresql://me:hunter2@127.0.0.1:1/x
 1 tenants check --store postgresql://me:hunter2@127.0.0.1:1/x
 2 tenants check --store redis://127.0.0.1:1/0

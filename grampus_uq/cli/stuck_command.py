@@ -1,0 +1,95 @@
+"""`grampus-uq stuck`: the sessions that workers set aside after too many errors; try them again, or give them up."""
+
+from __future__ import annotations
+
+import getpass
+from dataclasses import asdict
+
+import click
+
+from grampus_uq.cli.argument_types import SummarisedGroup
+from grampus_uq.cli.plain_text import one_line, short
+from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.runtime import dead_letters
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import SessionStore
+
+
+@click.group(cls=SummarisedGroup)
+def command() -> None:
+    """List sessions that workers set aside after too many errors, retry them, or give them up."""
+
+
+@command.command(name="list")
+@store_option
+@as_json_option
+@click.option("--agent", default=None, help="Only this agent's sessions.")
+def list_(url: str, as_json: bool, agent: str | None) -> None:
+    """List the first 1,000 sessions that were set aside, with their last error."""
+
+    async def work(store: SessionStore) -> tuple[float, list[dead_letters.DeadLetter]]:
+        return await store.now(), await dead_letters.dead_letters(store, agent)
+
+    now_s, found = with_store(url, work)
+    if as_json:
+        print_json([asdict(letter) for letter in found])
+    elif not found:
+        say_beside("No session is set aside.")
+    else:
+        print_table(
+            ("agent", "session", "errors", "since", "last error"),
+            (
+                [
+                    one_line(letter.agent_id),
+                    one_line(letter.session_id),
+                    str(letter.failed),
+                    f"{now_s - letter.since_s:.0f} s",
+                    one_line(short(letter.why, 200)),
+                ]
+                for letter in found
+            ),
+        )
+
+
+@command.command()
+@click.argument("agent_id", required=False)
+@click.argument("session_id", required=False)
+@store_option
+@click.option("--all", "everything", is_flag=True, help="Every session that was set aside.")
+def retry(agent_id: str | None, session_id: str | None, url: str, everything: bool) -> None:
+    """Give the session SESSION_ID of AGENT_ID back to the workers, or with --all every one."""
+    given = sum(value is not None for value in (agent_id, session_id))
+    if given != (0 if everything else 2):
+        rule = "given both, or --all instead of both"
+        raise ConfigurationError.of("AGENT_ID SESSION_ID", "stuck retry", rule, (agent_id, session_id))
+
+    async def work(store: SessionStore) -> int:
+        if agent_id is not None and session_id is not None:
+            await dead_letters.retry(store, agent_id, session_id)
+            return 1
+        done, last = 0, None
+        while found := await dead_letters.dead_letters(store, after=last, limit=200):
+            last = found[-1]
+            for letter in found:
+                await dead_letters.retry(store, letter.agent_id, letter.session_id)
+                done += 1
+        return done
+
+    click.echo(f"{with_store(url, work)} sessions are tried again.")
+
+
+@command.command()
+@click.argument("agent_id")
+@click.argument("session_id")
+@store_option
+@click.option("--as", "principal", default=None, help="Who gives it up; the login name when not given.")
+def drop(agent_id: str, session_id: str, url: str, principal: str | None) -> None:
+    """Give a session up that was set aside: it ends as failed, and nothing of it runs."""
+
+    async def work(store: SessionStore) -> None:
+        await dead_letters.drop(Ledger(store), agent_id, session_id, principal=principal or getpass.getuser())
+
+    with_store(url, work)
+    click.echo("Given up: the session has ended.")

@@ -1,0 +1,97 @@
+"""Dead letters: the sessions that workers set aside after so many errors, to look at, to try again, or to give up.
+
+There is at most one a session, with the last error: so many sessions, so many letters at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from grampus_uq.errors import SessionError, StoreError
+from grampus_uq.gate.call import CallPhase
+from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.store import Delete, Document, SessionStore
+from grampus_uq.runtime.worker_jobs import DEAD, Job
+
+_GIVEN_UP = "Not executed: the run was given up."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A session that no worker takes up: how many of its jobs failed, the last error, and since when it stands."""
+
+    agent_id: str
+    session_id: str
+    failed: int
+    why: str
+    since_s: float
+
+
+async def dead_letters(
+    store: SessionStore, agent_id: str | None = None, *, after: DeadLetter | None = None, limit: int = 1_000
+) -> list[DeadLetter]:
+    """The first `limit` of them behind `after`, by agent and session; one that cannot be read says so."""
+    behind = None if after is None else session_key(after.agent_id, after.session_id)
+    prefix = "" if agent_id is None else session_key(agent_id, "")
+    return [_letter(found) for found in await store.scan(DEAD, prefix=prefix, after=behind, limit=limit)]
+
+
+def _letter(found: Document) -> DeadLetter:
+    agent, _, session = found.key.partition("/")
+    failed, why = 0, "This letter cannot be read."
+    try:
+        job = Job.model_validate_json(found.body)
+        failed, why = job.failed, job.why
+    except (ValueError, RecursionError):
+        pass
+    return DeadLetter(
+        agent_id=unquote(agent), session_id=unquote(session), failed=failed, why=why, since_s=found.written_s
+    )
+
+
+async def retry(store: SessionStore, agent_id: str, session_id: str) -> None:
+    """Put a session that was set aside back into the queue, as if it had never failed; SessionError if it was not."""
+    found = await _found(store, agent_id, session_id)
+    job = Job(agent_id=agent_id, session_id=session_id, sure=True)
+    await store.write(_removal(found), job.now(found.read_s))
+
+
+async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str = "") -> None:
+    """Give a session up that was set aside: it ends as failed, nothing of it runs, and its audit says who did this.
+
+    A session that cannot be read is deleted; its audit stays. Raises SessionError for one that was not set aside,
+    or that a worker runs.
+    """
+    found = await _found(ledger.store, agent_id, session_id)
+    key = session_key(agent_id, session_id)
+    try:
+        loaded = await ledger.load(agent_id, session_id)
+    except StoreError:
+        document = await ledger.store.get("session", key)
+        if document is None:
+            raise
+        await ledger.store.write(_removal(document), _removal(found))
+        return
+    if loaded is not None and loaded[0].status not in (AgentStatus.COMPLETED, AgentStatus.FAILED):
+        state, version = loaded
+        if state.leased_for_s():
+            raise SessionError(f"Session {session_id!r:.80} is run by a worker: it is not given up.")
+        for record in [record for record in state.turn if record.phase is not CallPhase.SETTLED]:
+            state.settle(record, _GIVEN_UP, is_error=True)
+        state.status, state.review = AgentStatus.FAILED, []
+        state.metadata |= {"stop_reason": StopReason.CANCELLED.value, "error": f"Given up: {_letter(found).why}"}
+        await ledger.save(state, version, [("given_up", {"principal": principal, "why": _letter(found).why})])
+    await ledger.store.write(_removal(found))
+
+
+async def _found(store: SessionStore, agent_id: str, session_id: str) -> Document:
+    found = await store.get(DEAD, session_key(agent_id, session_id))
+    if found is None:
+        raise SessionError(f"Session {session_id!r:.80} of agent {agent_id!r:.80} was not set aside.")
+    return found
+
+
+def _removal(found: Document) -> Delete:
+    return Delete(kind=found.kind, key=found.key, expected=found.version)
