@@ -26,7 +26,7 @@ from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.tool_pins import ToolPins
 from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.values import Message, ToolCall, ToolResult
-from grampus_uq.records.vocabulary import AgentStatus, Role, StopReason, UncertaintyAction
+from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.ledger import Ledger
@@ -329,7 +329,8 @@ class GuardedCalls:
                 record = turn.lease.state.keep(self._asked_under(void))
                 await turn.lease.save()
             if record.phase is CallPhase.CLEARED:
-                started = await turn.start([record])
+                reads = record.effect is Effect.READ and not record.decisions and record.grant is None
+                started = await turn.start([record], announced=not reads)
                 if started:
                     await self._pins.keep(self._tools.pin(record.call.name))
                     return Run(record=started[0])

@@ -219,10 +219,11 @@ class Turn:
         for index in sorted(results):
             yield runnable[index], results[index]
 
-    async def start(self, cleared: Sequence[CallRecord]) -> list[CallRecord]:
+    async def start(self, cleared: Sequence[CallRecord], *, announced: bool = True) -> list[CallRecord]:
         """Start cleared calls: those that run now, written to the store where they have to be.
 
-        One that must not run after all waits again, and the audit says why. Raises StoppedError on a stop order.
+        One that must not run after all waits again, and the audit says why. Raises StoppedError on a stop order, unless
+        they are not `announced`, which is for calls that merely read.
         """
         started = []
         for record in cleared:
@@ -240,7 +241,7 @@ class Turn:
             else:
                 why = new.requests[0].reason if new.requests else "it ran already"
                 await self.lease.note("clearance_refused", {**self.facts(record), "why": why})
-        return await self._announce(started)
+        return await self._announce(started) if announced else started
 
     async def _announce(self, started: list[CallRecord]) -> list[CallRecord]:
         """Write the started calls to the store and the audit, then look for stop orders.
