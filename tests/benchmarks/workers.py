@@ -183,10 +183,12 @@ async def measure(url: str, parked: int, options: argparse.Namespace) -> list[di
         wal_kb = (figure(url, WRITTEN) - written) / decided / 1024
         row("steady", seconds)
         await anyio.to_thread.run_sync(workers.stop)
-        await decide(ledger, asked[2 * decided : 2 * decided + options.backlog], 1e9)
-        begun = dict.fromkeys((r.session_id for r in asked[2 * decided : 2 * decided + options.backlog]), time.time())
         await anyio.to_thread.run_sync(workers.start, "new")
         row("restart", await taken(workers, await decide(ledger, asked[decided : 2 * decided], options.rate)))
+        await anyio.to_thread.run_sync(workers.stop)
+        left = await decide(ledger, asked[2 * decided : 2 * decided + options.backlog], 1e9)
+        begun = dict.fromkeys(left, time.time())
+        await anyio.to_thread.run_sync(workers.start, "new")
         row("backlog", await taken(workers, begun))
         ended, _ = await ledger.known("mailer", asked[decided].session_id)
         assert ended.output == "Done by new code.", ended.output
