@@ -267,6 +267,18 @@ async def test_a_worker_that_is_stopped_gives_back_what_it_runs(open_store: Open
     assert [(job.session_id, job.taken) for job in taken] == [(session, 1)]  # at once, and as if never taken before
 
 
+async def test_who_waits_for_a_job_hears_of_one_that_another_handle_writes(open_store: Open) -> None:
+    waits, writes = open_store(), open_store()
+    await waits.now()
+    await waits.wait_for_job(60.0)  # the first time at once: there may be jobs from before
+    await waits.wait_for_job(0.1)
+    with anyio.fail_after(SOON_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(waits.wait_for_job, 60.0)
+            await anyio.sleep(0.3)
+            await writes.write(Job(agent_id="a", session_id="s").now(0.0))
+
+
 async def test_of_many_that_take_one_job_one_gets_it_and_the_others_when_it_did_not_come_back(
     open_store: Open, session: str
 ) -> None:
