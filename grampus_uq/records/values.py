@@ -27,13 +27,9 @@ from grampus_uq.records.vocabulary import (
     UncertaintySource,
     parse_effect,
 )
-from grampus_uq.records.vocabulary import (
-    Role as Role,
-)
+from grampus_uq.records.vocabulary import Role as Role
 
 _frozen = ConfigDict(frozen=True, allow_inf_nan=False, extra="forbid")
-
-
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -333,8 +329,8 @@ class StepUncertainty(BaseModel):
     def trusted(cls, values: dict[str, Any]) -> StepUncertainty:
         """Build from values that the engine computed: every field given, of the right type, finite; nothing is checked.
 
-        Validation costs more than the rest of a step. A test holds that the result equals the validated one. All that
-        are built so share one set of "fields that were set", which nobody may change.
+        Validation costs more than the rest of a step. A test holds that both are equal. All share one set of "fields
+        that were set", which nobody may change.
         """
         built: StepUncertainty = _new(_StepDraft)  # as in `records.building`; these four make up a pydantic model
         built.__dict__ = values

@@ -34,20 +34,8 @@ async def check_session_store(
         await _absent(absent)
     stores = [await open_store() for _ in range(3)]
     try:
-        await _documents(stores)
-        await _scans(stores)
-        await _deletions(stores)
-        await _logs(stores)
-        await _chains(stores)
-        await _all_or_nothing(stores)
-        await _clock(stores)
-        await _hostile(stores)
-        await _racing_counters(stores)
-        await _racing_creation(stores)
-        await _racing_labels(stores)
-        await _racing_deletion(stores)
-        await _racing_logs(stores)
-        await _racing_readers(stores)
+        for check in _CHECKS:
+            await check(stores)
         await _reopens(stores[0])
     except SessionConflictError as error:
         raise AssertionError(f"The store breaks this rule: no conflict without another writer. ({error})") from error
@@ -402,3 +390,7 @@ async def _reopens(store: SessionStore) -> None:
     await store.aclose()
     found = await store.get("doc", "a")
     _holds(found is not None and found.version == 2, "a closed store opens again")
+
+
+_CHECKS = [_documents, _scans, _deletions, _logs, _chains, _all_or_nothing, _clock, _hostile, _racing_counters]
+_CHECKS += [_racing_creation, _racing_labels, _racing_deletion, _racing_logs, _racing_readers]
