@@ -26,6 +26,8 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 _SHORTEST_ID = 8
 _SEALED = '{"seal":"'
 _GRANT_TRIES = 20
+_FEW = 10  # requests whose ids begin alike
+_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _log = logging.getLogger(__name__)
 
 Note = tuple[str, Mapping[str, JsonValue]]
@@ -158,7 +160,7 @@ class Ledger:
         pending, parent = state.pending(), state.metadata.get(PARENT)
         asked = frozenset(request.id for request in pending)
         if parent is not None:
-            ended = state.status in (AgentStatus.COMPLETED, AgentStatus.FAILED)
+            ended = state.status in _ENDED
             wake = ended and not within_parent.get() and _named(parent)
             return [wake.model_copy(update={"sure": True}).now(self.now_s())] if wake else [], asked
         job, key = (
@@ -195,27 +197,41 @@ class Ledger:
         prefix, waiting = "" if agent_id is None else session_key(agent_id, ""), []
         for status in (AgentStatus.WAITING_FOR_HUMAN, AgentStatus.RUNNING):
             for document in await self.store.scan("session", label=status.value, prefix=prefix):
-                if containing not in document.body:
-                    continue
-                try:
-                    state, left = self.head(document)
-                except StoreError as error:
-                    _log.warning(
-                        "session %s is left out of the pending requests: %s", document.key, type(error).__name__
-                    )
-                    continue
-                requests = state.pending()
-                if state.status is AgentStatus.WAITING_FOR_HUMAN or (requests and (state.attended or not left)):
-                    since_s = min((request.created_s for request in requests), default=state.claimed_s)
-                    waiting.append(
-                        PendingSession(
-                            agent_id=state.agent_id,
-                            session_id=state.session_id,
-                            waiting_since_s=since_s,
-                            requests=requests,
-                        )
-                    )
+                found = self._pending_in(document) if containing in document.body else None
+                if found is not None:
+                    waiting.append(found)
         return waiting
+
+    def _pending_in(self, document: Document) -> PendingSession | None:
+        """What a stored session waits for; None for one that does not wait, or cannot be read."""
+        try:
+            state, left = self.head(document)
+        except StoreError as error:
+            _log.warning("session %s is left out of the pending requests: %s", document.key, type(error).__name__)
+            return None
+        requests = state.pending()
+        orphaned = state.status is AgentStatus.RUNNING and requests and not left
+        if state.status is not AgentStatus.WAITING_FOR_HUMAN and not orphaned:
+            return None
+        since_s = min((request.created_s for request in requests), default=state.claimed_s)
+        return PendingSession(
+            agent_id=state.agent_id, session_id=state.session_id, waiting_since_s=since_s, requests=requests
+        )
+
+    async def _asking(self, request: str) -> list[PendingSession]:
+        """The sessions that wait for a request of this beginning, by the rows that say whom a decision wakes."""
+        named = [_named_in(row.body) for row in await self.store.scan(WAKES, prefix=request, limit=_FEW)]
+        places = dict.fromkeys((job.agent_id, job.session_id) for job in named if job is not None)
+        found: dict[tuple[str, str], PendingSession] = {}
+        while places:
+            document = await self.store.get("session", session_key(*(place := places.popitem()[0])))
+            one = None if document is None else self._pending_in(document)
+            if one is not None:
+                found[place] = one
+                asked = (r for r in one.requests if r.child_session is not None and r.id.startswith(request))
+                owners = ((request.agent_id, request.session_id) for request in asked)
+                places |= dict.fromkeys(owner for owner in owners if owner not in found)
+        return list(found.values())
 
     async def running(self) -> dict[str, str]:
         """The sessions that a live worker runs, by key, with the worker."""
@@ -236,9 +252,10 @@ class Ledger:
         """
         if len(request_id) < _SHORTEST_ID:
             raise SessionError(f"{request_id!r:.40} is too short: give at least {_SHORTEST_ID} characters of the id.")
+        contained = request_id if request_id.isalnum() else ""
         matches = [
             (pending, request)
-            for pending in await self.pending(containing=request_id if request_id.isalnum() else "")
+            for pending in await self._asking(quote(request_id, safe="")) or await self.pending(containing=contained)
             for request in pending.requests
             if request.id.startswith(request_id) and request.child_session is None
         ]

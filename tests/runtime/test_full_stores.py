@@ -46,6 +46,28 @@ async def test_every_question_to_sqlite_is_a_search_in_an_index(tmp_path: Path) 
         assert plan.startswith("USE TEMP") or (plan.startswith("SEARCH") and any(b in plan for b in bound)), plan
 
 
+async def test_a_request_is_found_without_reading_what_else_waits(tmp_path: Path) -> None:
+    read: list[str] = []
+
+    class Counted(SQLiteStore):
+        async def scan(self, kind: str, **options: Any) -> list[Document]:
+            found = await super().scan(kind, **options)
+            read.extend(kind for _ in found)
+            return found
+
+    store = Counted(tmp_path / "s.db")
+    one = runner(World(), SEND_ONE, store=store)
+    asked = [(await one.run(AGENT, "mail bob", session_id=f"s{n}")).pending[0] for n in range(20)]
+    read.clear()
+    state, found = await Ledger(store).find_request(asked[7].id[:8])
+    assert (state.session_id, found) == ("s7", asked[7])
+    assert read == ["wake"]
+    for document in await store.scan("wake"):  # as a release stored them that had no such rows
+        await store.write(Delete(kind="wake", key=document.key, expected=document.version))
+    assert (await Ledger(store).find_request(asked[7].id[:8]))[1] == asked[7]
+    await store.aclose()
+
+
 async def test_every_question_to_postgres_is_bounded_by_an_index(postgres_url: str) -> None:
     plans: list[str] = []
 
