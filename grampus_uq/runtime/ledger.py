@@ -210,8 +210,8 @@ class Ledger:
             _log.warning("session %s is left out of the pending requests: %s", document.key, type(error).__name__)
             return None
         requests = state.pending()
-        orphaned = state.status is AgentStatus.RUNNING and requests and not left
-        if state.status is not AgentStatus.WAITING_FOR_HUMAN and not orphaned:
+        asks = state.status is AgentStatus.RUNNING and requests and (state.attended or not left)
+        if state.status is not AgentStatus.WAITING_FOR_HUMAN and not asks:
             return None
         since_s = min((request.created_s for request in requests), default=state.claimed_s)
         return PendingSession(
