@@ -1,12 +1,14 @@
 """A server's process between two pipes: its messages go to the client, the client's to it, its end is the proxy's.
 
-The server inherits the environment and the standard error, reads the end of its input when the client leaves, and gets
-the signals that the proxy gets. The proxy ends when the server has, with its exit status (128 + n after signal n).
+The server inherits the standard error, and the environment except the proxy's own keys and store. It reads the end of its
+input when the client leaves, and gets the signals that the proxy gets. The proxy ends when the server has, with its exit
+status (128 + n after signal n).
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 from collections.abc import Awaitable, Callable, Sequence
@@ -100,7 +102,8 @@ async def serve_stdio(
     Raises ConfigurationError when the command cannot be started.
     """
     try:
-        process = await anyio.open_process(list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
+        pipe = subprocess.PIPE
+        process = await anyio.open_process(list(command), stdin=pipe, stdout=pipe, stderr=None, env=_environment())
     except (OSError, ValueError) as error:
         rule = "a server's program that can be started"
         raise ConfigurationError.of("COMMAND", "mcp", rule, command[0], str(error)) from error
@@ -121,6 +124,11 @@ async def serve_stdio(
         group.cancel_scope.cancel()
     status = process.returncode or 0
     return 128 - status if status < 0 else status
+
+
+def _environment() -> dict[str, str]:
+    """What a server inherits: neither the keys that decisions are signed with nor the address of the store."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GRAMPUS_UQ_")}
 
 
 async def _from_client(process: Process, relay: Relay, descriptor: int, limit: int) -> None:

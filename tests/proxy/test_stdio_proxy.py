@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -114,3 +115,11 @@ def test_a_client_that_does_not_read_holds_the_server_back_and_not_the_memory() 
     _, err = process.communicate()
     written = len(err)
     assert written < 200  # pipes and buffers of some hundred kilobytes, not a second of writing
+
+
+def test_a_server_inherits_the_environment_without_the_keys_and_the_store_of_the_proxy() -> None:
+    names = ["GRAMPUS_UQ_APPROVAL_KEY", "GRAMPUS_UQ_SEAL_KEY", "GRAMPUS_UQ_STORE", "OF_THE_SERVER"]
+    code = f"import os; print([name for name in {names} if name in os.environ])"
+    environment = {**os.environ, **dict.fromkeys(names, "0123456789abcdef")}
+    proxy = _proxy([sys.executable, "-c", code], env=environment)
+    assert proxy.communicate(timeout=60)[0] == b"['OF_THE_SERVER']\n"
