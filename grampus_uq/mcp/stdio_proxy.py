@@ -1,8 +1,8 @@
 """A server's process between two pipes: its messages go to the client, the client's to it, its end is the proxy's.
 
-The server inherits the standard error, and the environment except the proxy's own keys and store. It reads the end of its
-input when the client leaves, and gets the signals that the proxy gets. The proxy ends when the server has, with its exit
-status (128 + n after signal n).
+The server inherits the standard error, and the environment except the proxy's own keys and store. It reads the end of
+its input when the client leaves, and gets the signals that the proxy gets. The proxy ends when the server has, with its
+exit status (128 + n after signal n).
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Life:
     def kill(self, client: subprocess.Popen[bytes]) -> bool:
         proxy = int((self.folder / "proxy.pid").read_text())
         number = {"client": client.pid, "proxy": proxy}.get(self.victim)
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, IndexError):  # the proxy, or its server, is not there yet, or not any more
             if number is None:
                 number = int(Path(f"/proc/{proxy}/task/{proxy}/children").read_text().split()[0])
             os.kill(number, signal.SIGKILL)
@@ -123,7 +123,7 @@ class Life:
                     due = time.monotonic() + self.delay_s
                 if not killed and due is not None and time.monotonic() >= due:
                     killed = self.kill(client)
-                    due = None
+                    due = None if killed else time.monotonic() + 0.05
                 await anyio.sleep(0.02)
             status = client.poll()
             with suppress(ProcessLookupError):
