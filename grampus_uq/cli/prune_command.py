@@ -1,23 +1,54 @@
-"""`grampus-uq prune`: forget the sessions of a store that ended long ago."""
+"""`grampus-uq prune`: forget the sessions of a store that ended long ago, or move them into recordings."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import click
 
 from grampus_uq.cli.printing import as_json_option, print_json
 from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.runtime.retention import prune
+
+_DAY_S = 86_400.0
 
 
 @click.command()
 @store_option
-@click.option("--older-than", "days", required=True, type=float, help="Days since the session ended.")
+@click.option("--older-than", "days", type=float, default=None, help="Days since the session ended.")
+@click.option(
+    "--keep", type=click.IntRange(min=0), default=None, help="Of those that ended only the latest so many stay."
+)
+@click.option(
+    "--move-to", default=None, metavar="FOLDER", help="Write each as a recording first (`runs pack` packs them)."
+)
 @click.option("--audits", is_flag=True, help="Their audits too, which are otherwise kept.")
+@click.option("--audits-older-than", "audit_days", type=float, default=None, help="Kept audits of so many days, too.")
 @as_json_option
-def command(url: str, days: float, audits: bool, as_json: bool) -> None:
+def command(
+    url: str,
+    days: float | None,
+    keep: int | None,
+    move_to: str | None,
+    audits: bool,
+    audit_days: float | None,
+    as_json: bool,
+) -> None:
     """Forget sessions that ended, with their transcripts and checkpoints. Live ones are never touched."""
-    forgotten = with_store(url, lambda store: prune(store, days * 86_400.0, audits=audits))
+    if days is None and keep is None and audit_days is None:
+        rule = "one at least of --older-than, --keep and --audits-older-than"
+        raise ConfigurationError.of("--older-than", "prune", rule, None)
+    work = partial(
+        prune,
+        older_than_s=None if days is None else days * _DAY_S,
+        keep=keep,
+        audits=audits,
+        audits_older_than_s=None if audit_days is None else audit_days * _DAY_S,
+        move_to=move_to,
+    )
+    forgotten = with_store(url, work)
     if as_json:
         print_json({"forgotten": forgotten})
     else:
-        click.echo(f"Forgot {forgotten} sessions.")
+        click.echo(f"Forgot {forgotten} sessions." if move_to is None else f"Moved {forgotten} sessions.")

@@ -7,37 +7,142 @@ or rolled back at this moment stays.
 from __future__ import annotations
 
 import json
+import math
+import os
+from array import array
 from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
-from grampus_uq.errors import ConfigurationError, SessionConflictError
-from grampus_uq.records.vocabulary import AgentStatus
+import anyio.to_thread
+
+from grampus_uq.errors import ConfigurationError, DataError, SessionConflictError, StoreError
+from grampus_uq.importers.imported_run import ImportedRun
+from grampus_uq.importers.run_folder import RunFolder
+from grampus_uq.records.values import Outcome
+from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
-from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, SessionStore
+from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore
 from grampus_uq.runtime.worker_jobs import DEAD, TIMER, WAKES, Job
 
 _PAGE = 200
+_KEPT_AUDIT = "kept_audit"
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 
 
-async def prune(store: SessionStore, older_than_s: float, *, audits: bool = False) -> int:
-    """Remove the sessions that ended more than `older_than_s` seconds ago; returns how many.
+async def prune(
+    store: SessionStore,
+    older_than_s: float | None,
+    *,
+    keep: int | None = None,
+    audits: bool = False,
+    audits_older_than_s: float | None = None,
+    move_to: str | os.PathLike[str] | None = None,
+) -> int:
+    """Remove the sessions that ended more than `older_than_s` seconds ago, and all but the latest `keep`; how many.
 
-    Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Decisions, grants
-    and jobs of that age are removed too, unless a pending request or a live session needs them. Sessions are read in
-    pages: memory does not grow with the store.
+    Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
+    are removed once their last entry is older than `audits_older_than_s`. Decisions, grants and jobs that are older
+    than `older_than_s` are removed too, unless a pending request or a live session needs them. What has not ended is
+    never touched. Sessions are read in pages: memory does not grow with the store but for 8 bytes a session that ended.
 
-    Raises ConfigurationError for an age that is not above 0, StoreError when the store cannot be reached.
+    `move_to` is a folder of recordings: each session is written there in full first, with its steps but without the
+    readings of a monitor (a `RecordingProcessor` keeps those), and stays in the store where that fails.
+
+    Raises ConfigurationError for an age that is not above 0 and for a `keep` below 0, StoreError when the store cannot
+    be reached; at the end, the first DataError (the folder has another run under the name of a session) or OSError.
     """
-    if not older_than_s > 0.0:
-        raise ConfigurationError.of("older_than_s", "prune", "above 0 seconds", older_than_s)
-    forgotten = 0
+    for name, age_s in (("older_than_s", older_than_s), ("audits_older_than_s", audits_older_than_s)):
+        if age_s is not None and not age_s > 0.0:
+            raise ConfigurationError.of(name, "prune", "above 0 seconds", age_s)
+    if keep is not None and keep < 0:
+        raise ConfigurationError.of("keep", "prune", "0 or more sessions", keep)
+    if older_than_s is None and keep is None and audits_older_than_s is None:
+        raise ConfigurationError.of("older_than_s", "prune", "given, or `keep`, or `audits_older_than_s`", None)
+    ended_before_s = await _ended_before(store, older_than_s, keep)
+    forgotten, folder = 0, None if move_to is None else RunFolder(move_to)
+    failure: DataError | OSError | None = None
+    async for document, head, ended_s in _ended(store):
+        if ended_s > ended_before_s:
+            continue
+        try:
+            if folder is None or await _moved(store, document, folder):
+                forgotten += await _forget(store, document, head, audits)
+        except (DataError, OSError) as error:  # it stays; the others go on
+            failure = failure or error
+    if audits_older_than_s is not None:
+        await _prune_audits(store, audits_older_than_s)
+    if older_than_s is not None:
+        await _prune_what_is_left(store, older_than_s)
+    if failure is not None:
+        raise failure
+    return forgotten
+
+
+async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, dict[str, object], float]]:
+    """The sessions that ended, each with its head and the time of its end."""
     for status in _ENDED:
         async for document in _pages(store, "session", status.value):
             head = json.loads(document.body)
-            written_s = document.written_s or float(head.get("created_s", document.read_s))  # 0: from before schema 2
-            if document.read_s - written_s >= older_than_s:
-                forgotten += await _forget(store, document, head, audits)
+            ended_s = document.written_s or float(head.get("created_s", document.read_s))  # 0: from before schema 2
+            yield document, head, ended_s
+
+
+async def _ended_before(store: SessionStore, older_than_s: float | None, keep: int | None) -> float:
+    """The time up to whose end sessions are removed."""
+    by_age = -math.inf if older_than_s is None else await store.now() - older_than_s
+    if keep is None:
+        return by_age
+    ends = array("d")
+    async for _, _, ended_s in _ended(store):
+        ends.append(ended_s)
+    too_many = sorted(ends)[: max(0, len(ends) - keep)]
+    return max(by_age, too_many[-1]) if too_many else by_age
+
+
+async def _moved(store: SessionStore, document: Document, folder: RunFolder) -> bool:
+    """Write a session as a recording; False when it cannot be read, or was taken up meanwhile."""
+    found = Ledger(store).head(document)[0]
+    try:
+        loaded = await Ledger(store).load(found.agent_id, found.session_id)
+    except StoreError:
+        return False
+    if loaded is None or loaded[1] != document.version:
+        return False
+    state = loaded[0]
+    reason = state.metadata.get("stop_reason")
+    known = reason if reason in list(StopReason) else StopReason.CLEAN
+    run = ImportedRun(
+        run_id=state.session_id,
+        path=document.key,
+        line=0,
+        messages=tuple(state.messages),
+        outcome=Outcome(success=None, stop_reason=StopReason(known), time_s=document.written_s),
+        model=str(state.definition.get("model") or ""),
+        agent_id=state.agent_id,
+    )
+    await anyio.to_thread.run_sync(folder.write, run, state.created_s)
+    return True
+
+
+async def _prune_audits(store: SessionStore, older_than_s: float) -> None:
+    """Remove the audits of forgotten sessions whose last entry is that old."""
+    async for document in _pages(store, _KEPT_AUDIT):
+        log = f"audit/{document.key}"
+        entries = await store.read(log)
+        last_s = max((_time_of(entry) for entry in entries[-1:]), default=document.written_s)
+        if document.read_s - last_s >= older_than_s and await store.get("session", document.key) is None:
+            place = Delete(kind=_KEPT_AUDIT, key=document.key, expected=document.version)
+            await _remove(store, [place, Drop(log=log)])
+
+
+def _time_of(entry: str) -> float:
+    try:
+        return float(json.loads(entry)["time_s"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf  # nobody can say how old it is: it stays
+
+
+async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> None:
     asked = await _asked(store)
     for kind in ("decision", WAKES):
         async for document in _pages(store, kind):
@@ -50,7 +155,6 @@ async def prune(store: SessionStore, older_than_s: float, *, audits: bool = Fals
     async for document in _pages(store, "grant"):
         if document.read_s - _expiry(document) >= older_than_s:
             await _remove(store, [Delete(kind="grant", key=document.key, expected=document.version)])
-    return forgotten
 
 
 async def _pages(store: SessionStore, kind: str, label: str | None = None) -> AsyncIterator[Document]:
@@ -71,8 +175,14 @@ async def _forget(store: SessionStore, document: Document, head: dict[str, objec
     for kind in ("checkpoint", "branch"):
         belonging += await store.scan(kind, prefix=f"{document.key}/")
     changes += [Delete(kind=found.kind, key=found.key, expected=found.version) for found in belonging]
+    log = audit_of(str(head["agent_id"]), str(head["session_id"]), []).log
+    kept = await store.get(_KEPT_AUDIT, document.key)
     if audits:
-        changes.append(Drop(log=audit_of(str(head["agent_id"]), str(head["session_id"]), []).log))
+        changes.append(Drop(log=log))
+        if kept is not None:
+            changes.append(Delete(kind=_KEPT_AUDIT, key=document.key, expected=kept.version))
+    elif kept is None:
+        changes.append(Put(kind=_KEPT_AUDIT, key=document.key, body="{}", expected=0))
     return await _remove(store, changes)
 
 

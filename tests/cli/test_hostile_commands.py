@@ -195,6 +195,9 @@ TABLE = """
 2 prune --store sqlite:///nowhere.db --older-than -1
 2 prune --store sqlite:///nowhere.db --older-than nan
 2 prune --store sqlite:///nowhere.db
+2 prune --store sqlite:///nowhere.db --keep -1
+2 prune --store sqlite:///nowhere.db --audits-older-than 0
+1 prune --store sqlite:///nowhere.db --keep 1 --move-to somewhere
 1 dashboard -o file.txt
 1 dashboard -o file.txt/x
 2 dashboard -o dash --alpha nan

@@ -466,10 +466,14 @@ async def test_only_what_ended_long_enough_ago_is_forgotten_with_all_that_belong
     assert len(await store.scan("decision")) == 1  # its session still asks
     assert (await two.resume("mailer", "waits")).status is AgentStatus.COMPLETED
     assert await prune(store, 1e-9, audits=True) == 2
-    assert {kind for kind, _ in store._documents} == {"stop"} | (
+    assert {kind for kind, _ in store._documents} == {"stop", "kept_audit"} | (
         {"decision"} if await store.scan("decision") else set()
     )
     assert sorted(store._logs) == ["audit/mailer/ended", "audit/mailer/stopped"]  # kept by the first time
+    await prune(store, None, audits_older_than_s=3_600.0)
+    assert len(store._logs) == 2  # they are younger
+    await prune(store, None, audits_older_than_s=1e-9)
+    assert list(store._logs) == []
     with pytest.raises(ConfigurationError, match="above 0"):
         await prune(store, 0.0)
 

@@ -1,0 +1,41 @@
+"""A folder that finished runs are written into as recordings, each whole and in a file of its own, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from grampus_uq.errors import DataError
+from grampus_uq.importers.imported_run import ImportedRun, events
+from grampus_uq.recording.kept_content import kept_line
+from grampus_uq.recording.run_names import file_name
+from grampus_uq.signals.structure import counted
+
+
+class RunFolder:
+    """Writes runs with all their text, readable by the owner only; the folder is made when the first comes."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(folder)
+
+    def write(self, run: ImportedRun, start_s: float) -> None:
+        """Write a run that began at `start_s`; nothing is done when this very run is there already.
+
+        Raises DataError when another run has its name, or it cannot be recorded.
+        """
+        lines = [kept_line(event, "full", bytes) for event in counted(events(run, start_s=start_s))]
+        content, target = b"".join(lines), self._folder / file_name(run.run_id)
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            with draft.open("xb") as file:
+                os.fchmod(file.fileno(), 0o600)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(draft, target)  # unlike a rename it replaces nothing
+        except FileExistsError as error:
+            if not target.exists() or target.read_bytes() != content:
+                raise DataError(f"another run {run.run_id!r:.80} is there already.", field="run_id") from error
+        finally:
+            draft.unlink(missing_ok=True)

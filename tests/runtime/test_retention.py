@@ -1,0 +1,137 @@
+"""Finished sessions go by age and by number, into recordings where wanted; what waits never does."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import anyio
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grampus_uq import open_store
+from grampus_uq.cli.prune_command import command
+from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.recording import pack, runs
+from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.retention import prune
+from grampus_uq.runtime.store import Document
+from grampus_uq.runtime.stores.memory import MemoryStore
+from tests.runtime.agents import AGENT, SEND_ONE, World, runner
+
+pytestmark = pytest.mark.anyio
+NOW_S = 1_000_000.0
+
+
+class Aged(MemoryStore):
+    """A store whose clock stands at `NOW_S`, and whose sessions were written when the test says."""
+
+    def _now(self) -> float:
+        return NOW_S
+
+    async def hold(self, key: str, status: AgentStatus, age_s: float) -> None:
+        body = f'{{"v": 2, "agent_id": "a", "session_id": "{key}", "status": "{status.value}"}}'
+        self._latest = NOW_S
+        await self.put("session", f"a/{key}", body, expected=0, label=status.value)
+        found = self._documents["session", f"a/{key}"]
+        values = {name: getattr(found, name) for name in Document.__slots__} | {"written_s": NOW_S - age_s}
+        self._documents["session", f"a/{key}"] = Document(**values)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(list(AgentStatus)), st.integers(0, 50)), max_size=12),
+    st.one_of(st.none(), st.integers(1, 50)),
+    st.one_of(st.none(), st.integers(0, 12)),
+)
+async def test_what_goes_is_what_ended_and_is_too_old_or_too_much(
+    sessions: list[tuple[AgentStatus, int]], older_than: int | None, keep: int | None
+) -> None:
+    store = Aged()
+    for number, (status, age) in enumerate(sessions):
+        await store.hold(str(number), status, age + number / 1_000)  # no two end at once
+    if older_than is None and keep is None:
+        with pytest.raises(ConfigurationError, match="older_than_s"):
+            await prune(store, None)
+        return
+    forgotten = await prune(store, older_than, keep=keep)
+    left = {document.key.partition("/")[2] for document in await store.scan("session")}
+    ended = (AgentStatus.COMPLETED, AgentStatus.FAILED)
+    by_age = sorted((age + n / 1_000, str(n)) for n, (status, age) in enumerate(sessions) if status in ended)
+    staying = by_age if keep is None else by_age[:keep]
+    staying = [(age, name) for age, name in staying if older_than is None or age < older_than]
+    alive = {str(number) for number, (status, _) in enumerate(sessions) if status not in ended}
+    assert left == alive | {name for _, name in staying}
+    assert forgotten == len(sessions) - len(left)
+
+
+async def test_sessions_that_are_moved_are_recordings_that_can_be_packed_and_what_waits_stays(tmp_path: Path) -> None:
+    store, world = MemoryStore(), World()
+    one = runner(world, SEND_ONE, store=store)
+    for name in ("waits", "../ended"):
+        (request,) = (await one.run(AGENT, "mail bob", session_id=name)).pending
+    done = await one.resume("mailer", "../ended", request.decide("approve", principal="ann"))
+    folder = tmp_path / "moved"
+    assert await prune(store, 1e-9, move_to=folder) == 1
+    assert [document.key for document in await store.scan("session")] == ["mailer/waits"]
+    (run,) = runs(folder)
+    assert (run.session_id, run.start.agent_id if run.start else "") == ("../ended", "mailer")
+    assert [event.step.text for event in run.steps] == [m.content for m in done.messages if m.role.value == "assistant"]
+    assert run.outcome is not None
+    assert (run.outcome.success, run.outcome.stop_reason) == (None, StopReason.CLEAN)
+    (file,) = folder.iterdir()
+    assert (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(file.stat().st_mode)) == (0o700, 0o600)
+    pack(folder, tmp_path / "packed")
+    assert [found.events for found in runs(tmp_path / "packed")] == [run.events]
+    assert len(await AuditLog(store, "mailer", "../ended").entries()) > 3  # audits stay
+
+
+async def test_a_session_whose_name_is_taken_in_the_folder_stays_in_the_store_and_a_second_try_is_no_other_run(
+    tmp_path: Path,
+) -> None:
+    store, again = MemoryStore(), MemoryStore()
+    await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id="s")
+    again._documents, again._logs = dict(store._documents), {name: list(log) for name, log in store._logs.items()}
+    again._by_label = {place: dict(keys) for place, keys in store._by_label.items()}
+    assert await prune(store, 1e-9, move_to=tmp_path) == 1
+    assert await prune(again, 1e-9, move_to=tmp_path) == 1  # as after a death between writing and forgetting
+    await runner(World(), ["Other."], store=store, p_true=0.95).run(AGENT, "y", session_id="s")
+    with pytest.raises(DataError, match="another run 's'"):
+        await prune(store, 1e-9, move_to=tmp_path)
+    assert len(await store.scan("session")) == 1
+    assert len(list(runs(tmp_path))) == 1
+
+
+async def test_an_audit_goes_when_its_last_entry_is_as_old_as_stated_and_never_that_of_a_session_that_is_there() -> (
+    None
+):
+    store = MemoryStore()
+    one = runner(World(), ["Done."], store=store, p_true=0.95)
+    await one.run(AGENT, "x", session_id="s")
+    await prune(store, 1e-9)
+    await one.run(AGENT, "x", session_id="s")  # the same name again: its audit goes on behind the old one
+    await prune(store, None, audits_older_than_s=1e-9)
+    assert len(await AuditLog(store, "mailer", "s").entries()) == 2
+    await prune(store, 1e-9)
+    await prune(store, None, audits_older_than_s=3_600.0)
+    assert len(await AuditLog(store, "mailer", "s").entries()) == 2
+    await prune(store, None, audits_older_than_s=1e-9)
+    assert (store._logs, await store.scan("kept_audit")) == ({}, [])
+
+
+def test_the_command_says_what_it_did_and_wants_a_rule(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db"
+
+    async def prepare() -> None:
+        store = open_store(url)
+        for name in "abc":
+            await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id=name)
+        await store.aclose()
+
+    anyio.run(prepare)
+    moved = CliRunner().invoke(command, ["--store", url, "--keep", "1", "--move-to", str(tmp_path / "moved")])
+    assert moved.output == "Moved 2 sessions.\n"
+    assert len(list(runs(tmp_path / "moved"))) == 2
+    assert isinstance(CliRunner().invoke(command, ["--store", url]).exception, ConfigurationError)
