@@ -36,7 +36,8 @@ LEASE_S = 1.0
 _PROXY = f"""
 import functools, sys
 from grampus_uq.cli import mcp_command
-mcp_command.GuardedCalls = functools.partial(mcp_command.GuardedCalls, lease_s={LEASE_S})
+from grampus_uq.mcp import proxy_parts
+proxy_parts.GuardedCalls = functools.partial(proxy_parts.GuardedCalls, lease_s={LEASE_S})
 mcp_command.command(sys.argv[1:])
 """
 _TRIES = 8
