@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -21,15 +21,17 @@ from grampus_uq.signals.prose import Span, without_sentences
 
 _MOST_VALUES: Final = 256
 _NULL: Final = "null"
-_SPACES = str.maketrans("ĠĊ▁", " \n ")  # how tokenisers write blanks
+_SHOWN = str.maketrans("ĠĊ▁İΣς", " \n iσσ")  # blanks as tokenisers write them; lower() keeps the length of all else
 _NUMBERS = (
     re.compile(r"(?<![\w.])-?\d[\d_]{0,400}(?:\.\d{1,400})?(?:e[+-]?\d{1,3})?(?!\w)", re.IGNORECASE | re.ASCII),
     re.compile(r"(?<![\w.])-?\d{1,3}(?:,\d{3}){1,100}(?:\.\d{1,400})?(?!\w)", re.ASCII),
 )
 _OPENED = re.compile(r"[\"'\]]*(?:\s*[({\[,<>})]|[^\S\n]*\n|\s*$)")
+_BLANKS = str.maketrans("ĠĊ▁", " \n ")
 _BROKEN = re.compile(r"\ufffd|\\x[0-9a-f]{2}")  # a letter of which some tokens write bytes
-_BROKEN_RUN: Final = r"(?:\ufffd|\\x[0-9a-f]{2}|[^\x00-\x7f])+"
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_BROKEN_RUN = re.compile(r"(?:\\x[0-9a-f]{2}|[^\x00-\x7f])+")
+_ONE_RUN: Final = "\ufffd"
+_WORD = re.compile(r"\w+")
 _PREFIX = re.compile(r"[./:]|__")
 
 
@@ -59,16 +61,13 @@ class Rest:
             if end > at:
                 pieces += text[at:begin] if at < begin else "", "\n" * (end - max(at, begin))
                 at = end
-        left = "".join([*pieces, text[at:]]).translate(_SPACES)
-        lowered = left.lower()
-        self.text = lowered if len(lowered) == len(left) else left
-        self._cased = left
+        self._cased = "".join([*pieces, text[at:]])
+        self.text = _lowered(self._cased)
 
     @cached_property
     def code(self) -> str:
         """The text without its sentences."""
-        kept = without_sentences(self._cased).lower()
-        return kept if len(kept) == len(self.text) else self.text
+        return _lowered(without_sentences(self._cased.translate(_BLANKS)))
 
     def spans(self, begin: int) -> Iterator[Span]:
         """What there is from a place on."""
@@ -81,18 +80,18 @@ class Rest:
 
     def names(self, name: str) -> bool:
         """True where the name stands somewhere, be it in a sentence."""
-        return bool(name) and _word(name).search(self.text) is not None
+        return next(self._places(_lowered(name)), None) is not None
 
     def find(self, call: ToolCall) -> Found:
         """What there is of a call."""
-        name = _word(call.name) if call.name else None
-        mentions = [] if name is None else list(name.finditer(self.code))
+        name = _lowered(call.name)
+        mentions = [at for at in self._places(name) if self.code.startswith(name, at)]
         wanted = Counter(_leaves(call.arguments))
-        starts = [one.start() for one in mentions[:1]]
-        starts += [at for at in (self._first(value, self.code) for value in wanted) if at is not None]
-        begin = min(starts, default=len(self.text))
-        held = {value: self._count(value, begin) for value in wanted}
-        opened = [one.start() for one in mentions if _OPENED.match(self.code, one.end())]
+        starts = [at for value in wanted for at in self._starts(value) if not self.code[at].isspace()]
+        begin = min([*mentions[:1], *starts], default=len(self.text))
+        broken = _joined(self.text[begin:]) if _BROKEN.search(self.text, begin) else ""
+        held = {value: self._count(value, begin, broken) for value in wanted}
+        opened = [at for at in mentions if _OPENED.match(self.code, at + len(name))]
         return Found(
             named=bool(mentions),
             some=any(held[value] and not _is_short(value) for value in wanted),
@@ -105,8 +104,8 @@ class Rest:
 
     def speaks_of(self, call: ToolCall) -> bool:
         """True where something beside sentences may write the call: its name without a prefix, or all of its values."""
-        short = _PREFIX.split(call.name)[-1]
-        if short and _word(short).search(self.code):
+        short = _PREFIX.split(_lowered(call.name))[-1]
+        if any(self.code.startswith(short, at) for at in self._places(short)):
             return True
         found = self.find(call)
         return found.named or (found.every and found.some)
@@ -116,40 +115,81 @@ class Rest:
         bracket = self.text.find("(", begin)
         if self.text.find("{", begin) < 0 and (bracket < 0 or self.text.find("=", bracket) < 0):
             return True
-        return all(any(_word(form).search(self.text, begin) for form in _forms(key)) for key in call.arguments if key)
+        return all(
+            any(at >= begin for form in _forms(_lowered(key)) for at in self._places(form))
+            for key in call.arguments
+            if key
+        )
 
     @cached_property
-    def _numbers(self) -> list[tuple[int, int | float]]:
-        found = [one for form in _NUMBERS for one in form.finditer(self.text)]
-        known = ((one.start(), _number(one[0])) for one in found)
-        return [(at, number) for at, number in known if number is not None]
+    def _words(self) -> Mapping[str, Sequence[int]]:
+        found: dict[str, list[int]] = {}
+        for one in _WORD.finditer(self.text):
+            found.setdefault(one[0], []).append(one.start())
+        return found
 
-    def _first(self, value: str | int | float, text: str) -> int | None:
-        if not isinstance(value, str):
-            return next((at for at, number in self._numbers if number == value and not text[at].isspace()), None)
-        found = [one.start() for one in (_word(form).search(text) for form in _forms(value)) if one is not None]
-        return min(found, default=None)
+    def _places(self, shown: str) -> Iterator[int]:
+        """Where a text in small letters stands that is part of no longer word, sought at its rarest word."""
+        words = [(one[0], one.start()) for one in _WORD.finditer(shown)]
+        word, offset = min(words, key=lambda one: len(self._words.get(one[0], ())), default=(shown, 0))
+        found = self._words.get(word, ()) if words else _found(shown, self.text)
+        free = 0
+        for begin in (at - offset for at in found):
+            if begin >= free and self.text.startswith(shown, begin) and _is_whole(self.text, begin, begin + len(shown)):
+                yield begin
+                free = begin + len(shown)
 
-    def _count(self, value: str | int | float, begin: int) -> int:
+    @cached_property
+    def _numbers(self) -> Mapping[int | float, Sequence[int]]:
+        found: dict[int | float, list[int]] = {}
+        for one in (one for form in _NUMBERS for one in form.finditer(self.text)):
+            number = _number(one[0])
+            if number is not None:
+                found.setdefault(number, []).append(one.start())
+        return found
+
+    def _starts(self, value: str | int | float) -> Iterator[int]:
+        """Where a value stands, in any form."""
+        if isinstance(value, str):
+            return (at for form in _forms(value) for at in self._places(form))
+        return iter(self._numbers.get(value, ()))
+
+    def _count(self, value: str | int | float, begin: int, broken: str) -> int:
+        """How often a value stands behind a place; `broken` is the text from there, where tokens write bytes."""
         if not isinstance(value, str):
-            return sum(number == value and at >= begin for at, number in self._numbers)
-        forms = [_word(form) for form in _forms(value)]
-        if not value.isascii() and _BROKEN.search(self.text, begin):
-            forms.append(re.compile(_BROKEN_RUN.join(map(re.escape, _FOREIGN.split(value)))))
-        return max(sum(1 for _ in form.finditer(self.text, begin)) for form in forms)
+            return sum(at >= begin for at in self._starts(value))
+        counts = [sum(at >= begin for at in self._places(form)) for form in _forms(value)]
+        return max(*counts, broken.count(_joined(value)) if broken and not value.isascii() else 0)
+
+
+def _lowered(text: str) -> str:
+    """The text in small letters, of the same length."""
+    return text.translate(_SHOWN).lower()
+
+
+def _joined(text: str) -> str:
+    """The text with one mark for each run of letters of which tokens may write bytes."""
+    return _BROKEN_RUN.sub(_ONE_RUN, text)
+
+
+def _found(part: str, text: str) -> Iterator[int]:
+    at = text.find(part) if part else -1
+    while at >= 0:
+        yield at
+        at = text.find(part, at + len(part))
+
+
+def _is_whole(text: str, begin: int, end: int) -> bool:
+    """True for what is part of no longer word, a word with a hyphen inside included."""
+    before, after = text[max(begin - 2, 0) : begin], text[end : end + 2]
+    if text[begin].isalnum() and before.endswith("-") and (text[begin].isdigit() or _WORD.match(before)):
+        return False
+    return not (text[end - 1].isalnum() and after.startswith("-") and _WORD.fullmatch(after[1:]))
 
 
 def _is_short(value: str | int | float) -> bool:
     """True for one character, which may stand anywhere by chance."""
     return len(value) < 2 if isinstance(value, str) else -10 < value < 10
-
-
-def _word(text: str) -> re.Pattern[str]:
-    """A text that is part of no longer word."""
-    shown = text.lower()
-    before = r"(?<![\w-])" if shown[0].isalnum() else ""
-    after = r"(?![\w-])" if shown[-1].isalnum() else ""
-    return re.compile(before + re.escape(shown) + after)
 
 
 def _forms(value: str) -> set[str]:
@@ -171,7 +211,7 @@ def _leaves(arguments: JsonValue) -> list[str | int | float]:
         elif isinstance(value, bool):
             found.append(str(value).lower())
         elif isinstance(value, str):
-            found += [value.strip().lower()] if value.strip() else []
+            found += [_lowered(value.strip())] if value.strip() else []
         else:
             found.append(value)
     return found

@@ -13,7 +13,7 @@ from typing import Final
 _MOST_WORDS: Final = 8
 _FEWEST_WORDS: Final = 3  # of a sentence among other things
 _CODE = re.compile(r"[=<>{}\[\]\\|~^]|&&|\s--|\w\(")
-_PLAIN = re.compile(r"[\"'(‘“]*(?:[^\W\d_]+(?:['’-][^\W\d_]+)*)?[-–—.,;:!?…。؟।\"')’”]*")
+_PLAIN = re.compile(r"[\"'(‘“]*+(?:[^\W\d_]+(?:['’-][^\W\d_]+)*)?[-–—.,;:!?…。؟।\"')’”]*")
 _ENDED = re.compile(r"[.!?…。؟।][\"')’”]*(?=\s|$)")
 _WORD = re.compile(r"\S+")
 _LETTER = re.compile(r"[^\W\d_]")
