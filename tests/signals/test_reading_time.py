@@ -37,7 +37,7 @@ UNITS = [
     "* ",
     " \n",
 ]
-MANY = 300  # repetitions: an ambiguous pattern needs 2**300 steps, a cubic one 27 million
+MANY = 150  # repetitions: an ambiguous pattern needs 2**150 steps
 SIZE = 40_000  # characters of a call: a quadratic reader needs ten seconds and more
 
 
