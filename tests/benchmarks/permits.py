@@ -1,20 +1,28 @@
 """Earned thresholds against rules of thumb and an oracle: who asks how often, and who breaks the promise.
 
-    python tests/benchmarks/permits.py [--populations 500] [--long 50000] [--json]
+    python -m tests.benchmarks.permits [--populations 500] [--long 50000] [--only TEXT] [--json]
+    python -m tests.benchmarks.permits --recordings SET... [--populations 500] [--json]
 
 The target is "at most epsilon of all calls go out wrong", at 95 %. A row is one world and one rule over all
 populations of 1,000 calls. `exceeded`: share of populations in which the rule ever let out more than epsilon;
 `ceiling`: the largest that 5 % still explains (exact binomial); `first_answer`: median answers before the first call
 went out; `revoked_within_100`: after call 1,000 of some worlds the share that would go out wrong, or the share of wrong
 calls in the scope, becomes five times epsilon: populations withdrawn within 100 further answers; `falsely_revoked`:
-a fifth of the populations over `--long` calls without a change (`--long 0` leaves these rows out).
+a fifth of the populations over `--long` calls without a change (`--long 0` leaves these rows out). `--only` takes the
+worlds whose name holds the text. The rule "labels are free" sees the truth of every call whether it is asked about or
+not and audits nothing: what these bets would ask at the least, whatever the audits. Seeds 0 and 2; the constants of
+the rule were chosen on other worlds and on seeds from 9000 on.
+
+The second form plays recorded runs of tool agents (sets as of `tests.benchmarks.tool_agent`; the case is the first
+irreversible call, wrong unless it is the right one) in `--populations` random orders, by the belief that the default
+policy holds calls by and by the least token probability of the arguments alone, against asking as often at random.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,8 +33,10 @@ from scipy.stats import norm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from grampus_uq.learn.permit_simulation import CANDIDATES, simulate_permit
 from grampus_uq.stats import earned_threshold as earned
-from tests.benchmarks._report import emit
+from tests.benchmarks import tool_agent
+from tests.benchmarks._report import emit, existing
 from tests.binomial import binomial_ceiling
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,6 +58,8 @@ class World:
         run: consecutive calls that share one luck: a fifth of the runs are eight times as often wrong as the others.
         lost: share of calls whose update never reaches the store.
         step: scores are rounded to multiples of it; 0 leaves them.
+        waits: share of wrong calls while anything may go out: an adversary who orders the calls.
+        audit_rate: the least one.
         then: share of wrong calls in the scope from call 1,000 on.
         then_out: share of all calls that would go out wrong from call 1,000 on, whatever their score.
         holds: whether the assumptions of the promise hold.
@@ -61,6 +73,8 @@ class World:
     run: int = 1
     lost: float = 0.0
     step: float = 0.0
+    waits: float | None = None
+    audit_rate: float = 0.05
     then: float | None = None
     then_out: float | None = None
     holds: bool = True
@@ -87,11 +101,10 @@ class World:
         """Chance that a wrong call reaches each threshold."""
         return np.asarray(norm.sf(self.cuts - self.step / 2.0))
 
-    def target(self, audit_rate: float = 0.05) -> earned.Target:
+    def target(self) -> earned.Target:
         """The promise, with this world's thresholds."""
-        return earned.Target(
-            thresholds=tuple(self.cuts.tolist()), epsilon=self.epsilon, delta=DELTA, audit_rate=audit_rate
-        )
+        thresholds = tuple(self.cuts.tolist())
+        return earned.Target(thresholds=thresholds, epsilon=self.epsilon, delta=DELTA, audit_rate=self.audit_rate)
 
 
 class Rule(Protocol):
@@ -129,6 +142,17 @@ class Earned:
         broken, changed = earned.broken(self.target, state)
         self.revoked = (broken | changed) & (earned.level(self.target, state) > 0)
         self.state = earned.chosen(broken | changed, earned.nothing_earned(self.target, at.shape), state)
+        self.out = self.places < earned.level(self.target, self.state)[:, None]
+
+
+class Free(Earned):
+    """Sees the truth of every call, asked about or not, and audits nothing: a bound on what these bets can save."""
+
+    def audit(self) -> FloatArray:
+        return np.zeros(len(self.out))
+
+    def take(self, at: IntArray, asked: BoolArray, wrong: BoolArray, audit: FloatArray, stored: BoolArray) -> None:
+        self.state = earned.update(self.target, self.state, at, np.ones_like(asked), wrong, in_force=0, audit=1.0)
         self.out = self.places < earned.level(self.target, self.state)[:, None]
 
 
@@ -207,13 +231,15 @@ class Oracle(Earned):
         self._choose()
 
     def _choose(self) -> None:
-        risk = self.world.wrong_share(self.call) * self.above
+        share = self.world.wrong_share(self.call) if self.world.waits is None else self.world.waits
+        risk = share * self.above
         self.out[:] = self.places < (risk <= self.target.epsilon).sum()
 
 
 RULES: dict[str, Callable[[World, int], Rule]] = {
     "earned": Earned,
     "simple": Simple,
+    "labels are free": Free,
     "five approvals": FiveApprovals,
     "59 of 59": FiftyNine,
     "oracle": Oracle,
@@ -228,6 +254,7 @@ WORLDS += [
     World(name="runs of ten calls", epsilon=0.05, base=0.1, run=10, holds=False),
     World(name="a tenth of the wrong approved", epsilon=0.05, base=0.1, missed=0.1, holds=False),
     World(name="drift .04 to .2", epsilon=0.05, base=lambda call: 0.04 + 0.16 * call / CALLS, holds=False),
+    World(name="wrong as soon as one may go out", epsilon=0.05, base=0.03, waits=0.3, holds=False),
     World(name="right first, then half wrong", epsilon=0.05, base=lambda call: 0.5 * (call >= 200), holds=False),
 ]
 CHANGES = [
@@ -235,12 +262,18 @@ CHANGES = [
     World(name="out: to five epsilon", epsilon=0.05, base=0.05, then_out=0.25),
     World(name="out: to five epsilon", epsilon=0.05, base=0.3, then_out=0.25),
     World(name="out: to five epsilon", epsilon=0.02, base=0.05, then_out=0.1),
+    World(name="out: to five epsilon, audits .15", epsilon=0.02, base=0.05, then_out=0.1, audit_rate=0.15),
 ]
 
 
-def draw(world: World, call: int, rng: np.random.Generator, luck: FloatArray) -> tuple[FloatArray, BoolArray]:
-    """Scores and truth of one call in each population."""
+def share_of_wrong(world: World, call: int, out: BoolArray) -> FloatArray:
+    """Share of wrong calls at this call in each population, of which some may go out at `out`."""
     base = world.wrong_share(call) if world.then is None or call < CALLS else world.then
+    return np.where(out.any(axis=1), base if world.waits is None else world.waits, base)
+
+
+def draw(world: World, base: FloatArray, rng: np.random.Generator, luck: FloatArray) -> tuple[FloatArray, BoolArray]:
+    """Scores and truth of one call in each population."""
     wrong = rng.random(len(luck)) < base * luck
     score = rng.normal(size=len(luck)) + np.where(wrong, 0.0, world.shift)
     return (np.round(score / world.step) * world.step if world.step else score), wrong
@@ -281,7 +314,8 @@ def simulate(world: World, rule: Rule, populations: int, calls: int = CALLS, see
         if call == CALLS:
             answers_after = answers.copy()
             extra = _extra(world, rule, share_at)
-        score, wrong = draw(world, call, rng, luck)
+        base = share_of_wrong(world, call, rule.out)
+        score, wrong = draw(world, base, rng, luck)
         wrong |= rng.random(populations) < extra
         approved = rng.random(populations) < world.missed
         stored = rng.random(populations) >= world.lost
@@ -293,7 +327,7 @@ def simulate(world: World, rule: Rule, populations: int, calls: int = CALLS, see
         asked_share[call] = asked.mean()
         if call < CALLS:
             wrong_out += ~asked & wrong
-            exceeded |= (rule.out * share_at).sum(axis=1) * world.wrong_share(call) > world.epsilon + 1e-12
+            exceeded |= (rule.out * share_at).sum(axis=1) * base > world.epsilon + 1e-12
         rule.take(at, asked, wrong & ~approved, audit, stored)
         if call < CALLS or (world.then is None and world.then_out is None):
             revoked_before |= rule.revoked
@@ -346,19 +380,47 @@ def long_row(world: World, populations: int, calls: int) -> dict[str, Any]:
     }
 
 
-def rows(populations: int, long: int) -> Iterator[dict[str, Any]]:
+def rows(populations: int, long: int, only: str = "") -> Iterator[dict[str, Any]]:
     """Each world with each rule, then the worlds that change, then long histories without a change."""
     for world in WORLDS:
-        for rule in RULES:
-            yield row(world, rule, populations)
+        if only in world.name:
+            yield from (row(world, rule, populations) for rule in RULES)
     for world in CHANGES:
-        yield row(world, "earned", populations)
-    if long:
-        for world in (WORLDS[1], WORLDS[4], WORLDS[0]):
+        if only in world.name:
+            yield row(world, "earned", populations)
+    for world in (WORLDS[1], WORLDS[4], WORLDS[0]) if long else ():
+        if only in world.name:
             yield long_row(world, max(1, populations // 5), long)
     never = replace(WORLDS[1], name="none is wrong", base=0.0)
     for epsilon in (0.05, 0.02):
-        yield row(replace(never, epsilon=epsilon), "earned", 3)
+        if only in never.name:
+            yield row(replace(never, epsilon=epsilon), "earned", 3)
+
+
+SCORES = {"belief": "default", "least token of the arguments": "least_token"}
+
+
+def recorded_rows(paths: Sequence[Path], orders: int) -> Iterator[dict[str, Any]]:
+    """Recorded calls of tool agents in random orders: asked, gone out, wrong and out, on average."""
+    cases = [one for path in paths for one in tool_agent.read_set(path)[0]]
+    wrong = np.array([one.wrong for one in cases])
+    for epsilon in (0.05, 0.1, 0.2):
+        world = {"world": f"{len(cases)} recorded calls", "epsilon": epsilon, "calls": len(cases)}
+        yield {**world, "rule": "ask always", "asked": float(len(cases)), "out": 0.0, "wrong_out": 0.0}
+        for name, key in SCORES.items():
+            values = [one.scores[key].value for one in cases]
+            score = np.array([np.nan if value is None else value for value in values])
+            target = earned.Target(thresholds=CANDIDATES, epsilon=epsilon, delta=DELTA)
+            drawn = [np.random.default_rng(seed) for seed in range(orders)]
+            found = []
+            for rng in drawn:
+                order = rng.permutation(len(cases))
+                found.append(simulate_permit(target, score[order], wrong[order], rng))
+            asked, out = (float(np.mean([getattr(one, what) for one in found])) for what in ("asked", "out"))
+            slipped = float(np.mean([one.wrong_out for one in found]))
+            yield {**world, "rule": f"earned by {name}", "asked": asked, "out": out, "wrong_out": slipped}
+            at_random = out * float(wrong.mean())
+            yield {**world, "rule": "as many at random", "asked": asked, "out": out, "wrong_out": at_random}
 
 
 def main() -> None:
@@ -366,9 +428,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--populations", type=int, default=500)
     parser.add_argument("--long", type=int, default=50_000)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--recordings", nargs="+", type=existing, metavar="SET")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    emit("permits", rows(options.populations, options.long), options.json)
+    if options.recordings:
+        emit("permits", recorded_rows(options.recordings, options.populations), options.json)
+    else:
+        emit("permits", rows(options.populations, options.long, options.only), options.json)
 
 
 if __name__ == "__main__":

@@ -135,6 +135,74 @@ def test_sabotage_thresholds_chosen_after_the_fact_break_the_promise() -> None:
     assert broken.sum() > binomial_ceiling(populations, 0.05)
 
 
+ZONES = np.array([0, 0, 1, 2, 3])
+"""The zone of the score at each place of four thresholds."""
+
+
+def usual(state: e.Earned) -> np.ndarray:
+    """The share of wrong answers at each place that a rise is held against: more than was seen."""
+    k, n = state.usual_wrong[ZONES], state.usual[ZONES]
+    return np.minimum((k + 0.5 * np.sqrt(k + 1.0) + 1.5) / (n + 1.0), 1.0)
+
+
+def expected_change(
+    target: e.Target, state: e.Earned, places: np.ndarray, wrong: np.ndarray, level: int, audit: float, update: Update
+) -> np.ndarray:
+    """E of the next call's factor of each bet on a change, over score, audit and truth, exactly."""
+    found, begun = np.zeros(4), np.maximum(state.log_change, 0.0)
+    for at in range(K + 1):
+        seen = audit if at < level else 1.0
+        for asked, chance in ((True, seen), (False, 1.0 - seen)):
+            for bad, rate in ((True, wrong[at]), (False, 1.0 - wrong[at])):
+                after = update(target, state, at, asked, bad, in_force=level, audit=audit)
+                found += places[at] * chance * rate * np.exp(after.log_change - begun)
+    return found
+
+
+@settings(deadline=None)
+@given(TARGETS, HISTORIES, WORLD, st.integers(0, K), st.floats(0.01, 1.0))
+def test_no_bet_on_a_change_gains_on_average_while_answers_are_wrong_as_seldom_as_it_assumes(
+    target: e.Target, history: Any, world: Any, level: int, audit: float
+) -> None:
+    places, wrong = np.array(world).T
+    places, state = places / places.sum(), played(target, history)
+    wrong = np.minimum(wrong, usual(state))
+    found = expected_change(target, state, places, wrong, level, audit, e.update)
+    assert (found[:2] <= 1.0 + 1e-9).all()
+    if not level or risk_of(target, places, wrong)[level - 1] <= target.epsilon:
+        assert (found[2:] <= 1.0 + 1e-9).all()
+
+
+ANSWERED = [(at, True, at == 4 and i % 5 == 0, 0, 1.0) for i in range(40) for at in range(K + 1)]
+
+
+def test_a_bet_on_a_rise_is_fair_at_the_assumed_share_and_gains_above_it() -> None:
+    state = played(FAIR, ANSWERED)
+    fair = expected_change(FAIR, state, PLACES, usual(state), 0, 1.0, e.update)
+    assert fair[:2] == pytest.approx(np.ones(2), abs=1e-12)
+    assert (expected_change(FAIR, state, PLACES, 2.0 * usual(state), 0, 1.0, e.update)[:2] > 1.1).all()
+    wrong = np.concatenate([[0.125, 0.125], usual(state)[2:]])  # and exactly epsilon of all calls go out wrong
+    joined = expected_change(FAIR, state, PLACES, wrong, 2, 0.5, e.update)[2:]
+    assert joined == pytest.approx(np.ones(2), abs=1e-12)
+
+
+def test_sabotage_a_change_detector_trained_on_the_answer_it_bets_on_gains() -> None:
+    def ahead(target: e.Target, state: e.Earned, at: int, asked: bool, wrong: bool, **terms: Any) -> e.Earned:
+        trained = replace(state, usual_wrong=state.usual_wrong * (0.0 if wrong else 1.0))
+        return e.update(target, trained, at, asked, wrong, **terms)
+
+    state = played(FAIR, ANSWERED)
+    assert (expected_change(FAIR, state, PLACES, usual(state), 0, 1.0, ahead)[:2] > 1.01).all()
+
+
+def test_answers_below_the_threshold_that_become_wrong_withdraw_it() -> None:
+    state = played(FAIR, ANSWERED * 2)
+    assert e.level(FAIR, state) == 4
+    for _ in range(40):
+        state = e.update(FAIR, state, 4, True, True, in_force=4, audit=0.05)
+    assert [bool(sign) for sign in e.broken(FAIR, state)] == [False, True]
+
+
 def holds(world: permits.World, populations: int = 200) -> dict[str, Any]:
     found = permits.row(world, "earned", populations)
     assert found["exceeded"] * populations <= binomial_ceiling(populations, permits.DELTA)
@@ -224,7 +292,8 @@ def test_a_wrong_audit_multiplies_the_contrary_evidence_and_what_is_not_seen_cha
     after = e.update(FAIR, before, 0, True, True, in_force=2, audit=0.1)
     assert np.exp(after.log_contrary) == pytest.approx([2.0, 5.0, 15.0], rel=0.01)
     unseen = e.update(FAIR, after, 0, False, False, in_force=2, audit=0.1)
-    assert unseen.log_change.tolist() == after.log_change.tolist()
+    assert unseen.log_change[:2].tolist() == after.log_change[:2].tolist()
+    assert unseen.usual.tolist() == after.usual.tolist()
 
 
 def test_audits_become_denser_the_nearer_the_next_threshold_is() -> None:
