@@ -86,6 +86,8 @@ def doubt_in_words(doubt: CallDoubt) -> str:
     """Which part of a call its writer was least sure of, how sure, and where its value comes from."""
     if doubt.part == UNREAD_CALL:
         return "its own log-probabilities were due and not read"
+    if doubt.part == WHOLE_CALL and not doubt.least:
+        return "its tokens were not found in what the model wrote, or not all of them"
     part = {TOOL_NAME: "the tool", WHOLE_CALL: "the arguments", NEW_WORD: "a word of the answer"}.get(
         doubt.part, f"`{doubt.part}`"
     )

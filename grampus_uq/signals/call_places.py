@@ -37,6 +37,7 @@ _TEXT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?', re.DOTALL)  # a key has t
 _MARKS = re.compile(  # what may stand between a name and the object of its arguments
     r"(?:[\s:>|`)*#-]|<[^<>\n\"]{1,40}>|\[[A-Z_]{1,20}\](?:\w{1,40}(?=\[))?|:\d{1,6}|json|\n[A-Z][A-Za-z ]{0,30}:)+"
 )
+_CLEANED = str.maketrans(".-/: ", "_____")
 _JSON_BEGINS = frozenset('"{[-0123456789tfnNI')
 _CHARACTER = re.compile(r"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\u....|\\.|.", re.DOTALL)
 
@@ -295,6 +296,6 @@ def _is_same(written: object, value: object) -> bool:
 
 
 def _is_name(written: str, name: str) -> bool:
-    """True for a tool's name in any case, with or without a prefix before a point."""
-    shown, short = written.casefold(), name.casefold()
-    return shown == short or (bool(short) and shown.endswith(f".{short}"))
+    """True for a tool's name in any case, with or without a prefix before a point; clients clean marks into "_"."""
+    shown, short = written.casefold().translate(_CLEANED), name.casefold().translate(_CLEANED)
+    return shown == short or (bool(short) and written.casefold().endswith(f".{name.casefold()}"))

@@ -6,6 +6,7 @@ anything else may, from the first name or value on to the end of the text.
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections import Counter
@@ -32,6 +33,7 @@ _BROKEN = re.compile(r"\ufffd|\\x[0-9a-f]{2}")  # a letter of which some tokens 
 _BROKEN_RUN = re.compile(r"(?:\\x[0-9a-f]{2}|[^\x00-\x7f])+")
 _ONE_RUN: Final = "\ufffd"
 _WORD = re.compile(r"\w+")
+_FRAMED = re.compile(r"[\"'\\]{0,4}\s*=|[\"'\\]{1,4}\s*:|>")  # behind a key that stands as code writes it
 _PREFIX = re.compile(r"[./:]|__")
 
 
@@ -40,7 +42,8 @@ class Found:
     """What the rest of a text holds of a call.
 
     `named`: its name, outside sentences; `some`, `every`: of its values; `begin`: where name or values begin;
-    `opened`: where the name stands for the last time as a call's name does, None where nowhere.
+    `opened`: where the name stands for the last time as a call's name does, None where nowhere; `last`: where a value
+    of more than one character stands for the last time outside sentences, or a key as code writes it.
     """
 
     named: bool
@@ -48,6 +51,7 @@ class Found:
     every: bool
     begin: int
     opened: int | None
+    last: int | None
 
 
 class Rest:
@@ -87,8 +91,9 @@ class Rest:
         name = _lowered(call.name)
         mentions = [at for at in self._places(name) if self.code.startswith(name, at)]
         wanted = Counter(_leaves(call.arguments))
-        starts = [at for value in wanted for at in self._starts(value) if not self.code[at].isspace()]
-        begin = min([*mentions[:1], *starts], default=len(self.text))
+        starts = {value: [at for at in self._starts(value) if not self.code[at].isspace()] for value in wanted}
+        begin = min([*mentions[:1], *(at for own in starts.values() for at in own)], default=len(self.text))
+        long = [at for value, own in starts.items() if not _is_short(value) for at in own]
         broken = _joined(self.text[begin:]) if _BROKEN.search(self.text, begin) else ""
         held = {value: self._count(value, begin, broken) for value in wanted}
         opened = [at for at in mentions if _OPENED.match(self.code, at + len(name))]
@@ -100,6 +105,7 @@ class Rest:
             and self._has_keys(call, begin),
             begin=begin,
             opened=max(opened, default=None),
+            last=max([*long, *self._keys(call)], default=None),
         )
 
     def speaks_of(self, call: ToolCall) -> bool:
@@ -107,8 +113,17 @@ class Rest:
         short = _PREFIX.split(_lowered(call.name))[-1]
         if any(self.code.startswith(short, at) for at in self._places(short)):
             return True
+        if any(True for _ in self._keys(call)):
+            return True
         found = self.find(call)
         return found.named or (found.every and found.some)
+
+    def _keys(self, call: ToolCall) -> Iterator[int]:
+        """Where a key of the call stands as code writes it."""
+        for key in map(_lowered, call.arguments):
+            for at in self._places(key):
+                if _FRAMED.match(self.code, at + len(key)):
+                    yield at
 
     def _has_keys(self, call: ToolCall, begin: int) -> bool:
         """True where each argument is named, or none is: by position, or the one input."""
@@ -193,8 +208,9 @@ def _is_short(value: str | int | float) -> bool:
 
 
 def _forms(value: str) -> set[str]:
-    """A text as it is, and as JSON writes it."""
+    """A text as it is, and as JSON, XML and Python write it."""
     written = {json.dumps(value, ensure_ascii=plain)[1:-1] for plain in (True, False)}
+    written |= {html.escape(value), html.escape(value, quote=False), repr(value)[1:-1]}
     return written | {value} | ({"none"} if value == _NULL else set())
 
 

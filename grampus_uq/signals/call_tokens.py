@@ -85,9 +85,11 @@ def value_parts(
 
 def _read(tokens: Sequence[TokenLogprob], calls: Sequence[ToolCall], text: str) -> list[Sequence[_Part]]:
     """The least likely place of each call, in parts."""
-    if not calls or not all(token.logprob <= 1e-3 for token in tokens) or not says_something(tokens):
+    if not calls or not tokens or not all(token.logprob <= 1e-3 for token in tokens):
         return []
     read, kept = _Read(tokens), calls[:MAX_CALLS]
+    if not says_something(tokens) and not any(Rest(read.text, ()).names(call.name) for call in kept):
+        return []
     places = [read.places(call) for call in kept]
     rest = Rest(read.text, [place.span for own in places for place in own])
     if not any(places) and read.is_shown(text) and not any(rest.speaks_of(call) for call in kept):
@@ -112,15 +114,19 @@ def _recorded(
 def _least(read: _Read, call: ToolCall, places: Sequence[Place], rest: Rest) -> Sequence[_Part]:
     """The parts of the least likely writing of a call; one of probability 0 where the tokens hold none, or half of one.
 
-    Half of one: the name as a call's with some of its values, or behind all that is read.
+    Half of one: the name as a call's with some of its values, or behind all that is read; there a value or a key, too:
+    the name may be what was lost.
     """
     own = [read.parts(place, call) for place in places]
-    found = rest.find(call) if rest.names(call.name) else None
-    if found and found.named and found.every:
+    found = rest.find(call)
+    read_to = max((place.span[1] for place in places), default=0)
+    if found.named and found.every:
         written = list(chain.from_iterable(read.logprobs(*span) for span in rest.spans(found.begin)))
         own.append([_Part(_WHOLE, written, (), written)])
-    elif not own or (
-        found and found.opened is not None and (found.some or found.opened >= max(place.span[1] for place in places))
+    elif (
+        not own
+        or (found.opened is not None and (found.some or found.opened >= read_to))
+        or (found.last is not None and found.last >= read_to)
     ):
         own.append([_Part(_WHOLE, (-math.inf,), (), (-math.inf,))])
     return min(own, key=lambda parts: math.fsum(chain.from_iterable(part.counted for part in parts)))

@@ -13,6 +13,7 @@ from typing import Final
 _MOST_WORDS: Final = 8
 _FEWEST_WORDS: Final = 3  # of a sentence among other things
 _CODE = re.compile(r"[=<>{}\[\]\\|~^]|&&|\s--|\w\(")
+_LISTED = re.compile(r"[\"']\s*,\s*[\"']")  # what JSON and Python write between two texts
 _PLAIN = re.compile(r"[\"'(‘“]*+(?:[^\W\d_]+(?:['’-][^\W\d_]+)*)?[-–—.,;:!?…。؟।\"')’”]*")
 _ENDED = re.compile(r"[.!?…。؟।][\"')’”]*(?=\s|$)")
 _WORD = re.compile(r"\S+")
@@ -83,7 +84,7 @@ def without_sentences(text: str) -> str:
 
 def _unless_sentence(text: str) -> str:
     words = text.split()
-    if len(words) < _FEWEST_WORDS or _CODE.search(text):
+    if len(words) < _FEWEST_WORDS or _CODE.search(text) or _LISTED.search(text):
         return text
     plain = sum(_PLAIN.fullmatch(word) is not None for word in words)
     return " " * len(text) if 2 * plain >= len(words) else text

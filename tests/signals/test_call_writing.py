@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq import Step, TokenLogprob, ToolCall
-from grampus_uq.records.call_parts import WHOLE_CALL, call_probability
+from grampus_uq.records.call_parts import WHOLE_CALL, call_probability, doubt_in_words, doubt_of
 from grampus_uq.signals.call_tokens import call_parts, call_reading
 from grampus_uq.signals.prose import is_prose
 from tests.signals.test_call_places import DOUBT, FORMS, PAY, as_text, pay, written
@@ -207,6 +209,81 @@ def test_tokens_that_write_half_of_a_call_do_not_stand_for_it(left: str) -> None
 
 def test_a_call_whose_only_value_was_lost_is_not_vouched_for_by_a_thought_before_it() -> None:
     assert odds('I take pay(amount=500).\n{"name": "pay", "arguments": {"amount": }}', PAY) == 0.0
+
+
+VALUES = st.sampled_from([500, 12.5, True, "Mallory", "Mallory Smith", "A-17", "ann@x.org", "/srv/prod", "x"])
+
+
+def _losses(text: str, call: ToolCall) -> list[tuple[int, int]]:
+    """Where a call's text writes its name and its values."""
+    words = [call.name, *(one if isinstance(one, str) else json.dumps(one) for one in call.arguments.values())]
+    return [(text.find(word), text.find(word) + len(word)) for word in words if word in text]
+
+
+@given(
+    st.sampled_from(["pay", "transfer_money", "delete.user"]),
+    st.dictionaries(st.sampled_from(["to", "amount", "memo", "ref"]), VALUES, min_size=1),
+    st.sampled_from(["", "İstanbul ofisi. ", "<think>I would do "]),
+    FORMS,
+    FORMS,
+    st.data(),
+)
+def test_a_lost_name_or_value_is_not_vouched_for_by_a_copy_before_it(
+    name: str, arguments: dict[str, object], first: str, copy: str, form: str, data: st.DataObject
+) -> None:
+    call = ToolCall(name=name, arguments=arguments)
+    own = as_text(form, call, plain=True)
+    begin, end = data.draw(st.sampled_from(_losses(own, call)))
+    assert odds(f"{first}{as_text(copy, call, plain=True)}\n{own[:begin]}{own[end:]}", call) == 0.0
+
+
+@given(
+    st.dictionaries(st.sampled_from(["to", "amount", "memo", "ref"]), VALUES, min_size=1),
+    st.sampled_from(["object", "text"]),
+)
+def test_a_call_that_lost_its_name_is_no_visible_text(arguments: dict[str, object], form: str) -> None:
+    text = as_text(form, ToolCall(name="", arguments=arguments), plain=True)
+    assert odds(text, ToolCall(name="transfer", arguments=arguments), shown=text) == 0.0
+
+
+@pytest.mark.parametrize("listed", ["bank.send", "bank_send", "bank-send", "bank/send"])
+@pytest.mark.parametrize("wrote", ["bank.send", "bank_send", "bank-send", "bank/send"])
+def test_a_name_that_the_client_cleaned_is_read(listed: str, wrote: str) -> None:
+    text = f'{{"name": "{wrote}", "arguments": {{"amount": §500§}}}}'
+    call = ToolCall(name=listed, arguments={"amount": 500})
+    assert odds(text, call) == pytest.approx(DOUBT)
+    assert odds(text.replace("§", ""), call) == 1.0
+
+
+@pytest.mark.parametrize("prefix", ["mcp__bank__", "bank_", "functions_", "default_api.", "bank/", "bank-"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_copy_does_not_stand_for_a_call_under_another_name(prefix: str, listed: bool) -> None:
+    long = ToolCall(name=f"{prefix}pay", arguments=PAY.arguments)
+    call, other = (long, PAY) if listed else (PAY, long)
+    copy, own = (as_text("object", one, plain=True) for one in (call, other))
+    assert (odds(f"Plan: {copy}\n{own.replace('500', '§500§')}", call) or 0.0) <= DOUBT + 1e-12
+
+
+@pytest.mark.parametrize("mark", ["<launch>", "[LAUNCH]", "<|launch|>"])
+def test_one_mark_that_names_a_tool_is_its_call(mark: str) -> None:
+    launch = ToolCall(name="launch")
+    assert odds([TokenLogprob(token=mark, logprob=math.log(DOUBT))], launch) == pytest.approx(DOUBT)
+    assert odds([TokenLogprob(token="</s>", logprob=0.0)], launch) is None
+
+
+@pytest.mark.parametrize("value", ["AT&T <x>", 'say "hi"', "it's", "Zoë & Co"])
+def test_a_value_with_the_escapes_of_its_form_is_found(value: str) -> None:
+    call = pay(to=value)
+    for written_value in (html.escape(value), html.escape(value, quote=False)):
+        assert odds(f'<invoke name="pay"><parameter name="to">{written_value}</parameter></invoke>', call) == 1.0
+    assert odds(f"pay(to={value!r}, )", call) == 1.0
+
+
+def test_the_reason_says_that_a_call_was_not_found() -> None:
+    doubt = doubt_of(call_parts(written("Looking."), [PAY]), 0)
+    assert doubt is not None
+    assert doubt_in_words(doubt) == "its tokens were not found in what the model wrote, or not all of them"
+    assert doubt_in_words(replace(doubt, least=0.3)) == "least sure of the arguments (0.30)"
 
 
 def test_a_call_that_is_all_of_the_visible_text_is_read() -> None:
