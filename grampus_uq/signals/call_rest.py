@@ -33,7 +33,7 @@ _BROKEN = re.compile(r"\ufffd|\\x[0-9a-f]{2}")  # a letter of which some tokens 
 _BROKEN_RUN = re.compile(r"(?:\\x[0-9a-f]{2}|[^\x00-\x7f])+")
 _ONE_RUN: Final = "\ufffd"
 _WORD = re.compile(r"\w+")
-_FRAMED = re.compile(r"[\"'\\]{0,4}\s*=|[\"'\\]{1,4}\s*:|>")  # behind a key that stands as code writes it
+_FRAMED = re.compile(r"[\"'\\]{0,4}\s{0,8}=|[\"'\\]{1,4}\s{0,8}:|>")  # behind a key that stands as code writes it
 _PREFIX = re.compile(r"[./:]|__")
 
 
