@@ -182,7 +182,7 @@ class _Read:
     def is_shown(self, text: str) -> bool:
         """True where the tokens write the visible text, and nothing besides that says something."""
         shown, own = text.strip(), self.text.strip()
-        if not shown or own in shown:
+        if not shown or own in shown or "".join(own.split()) == "".join(shown.split()):
             return bool(shown)
         begin = self.text.find(shown)
         beside = self.text[:begin], self.text[begin + len(shown) :]

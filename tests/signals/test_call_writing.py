@@ -310,6 +310,11 @@ def test_doubt_about_the_wording_of_thoughts_before_a_call_is_no_doubt_in_it(for
     assert odds(mentioned + read, call) == 1.0
 
 
+def test_blanks_between_the_texts_of_an_answer_are_no_words_beside_it() -> None:
+    assert odds("Let me see.Sending it now.", PAY, shown="Let me see.\nSending it now.") is None
+    assert odds("Let me see.Sending it now.", PAY, shown="Let me see.") == 0.0
+
+
 def test_one_call_that_cannot_be_compared_does_not_lose_the_others() -> None:
     text = '{"name": "look", "arguments": {"q": 7}}\n{"name": "pay", "arguments": {"amount": §500§}}'
     look = ToolCall(name="look", arguments={"q": 10**5000})
