@@ -17,7 +17,7 @@ from grampus_uq.records.vocabulary import Effect, UncertaintyAction, Uncertainty
 if TYPE_CHECKING:
     from grampus_uq.core.state import Profile, SessionState, WorstCase
 
-__all__ = ["Situation", "decide", "is_irreversible", "level_of", "may_be_explored"]
+__all__ = ["GRANTABLE", "Situation", "decide", "is_irreversible", "level_of", "may_be_explored"]
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _LOW, _MEDIUM, *_ = UncertaintyLevel
@@ -25,6 +25,9 @@ _PROCEED, _LOG, _PAUSE, _ABORT = UncertaintyAction
 _GRAVITY = {_PROCEED: 0, _LOG: 1, _PAUSE: 2, _ABORT: 3}
 _IRREVERSIBLE = Effect.IRREVERSIBLE
 _WORDS = {level: level.value.upper() for level in UncertaintyLevel}
+
+GRANTABLE = frozenset({"tier", "irreversible_override"})
+"""Rules whose pause a grant may lift: they ask because of the tool. All others ask about the run or about one call."""
 
 _Ruling = tuple[UncertaintyAction, str, str]
 """Action, rule, reason."""
@@ -183,16 +186,26 @@ def _guarded(now: Situation, decision: _Ruling) -> _Ruling:
         reason = f"irreversible call after the detector's alarm has rung in this run; {_numbers(now)}"
         decision = policy.on_alarm, "detector", reason
     doubt = _doubt(now)
-    if doubt is not None and not decision[0].stops:
+    if doubt is not None and _gives_way(decision, _PAUSE):
         decision = _PAUSE, "call_evidence", doubt
     missing = _missing(now)
-    if missing is not None and _GRAVITY[policy.on_missing_evidence] > _GRAVITY[decision[0]]:
+    if missing is not None and _gives_way(decision, policy.on_missing_evidence):
         decision = policy.on_missing_evidence, "missing_evidence", missing
     floor, worst = policy.worst_so_far_floor, state.worst
-    if floor is not None and worst is not None and worst < floor and not decision[0].stops:
+    if floor is not None and worst is not None and worst < floor and _gives_way(decision, _PAUSE):
         reason = f"irreversible call after a step at confidence {_apart(worst, ', below', floor)}"
         decision = _PAUSE, "worst_so_far", reason
     return decision
+
+
+def _gives_way(decision: _Ruling, action: UncertaintyAction) -> bool:
+    """True where a rule that asks about the call or the run stands above this decision.
+
+    Above a lesser action, and above an equal pause that merely asks because of the tool: a grant lifts such a pause,
+    and what speaks against the very call must not go with it.
+    """
+    graver = _GRAVITY[action] - _GRAVITY[decision[0]]
+    return graver > 0 or (graver == 0 and action.stops and decision[1] in GRANTABLE)
 
 
 def _doubt(now: Situation) -> str | None:
@@ -218,9 +231,11 @@ def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:
     One that only its own doubt holds would go ahead, too: what missing evidence does may be graver.
     """
     policy = now.profile.policy
-    held = decision[0].stops and decision[1] != "call_evidence"
-    missing = policy.on_missing_evidence
-    if held or not missing.stops or _GRAVITY[missing] <= _GRAVITY[decision[0]]:
+    missing, rule = policy.on_missing_evidence, decision[1]
+    if rule in GRANTABLE and decision[0].stops:
+        missing = min(missing, decision[0], key=_GRAVITY.__getitem__)  # as grave as it is, but no grant lifts it
+    held = decision[0].stops and rule != "call_evidence"
+    if not missing.stops or not _gives_way(decision, missing) or (held and rule not in GRANTABLE):
         return decision
     level = policy.classify(case.cumulative)
     turn = replace(now.turn, p_success=now.turn.at_worst, belief=now.turn.belief_at_worst)
@@ -229,7 +244,7 @@ def _in_doubt(now: Situation, case: WorstCase, decision: _Ruling) -> _Ruling:
     if not would[0].stops:
         return decision
     reason = f"irreversible call without a reading that was due ({case.unread}); at its worst: {would[2]}"
-    return policy.on_missing_evidence, "missing_evidence", reason
+    return missing, "missing_evidence", reason
 
 
 def _missing(now: Situation) -> str | None:
@@ -239,9 +254,12 @@ def _missing(now: Situation) -> str | None:
     profile, alarm = now.profile, now.state.alarm
     counted = profile.released_by_counts and now.turn.p_success is not None
     if not now.state.has_reading and not counted:
-        return "irreversible call, and nothing read yet"
+        return "irreversible call: nothing read yet"
     if not now.turn.read and not counted:
         return f"irreversible call without any reading of the turn that proposes it; {_numbers(now)}"
+    fitted = profile.release is not None or profile.detector is not None
+    if fitted and not counted and now.doubt is not None and now.doubt.part == UNREAD_CALL:
+        return f"irreversible call whose own tokens should have been read and were not; {_numbers(now)}"
     if profile.release is not None and now.turn.p_success is None:
         return f"irreversible call without a chance of success of the turn that proposes it; {_numbers(now)}"
     if profile.detector is not None and (alarm is None or alarm.evidence.log_m is None):

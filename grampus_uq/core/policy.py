@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import (
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -22,7 +23,14 @@ from grampus_uq.records.vocabulary import UncertaintyAction, UncertaintyLevel
 
 __all__ = ["UncertaintyPolicy"]
 
-Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+def _no_switch(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("a number between 0 and 1, not true or false")
+    return value
+
+
+Probability = Annotated[float, BeforeValidator(_no_switch), Field(ge=0.0, le=1.0)]
 
 # A member of an enum takes a while to look up by its name, and these are looked up at every step.
 _LOW, _MEDIUM, _HIGH, _CRITICAL = UncertaintyLevel

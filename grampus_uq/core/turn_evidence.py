@@ -49,6 +49,7 @@ __all__ = [
 MAX_TURNS = 16
 MAX_CALLS = 32
 _DIGEST = 24
+_MADE = " made"
 _LONGEST = 64
 _LONGEST_NAME = 256
 Unit = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -62,12 +63,11 @@ class TurnEvidence:
     `read`: whether anything was; `p_success`: the calibrated chance after it, `worst_chance`: the same in the worst
     case, where a reading was due and did not come; `lowest`: its lowest reading, as source and value; `stated`: whether
     the model stated a confidence; `belief`: the propagated confidence after it, `worst_belief`: the same in the worst
-    case. `calls` are the keys of the calls it proposed that were
-    not observed yet, `called` of those that were; `more` is True for open calls beyond what is kept. `listed` are the
-    digests of all of them, name and arguments. `doubts`: how sure the model was of each; one without a call is of those
-    beyond what is kept. `gone`: the least doubts, a tool each, of calls whose turns are kept no more; the latest turn
-    holds them. `scores`: the streams of a detector that looks at calls, in its order, and `worst_scores` the same in
-    the worst case.
+    case. `calls` are the keys of the calls it proposed that were not observed yet, `called` of those that were; `more`
+    is True for open calls beyond what is kept. `listed` are the digests of all of them, name and arguments, marked once
+    one is made. `doubts`: how sure the model was of each; one without a call is of those beyond what is kept. `gone`:
+    the least doubts, a tool each, of calls whose turns are kept no more; the latest turn holds them. `scores`: the
+    streams of a detector that looks at calls, in its order, and `worst_scores` the same in the worst case.
     """
 
     step: str = ""
@@ -219,7 +219,7 @@ def _not_told_apart(turns: Turns, turn: TurnEvidence, call: ToolCall) -> tuple[C
     known = [one for one in turns if one.calls or one.called]
     if "arguments" in call.model_fields_set:
         digest = _digest(call)
-        if digest and any(digest in one.listed for one in _having(known, call)):
+        if digest and any(_lists(one, digest) for one in _having(known, call)):
             return ()
     if any(_matching(one.calls, call) for one in known):
         return _of_call(found, call) or (() if call.id else _beyond(found))
@@ -274,14 +274,24 @@ def is_proposed(turns: Turns, call: ToolCall, step_id: str | None, *, exactly: b
     """False for a call that its turn did not list so: other arguments, or a name or an id that no turn listed.
 
     True where nothing can be compared: no turn listed calls, or the call came without arguments and may be one of
-    those that were listed. With `exactly` (another turn is not read yet) only for a call listed with its arguments.
+    those that were listed. With `exactly` (another turn is not read yet) only for a call listed with its arguments and
+    not made yet. One listing lets one call go: under an id that nobody listed it does not vouch for a second one.
     """
     listing = [turn for turn in turns if turn.calls or turn.called or turn.more]
+    if exactly:
+        listing = [turn for turn in listing if turn.more or _matching(turn.calls, call)]
+        if not listing:
+            return False
     if "arguments" not in call.model_fields_set or not listing:
         return not exactly and (not listing or not call.id or _may_be_listed(listing, call))
     of_call = [turn for turn in _found(turns, call, step_id) or () if turn.listed] or listing
-    digest = _digest(call)
-    return any(digest in turn.listed for turn in of_call) and bool(digest)
+    digest, again = _digest(call), not exactly and (not call.id or _may_be_listed(listing, call))
+    return bool(digest) and any(_lists(turn, digest, again=again) for turn in of_call)
+
+
+def _lists(turn: TurnEvidence, digest: str, *, again: bool = True) -> bool:
+    """True where a turn lists a call with this digest; without `again` one that was not made yet."""
+    return digest in turn.listed or (again and digest + _MADE in turn.listed)
 
 
 def _may_be_listed(listing: list[TurnEvidence], call: ToolCall) -> bool:
@@ -339,6 +349,12 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
     mine = _matching(turn.calls, call)
     if not mine:
         return turn
+    listed = turn.listed
+    if listed and "arguments" in call.model_fields_set:
+        digest = _digest(call)
+        if digest in listed:
+            place = listed.index(digest)
+            listed = (*listed[:place], digest + _MADE, *listed[place + 1 :])
     return new_turn(
         step=turn.step,
         read=turn.read,
@@ -351,7 +367,7 @@ def _after_call(turn: TurnEvidence, call: ToolCall) -> TurnEvidence:
         calls=tuple([known for known in turn.calls if known not in mine]),
         called=(*turn.called, *mine),
         more=turn.more,
-        listed=turn.listed,
+        listed=listed,
         doubts=turn.doubts,
         gone=turn.gone,
         scores=turn.scores,

@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, model_validator
 
+from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalPolicy, ApprovalRequest, Grant
 from grampus_uq.records.values import StepUncertainty, ToolCall, Verdict, canonical_json
 from grampus_uq.records.vocabulary import Effect, UncertaintyLevel
@@ -117,8 +118,6 @@ UNREAD = Doubt(
     reason="The answer that holds this call is not judged yet, because it is still streamed: nothing speaks for it.",
 )
 FRAMEWORK = "framework"
-_LIFTED = frozenset({"tier", "irreversible_override"})
-"""Rules whose pause a grant may lift: they ask because of the tool. All others ask about the run or about one call."""
 
 
 class CallRecord(BaseModel):
@@ -221,7 +220,9 @@ def may_be_granted(record: CallRecord, terms: Terms) -> bool:
     Never true with an unvouched belief: whether that run is in doubt is unknown.
     """
     grave = (UncertaintyLevel.HIGH, UncertaintyLevel.CRITICAL)
-    return record.waiting and terms.vouched and all(r.level not in grave and r.rule in _LIFTED for r in record.requests)
+    return (
+        record.waiting and terms.vouched and all(r.level not in grave and r.rule in GRANTABLE for r in record.requests)
+    )
 
 
 def granted(record: CallRecord, grant: Grant) -> CallRecord:

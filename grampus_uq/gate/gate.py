@@ -222,8 +222,7 @@ class Gate:
         self, record: CallRecord, session: Session, terms: Terms, others: Sequence[CallRecord]
     ) -> CallRecord:
         """The record, cleared where permits let the call go ahead; never where anything but its tool holds it."""
-        proposed = _with_arguments(record.proposed)
-        if self.permits is None or not session.waits_for_its_tool_alone(proposed, record.step_id, record.effect):
+        if self.permits is None or session.state.alarmed:
             return record
         digest = record.proposed.digest()
         alike = any(other.waiting and other.proposed.digest() == digest for other in others)

@@ -26,6 +26,7 @@ from grampus_uq.monitor.sensing import SensingPlan
 from grampus_uq.monitor.sensing_settings import Sensing
 from grampus_uq.monitor.session import Session
 from grampus_uq.monitor.snapshot import processor_entries, read_snapshot
+from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.monitor.wiring import ProfileSource, Wiring
 from grampus_uq.recording.artifacts import ProfileArtifact
 from grampus_uq.records.events import Event, SessionStarted
@@ -222,6 +223,7 @@ class UncertaintyMonitor:
             watch=wiring.watch(snapshot),
             structure=wiring.structure(state, snapshot),
             origins=wiring.origins(state, snapshot),
+            unread=UnreadTurns.of(snapshot),
             entries=self._processing.begin(session_id, processor_entries(snapshot)),
             fingerprint=lambda: wiring.fingerprint,
             expected=wiring.expected,

@@ -7,8 +7,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
@@ -31,6 +30,7 @@ from grampus_uq.monitor.history import AgentBeliefState, History
 from grampus_uq.monitor.read_ahead import ReadAhead
 from grampus_uq.monitor.sensing import SensingPlan, StepInput
 from grampus_uq.monitor.snapshot import SNAPSHOT_VERSION
+from grampus_uq.monitor.unread_turns import UnreadTurns
 from grampus_uq.records.building import builder
 from grampus_uq.records.events import (
     DecisionEvent,
@@ -96,6 +96,7 @@ class Session:
         watch: TrajectoryWatch | None = None,
         structure: StructureState | None = None,
         origins: OriginState | None = None,
+        unread: UnreadTurns | None = None,
         entries: Callable[[], Mapping[str, JsonValue]] = dict,
         fingerprint: Callable[[], str] | None = None,
         expected: ExpectedStreams | None = None,
@@ -112,8 +113,7 @@ class Session:
         self._history = history or History()
         self._watch = watch
         self._ahead = ReadAhead()
-        self._reading = 0
-        self._abandoned = False
+        self._unread = unread or UnreadTurns()
         self._superseded = False
         self._finished = False
         self.tools_declared = False
@@ -147,19 +147,6 @@ class Session:
         profile = "" if self._fingerprint is None else self._fingerprint()
         text = canonical_json([profile, *self._agent, agent_version])
         return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-
-    def waits_for_its_tool_alone(self, call: ToolCall, step_id: str, effect: Effect) -> bool:
-        """True for a committed call that its tier alone holds: no rule speaks against it besides.
-
-        What else speaks against a call does not show where the tier holds it already: missing evidence, doubt about
-        the call, the worst so far, an alarm. So the same is asked as if a MEDIUM call could go ahead.
-        """
-        policy = self._profile.policy
-        lenient = policy.model_copy(update={"low_threshold": policy.medium_threshold})
-        profile = self._profile.model_copy(update={"policy": lenient})
-        unsettled = self._is_unsettled
-        verdict = judge_call(profile, self._state, call, effect, step_id=step_id, exactly=unsettled)
-        return verdict.allowed and not self._state.alarmed
 
     def call_score(self, stream: str, call: ToolCall, step_id: str) -> float | None:
         """What is believed of a proposed call, in [0, 1], higher is better; None where nothing was read.
@@ -209,82 +196,68 @@ class Session:
         are kept as text, and one broken log-probability makes the token readings missing, with the reason.
         """
         started_ns = time.time_ns()
-        text, calls, stream, spent, errors = read_turn(
-            response_text, tool_calls=tool_calls, logprobs=logprobs, usage=usage
-        )
-        for error in errors:
-            self._reject(error)
-        if type(prompt_messages) is not tuple or prompt_messages:
-            prompt_messages = arguments.prompt(prompt_messages, self._reject)
-            if self._origins is not None:
-                with self._lock:
-                    origins_of_prompt(self._origins, prompt_messages)
-        if model_client is not None:
-            model_client = arguments.client(model_client, self._reject)
-        if tools is not None:
-            tools = arguments.schemas(tools, self._reject)
-            if tools and not self.tools_declared:
-                self.declare_tools(tools)
-        own = () if external is None else arguments.confidences(external, self._plan.names, self._reject)
-        if type(step_id) is not str or not step_id.isascii():
-            step_id = arguments.name(step_id, "step_id", "observe_llm_response", self._reject)
-        if type(step_type) is not str or not step_type.isascii():
-            step_type = arguments.name(step_type, "step_type", "observe_llm_response", self._reject)
-        step = _new_step(
-            step_id=step_id,
-            kind=step_type,
-            time_s=started_ns / 1e9,
-            text=text,
-            tool_calls=calls,
-            logprobs=stream.tokens,
-            input_tokens=spent.input_tokens if spent else 0,
-            output_tokens=spent.output_tokens if spent else 0,
-        )
-        plan = self._plan
-        if model_client is None and step.logprobs is None and not plan.brings_model:  # the usual case, without waiting
-            readings = plan.read(step, prompt_messages, stream.problem)
-            if plan.unasked:
-                readings += plan.read_unasked(step)
-        else:
-            given = StepInput(
-                messages=prompt_messages,
-                client=model_client,
-                model=model_id,
-                tools=tools,
-                tools_known=tools is not None or self.tools_declared,
-                over_cap=plan.over_cap(self._state, step),
-                ahead=self._ahead,
-            )
-            with self._unread():
-                readings = await plan.sense(self._profile, step, given, stream.problem)
-        if own:
-            readings += own
-        if self._watch is None:
-            assessment = self._commit(step, readings, started_ns)
-        else:
-            with self._unread():
-                assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
-        self._abandoned = False
-        return assessment, assessment.action
-
-    @contextmanager
-    def _unread(self) -> Iterator[None]:
-        """A turn is being read; one whose reading is given up leaves the session unsettled until the next was read."""
-        with self._lock:
-            self._reading += 1
+        turn = self._unread.begin(step_id)
         try:
-            yield
+            text, calls, stream, spent, errors = read_turn(
+                response_text, tool_calls=tool_calls, logprobs=logprobs, usage=usage
+            )
+            for error in errors:
+                self._reject(error)
+            if type(prompt_messages) is not tuple or prompt_messages:
+                prompt_messages = arguments.prompt(prompt_messages, self._reject)
+                if self._origins is not None:
+                    with self._lock:
+                        origins_of_prompt(self._origins, prompt_messages)
+            if model_client is not None:
+                model_client = arguments.client(model_client, self._reject)
+            if tools is not None:
+                tools = arguments.schemas(tools, self._reject)
+                if tools and not self.tools_declared:
+                    self.declare_tools(tools)
+            own = () if external is None else arguments.confidences(external, self._plan.names, self._reject)
+            if type(step_id) is not str or not step_id.isascii():
+                step_id = arguments.name(step_id, "step_id", "observe_llm_response", self._reject)
+            if type(step_type) is not str or not step_type.isascii():
+                step_type = arguments.name(step_type, "step_type", "observe_llm_response", self._reject)
+            step = _new_step(
+                step_id=step_id,
+                kind=step_type,
+                time_s=started_ns / 1e9,
+                text=text,
+                tool_calls=calls,
+                logprobs=stream.tokens,
+                input_tokens=spent.input_tokens if spent else 0,
+                output_tokens=spent.output_tokens if spent else 0,
+            )
+            plan = self._plan
+            if (
+                model_client is None and step.logprobs is None and not plan.brings_model
+            ):  # the usual case, without waiting
+                readings = plan.read(step, prompt_messages, stream.problem)
+                if plan.unasked:
+                    readings += plan.read_unasked(step)
+            else:
+                given = StepInput(
+                    messages=prompt_messages,
+                    client=model_client,
+                    model=model_id,
+                    tools=tools,
+                    tools_known=tools is not None or self.tools_declared,
+                    over_cap=plan.over_cap(self._state, step),
+                    ahead=self._ahead,
+                )
+                readings = await plan.sense(self._profile, step, given, stream.problem)
+            if own:
+                readings += own
+            if self._watch is None:
+                assessment = self._commit(step, readings, started_ns)
+            else:
+                assessment = await self._read_and_commit(self._watch, step, readings, started_ns)
         except BaseException:
-            self._abandoned = True
+            self._unread.lose(turn)
             raise
-        finally:
-            with self._lock:
-                self._reading -= 1
-
-    @property
-    def _is_unsettled(self) -> bool:
-        """True while some turn's calls are not known: it is being read, or its reading was given up."""
-        return self._abandoned or self._reading > 0
+        self._unread.read(turn)
+        return assessment, assessment.action
 
     def declare_tools(self, tools: Iterable[Mapping[str, Any] | str]) -> None:
         """Say which tools the agent has, by name or schema: a pattern of the policy that matches none is logged."""
@@ -310,7 +283,7 @@ class Session:
         if type(step_id) is not str or not step_id.isascii():
             step_id = arguments.name(step_id, "step_id", "observe_tool_call", self._reject)
         step = _new_step(step_id=step_id, kind="tool_call", time_s=started_ns / 1e9, tool_calls=(call,), effect=effect)
-        known = is_proposed(self._state.turns, call, step_id, exactly=self._is_unsettled)
+        known = is_proposed(self._state.turns, call, step_id, exactly=bool(self._unread))
         readings = () if known else _NOT_PROPOSED
         if self._watch is None:
             assessment = self._commit(step, readings, started_ns)
@@ -448,8 +421,7 @@ class Session:
         effect = arguments.effect(effect, "would_allow", self._reject)
         proposed = arguments.call(call, "call", "would_allow", self._reject)
         step_id = None if step_id is None else arguments.name(step_id, "step_id", "would_allow", self._reject)
-        unsettled = self._is_unsettled
-        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id, exactly=unsettled)
+        return judge_call(self._profile, self._state, proposed, effect, step_id=step_id, exactly=bool(self._unread))
 
     def record_decision(
         self,
@@ -622,6 +594,7 @@ class Session:
             **history.to_json(),
             **({} if structure is None else {"structure": structure}),
             **({} if origins is None else {"origins": origins}),
+            **({"unread": self._unread.to_json()} if self._unread else {}),
             **({} if turns is None else {"turns": turns.to_json()}),
         }
 

@@ -14,7 +14,9 @@ from grampus_uq.monitor.history import History
 from grampus_uq.records.values import StepUncertainty
 
 SNAPSHOT_VERSION: Final = 1
-_OWN_ENTRIES: Final = frozenset({"v", "profile", "state", "recent", "escalations", "structure", "origins", "turns"})
+_OWN_ENTRIES: Final = frozenset(
+    {"v", "profile", "state", "recent", "escalations", "structure", "origins", "turns", "unread"}
+)
 _STEPS = TypeAdapter(list[StepUncertainty])
 _ESCALATIONS = TypeAdapter(list[dict[str, JsonValue]])
 T = TypeVar("T")

@@ -8,6 +8,7 @@
 | pydantic-ai | `tool_name` | `args` (JSON text or object) |
 | Anthropic | `name` | `input` |
 | Gemini | `function_call.name`, `functionCall.name` | `args` |
+| Cohere, Llama | `name` | `parameters` |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Final, NoReturn
 from pydantic import JsonValue
 
 from grampus_uq.records.values import ToolCall, canonical_json
-from grampus_uq.wire.fields import field, kind_of, text_field
+from grampus_uq.wire.fields import field, fields_of, kind_of, text_field
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 UNPARSED: Final = "unparsed_arguments"
@@ -33,7 +34,13 @@ MAX_ARGUMENT_CHARACTERS: Final = 1_000_000
 _MAX_SHOWN: Final = 16_000  # more than a judge is shown: what was cut off is too long to be judged
 _MAX_DEPTH: Final = 100  # a stored session holds a call some ten levels deep, and what reads it takes 200
 _MAX_BITS: Final = 13_000  # Python writes no whole number of more than 4300 digits
-_ARGUMENTS: Final = ("arguments", "args", "input", "action", "operation", "operations")
+_ARGUMENTS: Final = ("arguments", "args", "input", "action", "operation", "operations", "parameters", "tool_args")
+_MISPLACED: Final = "in a field that is no known place of arguments:"
+_BESIDE: Final = frozenset(
+    {"function", "custom", "function_call", "functionCall", "extra_content", "provider_specific_fields", "metadata"}
+    | {"additional_kwargs", "cache_control", "caller", "_meta"}
+)
+"""Fields of a call that hold an object which is not its arguments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +122,9 @@ def read_call(value: Any, *, stand_in_id: str = "") -> ReadCall:
 
 def _given(named: Any, kind: str) -> Any:
     found = field(named, *_ARGUMENTS)
-    if found is None or isinstance(found, str | Mapping):
+    if found is None:
+        return _misplaced(named)
+    if isinstance(found, str | Mapping):
         # The one argument of a custom tool is free text, called "input".
         return {"input": found} if isinstance(found, str) and kind in ("custom", "custom_tool_call") else found
     dump = getattr(found, "model_dump", None)  # the action of a built-in tool, which is a model of the SDK
@@ -123,6 +132,24 @@ def _given(named: Any, kind: str) -> Any:
         return dump(mode="json", exclude_unset=True, warnings=False) if callable(dump) else found
     except Exception:  # noqa: BLE001 (somebody else's model)
         return found
+
+
+def _misplaced(named: Any) -> str | None:
+    """What may be the arguments under a name that is not known here: kept as text, so that other ones differ."""
+    try:
+        fields = fields_of(named) or {}
+        if field(named, "name", "tool_name") is None or any(name in fields for name in _ARGUMENTS):
+            return None  # a built-in tool's call, or one that says that it has no arguments
+        odd = {str(name): value for name, value in fields.items() if name not in _BESIDE and _holds_fields(value)}
+    except Exception:  # noqa: BLE001 (somebody else's mapping)
+        return None
+    return f"{_MISPLACED} {_kept(odd)}" if odd else None
+
+
+def _holds_fields(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.lstrip()[:1] == "{"
+    return isinstance(value, Mapping) and bool(value)
 
 
 class _UnreadableError(Exception):

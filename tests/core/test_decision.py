@@ -29,7 +29,7 @@ from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.state import SessionState, WorstCase
 from grampus_uq.core.turn_evidence import TurnEvidence
-from grampus_uq.records.call_parts import CallDoubt
+from grampus_uq.records.call_parts import UNREAD_CALL, CallDoubt
 from grampus_uq.records.values import Verdict
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.stats.eprocess import Detector, start
@@ -241,6 +241,7 @@ ASKS = UncertaintyPolicy(always_ask_tool_names=["pay"])
 LOWEST = TurnEvidence(read=True, lowest=("verbalized", 0.3), p_success=0.795, stated=True)
 UNSTATED = TurnEvidence(read=True, lowest=("semantic_entropy", 0.25), p_success=0.1)
 SURE = ReleaseRule(at_least=0.8, abort_below=0.2)
+UNREAD = CallDoubt(call="1 pay", probability=0.0, part=UNREAD_CALL, least=0.0)
 SURE_CASE = WorstCase(cumulative=0.9, unread="p")
 LOGS_ALARMS = UncertaintyPolicy(always_ask_tool_names=["pay"], on_alarm=LOG)
 MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
@@ -324,6 +325,26 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
             ),
         ),
         (
+            {"release": SURE, "turn": TurnEvidence(read=True, p_success=0.9), "doubt": UNREAD},
+            (
+                PAUSE,
+                "missing_evidence",
+                "irreversible call whose own tokens should have been read and were not; confidence 0.90",
+            ),
+        ),
+        (
+            {"detector": DETECTOR, "alarm": QUIET, "doubt": UNREAD},
+            (
+                PAUSE,
+                "missing_evidence",
+                "irreversible call whose own tokens should have been read and were not; confidence 0.90",
+            ),
+        ),
+        (
+            {"release": SURE, "turn": TurnEvidence(read=True, p_success=0.9), "doubt": UNREAD, "by_counts": True},
+            (PROCEED, "release", "chance of success 0.90 is at least 0.80"),
+        ),
+        (
             {"turn": TurnEvidence()},
             (
                 PAUSE,
@@ -337,7 +358,7 @@ MISSING_LOGS = UncertaintyPolicy(on_missing_evidence=LOG)
         ),
         (
             {"policy": UncertaintyPolicy(on_missing_evidence=ABORT), "level": MEDIUM, "has_reading": False},
-            (ABORT, "missing_evidence", "irreversible call, and nothing read yet"),
+            (ABORT, "missing_evidence", "irreversible call: nothing read yet"),
         ),
         (
             {"policy": UncertaintyPolicy(worst_so_far_floor=0.5), "worst": 0.4},

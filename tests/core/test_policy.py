@@ -171,3 +171,10 @@ def test_a_field_that_came_later_is_stored_only_where_it_says_something_so_that_
     assert {*told.model_dump()} == {*UncertaintyPolicy.model_fields}
     assert UncertaintyPolicy.model_validate_json(told.model_dump_json()) == told
     assert UncertaintyPolicy.model_validate_json(UncertaintyPolicy().model_dump_json()) == UncertaintyPolicy()
+
+
+@pytest.mark.parametrize("name", ["low_threshold", "call_floor", "worst_so_far_floor"])
+@pytest.mark.parametrize("value", [True, False])
+def test_a_switch_is_no_probability(name: str, value: bool) -> None:
+    with pytest.raises(ValueError, match="not true or false"):
+        UncertaintyPolicy(**{name: value})

@@ -127,11 +127,11 @@ def test_the_monitor_lets_through_what_it_lets_through_and_asks_the_rest_with_it
     asks, action = judged(policy=GUARDS_PAY)
     assert (asks.phase, asks.effect, action) == (CallPhase.WAITING, Effect.IRREVERSIBLE, PAUSE)
     request = asks.requests[0]
-    assert (request.rule, request.reason) == ("irreversible_override", "irreversible call: nothing read yet")
+    assert (request.rule, request.reason) == ("missing_evidence", "irreversible call: nothing read yet")
     assert (request.level, request.confidence, request.guarantee) == (UncertaintyLevel.MEDIUM, None, None)
     assert (request.created_s, request.expires_s) == (NOW, NOW + 60.0)
     declared, _ = judged(declared=Effect.IRREVERSIBLE)
-    assert (rule_of(declared), declared.effect) == ("irreversible_override", Effect.IRREVERSIBLE)
+    assert (rule_of(declared), declared.effect) == ("missing_evidence", Effect.IRREVERSIBLE)
 
 
 def unsure(agent: str = "clerk", *processors: Captured, confidence: float = 0.1) -> Session:
@@ -198,7 +198,7 @@ def test_the_gravest_reason_to_ask_is_the_one_that_is_asked(effect: Effect) -> N
         )
         reasons = [
             (REPEATED.rule, repeated and not advisory),
-            ("irreversible_override", watched and not advisory and effect is Effect.IRREVERSIBLE),
+            ("missing_evidence", watched and not advisory and effect is Effect.IRREVERSIBLE),
             (UNVOUCHED.rule, not vouched and not advisory and not delegates and not harmless),
             (STEP_PAUSES.rule, pauses),
             (FRAMEWORK, asks),

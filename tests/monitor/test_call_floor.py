@@ -7,10 +7,11 @@ import math
 from typing import Any
 
 import anyio
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grampus_uq import Effect, ToolCall, UncertaintyMonitor, UncertaintyPolicy
+from grampus_uq import Effect, ToolCall, UncertaintyLevel, UncertaintyMonitor, UncertaintyPolicy, Verdict
+from grampus_uq.core.decision import GRANTABLE
 from grampus_uq.records.vocabulary import UncertaintyAction
 from grampus_uq.testing import ScriptedModel
 
@@ -83,3 +84,40 @@ def test_nothing_that_the_guides_rule_holds_is_released_and_what_is_believed_is_
     guide, before = anyio.run(run, UncertaintyPolicy(**rules, call_floor=None), turns)
     assert believed == before
     assert all(GRAVITY.index(now) >= GRAVITY.index(then) for now, then in zip(default, guide, strict=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    odds=st.sampled_from([0.01, 0.3, 0.79, 0.85, 0.99, None]),
+    belief=st.floats(0.45, 0.99),
+    verifier=st.sampled_from([None, 0.7, 0.95]),
+    floor=st.sampled_from([None, 0.5, 0.97]),
+    names=st.booleans(),
+)
+def test_a_pause_that_a_grant_may_lift_has_no_other_ground(
+    odds: float | None, belief: float, verifier: float | None, floor: float | None, names: bool
+) -> None:
+    """Where the tier would let the call go ahead, nothing else holds it: more doubt never makes a call grantable."""
+
+    def verdict(low: float) -> Verdict:
+        policy = UncertaintyPolicy(low_threshold=low, worst_so_far_floor=floor)
+        return anyio.run(_judged, policy, odds, belief, verifier, names)
+
+    asked = verdict(0.8)
+    if not asked.allowed and asked.rule in GRANTABLE and asked.level is UncertaintyLevel.MEDIUM:
+        assert verdict(0.6).allowed, asked.reason
+
+
+async def _judged(
+    policy: UncertaintyPolicy, odds: float | None, belief: float, verifier: float | None, names: bool
+) -> Verdict:
+    session = UncertaintyMonitor(policy=policy).session("s")
+    for number in range(3):
+        await session.observe_llm_response("Looking.", f"l{number}", external={"verifier": belief})
+    logprobs = [
+        {"token": text, "logprob": -0.01} for text in ('{"name": ', '"pay", ', '"arguments"', ': {"amount": ')
+    ] + [{"token": "500", "logprob": None if odds is None else math.log(odds)}, {"token": "}}", "logprob": -0.01}]
+    call = {"id": "c1", "name": "pay", "arguments": {"amount": 500}}
+    own = {} if verifier is None else {"verifier": verifier}
+    await session.observe_llm_response("", "turn", tool_calls=[call], logprobs=logprobs, external=own)
+    return session.would_allow("pay" if names else call, effect="irreversible")

@@ -330,7 +330,7 @@ async def test_a_cancelled_step_is_not_committed_and_the_session_goes_on(specula
     with anyio.move_on_after(0.05) as scope:
         await session.observe_llm_response("Paris.", "a", prompt_messages=PROMPT, model_client=model)
     assert scope.cancelled_caught
-    assert session.snapshot() == before
+    assert session.snapshot() == {**before, "unread": ["a"]}
     assert model.in_flight == 0
     assert len(captured.events) == 1  # the session's start
     await session.observe_llm_response("Confidence: 90%", "b")

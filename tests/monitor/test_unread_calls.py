@@ -187,6 +187,8 @@ def test_a_call_asked_for_while_its_turn_is_read_or_after_that_was_given_up_is_h
         only_what_was_listed_goes()
         assert (await session.observe_tool_call({"id": "c1", "name": "pay"}, "x", effect="irreversible"))[1].stops
         await session.observe_llm_response("Sure.", "c", **sure)
+        only_what_was_listed_goes()
+        await session.observe_llm_response("Sure.", "b", **sure)
         assert allows("look")
 
     anyio.run(main)

@@ -38,12 +38,15 @@ def test_every_step_of_a_run_with_decisions_is_concluded_today_as_it_was_recorde
     steps = list(replay_file(FOLDER / f"{name}.jsonl", profile_of(name)))
     assert len(steps) == {"tiers": 14, "critical": 4, "detector": 10}[name]
     otherwise = {step.assessment.step_id for step in steps if not step.same}
-    assert otherwise == (ANSWERED if name == "detector" else set())
+    assert otherwise == {"detector": ANSWERED, "tiers": {"m6t0"}, "critical": set()}[name]
     for step in steps:
         now, then = step.assessment, step.event.assessment
         assert (now.fused_confidence, now.propagated_confidence) == (then.fused_confidence, then.propagated_confidence)
         assert (now.level, now.log_e_value, now.index) == (then.level, then.log_e_value, then.index)
-        if not step.same:
+        if step.event.assessment.step_id == "m6t0":  # the turn that proposes it was not read: no grant lifts that
+            assert (now.action, then.action) == (UncertaintyAction.PAUSE_FOR_HUMAN,) * 2
+            assert (now.rule, then.rule) == ("missing_evidence", "irreversible_override")
+        elif not step.same:
             assert then.action is UncertaintyAction.PROCEED_WITH_LOG
             assert (now.action, now.rule) == (UncertaintyAction.PAUSE_FOR_HUMAN, "detector")
 
@@ -72,7 +75,7 @@ def test_counting_and_evaluating_old_runs_with_decisions_leaves_them_out_as_sele
     assert (counts.runs, counts.steps, counts.same, counts.skipped) == (1, 10, 8, ())
     assert (counts.stopped_before, counts.stopped_now) == (4, 6)
     counts = replay_all(RECORDINGS[:2], profile_of("tiers"))
-    assert (counts.runs, counts.steps, counts.same, counts.skipped) == (2, 18, 18, ())
+    assert (counts.runs, counts.steps, counts.same, counts.skipped) == (2, 18, 17, ())
     assert {eligibility(run).reason for run in runs([FOLDER])} == {"human_decided"}
     for profile in (None, profile_of("tiers"), profile_of("detector")):
         evaluated = read_recordings(RECORDINGS, profile=profile)

@@ -176,7 +176,7 @@ def test_very_long_names_are_read_and_not_kept():
 @pytest.mark.parametrize("effect", ["irreversible", Effect.IRREVERSIBLE])
 def test_an_effect_given_by_its_word_is_that_effect(effect):
     session = UncertaintyMonitor().session("s")
-    assert session.would_allow("pay", effect=effect).rule == "irreversible_override"
+    assert session.would_allow("pay", effect=effect).rule == "missing_evidence"
     step, _ = anyio.run(lambda: session.observe_tool_call("pay", "t", effect=effect))
     assert step.effect is Effect.IRREVERSIBLE
     assert step.action.stops
@@ -214,7 +214,7 @@ def test_an_effect_that_is_none_is_refused_wherever_one_is_taken(nonsense):
 def test_a_session_that_only_advises_takes_an_effect_that_is_none_for_irreversible(caplog):
     session = UncertaintyMonitor(advisory=True).session("s")
     verdict = session.would_allow("pay", effect="nonsense")
-    assert (verdict.allowed, verdict.rule) == (True, "irreversible_override")
+    assert (verdict.allowed, verdict.rule) == (True, "missing_evidence")
     step, action = anyio.run(lambda: session.observe_tool_call("pay", "t", effect="nonsense"))
     assert (step.advisory_action.stops, action.stops) == (True, False)
     assert "'nonsense'" in caplog.text

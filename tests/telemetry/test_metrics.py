@@ -130,7 +130,7 @@ def test_an_escalation_is_counted_with_level_and_rule_also_where_the_monitor_onl
     session = UncertaintyMonitor(processors=[measured.processor], advisory=advisory).session("s")
     anyio.run(lambda: session.observe_tool_call(ToolCall(name="pay"), "t", effect=Effect.IRREVERSIBLE))
     points = measured.points()
-    assert points["uncertainty.escalations"] == {(("level", "medium"), ("rule", "irreversible_override")): 1}
+    assert points["uncertainty.escalations"] == {(("level", "medium"), ("rule", "missing_evidence")): 1}
     (labels,) = points["uncertainty.actions"]
     assert dict(labels)["action"] == ("proceed_with_log" if advisory else "pause_for_human")
 

@@ -134,15 +134,13 @@ async def test_an_uncertain_step_escalates(before, level):
     assert escalate.attributes["guarantee"] == "no guarantee"
 
 
-@pytest.mark.parametrize(
-    ("name", "effect", "rule"),
-    [
-        ("send_email", None, "irreversible_override"),
-        ("search", Effect.IRREVERSIBLE, "irreversible_override"),
-    ],
-)
-async def test_an_irreversible_override_escalates_at_medium_too(name, effect, rule):
+@pytest.mark.parametrize(("name", "effect"), [("send_email", None), ("search", Effect.IRREVERSIBLE)])
+@pytest.mark.parametrize("rule", ["irreversible_override", "missing_evidence"])
+async def test_an_irreversible_call_escalates_at_medium_too(name, effect, rule):
     traced = Traced()
+    if rule == "irreversible_override":
+        await speak(traced, "Confidence: 70%", model_client=None)
+        traced.exporter.clear()
     await traced.session.observe_tool_call(ToolCall(name=name), "t", effect=effect)
     escalate = traced.only("escalate")
     assert (escalate.attributes["level"], escalate.attributes["irreversible"]) == ("medium", True)

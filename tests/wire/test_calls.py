@@ -29,6 +29,7 @@ FORMS: list[tuple[str, Any]] = [
     ("a pydantic-ai part", SimpleNamespace(tool_name="pay", args=TEXT, tool_call_id="c1", part_kind="tool-call")),
     ("an Anthropic block", {"type": "tool_use", "id": "c1", "name": "pay", "input": {"amount": 5}}),
     ("a Gemini part", {"id": "c1", "functionCall": {"name": "pay", "args": {"amount": 5}}}),
+    ("a call of Cohere or Llama", {"id": "c1", "name": "pay", "parameters": {"amount": 5}}),
     ("a GenAI part", {"type": "tool_call", "id": "c1", "name": "pay", "arguments": {"amount": 5}}),
     (
         "an object of a client",
@@ -177,3 +178,27 @@ def _names(value: Any) -> bool:
 def test_arguments_are_the_same_as_text_and_as_an_object(values: dict[str, Any]) -> None:
     assert read_arguments(json.dumps(values)) == read_arguments(values)
     assert read_arguments(values).problem is None
+
+
+@pytest.mark.parametrize("place", ["params", "kwargs", "tool_kwargs", "tool_input", "arguments_json", "whatever"])
+@pytest.mark.parametrize("name", ["name", "tool_name"])
+@pytest.mark.parametrize("shape", [dict, lambda call: SimpleNamespace(**call)])
+def test_arguments_in_a_place_that_is_not_known_are_kept_and_differ(place: str, name: str, shape: Any) -> None:
+    for write in (json.dumps, dict):
+        five, more = (read_call(shape({"id": "c1", name: "pay", place: write({"amount": a})})) for a in (5, 5000))
+        assert is_unparsed(five.call)
+        assert five.problem
+        assert five.call.digest() != more.call.digest()
+        assert "arguments" in five.call.model_fields_set
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"id": "c1", "name": "pay", "extra_content": {"google": {"thought_signature": "x"}}},
+        {"id": "c1", "name": "pay", "args": None, "metadata": {"a": 1}},
+        {"type": "file_search_call", "id": "c1", "queries": ["a"], "results": {"b": 1}},
+    ],
+)
+def test_what_stands_beside_a_call_is_no_argument(call: dict[str, Any]) -> None:
+    assert "arguments" not in read_call(call).call.model_fields_set

@@ -10,7 +10,7 @@ import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from grampus_uq.errors import MissingDependencyError, SessionConflictError, StoreError
 from grampus_uq.runtime.store import (
@@ -141,10 +141,9 @@ class RedisStore(ThreadedStore):
 
     def __init__(self, url: str, *, namespace: str = "grampus", timeout_s: float = 5.0, create: bool = True) -> None:
         super().__init__(create=create)
-        address = urlsplit(url)
-        options = dict(parse_qsl(address.query))
+        options = dict(parse_qsl(urlsplit(url).query))
         self._namespace = options.pop("namespace", namespace)
-        self._url = urlunsplit(address._replace(query=urlencode(options)))
+        self._url = url.partition("?")[0] + (f"?{urlencode(options)}" if options else "")
         self._timeout_s = timeout_s
         self._script: Any = None
         self._ear: RedisStore | None = None
