@@ -24,7 +24,7 @@ from grampus_uq.core.alarm import (
     midway,
     rearm,
 )
-from grampus_uq.core.decision import Situation, decide, is_irreversible, level_of, may_be_explored
+from grampus_uq.core.decision import GRANTABLE, Situation, decide, is_irreversible, level_of, may_be_explored
 from grampus_uq.core.policy import UncertaintyPolicy
 from grampus_uq.core.release import ReleaseRule
 from grampus_uq.core.state import SessionState, WorstCase
@@ -233,6 +233,33 @@ def test_of_a_reversible_step_only_the_tier_the_alarm_and_the_name_ask(now: Case
         wanted, by = PAUSE, "always_ask"
     assert (action, rule) == (wanted, by)
     assert bool(reason) is (action is not PROCEED or by == "detector")
+
+
+AGAINST: dict[str, dict[str, Any]] = {
+    "call_evidence": {"doubt": CallDoubt(call="1 pay", probability=0.3, part="amount", least=0.3)},
+    "missing_evidence": {"turn": TurnEvidence()},
+    "worst_so_far": {"worst": 0.2, "policy": UncertaintyPolicy(worst_so_far_floor=0.5)},
+}
+
+
+@pytest.mark.parametrize("rule", AGAINST)
+@pytest.mark.parametrize(("level", "confidence"), [(LOW, 0.9), (MEDIUM, 0.7), (HIGH, 0.5)])
+def test_what_speaks_against_the_call_is_named_where_its_tier_holds_it_too(
+    rule: str, level: UncertaintyLevel, confidence: float
+) -> None:
+    """A grant lifts the tier's pause: it must not take with it what is said of the very call."""
+    now = Case(level=level, confidence=confidence)
+    assert now.decided()[1] in GRANTABLE
+    assert replace(now, **AGAINST[rule]).decided()[:2] == (PAUSE, rule)
+
+
+def test_a_reading_that_was_due_is_named_where_the_tier_holds_the_call_as_gravely() -> None:
+    now = Case(level=MEDIUM, confidence=0.7, worst_case=WorstCase(cumulative=0.5, unread="p_true"))
+    for missing in (PAUSE, ABORT):
+        policy = UncertaintyPolicy(on_missing_evidence=missing)
+        assert replace(now, policy=policy).decided()[:2] == (PAUSE, "missing_evidence")
+    assert replace(now, policy=MISSING_LOGS).decided()[:2] == (PAUSE, "irreversible_override")
+    assert replace(now, level=CRITICAL, confidence=0.1).decided()[:2] == (ABORT, "tier")
 
 
 # -- what is said -----------------------------------------------------------------------------------------------------

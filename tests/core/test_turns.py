@@ -670,3 +670,34 @@ def test_calls_beyond_those_that_are_kept_are_as_sure_as_all_that_was_written():
     ]
     *_, beyond = doubts(step, readings)
     assert beyond == CallDoubt(call="", probability=0.25, part=WHOLE_CALL, least=0.25)
+
+
+def test_one_listing_lets_one_call_go():
+    """Once a call was made, its listing speaks for a retry of it, and for no second one under an id of nobody's."""
+    five, seven = {"amount": 5}, {"amount": 7}
+    mine, other = ToolCall(id="c1", name=PAY, arguments=five), ToolCall(id="c2", name=PAY, arguments=seven)
+    state = turn(START, "a", 1.0, mine, other)
+    unlisted, nameless = mine.model_copy(update={"id": "x"}), mine.model_copy(update={"id": ""})
+    for call in (mine, other, unlisted, nameless):
+        assert is_proposed(state.turns, call, None)
+    assert is_proposed(state.turns, mine, None, exactly=True)
+    assert not is_proposed(state.turns, unlisted, None, exactly=True)
+    state = called(state, mine)[0]
+    assert is_proposed(state.turns, mine, None)
+    assert is_proposed(state.turns, nameless, None)
+    assert not is_proposed(state.turns, unlisted, None)
+    assert is_proposed(state.turns, other.model_copy(update={"id": "x"}), None)
+    for call in (mine, unlisted, nameless):
+        assert not is_proposed(state.turns, call, None, exactly=True)
+    assert is_proposed(state.turns, other, None, exactly=True)
+    assert state.turns[-1].listed == (f"{listed(step_of(mine))[0]} made", *listed(step_of(other)))
+    # Two of the same: the listing of one is left when the other was made.
+    twice = turn(START, "a", 1.0, mine, other.model_copy(update={"arguments": five}))
+    assert is_proposed(called(twice, mine)[0].turns, unlisted, None)
+    # Made by its name alone: which of the listings that was is not known.
+    by_name = called(state, ToolCall(id="c2", name=PAY))[0]
+    assert by_name.turns[-1].listed == state.turns[-1].listed
+
+
+def step_of(call: ToolCall) -> Step:
+    return Step(step_id="a", kind="llm_call", time_s=0.0, tool_calls=(call,))
