@@ -207,5 +207,6 @@ def _text_of(result: Any, error: Any) -> str:
     if error is not None:
         return json.dumps(error)
     content = result.get("content") if isinstance(result, dict) else None
-    texts = [part["text"] for part in content or () if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    parts = content if isinstance(content, list) else ()
+    texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
     return "\n".join(texts) if texts else json.dumps(result)

@@ -50,6 +50,7 @@ _HOP: Final = frozenset(
         *("transfer-encoding", "host", "content-length", "accept-encoding", "grampus-session"),
     }
 )
+_JSON: Final = frozenset({"application/json", "application/json;charset=utf-8", 'application/json;charset="utf-8"'})
 _MCP: Final = frozenset({"mcp-session-id", "mcp-protocol-version", "mcp-method", "mcp-name", "grampus-session"})
 _TIMEOUT: Final = httpx.Timeout(30.0, read=3_600.0)
 _BUSY: Final = "the proxy has too many busy sessions"
@@ -286,11 +287,9 @@ def _refused_headers(request: Request, hosts: frozenset[str]) -> Response | None
         return _error(None, "a header of the protocol comes twice", 400)
     if request.headers.get("content-encoding", "identity") != "identity":
         return _error(None, "the body is encoded", 415)
-    if (
-        request.method == "POST"
-        and request.headers.get("content-type", "").partition(";")[0].strip() != "application/json"
-    ):
-        return _error(None, "the body is not application/json", 415)
+    kind = "".join(request.headers.get("content-type", "").split()).lower()
+    if request.method == "POST" and kind not in _JSON:  # in another alphabet the server reads another message
+        return _error(None, "the body is not application/json in UTF-8", 415)
     return None
 
 

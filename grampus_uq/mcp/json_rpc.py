@@ -24,6 +24,8 @@ LIST: Final = "tools/list"
 
 _ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
 _PARAMS: Final = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
+_BESIDE: Final = "beside the arguments"
+"""What a call carries besides its arguments is judged under this name; no argument may have it."""
 _PLAIN: Final = frozenset({"name", "arguments", "_meta", "task"})
 _OWN_STATE: Final = "g1."
 _SAFE_INTEGER: Final = 2**53 - 1
@@ -115,6 +117,8 @@ def _call_problem(params: Mapping[str, Any]) -> str | None:
         return f"the arguments {read.problem}"
     if any("\ud800" <= char <= "\udfff" for char in json.dumps(params, ensure_ascii=False)):
         return "the call holds half a character"
+    if _BESIDE in (arguments or ()):
+        return f"an argument is named {_BESIDE!r}"
     folded = [key.casefold() for key in arguments or ()]
     if len(set(folded)) < len(folded):
         return "two arguments differ only in case, and some servers take them for one"
@@ -125,8 +129,8 @@ def _number_problem(value: Any) -> str | None:
     left = [value]
     while left:
         one = left.pop()
-        if type(one) is int and abs(one) > _SAFE_INTEGER:
-            return "the arguments hold a whole number beyond 2^53, which some servers round: give it as text"
+        if type(one) in (int, float) and abs(one) > _SAFE_INTEGER:
+            return "the arguments hold a number beyond 2^53, which some servers round: give it as text"
         left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
     return None
 
@@ -136,7 +140,7 @@ def judged_arguments(params: Mapping[str, Any]) -> dict[str, Any]:
     arguments = params.get("arguments") or {}
     if params.keys() <= _PLAIN:
         return dict(arguments)
-    return {"arguments": arguments, **{name: value for name, value in params.items() if name not in _PLAIN}}
+    return {"arguments": arguments, _BESIDE: {name: value for name, value in params.items() if name not in _PLAIN}}
 
 
 def with_arguments(message: Message, arguments: Mapping[str, Any]) -> bytes | None:

@@ -9,6 +9,8 @@ import anyio
 import pytest
 
 from grampus_uq import Sensing
+from grampus_uq.mcp.json_rpc import judged_arguments
+from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime import MemoryStore
 from grampus_uq.runtime.stopping import order_stop
 from grampus_uq.signals.call_reader import Reader
@@ -55,6 +57,26 @@ async def test_a_call_that_only_reads_keeps_its_bytes_and_so_does_its_result() -
         await one.guard.from_server(result)
         assert one.to_server[-1] == line
         assert one.to_client[-1] == result
+
+
+@pytest.mark.parametrize("result", ["5", "true", "null", "[1]", '"x"', '{"content":5}', '{"content":[1,{"text":2}]}'])
+async def test_whatever_a_server_answers_is_passed_on(result: str) -> None:
+    answer = b'{"jsonrpc":"2.0","id":3,"result":' + result.encode() + b"}"
+    async with bench() as one:
+        await one.lists(**_READS)
+        await one.guard.from_client(b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"read_note"}}')
+        await one.asked()
+        await one.guard.from_server(answer)
+        assert one.to_client[-1] == answer
+
+
+async def test_an_approval_covers_no_call_that_says_the_same_beside_its_arguments() -> None:
+    """What a call carries besides its arguments is told apart from arguments of those names."""
+    name = {"name": "delete_note"}
+    nested = {**name, "arguments": {"arguments": {"path": "a"}, "x": 1}}
+    beside = {**name, "arguments": {"path": "a"}, "x": 1}
+    digests = {ToolCall(id="c", name="t", arguments=judged_arguments(params)).digest() for params in (nested, beside)}
+    assert len(digests) == 2
 
 
 async def test_a_call_waits_until_it_is_approved_and_runs_once_while_its_client_waits() -> None:
@@ -255,6 +277,8 @@ async def test_another_process_that_goes_on_takes_up_what_was_approved() -> None
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":NaN}}}',
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":1e999}}}',
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":9007199254740993}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":12345678901234567890.0}}}',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"r","arguments":{"beside the arguments":1}}}',
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":{"a":"\\ud800"}}}',
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_note","arguments":[1]}}',
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"\xff"}}',
@@ -269,7 +293,7 @@ async def test_another_process_that_goes_on_takes_up_what_was_approved() -> None
         + b"x" * 2_000_000
         + b'"}}}',
     ],
-    ids=range(25),
+    ids=range(27),
 )
 async def test_a_message_that_could_be_read_in_two_ways_reaches_no_server_and_is_answered(line: bytes) -> None:
     async with bench() as one:
