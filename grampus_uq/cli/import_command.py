@@ -19,6 +19,7 @@ from grampus_uq.core.risk import TrajectoryRiskSettings
 from grampus_uq.errors import DataError
 from grampus_uq.importers.formats import FORMATS, read_runs
 from grampus_uq.importers.imported_run import ImportedRun, events
+from grampus_uq.importers.run_folder import place_new
 from grampus_uq.monitor.trajectory_watch import TrajectorySensor, filled_in
 from grampus_uq.recording.codec import Content
 from grampus_uq.recording.kept_content import folder_key, kept_line
@@ -165,16 +166,10 @@ def _write(plan: _Plan, run: ImportedRun) -> None:
     if plan.embedder is not None:
         recorded = filled_in(recorded, _sensor(plan.embedder))
     lines = [kept_line(event, plan.content, lambda: plan.key) for event in recorded]
-    target = plan.folder / file_name(run.run_id)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        draft.write_bytes(b"".join(lines))
-        draft.chmod(0o600)
-        os.link(draft, target)  # unlike a rename it replaces nothing
+        place_new(b"".join(lines), plan.folder / file_name(run.run_id))
     except FileExistsError as error:
         raise DataError(f"a run {run.run_id!r:.80} is there already.", field="run_id") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 @cache

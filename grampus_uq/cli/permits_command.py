@@ -333,9 +333,9 @@ def simulate(
     """
     import numpy as np
 
-    from grampus_uq.learn.permit_simulation import CANDIDATES, read_labelled_calls, simulate_permit
+    from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
     from grampus_uq.recording.artifacts import load
-    from grampus_uq.stats.earned_threshold import Target
+    from grampus_uq.stats.earned_threshold import CANDIDATES, Target
 
     target = Target(
         thresholds=CANDIDATES, epsilon=at_most, delta=1.0 - assurance, audit_rate=audits, of_released=of_released

@@ -31,6 +31,7 @@ from grampus_uq.gate.requests import ApprovalKind, signed_text, within_limits
 from grampus_uq.records.configuration import Configuration
 from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.stats.earned_threshold import (
+    CANDIDATES,
     Earned,
     Target,
     audit_probability,
@@ -58,7 +59,6 @@ __all__ = [
     "sentence",
 ]
 
-CANDIDATES: Final = (0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.88, 0.85, 0.82, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
 MOST_OPEN: Final = 256
 """Tickets that may be unsettled, or wait for an earlier one; beyond, calls are asked about and teach nothing."""
 _RULES: Final = frozenset({"max", "min", "equals", "in"})

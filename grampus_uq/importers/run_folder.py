@@ -26,16 +26,27 @@ class RunFolder:
         lines = [kept_line(event, "full", bytes) for event in counted(events(run, start_s=start_s))]
         content, target = b"".join(lines), self._folder / file_name(run.run_id)
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with draft.open("xb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.link(draft, target)  # unlike a rename it replaces nothing
+            place_new(content, target, sync=True)
         except FileExistsError as error:
             if not target.exists() or target.read_bytes() != content:
                 raise DataError(f"another run {run.run_id!r:.80} is there already.", field="run_id") from error
-        finally:
-            draft.unlink(missing_ok=True)
+
+
+def place_new(content: bytes, target: Path, *, sync: bool = False) -> None:
+    """Put a file at a free name, whole or not at all, readable by the owner only; `sync`: on the disk before that.
+
+    Raises FileExistsError where the name is taken.
+    """
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)  # of a process of this number that died
+    try:
+        with draft.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(content)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.link(draft, target)  # unlike a rename it replaces nothing
+    finally:
+        draft.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from grampus_uq.recording.parallel import Backend
 from grampus_uq.recording.runs import Paths, Refused
 from grampus_uq.stats.arrays import BoolArray, FloatArray
 from grampus_uq.stats.earned_threshold import Target, audit_probability, broken, level, nothing_earned, place, update
-
-CANDIDATES: Final = (0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.88, 0.85, 0.82, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
-"""Thresholds for a stream in [0, 1], fixed before any data are seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

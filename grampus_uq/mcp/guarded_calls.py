@@ -271,8 +271,8 @@ class GuardedCalls:
             (
                 record
                 for record in self._current().lease.state.turn
-                if record.proposed.digest() == digest
-                and (record.waiting or record.decisions or record.phase is CallPhase.SETTLED)
+                if (record.waiting or record.decisions or record.phase is CallPhase.SETTLED)
+                and record.proposed.digest() == digest
             ),
             None,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from pydantic import JsonValue
@@ -57,5 +56,4 @@ class UnreadTurns:
     def lose(self, step: str) -> None:
         """It was given up or refused: what it proposed stays unknown."""
         self._lost.add(text_key(step) if len(self._lost) < _KEPT else _MANY)
-        with suppress(ValueError):
-            self._in_flight.remove(step)
+        self._in_flight.remove(step)

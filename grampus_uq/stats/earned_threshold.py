@@ -31,6 +31,8 @@ from grampus_uq.stats.arrays import BoolArray, FloatArray, IntArray
 from grampus_uq.stats.ranks import check_level
 
 MOST_THRESHOLDS: Final = 64
+CANDIDATES: Final = (0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.88, 0.85, 0.82, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
+"""Thresholds for a stream in [0, 1], fixed before any data are seen."""
 _LEAST_SHARE: Final = 0.8  # of epsilon: no stake assumes fewer wrong calls than this times epsilon squared
 _PRIOR_WRONG, _PRIOR_CALLS = 0.05, 2.0  # pseudo-counts of the assumed risk; calls in units of 1/epsilon
 _PULL = 7.0  # audits become denser the nearer the next threshold is to being earned

@@ -33,7 +33,7 @@ from scipy.stats import norm
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grampus_uq.learn.permit_simulation import CANDIDATES, simulate_permit
+from grampus_uq.learn.permit_simulation import simulate_permit
 from grampus_uq.stats import earned_threshold as earned
 from tests.benchmarks import tool_agent
 from tests.benchmarks._report import emit, existing
@@ -410,7 +410,7 @@ def recorded_rows(paths: Sequence[Path], orders: int) -> Iterator[dict[str, Any]
         for name, key in SCORES.items():
             values = [one.scores[key].value for one in cases]
             score = np.array([np.nan if value is None else value for value in values])
-            target = earned.Target(thresholds=CANDIDATES, epsilon=epsilon, delta=DELTA)
+            target = earned.Target(thresholds=earned.CANDIDATES, epsilon=epsilon, delta=DELTA)
             drawn = [np.random.default_rng(seed) for seed in range(orders)]
             found = []
             for rng in drawn:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grampus_uq.cli.permits_command import command
-from grampus_uq.learn.permit_simulation import CANDIDATES, read_labelled_calls, simulate_permit
-from grampus_uq.stats.earned_threshold import Target
+from grampus_uq.learn.permit_simulation import read_labelled_calls, simulate_permit
+from grampus_uq.stats.earned_threshold import CANDIDATES, Target
 from tests.guarantees.worlds import World, record
 
 GOOD_ABOVE_HALF = World(skill=(0.3, 1.0), cut=0.5, calls=0.8)
