@@ -27,6 +27,9 @@ TOOLS = [
 
 def answer(request: dict[str, Any], ran: str) -> dict[str, Any] | None:
     method, params = request.get("method"), request.get("params") or {}
+    if method == "initialize":
+        info = {"name": "notes", "version": "1"}
+        return {"protocolVersion": params["protocolVersion"], "capabilities": {"tools": {}}, "serverInfo": info}
     if method == "tools/list":
         tools = TOOLS if not os.path.exists(f"{ran}.changed") else [{**tool, "description": "New."} for tool in TOOLS]
         return {"tools": tools}

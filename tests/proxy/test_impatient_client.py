@@ -1,0 +1,81 @@
+"""The official client gives up after a minute, and the human decides after ten: the call runs exactly once.
+
+By default the same in seconds; `pytest -m kills` takes the ten minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+from mcp import Client, MCPError
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from grampus_uq import open_store
+from grampus_uq.runtime.ledger import Ledger
+
+SERVER = str(Path(__file__).with_name("small_server.py"))
+_SECONDS = pytest.mark.timeout(120)
+_MINUTES = [pytest.mark.kills, pytest.mark.timeout(1_200)]
+
+
+async def _decided_late(url: str, after_s: float) -> None:
+    await anyio.sleep(after_s)
+    store = open_store(url, create=True)
+    try:
+        ledger = Ledger(store)
+        ((request,),) = [session.requests for session in await ledger.pending()]
+        await ledger.decide(request.decide("approve", principal="ann"))
+    finally:
+        await store.aclose()
+
+
+async def _persists(client: Client, until_s: float) -> list[str]:
+    """What the same call is told each time, until it has run; a model asks again whatever it is told."""
+    told: list[str] = []
+    with anyio.fail_after(until_s):
+        while not told or told[-1] != "did delete_note":
+            try:
+                result = await client.call_tool("delete_note", {"path": "a"})
+                told.append(result.content[0].text)
+            except MCPError as error:
+                told.append(str(error))
+            await anyio.sleep(0.1)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "hold_s", "decided_s"),
+    [
+        pytest.param(1.5, 1.0, 4.0, id="told-to-wait", marks=_SECONDS),
+        pytest.param(1.0, 60.0, 4.0, id="gives-up", marks=_SECONDS),
+        pytest.param(60.0, 55.0, 600.0, id="told-to-wait-ten-minutes", marks=_MINUTES),
+        pytest.param(60.0, 3_600.0, 600.0, id="gives-up-ten-minutes", marks=_MINUTES),
+    ],
+)
+def test_a_call_decided_long_after_its_client_gave_up_runs_exactly_once(
+    patience_s: float, hold_s: float, decided_s: float, tmp_path: Path
+) -> None:
+    ran, url = tmp_path / "ran", f"sqlite:///{tmp_path}/calls.db"
+    (tmp_path / "proxy.toml").write_text(f'store = "{url}"\nsession = "desk"\nhold_s = {hold_s}\n')
+    options = ["--config", str(tmp_path / "proxy.toml"), "--", sys.executable, SERVER, str(ran)]
+    command = ["-m", "grampus_uq.cli", "mcp", *options]
+    parameters = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
+
+    async def live() -> list[str]:
+        with (tmp_path / "stderr.txt").open("w") as errors:
+            transport = stdio_client(parameters, errlog=errors)
+            async with Client(transport, mode="legacy", read_timeout_seconds=patience_s) as client:
+                await client.list_tools()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(_decided_late, url, decided_s)
+                    return await _persists(client, decided_s + 3 * patience_s + 20.0)
+
+    told = anyio.run(live)
+    assert len(told) > 2
+    said = "waits for a human" if hold_s < patience_s else "imed out"
+    assert all(said in one for one in told[:-1])
+    assert len(ran.read_text().splitlines()) == 1
