@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,17 +16,18 @@ from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
-from grampus_uq.monitor.snapshot import read_snapshot
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
 from grampus_uq.records.strict_json import parse_json
-from grampus_uq.records.values import Reading, StepUncertainty
+from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import visible
-from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.ledger import Ledger
-from grampus_uq.runtime.run_state import AgentState
 
 _Result = TypeVar("_Result")
+_TAIL = 6
+_BESIDE = {"call_id", "tool", "arguments", "readings", "thresholds", "unread", "messages"}
+"""Of a card, what the JSON of a request holds elsewhere."""
 
 
 def _deciding(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,34 +76,33 @@ def keygen(file: str, principal: str | None) -> None:
 def list_(url: str, as_json: bool, agent: str | None) -> None:
     """List pending requests, and decisions that no runner has taken up."""
 
-    async def work(ledger: Ledger) -> tuple[float, list[tuple[ApprovalRequest, list[ApprovalDecision]]]]:
+    async def work(ledger: Ledger) -> tuple[float, list[tuple[Card, list[ApprovalDecision]]]]:
         sessions = await ledger.pending(agent)
         requests = [request for session in sessions for request in session.requests if request.child_session is None]
         arrived = await ledger.decisions([request.id for request in requests])
-        return ledger.now_s(), [(r, [decision for decision, _ in arrived[r.id]]) for r in requests]
+        return ledger.now_s(), [(card(r), [decision for decision, _ in arrived[r.id]]) for r in requests]
 
     now_s, found = _with_ledger(url, work)
     if as_json:
-        print_json([_shown(request, decisions) for request, decisions in found])
+        print_json([_shown(shown, decisions) for shown, decisions in found])
         return
     if not found:
         say_beside("Nothing waits for a human.")
         return
     columns = ("request", "agent", "session", "what", "level", "why", "waits", "expires", "stands")
-    print_table(columns, (_list_row(request, decisions, now_s) for request, decisions in found))
+    print_table(columns, (_list_row(shown, decisions, now_s) for shown, decisions in found))
 
 
-def _list_row(request: ApprovalRequest, decisions: Sequence[ApprovalDecision], now_s: float) -> list[str]:
-    call = request.call
+def _list_row(shown: Card, decisions: Sequence[ApprovalDecision], now_s: float) -> list[str]:
     return [
-        visible(request.id[:8]),
-        visible(request.agent_id),
-        visible(request.session_id),
-        "the answer" if call is None else f"{visible(call.name)} {arguments_in_short(call.arguments)}",
-        request.level.value,
-        visible(short(request.reason, 200)),
-        f"{now_s - request.created_s:.0f} s",
-        "never" if request.expires_s is None else f"in {request.expires_s - now_s:.0f} s",
+        visible(shown.id[:8]),
+        visible(shown.agent_id),
+        visible(shown.session_id),
+        "the answer" if shown.tool is None else f"{visible(shown.tool)} {arguments_in_short(shown.arguments)}",
+        shown.level.value,
+        visible(short(shown.reason, 200)),
+        f"{now_s - shown.created_s:.0f} s",
+        "never" if shown.expires_s is None else f"in {shown.expires_s - now_s:.0f} s",
         _stands(decisions),
     ]
 
@@ -123,65 +122,42 @@ def _stands(decisions: Sequence[ApprovalDecision]) -> str:
 def show(request_id: str, url: str, as_json: bool) -> None:
     """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
 
-    async def work(ledger: Ledger) -> tuple[AgentState, ApprovalRequest, list[ApprovalDecision], list[str]]:
+    async def work(ledger: Ledger) -> tuple[Card, list[ApprovalDecision], list[str]]:
         state, request = await ledger.find_request(request_id)
         decisions = [decision for decision, _ in (await ledger.decisions([request.id]))[request.id]]
-        return state, request, decisions, await _refusals(ledger, request)
+        return card(request, state), decisions, await _refusals(ledger, request)
 
-    state, request, decisions, refusals = _with_ledger(url, work)
+    shown, decisions, refusals = _with_ledger(url, work)
     if as_json:
-        tail = [m.model_dump(mode="json") for m in state.messages[-6:]]
-        print_json(_shown(request, decisions) | {"refused": refusals, "transcript_tail": tail})
+        tail = [message.model_dump(mode="json") for message in shown.messages[-_TAIL:]]
+        print_json(_shown(shown, decisions) | {"refused": refusals, "transcript_tail": tail})
         return
-    click.echo(f"request    {visible(request.id)}")
-    click.echo(f"agent      {visible(request.agent_id)}\nsession    {visible(request.session_id)}")
-    guarantee = visible(request.guarantee or "no guarantee")
-    click.echo(f"level      {request.level.value} (rule {visible(request.rule)}; {guarantee})")
-    click.echo(f"why        {visible(request.reason)}")
-    for line in _numbers(state, request):
+    click.echo(f"request    {visible(shown.id)}")
+    click.echo(f"agent      {visible(shown.agent_id)}\nsession    {visible(shown.session_id)}")
+    guarantee = visible(shown.guarantee or "no guarantee")
+    click.echo(f"level      {shown.level.value} (rule {visible(shown.rule)}; {guarantee})")
+    click.echo(f"why        {visible(shown.reason)}")
+    for line in _numbers(shown):
         click.echo(line)
     click.echo(f"stands     {_stands(decisions)}")
     for refusal in refusals:
         click.echo(f"refused    {visible(refusal)}")
-    for line in _signed_lines(request):
+    for line in _signed_lines(shown):
         click.echo(line)
     click.echo("--- the end of the transcript ---")
-    for message in state.messages[-6:]:
+    for message in shown.messages[-_TAIL:]:
         click.echo(f"[{message.role.value}] {visible(short(message.content or '', 400))}")
 
 
-def _numbers(state: AgentState, request: ApprovalRequest) -> list[str]:
+def _numbers(shown: Card) -> list[str]:
     """What was read of the turn that proposes the call, the lowest first, and the thresholds; as stored, unchecked."""
-    if state.belief is None:
-        return []
-    try:
-        session, history = read_snapshot(state.belief)
-    except DataError as error:
-        return [f"read       {visible(short(f'the stored belief cannot be read: {error}', 300))}"]
-    read: dict[str, float] = {}
-    for step in history.steps:
-        if step.step_id == request.step_id:
-            read |= _kept_readings(step)
-    read |= dict(turn.lowest for turn in session.turns if turn.step == request.step_id and turn.lowest is not None)
-    said = readings_in_words([Reading(source=source, value=value) for source, value in read.items()])
+    if shown.unread is not None:
+        return [f"read       {visible(short(shown.unread, 300))}"]
+    said = readings_in_words([Reading(source=source, value=value) for source, value in shown.readings.items()])
     lines = [f"read       {visible(said)}"] if said else []
-    thresholds = state.belief.get("thresholds")
-    if isinstance(thresholds, list) and len(thresholds) == 3:
-        low, medium, high = (value if isinstance(value, float) else math.nan for value in thresholds)
-        lines.append(f"thresholds {thresholds_in_words((low, medium, high))}")
+    if shown.thresholds is not None:
+        lines.append(f"thresholds {thresholds_in_words(shown.thresholds)}")
     return lines
-
-
-def _kept_readings(step: StepUncertainty) -> dict[str, float]:
-    """The readings that an assessment keeps under a field of its own."""
-    fields = {
-        UncertaintySource.VERBALIZED: step.verbalized_confidence,
-        UncertaintySource.P_TRUE: step.p_true_confidence,
-        UncertaintySource.TOKEN_PROBABILITY: step.token_probability,
-        UncertaintySource.TOKEN_ENTROPY: step.token_entropy,
-        UncertaintySource.SEMANTIC_ENTROPY: step.semantic_confidence,
-    }
-    return {source.value: value for source, value in fields.items() if source in step.sources and value is not None}
 
 
 async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[str]:
@@ -197,19 +173,20 @@ async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[str]:
     return list(dict.fromkeys(whys))
 
 
-def _signed_lines(request: ApprovalRequest) -> list[str]:
+def _signed_lines(shown: Card) -> list[str]:
     """The subject of a decision: the digest, the whole call, and marks on misleading characters."""
-    lines = [f"digest     {request.digest()}"]
-    if request.call is not None:
-        text = json.dumps([request.call.name, request.call.arguments], ensure_ascii=False)
-        lines += [f"call       {visible(request.call.name)}", *whole_arguments(request.call.arguments)]
+    lines = [f"digest     {shown.digest}"]
+    if shown.tool is not None:
+        text = json.dumps([shown.tool, shown.arguments], ensure_ascii=False)
+        lines += [f"call       {visible(shown.tool)}", *whole_arguments(shown.arguments)]
         lines += [f"marked     {line}" for line in legend(text)]
     return lines
 
 
-def _shown(request: ApprovalRequest, decisions: Sequence[ApprovalDecision]) -> dict[str, Any]:
+def _shown(shown: Card, decisions: Sequence[ApprovalDecision]) -> dict[str, Any]:
     given = [{"principal": d.principal, "kind": d.kind.value, "signed": d.signature is not None} for d in decisions]
-    return request.model_dump(mode="json") | {"digest": request.digest(), "decisions": given}
+    call = None if shown.tool is None else {"id": shown.call_id, "name": shown.tool, "arguments": shown.arguments}
+    return shown.model_dump(mode="json", exclude=_BESIDE) | {"call": call, "decisions": given}
 
 
 # -- deciding ---------------------------------------------------------------------------------------------------------
@@ -272,8 +249,9 @@ def _decide(
 ) -> None:
     signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
 
-    async def work(ledger: Ledger) -> tuple[ApprovalRequest, ApprovalDecision, list[ApprovalDecision]]:
-        _, request = await ledger.find_request(request_id)
+    async def work(ledger: Ledger) -> tuple[Card, ApprovalDecision, list[ApprovalDecision]]:
+        state, request = await ledger.find_request(request_id)
+        shown = card(request, state)
         if digest is not None and digest != request.digest():
             raise ApprovalError(
                 f"The pending call is no longer what was shown: its digest is {request.digest()}. Nothing was "
@@ -285,18 +263,18 @@ def _decide(
             decision = signer.sign(decision)
         ApprovalPolicy().check(request, decision, now_s=ledger.now_s())
         before = [other for other, _ in (await ledger.decisions([request.id]))[request.id]]
-        await ledger.decide(decision)
-        return request, decision, before
+        await ledger.decide(decision, shown=shown)
+        return shown, decision, before
 
     try:
-        request, decision, before = _with_ledger(url, work)
+        shown, decision, before = _with_ledger(url, work)
     except ApprovalError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
-        stored = {"request": request.id, "kind": kind, "signed": signer is not None, "digest": request.digest()}
+        stored = {"request": shown.id, "kind": kind, "signed": signer is not None, "digest": shown.digest}
         print_json(stored | {"principal": decision.principal, "decided_before": len(before)})
         return
-    for line in _signed_lines(request):
+    for line in _signed_lines(shown):
         click.echo(line)
     if arguments is not None:
         click.echo("runs with")

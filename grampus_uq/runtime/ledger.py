@@ -17,6 +17,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalR
 from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, SessionHead
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
@@ -268,14 +269,16 @@ class Ledger:
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
-    async def decide(self, decision: ApprovalDecision, *, wake: bool = True) -> None:
+    async def decide(self, decision: ApprovalDecision, *, shown: Card | None = None, wake: bool = True) -> None:
         """Store a decision beside the others; the runner, which has the keys, decides which of them count.
 
-        With `wake` the session that waits for it is put into the resume queue in the same write.
+        With what was `shown` of the request. With `wake` the session that waits for it is put into the resume queue in
+        the same write.
         """
         body, request = decision.model_dump_json(), quote(decision.request_id, safe="")
         key = f"{request}/{hashlib.sha256(body.encode()).hexdigest()}"
-        put = Put(kind="decision", key=key, body=json.dumps({"decision": json.loads(body)}), expected=0)
+        kept = {"decision": json.loads(body)} | ({} if shown is None else {"shown": shown.model_dump(mode="json")})
+        put = Put(kind="decision", key=key, body=json.dumps(kept), expected=0)
         jobs = await self._woken_by(request) if wake else []
         try:
             self._set_clock(await self.store.write(put, *(job.now(self.now_s()) for job in jobs)))

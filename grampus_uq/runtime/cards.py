@@ -1,0 +1,116 @@
+"""A card: what a person is shown of one request before they decide, as one value for terminal, pages and archive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from grampus_uq.errors import DataError
+from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.records.values import Message, StepUncertainty
+from grampus_uq.records.vocabulary import UncertaintyLevel, UncertaintySource
+from grampus_uq.runtime.run_state import AgentState
+
+_MOST_MESSAGES: Final = 20
+_MOST_CHARACTERS: Final = 2_000
+_MOST_IN_ALL: Final = 60_000
+
+
+class Card(BaseModel):
+    """A request as it is shown. It authorises nothing: a decision is bound to the request that has this `digest`.
+
+    `readings` and `thresholds` are as stored, unchecked; `unread` says why there are none. `messages` are the end of
+    the transcript, long ones cut.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    id: str
+    digest: str
+    agent_id: str
+    session_id: str
+    run_id: str = ""
+    step_id: str
+    rules: str = ""
+    call_id: str = ""
+    tool: str | None = None
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    level: UncertaintyLevel
+    rule: str
+    reason: str = ""
+    guarantee: str | None = None
+    confidence: float | None = None
+    unknown_outcome: bool = False
+    child_session: str | None = None
+    created_s: float
+    expires_s: float | None = None
+    readings: dict[str, float] = Field(default_factory=dict)
+    thresholds: tuple[float, float, float] | None = None
+    unread: str | None = None
+    messages: tuple[Message, ...] = ()
+
+    def expired(self, now_s: float) -> bool:
+        """True once the time to decide has passed."""
+        return self.expires_s is not None and now_s >= self.expires_s
+
+
+def card(request: ApprovalRequest, state: AgentState | None = None) -> Card:
+    """What is shown of a request, with the readings and the transcript of its session where that is given."""
+    call = request.call
+    shown = request.model_dump(exclude={"call"})
+    if call is not None:
+        shown |= {"call_id": call.id, "tool": call.name, "arguments": call.arguments}
+    if state is not None:
+        shown |= _read(state, request.step_id) | {"messages": _end_of(state.messages)}
+    return Card(digest=request.digest(), **shown)
+
+
+def _read(state: AgentState, step_id: str) -> dict[str, Any]:
+    """What was read of the turn that proposes the call, and the thresholds; as stored, unchecked."""
+    if state.belief is None:
+        return {}
+    try:
+        session, history = read_snapshot(state.belief)
+    except DataError as error:
+        return {"unread": f"the stored belief cannot be read: {error}"}
+    read: dict[str, float] = {}
+    for step in history.steps:
+        if step.step_id == step_id:
+            read |= _kept_readings(step)
+    read |= dict(turn.lowest for turn in session.turns if turn.step == step_id and turn.lowest is not None)
+    stored = state.belief.get("thresholds")
+    three = stored if isinstance(stored, list) and len(stored) == 3 else []
+    finite = all(type(value) is float and math.isfinite(value) for value in three)
+    return {"readings": read, "thresholds": tuple(three) if three and finite else None}
+
+
+def _kept_readings(step: StepUncertainty) -> dict[str, float]:
+    """The readings that an assessment keeps under a field of its own."""
+    fields = {
+        UncertaintySource.VERBALIZED: step.verbalized_confidence,
+        UncertaintySource.P_TRUE: step.p_true_confidence,
+        UncertaintySource.TOKEN_PROBABILITY: step.token_probability,
+        UncertaintySource.TOKEN_ENTROPY: step.token_entropy,
+        UncertaintySource.SEMANTIC_ENTROPY: step.semantic_confidence,
+    }
+    return {source.value: value for source, value in fields.items() if source in step.sources and value is not None}
+
+
+def _end_of(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The last messages, each cut, as many as are within the bounds."""
+    kept: list[Message] = []
+    size = 0
+    for message in reversed(messages[-_MOST_MESSAGES:]):
+        content = message.content or ""
+        if len(content) > _MOST_CHARACTERS:
+            more = len(content) - _MOST_CHARACTERS
+            message = message.model_copy(update={"content": f"{content[:_MOST_CHARACTERS]}…(+{more} characters)"})
+        size += len(message.model_dump_json())
+        if size > _MOST_IN_ALL and kept:
+            break
+        kept.append(message)
+    return tuple(reversed(kept))
