@@ -40,7 +40,7 @@ from grampus_uq.integrations.langchain_messages import (
     with_arguments,
     with_ids,
 )
-from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, read_state, session_id_of
+from grampus_uq.integrations.langgraph_threads import KEY, REVIEW, before_node, read_state, session_id_of
 
 _MAX_NOTED = 1_024
 _Fence = Callable[[Any, RunnableConfig], AbstractContextManager[Any]]
@@ -280,6 +280,7 @@ class GuardedNode(RunnableLambda[Any, Any]):
             return await self._work(input, config)
         with self._fence(input, config) as result:
             if result is None:
+                await before_node.get()()
                 result = await self._inner.ainvoke(self._read(input), config, **more)
         return await self._work(input, result, config)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from grampus_uq import ApprovalDecision, ApprovalError, ApprovalRequest, MissingDependencyError
@@ -24,6 +25,14 @@ KEY = "uncertainty"
 """The channel of the graph's state that the adapter adds: {"belief": ..., "turn": ...}, JSON values."""
 REVIEW = "uncertainty_review"
 """The `type` of the adapter's interrupts: {"type", "requests": ApprovalRequests as JSON, "refused": why, if any}."""
+
+
+async def _nothing() -> None:
+    pass
+
+
+before_node: ContextVar[Callable[[], Awaitable[None]]] = ContextVar("grampus_before_node", default=_nothing)
+"""Awaited before a node that the guard wraps; what it raises keeps the node from running."""
 
 
 def waiting(state: StateSnapshot) -> list[ApprovalRequest]:

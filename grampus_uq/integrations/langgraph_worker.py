@@ -6,10 +6,13 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from grampus_uq import AgentStatus, ApprovalDecision, ApprovalRequest, MissingDependencyError, SessionError
-from grampus_uq.integrations.langgraph_threads import asking
+from grampus_uq.integrations.langgraph_nodes import GuardedNode
+from grampus_uq.integrations.langgraph_threads import asking, before_node
 from grampus_uq.runtime import HostedRunner, SessionStore
+from grampus_uq.runtime.worker_hosted import still_held
 
 try:
+    from langgraph.graph import START
     from langgraph.types import Command
 except ImportError as error:
     raise MissingDependencyError.of("langgraph", "langgraph", "Resuming a graph") from error
@@ -19,8 +22,8 @@ class ThreadRunner(HostedRunner):
     """Runs threads of a compiled graph that has a guard and a checkpointer; their state stays with the checkpointer.
 
     A thread whose process died between two checkpoints goes on by itself only if all nodes that would run again are in
-    `repeatable`: LangGraph runs them from their start, and a tool that ran would run twice. Otherwise `resume` raises
-    SessionError, and a worker sets the thread aside for a human.
+    `repeatable` (the guard's own are): LangGraph runs them from their start, and a tool that ran would run twice.
+    Otherwise `resume` raises SessionError, and a worker sets the thread aside for a human.
     """
 
     def __init__(
@@ -31,13 +34,14 @@ class ThreadRunner(HostedRunner):
 
     async def invoke(self, given: Any, thread_id: str) -> AgentStatus:
         """Run a thread until it ends or waits; raises SessionError for one that is alive."""
-        return await self.begin(thread_id, lambda: self._app.ainvoke(given, _config(thread_id)))
+        return await self.begin(thread_id, lambda: _run(self._app, given, thread_id))
 
 
 class _Threads:
     def __init__(self, app: Any, repeatable: frozenset[str]) -> None:
         self._app = app
-        self._repeatable = repeatable
+        own = {name for name, node in app.nodes.items() if isinstance(node.bound, GuardedNode) and not node.bound.deps}
+        self._repeatable = {*repeatable, *own, START}
 
     async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
         """The requests of the guard's interrupts, in the graph and its sub-graphs."""
@@ -45,6 +49,11 @@ class _Threads:
         if not snapshot.next:
             return None
         return [request for requests in asking(snapshot).values() for request in requests]
+
+    async def mark(self, session_id: str) -> str:
+        """The latest checkpoint."""
+        snapshot = await self._app.aget_state(_config(session_id))
+        return str(snapshot.config["configurable"].get("checkpoint_id"))
 
     async def go_on(self, session_id: str, decisions: Sequence[ApprovalDecision], now_s: float) -> None:
         """Hand the decisions to the interrupts that asked; without any interrupt run what stands next again."""
@@ -60,7 +69,13 @@ class _Threads:
             if given or any(request.expired(now_s) for request in requests):
                 answers[interrupt] = {"decisions": given}
         if answers or not asked:
-            await self._app.ainvoke(Command(resume=answers) if answers else None, _config(session_id))
+            await _run(self._app, Command(resume=answers) if answers else None, session_id)
+
+
+async def _run(app: Any, given: Any, thread_id: str) -> None:
+    """Run the graph, each step only once the one before is stored, and tools only while the thread's lease is held."""
+    before_node.set(still_held)
+    await app.ainvoke(given, _config(thread_id), durability="sync")
 
 
 def _config(thread_id: str) -> Any:

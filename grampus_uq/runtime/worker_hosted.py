@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,6 +23,19 @@ from grampus_uq.runtime.stopping import StopOrders, StoppedError
 from grampus_uq.runtime.store import SessionStore
 
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
+_MARK = "engine_mark"
+_held: ContextVar[SessionLease | None] = ContextVar("grampus_held", default=None)
+
+
+async def still_held() -> None:
+    """Renew the lease under which this task runs; nothing where no `HostedRunner` runs it.
+
+    Asked before whatever acts: a worker that was stopped for longer than its lease wakes up here. Raises
+    SessionConflictError when another worker took the session over, StoreError when the store is down.
+    """
+    lease = _held.get()
+    if lease is not None:
+        await lease.save()
 
 
 class Host(Protocol):
@@ -29,6 +43,10 @@ class Host(Protocol):
 
     async def pending(self, session_id: str) -> list[ApprovalRequest] | None:
         """What the run asks now; None once it has ended."""
+        ...
+
+    async def mark(self, session_id: str) -> str:
+        """A text that is another one as soon as the engine has kept anything new of the run."""
         ...
 
     async def go_on(self, session_id: str, decisions: Sequence[ApprovalDecision], now_s: float) -> Any:
@@ -61,6 +79,7 @@ class HostedRunner:
             if loaded[0].status not in _ENDED:
                 raise SessionError(f"Session {session_id!r:.80} is {loaded[0].status}: resume it.")
             state = state.replaces(loaded[0])
+        state.metadata[_MARK] = await self.host.mark(session_id)
         return await self._run(await self._take(state, 0 if loaded is None else loaded[1]), work)
 
     async def resume(self, agent_id: str, session_id: str) -> AgentStatus:
@@ -69,11 +88,14 @@ class HostedRunner:
         if state.status in _ENDED:
             raise SessionError(f"Session {session_id!r:.80} has ended ({state.status}): there is nothing to resume.")
         lease = await self._take(state, version)
-        return await self._run(lease, partial(self._go_on, session_id))
+        return await self._run(lease, partial(self._go_on, state))
 
-    async def _go_on(self, session_id: str) -> None:
+    async def _go_on(self, state: AgentState) -> None:
+        session_id = state.session_id
         asked = await self.host.pending(session_id)
         if asked is None:
+            if state.metadata.get(_MARK) == await self.host.mark(session_id):
+                raise SessionError("The run died before its engine kept anything of it: begin it anew.")
             return
         arrived = await self.ledger.decisions([request.id for request in asked])
         decisions = [decision for request in asked for decision, _ in arrived[request.id]]
@@ -82,7 +104,7 @@ class HostedRunner:
             await self.host.go_on(session_id, decisions, now_s)
 
     async def _run(self, lease: SessionLease, work: Callable[[], Awaitable[Any]]) -> AgentStatus:
-        state = lease.state
+        state, before = lease.state, _held.set(lease)
         try:
             await lease.run(work)
             asked = await self.host.pending(state.session_id)
@@ -96,6 +118,8 @@ class HostedRunner:
         except (Exception, anyio.get_cancelled_exc_class()):
             await lease.release()
             raise
+        finally:
+            _held.reset(before)
         return state.status
 
     async def _take(self, state: AgentState, version: int) -> SessionLease:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 
-from grampus_uq import ToolEffects, UncertaintyMonitor, open_store
+from grampus_uq import AgentStatus, ToolEffects, UncertaintyMonitor, open_store
 from grampus_uq.errors import SessionConflictError, SessionError
 from grampus_uq.integrations.langgraph import uncertainty_guard
 from grampus_uq.integrations.langgraph_worker import ThreadRunner
@@ -25,6 +28,7 @@ from grampus_uq.runtime.worker_jobs import DEAD
 
 pytestmark = pytest.mark.anyio
 SOON_S = 20.0
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -161,3 +165,87 @@ async def test_nodes_that_may_run_again_do_so_when_the_thread_is_resumed(bank: B
     async with bank.runner(store, repeatable=["tools"]) as other:
         assert await other.resume("payer", "t") == "completed"
     assert bank.paid == ["bob", "bob"]
+
+
+async def test_a_worker_that_slept_through_its_lease_pays_nothing_when_it_wakes_up(
+    bank: Bank, store: SessionStore
+) -> None:
+    async with bank.runner(store) as sleeper, bank.runner(store) as other:
+        await sleeper.invoke(GIVEN, "t")
+        asked = (await Ledger(store).pending())[0].requests[0]
+        await Ledger(store).decide(asked.decide("approve", principal="ann"))
+        run = sleeper._app.ainvoke
+
+        async def overslept(*given: Any, **named: Any) -> Any:
+            state, version = await other.ledger.known("payer", "t")
+            state.lease_s = 0.0  # as if it had run out
+            state.worker = "another"
+            await other.ledger.save(state, version)
+            return await run(*given, **named)
+
+        sleeper._app.ainvoke = overslept
+        with pytest.raises(SessionConflictError):
+            await sleeper.resume("payer", "t")
+    assert bank.paid == []
+
+
+async def test_a_thread_that_died_before_its_first_checkpoint_is_not_taken_for_one_that_ended(
+    bank: Bank, store: SessionStore
+) -> None:
+    async with bank.runner(store) as one:
+        run = one._app.ainvoke
+
+        async def dies(*given: Any, **named: Any) -> Any:
+            raise ZeroDivisionError
+
+        for then in ("waiting_for_human", "completed"):  # a new thread, and one that has ended before
+            one._app.ainvoke = dies
+            with pytest.raises(ZeroDivisionError):
+                await one.invoke(GIVEN, "t")
+            one._app.ainvoke = run
+            with pytest.raises(SessionError, match="begin it anew"):
+                await one.resume("payer", "t")
+            state, version = await one.ledger.known("payer", "t")
+            state.status = AgentStatus.FAILED  # as `stuck drop` does
+            await one.ledger.save(state, version)
+            assert await one.invoke(GIVEN, "t") == then
+            for pending in await Ledger(store).pending():
+                await Ledger(store).decide(pending.requests[0].decide("reject", principal="ann"))
+                assert await one.resume("payer", "t") == "completed"
+    assert bank.paid == []
+
+
+def drive(url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.integrations.thread_kills", url, *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
+
+
+def url_of(backend: str, request: pytest.FixtureRequest) -> str:
+    pytest.importorskip("langgraph.checkpoint.postgres", reason="langgraph-checkpoint-postgres is not installed")
+    return "sqlite:///{folder}/s.db" if backend == "sqlite" else str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.mark.kills
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"])
+def test_threads_of_processes_that_are_killed_or_stopped_pay_once_or_are_set_aside(
+    backend: str, request: pytest.FixtureRequest
+) -> None:
+    finished = drive(url_of(backend, request), "--kills", "150", "--seed", "1")
+    assert finished.returncode == 0, finished.stderr
+    counts = json.loads(finished.stdout)
+    print(counts)
+    assert min(counts["killed"], counts["stopped"], counts["begun anew"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_sample_of_kills_under_langgraphs_postgresql_checkpointer(request: pytest.FixtureRequest) -> None:
+    finished = drive(url_of("postgres", request), "--kills", "8", "--seed", "2")
+    assert finished.returncode == 0, finished.stderr
+
+
+@pytest.mark.slow
+def test_the_checks_notice_tools_that_run_again(request: pytest.FixtureRequest) -> None:
+    finished = drive(url_of("sqlite", request), "--kills", "30", "--seed", "5", "--sabotage")
+    assert "paid 2 times" in finished.stderr
