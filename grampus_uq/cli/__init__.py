@@ -27,6 +27,7 @@ _COMMANDS: Final = (
     "doctor",
     "evaluate",
     "fit",
+    "inbox",
     "mcp",
     "permits",
     "prune",

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
 from grampus_uq.gate.seal import Seal
+from grampus_uq.gate.webauthn import WebAuthnKey, public_material
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -185,8 +186,12 @@ class _Ed25519Key:
         return True
 
 
+def _key_of(text: str) -> PublicKey:
+    return WebAuthnKey.from_line(text) if text.strip().startswith("webauthn:") else _Ed25519Key(text)
+
+
 class PublicKeys:
-    """The keys of each principal who may decide: "ed25519:…" texts, or `PublicKey`s of another kind.
+    """The keys of each principal who may decide: "ed25519:…" and "webauthn:…" texts, or `PublicKey`s of another kind.
 
     A key serves one principal only: with two names for one key, one person would be four eyes. Raises
     ConfigurationError.
@@ -198,7 +203,7 @@ class PublicKeys:
         for principal, given in keys.items():
             several = [given] if isinstance(given, str) or not isinstance(given, Sequence) else list(given)
             for one in several:
-                key = _Ed25519Key(one) if isinstance(one, str) else one
+                key = _key_of(one) if isinstance(one, str) else one
                 owner = owners.setdefault(key.material, principal)
                 if owner != principal:
                     rule = "of one principal each"
@@ -209,7 +214,7 @@ class PublicKeys:
 
     @classmethod
     def from_file(cls, path: str | Path) -> PublicKeys:
-        """The keys in a JSON file, {"principal": "ed25519:…" or a list of them}; raises ConfigurationError."""
+        """The keys in a JSON file, {"principal": "ed25519:…", "webauthn:…" or a list}; raises ConfigurationError."""
         try:
             content = json.loads(Path(path).read_text("utf-8"))
         except (OSError, ValueError) as error:
@@ -248,12 +253,6 @@ def signer_from_environment() -> Ed25519Signer | HmacSigner | None:
     GRAMPUS_UQ_APPROVAL_KEY; None without either."""
     path = os.environ.get("GRAMPUS_UQ_APPROVAL_KEY_FILE")
     return Ed25519Signer.from_file(path) if path else HmacSigner.from_environment()
-
-
-def public_material(key: Any) -> bytes:
-    """A public key of `cryptography` as SubjectPublicKeyInfo in DER."""
-    serialization = _serialization()
-    return bytes(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
 
 
 def _ed25519() -> Any:

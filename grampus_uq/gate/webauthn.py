@@ -15,9 +15,9 @@ from collections.abc import Collection
 from typing import Any
 
 from grampus_uq.errors import ConfigurationError, MissingDependencyError
-from grampus_uq.gate.signatures import public_material
 
 _KIND = "webauthn:"
+_MAX_LINE = 4_096
 _PRESENT, _VERIFIED = 0x01, 0x04
 
 
@@ -51,9 +51,28 @@ class WebAuthnKey:
             raise ConfigurationError.of("public_key", "WebAuthnKey", rule, type(key).__name__)
         self._key = key
         self._on_p256 = on_p256
-        self._rp = hashlib.sha256(rp_id.encode()).digest()
+        self._rp_id, self._rp = rp_id, hashlib.sha256(rp_id.encode()).digest()
         self._origins = frozenset(origins)
         self._flags = _PRESENT | (_VERIFIED if user_verification else 0)
+
+    @classmethod
+    def from_line(cls, line: str) -> WebAuthnKey:
+        """The key that `line` wrote, with user verification; raises ConfigurationError."""
+        try:
+            content = json.loads(_decoded(line.strip().removeprefix(_KIND))) if len(line) <= _MAX_LINE else {}
+            public_key, rp_id, origins = _decoded(content["key"]), content["rp"], content["origins"]
+            if not isinstance(rp_id, str) or not all(isinstance(origin, str) for origin in origins):
+                raise ValueError("neither a name nor origins")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            rule, way_out = f'"{_KIND}" and what an inbox wrote behind it', "grampus-uq inbox keys"
+            raise ConfigurationError.of("keys", "PublicKeys", rule, line, way_out) from error
+        return cls(public_key, rp_id=rp_id, origins=origins)
+
+    @property
+    def line(self) -> str:
+        """The public key with the relying party's id and origins as one text, for `PublicKeys` and its JSON file."""
+        content = {"key": _encoded(self.material), "rp": self._rp_id, "origins": sorted(self._origins)}
+        return _KIND + _encoded(json.dumps(content, separators=(",", ":")).encode())
 
     @property
     def material(self) -> bytes:
@@ -94,9 +113,20 @@ class WebAuthnKey:
         return True
 
 
+def public_material(key: Any) -> bytes:
+    """A public key of `cryptography` as SubjectPublicKeyInfo in DER."""
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return bytes(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+
+
 def _decoded(text: Any) -> bytes:
     """Base64url without padding, strictly; raises ValueError."""
     if not isinstance(text, str) or not text.isascii():
         raise ValueError("not base64url")
     padded = text + "=" * (-len(text) % 4)
     return base64.b64decode(padded, altchars=b"-_", validate=True)
+
+
+def _encoded(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode("ascii")

@@ -233,6 +233,18 @@ TABLE = """
 2 worker builtins:id --store memory: --agent a --drain nan
 2 send runs --otlp http://127.0.0.1:1 --timeout 0
 2 calibration feed
+2 inbox
+1 inbox --store sqlite:///nowhere.db
+2 inbox --store sqlite:///nowhere.db --origin http://example.org
+2 inbox --store sqlite:///nowhere.db --port 0
+2 inbox --store ftp://x/y
+2 inbox invite ann --store sqlite:///nowhere.db
+1 inbox invite ann --role decide --store sqlite:///nowhere.db
+2 inbox invite <esc> --role decide --store sqlite:///nowhere.db
+2 inbox invite ann --role decide --hours 1e9 --store sqlite:///nowhere.db
+1 inbox keys --store sqlite:///nowhere.db
+1 inbox people --store sqlite:///file.txt
+1 inbox remove ann --store sqlite:///nowhere.db
 2 mcp
 1 mcp --config nowhere.toml -- true
 1 mcp --config file.txt -- true

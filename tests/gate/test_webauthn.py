@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from grampus_uq.errors import ApprovalError, ConfigurationError
 from grampus_uq.gate.requests import ApprovalKind, ApprovalPolicy
-from grampus_uq.gate.signatures import PublicKeys
+from grampus_uq.gate.signatures import Ed25519Signer, PublicKeys
 from grampus_uq.gate.webauthn import WebAuthnKey
 from tests.gate.test_requests import ASKED
 
@@ -118,3 +119,23 @@ def test_other_kinds_of_key_are_refused() -> None:
     for public in (b"no key", Authenticator(rsa.generate_private_key(65537, 2048)).public):
         with pytest.raises(ConfigurationError, match="public_key"):
             WebAuthnKey(public, rp_id=RP, origins=[ORIGIN])
+
+
+def test_a_key_travels_as_one_line_and_serves_as_before(authenticator: Authenticator, tmp_path: Path) -> None:
+    line = key_of(authenticator).line
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"ann": line, "bob": Ed25519Signer.generate().public_key}))
+    decision = ASKED.decide("approve", principal="ann")
+    signed = decision.model_copy(update={"signature": authenticator.sign(decision.signed_text())})
+    ApprovalPolicy(signer=PublicKeys.from_file(keys)).check(ASKED, signed, now_s=150.0)
+    unverified = decision.model_copy(update={"signature": authenticator.sign(decision.signed_text(), flags=0x01)})
+    with pytest.raises(ApprovalError):
+        ApprovalPolicy(signer=PublicKeys({"ann": line})).check(ASKED, unverified, now_s=150.0)
+    with pytest.raises(ConfigurationError, match="one principal"):
+        PublicKeys({"ann": line, "bob": key_of(authenticator)})
+
+
+@pytest.mark.parametrize("odd", ["", "é", "W10", "e30", url64(b'{"key": 1, "rp": 2, "origins": 3}'), "A" * 5_000])
+def test_what_is_no_line_of_a_key_is_refused(odd: str) -> None:
+    with pytest.raises(ConfigurationError, match="inbox"):
+        PublicKeys({"ann": f"webauthn:{odd}"})

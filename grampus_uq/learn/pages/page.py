@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from grampus_uq.errors import DataError
@@ -49,8 +49,13 @@ def printable(name: str, most: int = 40) -> str:
 
 @functools.cache
 def _environment() -> Environment:
+    return page_environment(PackageLoader("grampus_uq.learn.pages"))
+
+
+def page_environment(loader: BaseLoader) -> Environment:
+    """Templates of this loader, with autoescaping and strict undefined names; every text is made visible."""
     environment = Environment(
-        loader=PackageLoader("grampus_uq.learn.pages"),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_clean,

@@ -1,0 +1,103 @@
+"""`grampus-uq inbox`: pages on which people decide, with a passkey, what waits in a store."""
+
+from __future__ import annotations
+
+import anyio
+import click
+
+from grampus_uq.cli.argument_types import SummarisedGroup
+from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.errors import ConfigurationError
+from grampus_uq.inbox.inbox_settings import InboxSettings
+from grampus_uq.inbox.people import People, Person, Role, keys_of
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stores import open_store
+
+_PORT = 8600
+_origin_option = click.option(
+    "--origin", default=None, help=f"The public address, as https://NAME; http://localhost:{_PORT} when not given."
+)
+
+
+@click.group(cls=SummarisedGroup, invoke_without_command=True)
+@click.option("--store", "url", default=None, envvar="GRAMPUS_UQ_STORE", help="Where sessions are kept, as a URL.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--port", default=_PORT, show_default=True, type=click.IntRange(1, 65_535))
+@_origin_option
+@click.pass_context
+def command(context: click.Context, url: str | None, host: str, port: int, origin: str | None) -> None:
+    """Serve the inbox; its commands invite people and print their public keys.
+
+    Behind a reverse proxy give its public address as --origin, and let it pass the header Host as it is.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    if url is None:
+        raise ConfigurationError.of("--store", "inbox", "given: what waits is in there", None, "--store sqlite:///FILE")
+    from grampus_uq.inbox.inbox_app import inbox_app
+    from grampus_uq.inbox.inbox_serving import serve_inbox
+
+    settings = InboxSettings(origin=origin or f"http://localhost:{port}")
+
+    async def serve() -> None:
+        store = open_store(url, create=False)
+        try:
+            await store.now()  # a store that is not there is said at once
+            click.echo(f"The inbox is at {settings.origin}", err=True)
+            await serve_inbox(inbox_app(store, settings), host, port)
+        finally:
+            await store.aclose()
+
+    anyio.run(serve)
+
+
+@command.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True, help="What they may do.")
+@click.option(
+    "--hours", default=1.0, show_default=True, type=click.FloatRange(0.01, 168.0), help="How long it is good."
+)
+@store_option
+@_origin_option
+def invite(name: str, role: str, hours: float, url: str, origin: str | None) -> None:
+    """Print a link with which NAME makes a passkey, once; it is stored nowhere, so it cannot be printed again."""
+    settings = InboxSettings(origin=origin or f"http://localhost:{_PORT}")
+    token = with_store(url, lambda store: People(store).invite(name, Role(role), for_s=3600.0 * hours))
+    click.echo(f"{settings.origin}/invitation#{token}")
+    click.echo(f"For {name}, to {role}; good once, for {hours:g} hours.", err=True)
+
+
+@command.command()
+@store_option
+def keys(url: str) -> None:
+    """Print the public keys of everybody who may decide, as the JSON file that `PublicKeys.from_file` reads."""
+    print_json(keys_of(with_store(url, _everybody)))
+
+
+@command.command()
+@store_option
+@as_json_option
+def people(url: str, as_json: bool) -> None:
+    """List who has a passkey, with role."""
+    found = with_store(url, _everybody)
+    if as_json:
+        print_json([{"name": one.name, "role": one.role.value, "passkeys": len(one.passkeys)} for one in found])
+    elif not found:
+        say_beside("Nobody is registered.")
+    else:
+        print_table(("name", "role", "passkeys"), ((one.name, one.role.value, len(one.passkeys)) for one in found))
+
+
+@command.command()
+@click.argument("name")
+@store_option
+def remove(name: str, url: str) -> None:
+    """Forget NAME and end their sessions; take the public key out of the runner's configuration yourself."""
+    if not with_store(url, lambda store: People(store).remove(name)):
+        raise click.ClickException(f"Nobody is registered as {name!r:.80}.")
+    click.echo(f"{name} is removed. The runner takes their decisions until their key is removed there.")
+
+
+async def _everybody(store: SessionStore) -> list[Person]:
+    return await People(store).all()

@@ -1,0 +1,1 @@
+"""The inbox: pages on which people see what waits, and decide it with a passkey."""

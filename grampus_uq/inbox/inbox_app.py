@@ -1,0 +1,199 @@
+"""The application: signing in and out, invitations, static files, and the sections of the inbox."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from grampus_uq.errors import ApprovalError, GrampusError
+from grampus_uq.inbox.front_door import Allowance, FrontDoor
+from grampus_uq.inbox.inbox_settings import InboxSettings
+from grampus_uq.inbox.passkeys import NewPasskey, SignIn, new_passkey, registration_text, sign_in_text, signed_in
+from grampus_uq.inbox.people import SESSION_S, People, Role, keys_of
+from grampus_uq.inbox.visits import (
+    Inbox,
+    Section,
+    Visit,
+    body_as,
+    failed,
+    for_role,
+    refusal,
+    rendered,
+    signed_in_as,
+)
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import SessionStore
+
+_TRIES_A_MINUTE: Final = 20
+
+
+def inbox_app(store: SessionStore, settings: InboxSettings, sections: Sequence[Section] = ()) -> FrontDoor:
+    """The ASGI application of an inbox over this store; the first of the sections is where signing in leads."""
+    front = _Entrance()
+    routes = [
+        Route("/", _home),
+        Route("/static/inbox.js", _script),
+        Route("/static/inbox.css", _style),
+        Route("/sign-in", front.sign_in_page),
+        Route("/sign-in/challenge", front.challenge, methods=["POST"]),
+        Route("/sign-in", front.sign_in, methods=["POST"]),
+        Route("/me", _me),
+        Route("/sign-out", _sign_out, methods=["POST"]),
+        Route("/invitation", front.invitation_page),
+        Route("/invitation/challenge", front.invitation, methods=["POST"]),
+        Route("/invitation", front.register, methods=["POST"]),
+        *(route for section in sections for route in section.routes),
+    ]
+    app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown, 500: _broken})
+    app.state.inbox = Inbox(settings=settings, ledger=Ledger(store), people=People(store), sections=tuple(sections))
+    return FrontDoor(app, settings)
+
+
+class _Token(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    token: str = Field(max_length=100)
+
+
+class _Nothing(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class _Entrance:
+    """Pages for whoever is not signed in: few tries a minute."""
+
+    def __init__(self) -> None:
+        self._tries = Allowance(_TRIES_A_MINUTE)
+
+    def _refused(self, request: Request) -> Response | None:
+        who = "" if request.client is None else request.client.host
+        return None if self._tries.take(who) else refusal(request, 429, "Too many tries. Wait a minute.")
+
+    async def sign_in_page(self, request: Request) -> Response:
+        if await signed_in_as(request) is not None:
+            return RedirectResponse("/", 303)
+        return HTMLResponse(rendered("sign_in.html", person=None))
+
+    async def challenge(self, request: Request) -> Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        try:
+            await body_as(request, _Nothing)
+            inbox: Inbox = request.app.state.inbox
+            text = await sign_in_text(inbox.people, inbox.settings, await inbox.ledger.store.now())
+        except GrampusError as error:
+            return failed(request, error)
+        return JSONResponse({"text": text, "rp": inbox.settings.rp_id})
+
+    async def sign_in(self, request: Request) -> Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        inbox: Inbox = request.app.state.inbox
+        try:
+            said = await body_as(request, SignIn)
+            person, passkey = await signed_in(said, inbox.people, await inbox.ledger.store.now())
+            cookie, _ = await inbox.people.begin(person, passkey, said.text, request.headers.get("user-agent", ""))
+        except ApprovalError as error:
+            return refusal(request, 403, str(error))
+        except GrampusError as error:
+            return failed(request, error)
+        response = JSONResponse({"next": "/"})
+        response.set_cookie(
+            inbox.settings.cookie,
+            cookie,
+            max_age=int(SESSION_S),
+            path="/",
+            secure=inbox.settings.secure,
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    async def invitation_page(self, request: Request) -> Response:
+        return HTMLResponse(rendered("invitation.html", person=None))
+
+    async def invitation(self, request: Request) -> Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        inbox: Inbox = request.app.state.inbox
+        try:
+            token = (await body_as(request, _Token)).token
+            invitation = await inbox.people.invitation(token)
+        except GrampusError as error:
+            return failed(request, error)
+        if invitation is None:
+            return refusal(request, 404, "The invitation was used, or it is over. Ask for a new one.")
+        return JSONResponse(
+            {
+                "text": registration_text(token),
+                "rp": inbox.settings.rp_id,
+                "name": invitation.name,
+                "role": invitation.role.value,
+            }
+        )
+
+    async def register(self, request: Request) -> Response:
+        refused = self._refused(request)
+        if refused is not None:
+            return refused
+        inbox: Inbox = request.app.state.inbox
+        try:
+            said = await body_as(request, NewPasskey)
+            passkey = new_passkey(said, inbox.settings, await inbox.ledger.store.now())
+            person = await inbox.people.register(said.token, passkey)
+        except GrampusError as error:
+            return failed(request, error)
+        return JSONResponse({"name": person.name, "role": person.role.value, "line": passkey.line})
+
+
+@for_role(Role.LOOK)
+async def _home(visit: Visit) -> Response:
+    """The first section that this person may see."""
+    mine = (one.path for one in visit.inbox.sections if visit.person.role.covers(one.role))
+    return RedirectResponse(next(mine, "/me"), 303)
+
+
+@for_role(Role.LOOK)
+async def _me(visit: Visit) -> Response:
+    """Who one is here, and the public keys that a runner has to know."""
+    return visit.page("me.html", keys=keys_of([visit.person]))
+
+
+@for_role(Role.LOOK)
+async def _sign_out(visit: Visit) -> Response:
+    cookie = visit.inbox.settings.cookie
+    await visit.inbox.people.end(visit.request.cookies[cookie])
+    response = RedirectResponse("/sign-in", 303)
+    response.delete_cookie(cookie, path="/", secure=visit.inbox.settings.secure, httponly=True, samesite="strict")
+    return response
+
+
+async def _script(request: Request) -> Response:
+    return Response(_own("inbox.js"), media_type="text/javascript")
+
+
+async def _style(request: Request) -> Response:
+    shared = (files("grampus_uq.learn.pages") / "templates" / "style.css").read_text("utf-8")
+    return Response(shared + _own("inbox.css"), media_type="text/css")
+
+
+def _own(name: str) -> str:
+    return (files("grampus_uq.inbox") / "static" / name).read_text("utf-8")
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    return refusal(request, getattr(error, "status_code", 404), "There is no such page.")
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return refusal(request, 500, "Something went wrong here, and is in the server's log. Nothing was decided.")

@@ -1,0 +1,68 @@
+"""The inbox as a running server: bound to one address, with a time to say what one wants and a limit of visitors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from grampus_uq.errors import MissingDependencyError
+from grampus_uq.inbox.front_door import FrontDoor
+
+try:
+    import h11
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as error:
+    raise MissingDependencyError.of("uvicorn", "inbox", "The inbox") from error
+
+_HEADERS_S: Final = 10.0
+_MAX_HEADERS: Final = 16_384
+_MAX_CONNECTIONS: Final = 1_000
+_SHUTDOWN_S: Final = 2
+
+
+class _Impatient(H11Protocol):
+    """Closes a connection whose request is not complete within seconds of its beginning."""
+
+    _overdue: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._hurry()
+
+    def data_received(self, data: bytes) -> None:
+        self._hurry()
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE and self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+        super().connection_lost(exc)
+
+    def _hurry(self) -> None:
+        if self._overdue is None and self.conn.their_state is h11.IDLE:
+            self._overdue = self.loop.call_later(_HEADERS_S, self.transport.close)
+
+
+async def serve_inbox(app: FrontDoor, host: str, port: int) -> None:
+    """Serve until a signal ends it."""
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=_Impatient,
+        ws="none",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        h11_max_incomplete_event_size=_MAX_HEADERS,
+    )
+    await uvicorn.Server(config).serve()

@@ -1,0 +1,239 @@
+"""The people of an inbox, in the session store: who they are, their passkeys, invitations and sessions.
+
+A runner believes none of it: which public keys may decide stands in its own `PublicKeys`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import StrEnum
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from grampus_uq.errors import ApprovalError, ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, parsed
+
+_PERSON, _INVITATION, _LOGIN, _USED = "inbox_person", "inbox_invitation", "inbox_login", "inbox_used"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_SWEPT = 50
+_MAX_PASSKEYS = 20
+SESSION_S: Final = 12 * 3600.0
+INVITATION_S: Final = 3600.0
+CHALLENGE_S: Final = 300.0
+
+
+class Role(StrEnum):
+    """What a person may do; each may do what the ones behind it may: decide, label, look."""
+
+    DECIDE = "decide"
+    LABEL = "label"
+    LOOK = "look"
+
+    def covers(self, needed: Role) -> bool:
+        """True when this role may do what needs the other."""
+        order = list(Role)
+        return order.index(self) <= order.index(needed)
+
+
+class Passkey(BaseModel):
+    """A registered credential: its id, and its public key as the line that a runner takes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str = Field(min_length=1, max_length=2_048)
+    line: str = Field(max_length=4_096)
+    added_s: float
+
+
+class Person(BaseModel):
+    """Somebody with a passkey. `name` is the principal of their decisions."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    role: Role
+    passkeys: tuple[Passkey, ...] = Field(max_length=_MAX_PASSKEYS)
+
+
+class Invitation(BaseModel):
+    """An invitation that was not used yet; the link holds its token, the store a hash of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    role: Role
+    until_s: float
+
+
+class Login(BaseModel):
+    """A session of one browser: whose, with which passkey, from which kind of device, until when."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    passkey: str
+    device: str
+    since_s: float
+    until_s: float
+
+
+class People:
+    """Typed access to the people in one store."""
+
+    def __init__(self, store: SessionStore) -> None:
+        self._store = store
+        self._secret: bytes | None = None
+
+    async def all(self) -> list[Person]:
+        """Everybody, by name."""
+        return [_person(found) for found in await self._store.scan(_PERSON)]
+
+    async def find(self, name: str) -> Person | None:
+        """The person of this name, or None."""
+        found = await self._store.get(_PERSON, name)
+        return None if found is None else _person(found)
+
+    async def with_passkey(self, credential: str) -> tuple[Person, Passkey] | None:
+        """Who registered this credential."""
+        return next(((p, key) for p in await self.all() for key in p.passkeys if key.id == credential), None)
+
+    async def remove(self, name: str) -> bool:
+        """Forget a person: their sessions end at once. False when there is none. The runner's keys are not here."""
+        found = await self._store.get(_PERSON, name)
+        if found is None:
+            return False
+        await self._store.write(Delete(kind=_PERSON, key=name, expected=found.version))
+        return True
+
+    # -- invitations ----------------------------------------------------------------------------------------------
+
+    async def invite(self, name: str, role: Role, *, for_s: float = INVITATION_S) -> str:
+        """The token of a new invitation, which is stored nowhere; a name that has a passkey gets another one."""
+        if not _NAME.fullmatch(name):
+            rule = "1 to 64 ASCII letters, digits and . _ @ -"
+            raise ConfigurationError.of("NAME", "inbox invite", rule, name)
+        token = secrets.token_urlsafe(32)
+        invitation = Invitation(name=name, role=role, until_s=await self._store.now() + for_s)
+        await self._store.put(_INVITATION, _hashed(token), invitation.model_dump_json(), expected=0)
+        return token
+
+    async def invitation(self, token: str) -> Invitation | None:
+        """The open invitation with this token, or None."""
+        found = await self._store.get(_INVITATION, _hashed(token))
+        return None if found is None else _open(found)
+
+    async def register(self, token: str, passkey: Passkey) -> Person:
+        """Use an invitation up, and give its person this passkey; raises ApprovalError where that cannot be."""
+        found = await self._store.get(_INVITATION, _hashed(token))
+        invitation = None if found is None else _open(found)
+        if found is None or invitation is None:
+            raise ApprovalError("The invitation was used, or it is over. Ask for a new one.")
+        for other in await self.all():
+            if any(known.id == passkey.id or known.line == passkey.line for known in other.passkeys):
+                raise ApprovalError("This passkey is registered already.")
+        before = await self._store.get(_PERSON, invitation.name)
+        known = () if before is None else _person(before).passkeys
+        if len(known) >= _MAX_PASSKEYS:
+            raise ApprovalError(f"{invitation.name} has {len(known)} passkeys already.")
+        person = Person(name=invitation.name, role=invitation.role, passkeys=(*known, passkey))
+        put = Put(
+            kind=_PERSON,
+            key=person.name,
+            body=person.model_dump_json(),
+            expected=0 if before is None else before.version,
+        )
+        try:
+            await self._store.write(Delete(kind=_INVITATION, key=found.key, expected=found.version), put)
+        except SessionConflictError as error:
+            raise ApprovalError("The invitation was used at this moment. Ask for a new one.") from error
+        return person
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    async def begin(self, person: Person, passkey: Passkey, nonce: str, device: str) -> tuple[str, Login]:
+        """A new session's cookie, for a challenge that was not used before; raises ApprovalError."""
+        now_s, cookie = await self._store.now(), secrets.token_urlsafe(32)
+        login = Login(
+            name=person.name, passkey=passkey.id, device=_hashed(device), since_s=now_s, until_s=now_s + SESSION_S
+        )
+        await self._sweep(now_s)
+        try:
+            await self._store.write(
+                Put(kind=_USED, key=_hashed(nonce), body="{}", expected=0),
+                Put(kind=_LOGIN, key=_hashed(cookie), body=login.model_dump_json(), expected=0, label=person.name),
+            )
+        except SessionConflictError as error:
+            raise ApprovalError("This sign-in was used already. Try again.") from error
+        return cookie, login
+
+    async def session(self, cookie: str, device: str) -> tuple[Person, Login] | None:
+        """Whose session this is: of a person who is still there, with this passkey, on the same kind of device."""
+        found = await self._store.get(_LOGIN, _hashed(cookie))
+        if found is None:
+            return None
+        login = parsed(Login, found.body, "A session of the inbox")
+        person = await self.find(login.name)
+        known = person is not None and any(key.id == login.passkey for key in person.passkeys)
+        same = hmac.compare_digest(login.device, _hashed(device))
+        return (person, login) if person is not None and known and same and found.read_s < login.until_s else None
+
+    async def end(self, cookie: str) -> None:
+        """End a session."""
+        found = await self._store.get(_LOGIN, _hashed(cookie))
+        if found is not None:
+            await self._store.write(Delete(kind=_LOGIN, key=found.key, expected=found.version))
+
+    async def _sweep(self, now_s: float) -> None:
+        """Remove some of what is over."""
+        for kind, oldest_s in ((_LOGIN, SESSION_S), (_USED, 2 * CHALLENGE_S)):
+            for found in await self._store.scan(kind, after=secrets.token_hex(32), limit=_SWEPT):
+                if now_s - found.written_s > oldest_s:
+                    await _removed(self._store, found)
+
+    # -- what the server alone can make ---------------------------------------------------------------------------
+
+    async def mac(self, *parts: str) -> str:
+        """A message authentication code of these texts, by the secret that all servers of this store share."""
+        if self._secret is None:
+            self._secret = await self._shared_secret()
+        joined = "".join(f"{len(part)}:{part}" for part in parts)
+        return hmac.new(self._secret, joined.encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
+
+    async def _shared_secret(self) -> bytes:
+        found = await self._store.get("inbox_secret", "1")
+        if found is None:
+            with suppress(SessionConflictError):  # another server was first
+                await self._store.put("inbox_secret", "1", f'"{secrets.token_hex(32)}"', expected=0)
+            found = await self._store.get("inbox_secret", "1")
+        if found is None:
+            raise StoreError("The secret of the inbox was removed while it was read.")
+        return bytes.fromhex(found.body.strip('"'))
+
+
+def keys_of(people: Sequence[Person]) -> dict[str, list[str]]:
+    """The public keys of everybody who may decide, as the JSON file of `PublicKeys` has them."""
+    return {one.name: [key.line for key in one.passkeys] for one in people if one.role is Role.DECIDE and one.passkeys}
+
+
+def _person(found: Document) -> Person:
+    return parsed(Person, found.body, f"The person {found.key!r:.80}")
+
+
+def _open(found: Document) -> Invitation | None:
+    invitation = parsed(Invitation, found.body, "An invitation")
+    return invitation if found.read_s < invitation.until_s else None
+
+
+async def _removed(store: SessionStore, found: Document) -> None:
+    with suppress(SessionConflictError):
+        await store.write(Delete(kind=found.kind, key=found.key, expected=found.version))
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,176 @@
+"""One request of somebody: who they are, whether they may, and the page or the words that they get."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+from jinja2 import Environment, PackageLoader
+from pydantic import BaseModel, ValidationError
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from grampus_uq.errors import ApprovalError, DataError, GrampusError, SessionError, StoreError
+from grampus_uq.inbox.inbox_settings import InboxSettings
+from grampus_uq.inbox.people import Login, People, Person, Role
+from grampus_uq.learn.pages.page import page_environment
+from grampus_uq.records.strict_json import parse_json
+from grampus_uq.runtime.ledger import Ledger
+
+_Body = TypeVar("_Body", bound=BaseModel)
+_STATUS = {ApprovalError: 409, SessionError: 404, StoreError: 503, DataError: 400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A part of the inbox: its pages, and its entry in the navigation for everybody whose role covers `role`."""
+
+    path: str
+    label: str
+    role: Role
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inbox:
+    """What all pages share."""
+
+    settings: InboxSettings
+    ledger: Ledger
+    people: People
+    sections: tuple[Section, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One request of a person who is signed in, and may make it."""
+
+    request: Request
+    inbox: Inbox
+    person: Person
+    login: Login
+    csrf: str
+
+    def page(self, template: str, *, status: int = 200, **values: Any) -> Response:
+        """A template of this room; `person`, `csrf` and `sections` are there in every one."""
+        mine = [one for one in self.inbox.sections if self.person.role.covers(one.role)]
+        here = self.request.url.path
+        shown = rendered(template, person=self.person, csrf=self.csrf, sections=mine, here=here, **values)
+        return HTMLResponse(shown, status)
+
+    async def form(self) -> dict[str, str]:
+        """The fields of the form that was sent; raises DataError."""
+        return await form_of(self.request)
+
+    async def said(self, model: type[_Body]) -> _Body:
+        """The body, a JSON object, as this model; raises DataError."""
+        return await body_as(self.request, model)
+
+
+Page = Callable[[Visit], Awaitable[Response]]
+
+
+def for_role(role: Role) -> Callable[[Page], Callable[[Request], Awaitable[Response]]]:
+    """A page for whoever is signed in with a role that covers this one; a change needs the session's token too.
+
+    Errors of this package become a page, or JSON where JSON was sent.
+    """
+
+    def guarding(page: Page) -> Callable[[Request], Awaitable[Response]]:
+        @functools.wraps(page)
+        async def guarded(request: Request) -> Response:
+            try:
+                visit = await _visit(request)
+                if visit is None:
+                    return RedirectResponse("/sign-in", 303) if request.method != "POST" else _gone(request)
+                if not visit.person.role.covers(role):
+                    return refusal(
+                        request, 403, f"This needs the role {role.value}; yours is {visit.person.role.value}."
+                    )
+                if request.method == "POST" and not hmac.compare_digest(await _token(request), visit.csrf.encode()):
+                    return refusal(request, 403, "The page is from another session. Open it again.")
+                return await page(visit)
+            except GrampusError as error:
+                return failed(request, error)
+
+        return guarded
+
+    return guarding
+
+
+def failed(request: Request, error: GrampusError) -> Response:
+    """An error of this package as an answer."""
+    status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 400)
+    return refusal(request, status, str(error))
+
+
+def refusal(request: Request, status: int, why: str) -> Response:
+    """Why something was not done, as a page or as JSON."""
+    if request.headers.get("content-type", "").startswith("application/json"):
+        return JSONResponse({"error": why[:2_000]}, status)
+    return HTMLResponse(rendered("refused.html", why=why[:2_000], person=None), status)
+
+
+async def body_as(request: Request, model: type[_Body]) -> _Body:
+    """The body, a JSON object with unique names, as this model; raises DataError."""
+    try:
+        return model.model_validate(parse_json(await request.body(), unique_names=True))
+    except (ValidationError, ValueError, RecursionError) as error:
+        raise DataError("The request cannot be read.") from error
+
+
+async def signed_in_as(request: Request) -> tuple[Person, Login] | None:
+    """Who sent this request."""
+    inbox: Inbox = request.app.state.inbox
+    cookie = request.cookies.get(inbox.settings.cookie)
+    device = request.headers.get("user-agent", "")
+    return await inbox.people.session(cookie, device) if cookie else None
+
+
+async def _visit(request: Request) -> Visit | None:
+    inbox: Inbox = request.app.state.inbox
+    found = await signed_in_as(request)
+    if found is None:
+        return None
+    person, login = found
+    csrf = await inbox.people.mac("csrf", request.cookies[inbox.settings.cookie])
+    return Visit(request=request, inbox=inbox, person=person, login=login, csrf=csrf)
+
+
+async def form_of(request: Request) -> dict[str, str]:
+    """The fields of a form; raises DataError for one that names a field twice."""
+    try:
+        pairs = parse_qsl((await request.body()).decode(), keep_blank_values=True, max_num_fields=100, errors="strict")
+    except ValueError as error:
+        raise DataError("The request cannot be read.") from error
+    if len(dict(pairs)) != len(pairs):
+        raise DataError("The request names a field twice.")
+    return dict(pairs)
+
+
+async def _token(request: Request) -> bytes:
+    sent_json = request.headers.get("content-type", "").startswith("application/json")
+    token = request.headers.get("x-csrf", "") if sent_json else (await form_of(request)).get("csrf", "")
+    return token.encode("utf-8", "replace")
+
+
+def _gone(request: Request) -> Response:
+    return refusal(request, 401, "You are signed out. Sign in, and look at it again.")
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A template of this room, escaped and made visible like every page of the package."""
+    return _environment().get_template(template).render(**values)
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = page_environment(PackageLoader("grampus_uq.inbox"))
+    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return environment

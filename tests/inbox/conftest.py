@@ -1,0 +1,20 @@
+"""The inbox is served by uvicorn, which runs on asyncio alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.stores import open_store
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SessionStore:
+    return open_store(f"sqlite:///{tmp_path}/store.db")
