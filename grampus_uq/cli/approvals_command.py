@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +14,7 @@ from grampus_uq.cli.argument_types import SummarisedGroup
 from grampus_uq.cli.plain_text import arguments_in_short, legend, short, whole_arguments
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import store_option, with_store
-from grampus_uq.errors import ApprovalError, ConfigurationError, DataError
+from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionError
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
 from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
@@ -22,7 +23,9 @@ from grampus_uq.records.values import Reading
 from grampus_uq.records.visible_text import visible
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.stored_drills import StoredDrills
 
 _Result = TypeVar("_Result")
 _TAIL = 6
@@ -80,7 +83,9 @@ def list_(url: str, as_json: bool, agent: str | None) -> None:
         sessions = await ledger.pending(agent)
         requests = [request for session in sessions for request in session.requests if request.child_session is None]
         arrived = await ledger.decisions([request.id for request in requests])
-        return ledger.now_s(), [(card(r), [decision for decision, _ in arrived[r.id]]) for r in requests]
+        now_s = ledger.now_s()
+        cards = await StoredDrills(ledger.store).mixed([card(request) for request in requests], now_s, agent)
+        return now_s, [(one, [decision for decision, _ in arrived.get(one.id, [])]) for one in cards]
 
     now_s, found = _with_ledger(url, work)
     if as_json:
@@ -123,6 +128,8 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
 
     async def work(ledger: Ledger) -> tuple[Card, list[ApprovalDecision], list[str]]:
+        if (drill := await _drill(ledger, request_id)) is not None:
+            return drill.card, [], []
         state, request = await ledger.find_request(request_id)
         decisions = [decision for decision, _ in (await ledger.decisions([request.id]))[request.id]]
         return card(request, state), decisions, await _refusals(ledger, request)
@@ -147,6 +154,17 @@ def show(request_id: str, url: str, as_json: bool) -> None:
     click.echo("--- the end of the transcript ---")
     for message in shown.messages[-_TAIL:]:
         click.echo(f"[{message.role.value}] {visible(short(message.content or '', 400))}")
+
+
+async def _drill(ledger: Ledger, request_id: str) -> Drill | None:
+    """The open drill with this id; raises SessionError where a request has an id of the same beginning."""
+    drill = await StoredDrills(ledger.store).find(request_id, await ledger.store.now())
+    if drill is None or drill.card.id == request_id:
+        return drill
+    with contextlib.suppress(SessionError):
+        await ledger.find_request(request_id)
+        raise DataError(f"2 pending requests have an id beginning with {request_id!r:.40}.")
+    return drill
 
 
 def _numbers(shown: Card) -> list[str]:
@@ -234,6 +252,14 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return parsed
 
 
+def _still_shown(now: str, seen: str | None) -> None:
+    """Raise ApprovalError where the digest that was seen is another one than that of what waits now."""
+    if seen is not None and seen != now:
+        raise ApprovalError(
+            f"The pending call is no longer what was shown: its digest is {now}. Nothing was decided; look at it again."
+        )
+
+
 def _decide(
     kind: str,
     *,
@@ -249,30 +275,38 @@ def _decide(
 ) -> None:
     signer = signer_from_environment() if key_file is None else Ed25519Signer.from_file(key_file)
 
-    async def work(ledger: Ledger) -> tuple[Card, ApprovalDecision, list[ApprovalDecision]]:
+    who = principal or getpass.getuser()
+
+    async def work(ledger: Ledger) -> tuple[Card, list[ApprovalDecision], str | None]:
+        drill = await _drill(ledger, request_id)
+        if drill is not None:
+            _still_shown(drill.card.digest, digest)
+            answer = drill.answered(kind, principal=who, message=message, arguments=arguments)
+            answer = answer if signer is None else signer.sign(answer)
+            waiting = sum(len(session.requests) for session in await ledger.pending())
+            done = await StoredDrills(ledger.store).answer(answer, ledger.now_s(), waiting=waiting)
+            return drill.card, [], done.told()
         state, request = await ledger.find_request(request_id)
         shown = card(request, state)
-        if digest is not None and digest != request.digest():
-            raise ApprovalError(
-                f"The pending call is no longer what was shown: its digest is {request.digest()}. Nothing was "
-                "decided; look at it again."
-            )
-        who = principal or getpass.getuser()
+        _still_shown(shown.digest, digest)
         decision = request.decide(kind, principal=who, message=message, arguments=arguments, never=never)
         if signer is not None:
             decision = signer.sign(decision)
         ApprovalPolicy().check(request, decision, now_s=ledger.now_s())
         before = [other for other, _ in (await ledger.decisions([request.id]))[request.id]]
         await ledger.decide(decision, shown=shown)
-        return shown, decision, before
+        return shown, before, None
 
     try:
-        shown, decision, before = _with_ledger(url, work)
+        shown, before, drilled = _with_ledger(url, work)
     except ApprovalError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         stored = {"request": shown.id, "kind": kind, "signed": signer is not None, "digest": shown.digest}
-        print_json(stored | {"principal": decision.principal, "decided_before": len(before)})
+        print_json(stored | {"principal": who, "decided_before": len(before), "drill": drilled})
+        return
+    if drilled is not None:
+        click.echo(visible(drilled))
         return
     for line in _signed_lines(shown):
         click.echo(line)
@@ -282,7 +316,7 @@ def _decide(
             click.echo(line)
     how = "signed" if signer is not None else "unsigned (no key is set)"
     click.echo(
-        f"{kind} by {visible(decision.principal)}, {how}: stored. The runner checks the signature, and who may decide, "
+        f"{kind} by {visible(who)}, {how}: stored. The runner checks the signature, and who may decide, "
         "when the session is resumed."
     )
     if before:

@@ -22,6 +22,7 @@ from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
 from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore
+from grampus_uq.runtime.stored_drills import DRILL, SOURCE
 from grampus_uq.runtime.worker_jobs import DEAD, TIMER, WAKES, Job
 
 _PAGE = 200
@@ -41,9 +42,9 @@ async def prune(
     """Remove the sessions that ended more than `older_than_s` seconds ago, and all but the latest `keep`; how many.
 
     Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
-    are removed once their last entry is older than `audits_older_than_s`. Decisions, grants and jobs that are older
-    than `older_than_s` are removed too, unless a pending request or a live session needs them. What has not ended is
-    never touched. Sessions are read in pages: memory does not grow with the store but for 8 bytes a session that ended.
+    are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, grants and jobs that are
+    older than `older_than_s` are removed too, unless a pending request or a live session needs them. What has not ended
+    is never touched. Sessions are read in pages: memory grows with the store by 8 bytes a session that ended.
 
     `move_to` is a folder of recordings: each session is written there in full first, with its steps but without the
     readings of a monitor (a `RecordingProcessor` keeps those), and stays in the store where that fails.
@@ -147,6 +148,10 @@ async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> None:
     for kind in ("decision", WAKES):
         async for document in _pages(store, kind):
             if document.age_s >= older_than_s and unquote(document.key.partition("/")[0]) not in asked:
+                await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
+    for kind in (DRILL, SOURCE):
+        async for document in _pages(store, kind):
+            if document.age_s >= older_than_s:
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
     for kind in (WAKING, TIMER, DEAD):
         async for document in _pages(store, kind):

@@ -1,0 +1,382 @@
+"""A drill: a past call made wrong on purpose, shown like a request to see whether reviewers notice. Nothing can run it.
+
+A drill is no request: another type, in documents of its own kind, whose digest and whose answers' signatures are over
+texts that begin otherwise than those of requests and decisions. No session holds one, so a runner finds nothing to
+decide; `tests/runtime/test_drills.py` holds each way to an execution against it.
+
+What is wrong is known: the change takes a value that a reviewer approved out of its call. A value of another call of
+the tool takes its place, so that amounts, recipients, texts, readings and doubts are all those of real calls.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import random
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from grampus_uq.errors import ApprovalError
+from grampus_uq.gate.call import REJECTED
+from grampus_uq.gate.requests import ApprovalKind, signed_text
+from grampus_uq.records.values import Message, ToolCall, canonical_json
+from grampus_uq.records.vocabulary import Role
+from grampus_uq.runtime.cards import Card
+
+_strict = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+_MEAN_DELAY_S: Final = 600.0
+_LEAST_RATIO: Final = 1.25
+_NUMBER: Final = re.compile(r"\d(?:[\d ,.']*\d)?")
+_TOKEN: Final = re.compile(r"[0-9A-Za-z]{8,}")
+_DIGITS: Final = re.compile(r"\d+(?=\D*$)")
+
+
+class Change(StrEnum):
+    """What makes a call of a tool certainly wrong."""
+
+    AMOUNT = "amount"
+    """The amount of another call of the tool."""
+    RECIPIENT = "recipient"
+    """The recipient of another call of the tool."""
+    DUPLICATE = "duplicate"
+    """The arguments of an earlier call of the run, which ran."""
+    STALE = "stale"
+    """The arguments of an earlier call of the run, which was refused; another one took its place."""
+
+
+class DrillRule(BaseModel):
+    """One change that makes calls of one tool wrong; `argument` is that of an amount or a recipient."""
+
+    model_config = _strict
+
+    tool: str = Field(min_length=1, max_length=200)
+    change: Change
+    argument: str | None = None
+
+
+class DrillPlan(BaseModel):
+    """How drills are mixed in: their `share` of all that is shown, and the changes for each tool.
+
+    `secret` decides which requests a drill follows; who knows it can foresee drills. A call serves as a source once it
+    was decided `source_age_s` ago. More than `pace_per_hour` decisions of a reviewer are too many.
+    """
+
+    model_config = _strict
+
+    share: Annotated[float, Field(gt=0.0, le=0.5)]
+    rules: Annotated[tuple[DrillRule, ...], Field(min_length=1, max_length=100)]
+    principal: str = Field(min_length=1, max_length=200)
+    source_age_s: Annotated[float, Field(ge=0.0)] = 86_400.0
+    pace_per_hour: Annotated[int, Field(ge=1)] = 60
+    secret: str = Field(min_length=32, repr=False)
+
+    def follows(self, request_id: str) -> bool:
+        """True when a drill is to follow this request: the share of `share / (1 - share)` of all, by the secret."""
+        drawn = int(self._mac("follows", request_id)[:13], 16) / 16.0**13
+        return drawn < self.share / (1.0 - self.share)
+
+    def drill_id(self, request_id: str) -> str:
+        """The id of the drill that follows a request, in the form of a request's."""
+        return uuid.UUID(hex=self._mac("id", request_id)[:32], version=4).hex
+
+    def _mac(self, what: str, text: str) -> str:
+        return hmac.new(self.secret.encode(), f"{what} {text}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+
+
+class DrillAnswer(BaseModel):
+    """What a reviewer decided on a drill. It is no decision: no runner reads it, and no request has its fields."""
+
+    model_config = _strict
+
+    drill_id: str
+    digest: str
+    kind: ApprovalKind
+    principal: str = Field(min_length=1, max_length=200)
+    message: str | None = Field(default=None, max_length=100_000)
+    arguments: dict[str, JsonValue] | None = None
+    answered_s: float = Field(default_factory=time.time)
+    signature: str | None = None
+
+    def signed_text(self) -> bytes:
+        """The canonical text of everything but the signature; no decision's begins like it."""
+        return signed_text("answer to a drill", self)
+
+
+class Drill(BaseModel):
+    """One drill: the card that is shown, what was changed in it, and the answer once there is one.
+
+    `was` are the arguments that were approved. `source` is the digest of the request that they are from. `answered_s`
+    is by the store's clock, `waiting` the length of the queue at the answer.
+    """
+
+    model_config = _strict
+
+    drill: Literal[1] = 1
+    card: Card
+    change: Change
+    was: dict[str, JsonValue]
+    source: str
+    answer: DrillAnswer | None = None
+    answered_s: float = 0.0
+    waiting: int = 0
+
+    def answered(self, kind: ApprovalKind | str, *, principal: str, **given: Any) -> DrillAnswer:
+        """An unsigned answer to this drill."""
+        return DrillAnswer(
+            drill_id=self.card.id, digest=self.card.digest, kind=ApprovalKind(kind), principal=principal, **given
+        )
+
+    def check(self, answer: DrillAnswer, now_s: float) -> None:
+        """Raise ApprovalError for an answer that would be refused on a request."""
+        if (answer.drill_id, answer.digest) != (self.card.id, self.card.digest):
+            raise ApprovalError("The decision was made on another call than the one that was shown: it is refused.")
+        if self.card.expired(now_s):
+            raise ApprovalError("The request expired before the decision arrived: it is refused and asked again.")
+        if (answer.kind is ApprovalKind.EDIT) != (answer.arguments is not None):
+            raise ApprovalError("An edit carries the new `arguments`; the other decisions carry none.")
+
+    @property
+    def caught(self) -> bool | None:
+        """Whether the reviewer noticed; None without an answer.
+
+        A rejection and a response noticed; an edit where it takes out what was made wrong.
+        """
+        if self.answer is None:
+            return None
+        if self.answer.kind is not ApprovalKind.EDIT:
+            return self.answer.kind is not ApprovalKind.APPROVE
+        runs, shown = self.answer.arguments or {}, self.card.arguments
+        if self.change is Change.DUPLICATE:
+            return False  # one more of it runs, whatever it is called now
+        wrong = [name for name in {*shown, *self.was} if not _equal(shown, self.was, name)]
+        return not any(_equal(runs, shown, name) for name in wrong)
+
+    def told(self) -> str:
+        """The result for the reviewer, in words."""
+        said = {
+            Change.AMOUNT: "the amount was that of another call",
+            Change.RECIPIENT: "the recipient was that of another call",
+            Change.DUPLICATE: "this call had run before",
+            Change.STALE: "these arguments had been refused before, and others took their place",
+        }[self.change]
+        right = f"; right were {canonical_json(self.was)}" if self.change is not Change.DUPLICATE else ""
+        verdict = "You noticed." if self.caught else "You let it through."
+        return f"This was a drill, and nothing runs: {said}{right}. {verdict}"
+
+
+def sealed_card(card: Card) -> Card:
+    """The card with the digest of a drill, which no request can have."""
+    text = canonical_json(card.model_dump(mode="json", exclude={"digest"}))
+    digest = hashlib.sha256(b"grampus_uq drill 1\n" + text.encode("utf-8", "surrogatepass")).hexdigest()
+    return card.model_copy(update={"digest": digest})
+
+
+# -- making -----------------------------------------------------------------------------------------------------------
+
+
+def made(plan: DrillPlan, sources: Sequence[Card], asked: Card, rng: random.Random) -> Drill | None:
+    """A drill to follow the request `asked`, from cards that were approved; None where none can be made.
+
+    The source is drawn before the change, so that no kind of run is shown more often than others among drills.
+    """
+    for source in rng.sample(sources, len(sources)):
+        rules = [rule for rule in plan.rules if rule.tool == source.tool]
+        for rule in rng.sample(rules, len(rules)):
+            arguments = _wrong(rule, source, sources, rng)
+            if arguments is not None:
+                card = _shown(source, arguments, asked, plan.drill_id(asked.id), rng)
+                return Drill(card=card, change=rule.change, was=source.arguments, source=source.digest)
+    return None
+
+
+def _wrong(rule: DrillRule, source: Card, others: Sequence[Card], rng: random.Random) -> Mapping[str, JsonValue] | None:
+    """The changed arguments; None where the change cannot be made, or the card would not show that it is wrong."""
+    if rule.change in (Change.DUPLICATE, Change.STALE):
+        earlier = [
+            call.arguments
+            for call, ran in _earlier_calls(source)
+            if ran is (rule.change is Change.DUPLICATE) and canonical_json(call.arguments) != _canonical(source)
+        ]
+        return rng.choice(earlier) if earlier else None
+    name = rule.argument or ""
+    right = source.arguments.get(name)
+    evidence = " \n".join(m.content or "" for m in source.messages if m.role is not Role.ASSISTANT)
+    if not _says(evidence, right):
+        return None
+    differs = _other_amount if rule.change is Change.AMOUNT else _other_recipient
+    found = [card.arguments.get(name) for card in others if card.tool == source.tool]
+    wrong = [value for value in found if differs(right, value) and not _says(evidence, value)]
+    return {**source.arguments, name: rng.choice(wrong)} if wrong else None
+
+
+def _canonical(card: Card) -> str:
+    return canonical_json(card.arguments)
+
+
+def _earlier_calls(card: Card) -> list[tuple[ToolCall, bool | None]]:
+    """Calls of the same tool before, in what is shown: each with True where it ran, False where it was rejected."""
+    results = {m.tool_call_id: m for m in card.messages if m.role is Role.TOOL and not m.metadata.get("placeholder")}
+    return [
+        (call, _became(results[call.id]))
+        for message in card.messages
+        for call in message.tool_calls
+        if call.name == card.tool and call.id != card.call_id and call.id in results
+    ]
+
+
+def _became(result: Message) -> bool | None:
+    """True for the result of a call that ran, False for that of a rejected one, None where the call failed."""
+    if not result.metadata.get("is_error"):
+        return True
+    return False if (result.content or "").startswith(REJECTED.partition("{")[0]) else None
+
+
+def _other_amount(right: JsonValue, value: JsonValue) -> bool:
+    if not _positive(right) or not _positive(value) or type(right) is not type(value):
+        return False
+    low, high = sorted((right, value))  # type: ignore[type-var]  # numbers
+    return bool(high >= _LEAST_RATIO * low)  # type: ignore[operator]
+
+
+def _positive(value: JsonValue) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _other_recipient(right: JsonValue, value: JsonValue) -> bool:
+    return isinstance(right, str) and isinstance(value, str) and right.strip().casefold() != value.strip().casefold()
+
+
+def _equal(one: Mapping[str, JsonValue], other: Mapping[str, JsonValue], name: str) -> bool:
+    return name in one and name in other and canonical_json(one[name]) == canonical_json(other[name])
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def _shown(source: Card, arguments: Mapping[str, JsonValue], asked: Card, drill_id: str, rng: random.Random) -> Card:
+    """The source's card with other arguments, and with names and times that a request of now would have."""
+    created_s = asked.created_s + rng.expovariate(1.0 / _MEAN_DELAY_S)
+    lasts_s = None if source.expires_s is None else source.expires_s - source.created_s
+    changed = {
+        name: (value, arguments[name])
+        for name, value in source.arguments.items()
+        if name in arguments and not _equal(source.arguments, arguments, name)
+    }
+
+    def reworded(text: str) -> str:
+        for old, new in changed.values():
+            text = _in_place(text, old, new)
+        return text
+
+    call_id = alike(source.call_id, rng)
+    ours = {"id": call_id, "arguments": dict(arguments)}
+    messages = [_message(message, source.call_id, ours, reworded) for message in source.messages]
+    same_agent = source.agent_id == asked.agent_id
+    return sealed_card(
+        source.model_copy(
+            update={
+                "id": drill_id,
+                "session_id": alike(asked.session_id, rng),
+                "run_id": alike(source.run_id, rng),
+                "rules": asked.rules if same_agent else source.rules,
+                "call_id": call_id,
+                "arguments": dict(arguments),
+                "reason": reworded(source.reason),
+                "created_s": created_s,
+                "expires_s": None if lasts_s is None else created_s + lasts_s,
+                "messages": tuple(messages),
+            }
+        )
+    )
+
+
+def _message(message: Message, call_id: str, ours: Mapping[str, Any], reworded: Callable[[str], str]) -> Message:
+    """A message as it would be, had the model proposed the changed call: its own words go with it."""
+    if message.tool_call_id == call_id:
+        return message.model_copy(update={"tool_call_id": ours["id"]})
+    if all(call.id != call_id for call in message.tool_calls):
+        return message
+    calls = tuple(call.model_copy(update=ours) if call.id == call_id else call for call in message.tool_calls)
+    return message.model_copy(update={"content": reworded(message.content or ""), "tool_calls": calls})
+
+
+def alike(text: str, rng: random.Random) -> str:
+    """Another name of the same form: long tokens with digits anew, otherwise the last two digits of the last number.
+
+    >>> len(alike("7c9e6679-7425-40de-944b-e07fc1f90ae7", random.Random(1)))
+    36
+    """
+    try:
+        fresh = uuid.UUID(int=rng.getrandbits(128), version=4)
+        known = uuid.UUID(text)
+        return str(fresh) if str(known) == text else fresh.hex if known.hex == text else text
+    except ValueError:
+        pass
+    tokens = _TOKEN.sub(lambda found: _redrawn(found.group(), rng), text)
+    return tokens if tokens != text else _DIGITS.sub(lambda found: _last_two(found.group(), rng), text)
+
+
+def _redrawn(token: str, rng: random.Random) -> str:
+    if token.isdigit() or token.isalpha():
+        return token
+    letters = "abcdef" if set(token.lower()) <= set("0123456789abcdef") else "abcdefghijklmnopqrstuvwxyz"
+    return "".join(
+        rng.choice("0123456789") if c.isdigit() else rng.choice(letters.upper() if c.isupper() else letters)
+        for c in token
+    )
+
+
+def _last_two(digits: str, rng: random.Random) -> str:
+    return digits[:-2] + "".join(rng.choice("0123456789") for _ in digits[-2:])
+
+
+def _number_in(text: str) -> float | None:
+    """The value of a number as people write it, with either mark of decimals; None where it is none.
+
+    >>> [_number_in(text) for text in ("1,234.50", "1.234,50", "42", "1.2.3")]
+    [1234.5, 1234.5, 42.0, None]
+    """
+    plain = text.replace(" ", "").replace("'", "")
+    if "," in plain and plain.rfind(",") > plain.rfind(".") and len(plain) - plain.rfind(",") <= 3:
+        plain = plain.replace(".", "").replace(",", ".")
+    try:
+        return float(plain.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _says(text: str, value: JsonValue) -> bool:
+    """Whether a text holds a value, however a number is written in it."""
+    if isinstance(value, str):
+        return bool(value.strip()) and value.strip().casefold() in text.casefold()
+    return any(_number_in(found.group()) == value for found in _NUMBER.finditer(text)) if _positive(value) else False
+
+
+def _in_place(text: str, old: JsonValue, new: JsonValue) -> str:
+    """The text with the new value where it had the old one."""
+    if isinstance(old, str) and isinstance(new, str):
+        return text.replace(old, new) if old.strip() else text
+    if _positive(old) and _positive(new):
+        written = partial(_written_like, new)
+        return _NUMBER.sub(lambda found: written(found[0]) if _number_in(found[0]) == old else found[0], text)
+    return text
+
+
+def _written_like(number: JsonValue, old: str) -> str:
+    """A number in words of the old one: with as many decimals at least, and its mark of decimals.
+
+    >>> [_written_like(75.5, old) for old in ("42", "42.10", "42,10")]
+    ['75.5', '75.50', '75,50']
+    """
+    mark = "," if _number_in(old) != _number_in(old.replace(",", "")) else "."
+    decimals = len(old.rpartition(mark)[2]) if mark in old else 0
+    exact = str(number)
+    text = f"{number:.{decimals}f}" if decimals > len(exact.partition(".")[2]) else exact
+    return text.replace(".", mark)

@@ -1,0 +1,178 @@
+"""Drills in a store: switched on and off, mixed into what waits, found and answered. It wakes no worker.
+
+- `drill-plan`: one document, written by `switch_on`;
+- `drill`: one a drill, under the id that is shown: `open`, `answered`, `expired`, or `none` where none could be made;
+- `drill-source`: one for each call that served as a source, so that it serves once.
+
+No method of `Ledger` reads any of them. Whoever reads the store can tell drills from requests; a reviewer who sees only
+what is shown cannot.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Sequence
+from typing import Final
+
+from grampus_uq.errors import ApprovalError, SessionConflictError, SessionError, StoreError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
+from grampus_uq.runtime.cards import Card
+from grampus_uq.runtime.drills import Drill, DrillAnswer, DrillPlan, made
+from grampus_uq.runtime.store import Delete, Document, Put, SessionStore, parsed
+
+DRILL: Final = "drill"
+SOURCE: Final = "drill-source"
+_PLAN: Final = "drill-plan"
+_SOURCES: Final = 200
+_PAGE: Final = 500
+_SHORTEST_ID: Final = 8
+
+
+class StoredDrills:
+    """The drills of one store; `rng` draws sources, changes and delays, by default from the system."""
+
+    def __init__(self, store: SessionStore, rng: random.Random | None = None) -> None:
+        self._store = store
+        self._rng = rng or random.SystemRandom()
+
+    # -- on and off -----------------------------------------------------------------------------------------------
+
+    async def plan(self) -> DrillPlan | None:
+        """The plan in force; None while drills are off, which they are unless they were switched on."""
+        found = await self._store.get(_PLAN, _PLAN)
+        return None if found is None else parsed(DrillPlan, found.body, "The stored plan of drills")
+
+    async def switch_on(self, plan: DrillPlan) -> None:
+        """Mix drills into what is shown from now on."""
+        found = await self._store.get(_PLAN, _PLAN)
+        await self._store.put(_PLAN, _PLAN, plan.model_dump_json(), expected=0 if found is None else found.version)
+
+    async def switch_off(self) -> bool:
+        """Show no drills any more; False where they were off. Answers stay."""
+        found = await self._store.get(_PLAN, _PLAN)
+        if found is not None:
+            await self._store.write(Delete(kind=_PLAN, key=_PLAN, expected=found.version))
+        return found is not None
+
+    # -- mixed in -------------------------------------------------------------------------------------------------
+
+    async def mixed(self, cards: Sequence[Card], now_s: float, agent_id: str | None = None) -> list[Card]:
+        """What waits with the drills among it, oldest first; without drills where they are off.
+
+        Makes the drills that are to follow these requests. A drill appears at its time, as a request does.
+        """
+        plan = await self.plan()
+        if plan is None:
+            return sorted(cards, key=lambda card: card.created_s)
+        for card in cards:
+            if card.tool is not None and plan.follows(card.id):
+                await self._follow(plan, card, now_s)
+        shown = list(cards)
+        for document in await self._store.scan(DRILL, label="open"):
+            drill = parsed(Drill, document.body, "A stored drill")
+            if drill.card.expired(now_s):
+                await self._closed(document, drill, "expired")
+            elif drill.card.created_s <= now_s and agent_id in (None, drill.card.agent_id):
+                shown.append(drill.card)
+        return sorted(shown, key=lambda card: card.created_s)
+
+    async def _follow(self, plan: DrillPlan, asked: Card, now_s: float) -> None:
+        """Make the drill that follows a request, once."""
+        key = plan.drill_id(asked.id)
+        if await self._store.get(DRILL, key) is not None:
+            return
+        sources = await self._sources(plan, now_s)
+        while (drill := made(plan, sources, asked, self._rng)) is not None:
+            served = Put(kind=SOURCE, key=drill.source, body="{}", expected=0)
+            if await self._stored(key, drill.model_dump_json(), "open", served):
+                return
+            sources = [card for card in sources if card.digest != drill.source]
+        await self._stored(key, "{}", "none")
+
+    async def _stored(self, key: str, body: str, label: str, *beside: Put) -> bool:
+        """Write a new drill; False where its source has served. Another process may have been first with this one."""
+        try:
+            await self._store.write(Put(kind=DRILL, key=key, body=body, expected=0, label=label), *beside)
+        except SessionConflictError:
+            return await self._store.get(DRILL, key) is not None
+        return True
+
+    async def _sources(self, plan: DrillPlan, now_s: float) -> list[Card]:
+        """Cards that were approved long enough ago, as many as one page holds, from a place drawn anew."""
+        start = uuid.UUID(int=self._rng.getrandbits(128)).hex
+        page = await self._store.scan("decision", after=start, limit=_SOURCES)
+        if len(page) < _SOURCES:
+            page += [d for d in await self._store.scan("decision", limit=_SOURCES - len(page)) if d.key <= start]
+        of_request: dict[str, list[Document]] = {}
+        for document in page:
+            if now_s - document.written_s >= plan.source_age_s:
+                of_request.setdefault(document.key.partition("/")[0], []).append(document)
+        tools = {rule.tool for rule in plan.rules}
+        found = [card for documents in of_request.values() if (card := _approved(documents)) is not None]
+        return [card for card in found if card.tool in tools]
+
+    # -- answered -------------------------------------------------------------------------------------------------
+
+    async def find(self, drill_id: str, now_s: float) -> Drill | None:
+        """The open drill with this id or unique beginning of it, where one is shown; raises SessionError for two."""
+        if len(drill_id) < _SHORTEST_ID or await self.plan() is None:
+            return None
+        found = [
+            drill
+            for document in await self._store.scan(DRILL, label="open", prefix=drill_id, limit=2)
+            if (drill := parsed(Drill, document.body, "A stored drill")).card.created_s <= now_s
+        ]
+        if len(found) > 1:
+            raise SessionError(f"2 pending requests have an id beginning with {drill_id!r:.40}.")
+        return found[0] if found else None
+
+    async def answer(self, answer: DrillAnswer, now_s: float, *, waiting: int) -> Drill:
+        """Store the answer to a drill; returns the drill with it.
+
+        `waiting` is the length of the queue. The run that was shown is dropped: only what the figures need is kept.
+        Raises ApprovalError where it would be refused on a request, and where another answer was first.
+        """
+        document = await self._store.get(DRILL, answer.drill_id)
+        if document is None or document.label != "open":
+            raise ApprovalError("This request was already decided: the decision is refused.")
+        drill = parsed(Drill, document.body, "A stored drill")
+        drill.check(answer, now_s)
+        done = drill.model_copy(update={"answer": answer, "answered_s": now_s, "waiting": waiting})
+        if not await self._closed(document, done, "answered"):
+            raise ApprovalError("This request was already decided: the decision is refused.")
+        return done
+
+    async def _closed(self, document: Document, drill: Drill, label: str) -> bool:
+        kept = drill.model_copy(update={"card": drill.card.model_copy(update={"messages": (), "reason": ""})})
+        try:
+            body = kept.model_dump_json()
+            await self._store.put(DRILL, document.key, body, expected=document.version, label=label)
+        except SessionConflictError:
+            return False
+        return True
+
+    async def answered(self) -> list[Drill]:
+        """The answered drills, in the order of their answers."""
+        found: list[Drill] = []
+        after: str | None = None
+        while page := await self._store.scan(DRILL, label="answered", after=after, limit=_PAGE):
+            after = page[-1].key
+            found += [parsed(Drill, document.body, "A stored drill") for document in page]
+        return sorted(found, key=lambda drill: drill.answered_s)
+
+
+def _approved(documents: Sequence[Document]) -> Card | None:
+    """The card of a request that every stored decision approved as it was; None for any other."""
+    card = None
+    for document in documents:
+        try:
+            kept = json.loads(document.body)
+            decision = ApprovalDecision.model_validate(kept["decision"])
+            card = Card.model_validate(kept["shown"]) if "shown" in kept else card
+        except (ValueError, KeyError, TypeError, RecursionError, StoreError):
+            return None
+        if decision.kind is not ApprovalKind.APPROVE or card is None or card.digest != decision.digest:
+            return None
+    return card

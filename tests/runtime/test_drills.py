@@ -1,0 +1,360 @@
+"""Drills: shown like requests, never run, told at once, and counted for nothing but the reviewers."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from grampus_uq import ApprovalPolicy, ApprovalRequest, open_store
+from grampus_uq.errors import ApprovalError, StoreError
+from grampus_uq.gate.call import CallRecord
+from grampus_uq.gate.permits import Permit
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, Grant
+from grampus_uq.gate.signatures import HmacSigner
+from grampus_uq.records.values import Message, ToolCall
+from grampus_uq.records.vocabulary import Role
+from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.drills import Change, Drill, DrillAnswer, made
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.run_state import AgentState, SessionHead
+from grampus_uq.runtime.store import SessionStore, parsed
+from grampus_uq.runtime.stored_drills import DRILL, StoredDrills
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_jobs import Job
+from tests.binomial import binomial_ceiling
+from tests.runtime.agents import AGENT, SEND_ONE, World, runner
+from tests.runtime.drill_worlds import RULES, past, plan, request
+from tests.runtime.test_approvals_cli import Desk
+
+NOW = 4_000_000_000.0  # later than whatever a store writes today
+
+
+def drills(seed: int, count: int = 40, rules: Sequence[dict[str, str]] = RULES) -> list[tuple[Drill, Card, Card]]:
+    """Drills, each with its source and with the request that it follows."""
+    rng = random.Random(seed)
+    sources = [request(rng, 1_000_000.0, number)[1] for number in range(60)]
+    of_digest = {source.digest: source for source in sources}
+    found = []
+    for number in range(count):
+        asked = request(rng, NOW, 60 + number)[1]
+        drill = made(plan(rules=rules), sources, asked, rng)
+        assert drill is not None
+        found.append((drill, of_digest[drill.source], asked))
+    return found
+
+
+# -- nothing can run one ----------------------------------------------------------------------------------------------
+
+EXECUTABLE: tuple[type[BaseModel], ...] = (
+    ApprovalRequest,
+    ApprovalDecision,
+    Grant,
+    Permit,
+    CallRecord,
+    ToolCall,
+    AgentState,
+    SessionHead,
+    Job,
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(list(ApprovalKind)))
+def test_no_record_that_leads_to_an_execution_can_be_read_from_a_drill_or_its_answer(
+    seed: int, kind: ApprovalKind
+) -> None:
+    for drill, _, _ in drills(seed, 3):
+        answer = drill.answered(kind, principal="ann", arguments={} if kind is ApprovalKind.EDIT else None)
+        done = drill.model_copy(update={"answer": answer})
+        for record in (drill, drill.card, answer, done):
+            for model in EXECUTABLE if record is not drill.card else EXECUTABLE[:-1]:  # no card is stored by itself
+                with pytest.raises(ValidationError):
+                    model.model_validate_json(record.model_dump_json())
+                with pytest.raises(ValidationError):
+                    model.model_validate(record)
+            for field in ("proposed", "call", "requests", "decisions", "grant"):
+                with pytest.raises(ValidationError):
+                    CallRecord.model_validate({"proposed": {"name": "refund"}, "step_id": "1", field: record})
+        for model in (Drill, DrillAnswer):
+            with pytest.raises(ValidationError):
+                model.model_validate_json(request(random.Random(seed), NOW)[0].model_dump_json())
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_no_digest_and_no_signature_of_a_drill_is_that_of_any_request_or_decision(seed: int) -> None:
+    signer = HmacSigner("a key of sixteen bytes")
+    for drill, _, _ in drills(seed, 3):
+        card = drill.card
+        call = ToolCall(id=card.call_id, name=card.tool or "", arguments=card.arguments)
+        fields = card.model_dump(include=set(ApprovalRequest.model_fields) & set(Card.model_fields))
+        twin = ApprovalRequest(**fields, call=call)  # had somebody asked for this very call under this very id
+        assert twin.digest() != card.digest
+        answer = signer.sign(drill.answered("approve", principal="ann"))
+        signed = answer.signature or ""
+        decision = twin.decide("approve", principal="ann").model_copy(update={"signature": signed})
+        forged = decision.model_copy(update={"digest": card.digest})
+        policy = ApprovalPolicy(signer=signer)
+        for one in (decision, forged):
+            assert not signer.verifies("ann", one.signed_text(), signed)
+            with pytest.raises(ApprovalError):
+                policy.check(twin, one)
+        assert signer.verifies("ann", answer.signed_text(), signed)
+
+
+@pytest.mark.anyio
+async def test_a_runner_refuses_decisions_on_drills_from_a_caller_and_leaves_stored_ones_alone() -> None:
+    world, store = World(), MemoryStore()
+    agent = runner(world, SEND_ONE, store=store)
+    result = await agent.run(AGENT, "mail bob", session_id="s")
+    (drill, _, _), *_ = drills(1, 1)
+    forged = ApprovalDecision(
+        request_id=drill.card.id, digest=drill.card.digest, kind=ApprovalKind.APPROVE, principal="ann"
+    )
+    await Ledger(store).decide(forged)
+    assert [d.key for d in await store.scan("job")] == []
+    with pytest.raises(ApprovalError, match="Nothing waits"):
+        await agent.resume("mailer", "s", forged)
+    await agent.resume("mailer", "s")
+    assert world.sent == []
+    waiting = (await Ledger(store).pending())[0].requests[0]
+    assert waiting.call == result.pending[0].call
+
+
+@pytest.mark.anyio
+async def test_a_drill_that_somebody_puts_where_sessions_are_kept_is_not_read() -> None:
+    store = MemoryStore()
+    (drill, _, _), *_ = drills(2, 1)
+    for kind, label in (("session", "waiting_for_human"), ("job", ""), ("wake", ""), ("grant", "refund")):
+        await store.put(kind, drill.card.id, drill.model_dump_json(), expected=0, label=label)
+    assert await Ledger(store).pending() == []
+    with pytest.raises(StoreError):
+        parsed(AgentState, drill.model_dump_json(), "it")
+    call = ToolCall(name="refund", arguments=drill.card.arguments)
+    assert await Ledger(store).use_grant(call, agent_id="shop", session_id="s", policy=ApprovalPolicy()) is None
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000))
+def test_a_drill_is_wrong_and_what_is_shown_of_its_run_says_so(seed: int) -> None:
+    for drill, source, asked in drills(seed, 10):
+        card = drill.card
+        assert card.arguments != source.arguments == drill.was
+        wrong = {name for name, value in card.arguments.items() if source.arguments[name] != value}
+        told = " ".join(m.content or "" for m in card.messages if m.role in (Role.USER, Role.TOOL))
+        if drill.change in (Change.AMOUNT, Change.RECIPIENT):
+            (name,) = wrong
+            value = card.arguments[name]
+            shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+            assert shown not in told
+            right = source.arguments[name]
+            assert (f"{right:.2f}" if isinstance(right, float) else str(right)) in told
+        else:
+            results = {m.tool_call_id: m.content for m in card.messages if m.role is Role.TOOL}
+            before = [c for m in card.messages[:-2] for c in m.tool_calls if c.arguments == card.arguments]
+            ran = results[before[0].id] == "done"
+            assert ran is (drill.change is Change.DUPLICATE)
+        (proposed,) = [c for m in card.messages for c in m.tool_calls if c.id == card.call_id]
+        assert proposed.arguments == card.arguments
+        assert (card.confidence, card.readings, card.level) == (source.confidence, source.readings, source.level)
+        assert card.created_s >= asked.created_s
+        assert {card.id, card.run_id, card.call_id, card.digest}.isdisjoint(
+            {source.id, source.run_id, source.call_id, source.digest, asked.id, asked.run_id}
+        )
+
+
+def test_what_cannot_be_seen_to_be_wrong_makes_no_drill() -> None:
+    rng = random.Random(1)
+    blind = [request(rng, NOW, n)[1].model_copy(update={"messages": ()}) for n in range(30)]
+    assert made(plan(), blind, request(rng, NOW)[1], rng) is None
+    alone = [request(rng, NOW, 1)[1]]
+    assert made(plan(rules=RULES[:2]), alone, request(rng, NOW)[1], rng) is None
+    failed = drills(5, 40, RULES[3:])[0][1]
+    messages = tuple(
+        m.model_copy(update={"content": "TimeoutError"}) if m.metadata.get("is_error") else m for m in failed.messages
+    )
+    tried_again = failed.model_copy(update={"messages": messages})
+    assert made(plan(rules=RULES[3:]), [tried_again], request(rng, NOW)[1], rng) is None
+
+
+def test_a_number_is_found_and_replaced_however_it_is_written() -> None:
+    rng = random.Random(3)
+    asked = request(rng, NOW)[1]
+    call = ToolCall(id="call_1", name="refund", arguments={"to": "x", "amount": 1234.5})
+    words = (
+        Message(role=Role.USER, content="I paid 1.234,50 EUR"),
+        Message(role=Role.ASSISTANT, content="I refund 1.234,50 EUR.", tool_calls=(call,)),
+    )
+    update = {"call_id": "call_1", "arguments": call.arguments, "messages": words}
+    source = asked.model_copy(update=update)
+    other = asked.model_copy(update={"arguments": {"to": "x", "amount": 99.0}, "messages": ()})
+    drill = made(plan(rules=RULES[:1]), [source, other], asked, rng)
+    assert drill is not None
+    assert [m.content for m in drill.card.messages] == ["I paid 1.234,50 EUR", "I refund 99,00 EUR."]
+
+
+# -- mixed in ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_drills_are_off_unless_switched_on_and_then_have_their_share() -> None:
+    store, rng = MemoryStore(), random.Random(4)
+    await past(store, rng, 400)
+    waiting = [request(rng, NOW + number, 400 + number)[1] for number in range(300)]
+    stored = StoredDrills(store, rng)
+    assert await stored.mixed(waiting, NOW + 50_000.0) == waiting
+    assert await store.scan(DRILL) == []
+    await stored.switch_on(plan(0.2))
+    shown = await stored.mixed(waiting, NOW + 40_000.0)
+    added = len(shown) - len(waiting)
+    assert 300 - binomial_ceiling(300, 0.75) <= added <= binomial_ceiling(300, 0.25)
+    assert shown == sorted(shown, key=lambda card: card.created_s)
+    assert await stored.mixed(waiting, NOW + 40_000.0) == shown  # the same, whoever asks again
+    early = await StoredDrills(store).mixed(waiting, NOW)
+    assert len(early) == len(waiting)  # a drill appears at its own time, not in the past
+    assert await stored.switch_off()
+    assert await stored.mixed(waiting, NOW + 40_000.0) == waiting
+    assert await stored.find(next(c.id for c in shown if c not in waiting), NOW + 50_000.0) is None
+
+
+@pytest.mark.anyio
+async def test_every_source_serves_once_and_only_calls_that_were_approved_as_they_were() -> None:
+    store, rng = MemoryStore(), random.Random(5)
+    cards = await past(store, rng, 30)
+    for number in range(30, 60):
+        asked, shown = request(rng, 1.0, number)
+        for kind in ("approve", "reject", "edit")[number % 2 :]:
+            given = {"arguments": {}} if kind == "edit" else {}
+            await Ledger(store).decide(asked.decide(kind, principal="ann", **given), shown=shown)
+    stored = StoredDrills(store, rng)
+    await stored.switch_on(plan(0.5))
+    await stored.mixed([request(rng, NOW + number, number)[1] for number in range(60)], NOW)
+    made_ = [Drill.model_validate_json(d.body) for d in await store.scan(DRILL, label="open")]
+    sources = [drill.source for drill in made_]
+    assert 20 < len(sources) == len(set(sources))
+    assert set(sources) <= {card.digest for card in cards}
+    assert await store.scan(DRILL, label="none")  # and where none is left, none is made
+
+
+@pytest.mark.anyio
+async def test_an_answer_counts_once_and_touches_nothing_else_in_the_store() -> None:
+    store, rng = MemoryStore(), random.Random(6)
+    await past(store, rng, 30)
+    stored = StoredDrills(store, rng)
+    await stored.switch_on(plan(0.5))
+    waiting = [request(rng, NOW + number, number)[1] for number in range(10)]
+    shown = [card for card in await stored.mixed(waiting, NOW + 50_000.0) if card not in waiting]
+    before = {(d.kind, d.key, d.version) for kind in _KINDS for d in await store.scan(kind)}
+    drill = await stored.find(shown[0].id[:8], NOW + 10_000.0)
+    assert drill is not None
+    answer = drill.answered("approve", principal="ann")
+    done = await stored.answer(answer, NOW + 10_000.0, waiting=7)
+    assert done.caught is False
+    assert "This was a drill, and nothing runs" in done.told()
+    assert done.told().endswith("You let it through.")
+    with pytest.raises(ApprovalError, match="already decided"):
+        await stored.answer(answer, NOW + 10_000.0, waiting=7)
+    assert {(d.kind, d.key, d.version) for kind in _KINDS for d in await store.scan(kind)} == before
+    (kept,) = await stored.answered()
+    assert (kept.answer, kept.waiting, kept.answered_s) == (answer, 7, NOW + 10_000.0)
+    assert kept.card.messages == ()  # what was said in the run is not kept beyond the answer
+
+
+_KINDS = ("session", "decision", "job", "timer", "wake", "grant", "permit", "permit-state", "permit-ticket")
+
+
+@pytest.mark.anyio
+async def test_a_late_answer_and_one_on_another_digest_are_refused_as_on_a_request() -> None:
+    store, rng = MemoryStore(), random.Random(7)
+    await past(store, rng, 30)
+    stored = StoredDrills(store, rng)
+    await stored.switch_on(plan(0.5))
+    waiting = [request(rng, NOW, number)[1] for number in range(10)]
+    card = next(card for card in await stored.mixed(waiting, NOW + 50_000.0) if card not in waiting)
+    drill = await stored.find(card.id, NOW + 50_000.0)
+    assert drill is not None
+    other = drill.answered("reject", principal="ann").model_copy(update={"digest": "0" * 64})
+    with pytest.raises(ApprovalError, match="another call"):
+        await stored.answer(other, NOW + 50_000.0, waiting=0)
+    with pytest.raises(ApprovalError, match="expired"):
+        await stored.answer(drill.answered("reject", principal="ann"), NOW + 500_000.0, waiting=0)
+    assert card.id not in {c.id for c in await stored.mixed(waiting, NOW + 500_000.0)}
+    assert await stored.answered() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "edit", "caught"),
+    [
+        (Change.AMOUNT, {"to": "bob", "amount": 10.0}, True),
+        (Change.AMOUNT, {"to": "eve", "amount": 99.0}, False),
+        (Change.DUPLICATE, {"to": "bob", "amount": 1.0}, False),
+        (Change.STALE, {"to": "bob", "amount": 10.0}, True),
+    ],
+)
+def test_an_edit_notices_where_it_takes_out_what_was_wrong(change: Change, edit: dict[str, Any], caught: bool) -> None:
+    (drill, _, _), *_ = drills(8, 1)
+    card = drill.card.model_copy(update={"arguments": {"to": "bob", "amount": 99.0}})
+    drill = drill.model_copy(update={"card": card, "change": change, "was": {"to": "bob", "amount": 10.0}})
+    answer = drill.answered("edit", principal="ann", arguments=edit)
+    assert drill.model_copy(update={"answer": answer}).caught is caught
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_in_the_terminal_a_drill_looks_like_a_request_and_is_told_at_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+
+    async def prepare() -> str:
+        store = open_store(desk.url)
+        await past(store, random.Random(9), 20)
+        stored = StoredDrills(store)
+        now_s = await store.now()
+        real = (await Ledger(store).pending())[0].requests[0]
+        secret = next(s for n in range(1_000) if plan(0.5, secret=(s := f"{n:032d}")).follows(real.id))
+        await stored.switch_on(plan(0.5, secret=secret))
+        await stored.mixed([card(real)], now_s)
+        await _appear_now(store, now_s)
+        await store.aclose()
+        return plan(0.5, secret=secret).drill_id(real.id)
+
+    drill_id = anyio.run(prepare)
+    listed = {row["id"]: row for row in json.loads(desk.cli("list", "--json").output)}
+    assert listed.keys() == {desk.request.id, drill_id}
+    assert listed[drill_id].keys() == listed[desk.request.id].keys()
+    assert listed[drill_id]["call"].keys() == listed[desk.request.id]["call"].keys()
+    shown, real = (json.loads(desk.cli("show", one, "--json").output) for one in (drill_id, desk.request.id))
+    assert shown.keys() == real.keys()
+    assert "drill" not in desk.cli("show", drill_id).output
+    assert desk.cli("approve", drill_id, "--digest", "0" * 64).exit_code == 1
+    told = desk.cli("approve", drill_id[:8], "--as", "ann", "--digest", shown["digest"])
+    assert told.exit_code == 0, told.output
+    assert "This was a drill, and nothing runs" in told.output
+    assert "You let it through." in told.output
+    again = desk.cli("reject", drill_id, "--as", "bob")
+    gone = desk.cli("reject", "f" * 32, "--as", "bob")
+    assert again.exit_code == gone.exit_code
+    assert "No pending request has an id" in str(again.exception)
+    desk.resume()
+    assert desk.world.sent == []
+
+
+async def _appear_now(store: SessionStore, now_s: float) -> None:
+    """Let what is to appear later appear now."""
+    for document in await store.scan(DRILL, label="open"):
+        drill = Drill.model_validate_json(document.body)
+        card = drill.card.model_copy(update={"created_s": now_s})
+        body = drill.model_copy(update={"card": card}).model_dump_json()
+        await store.put(DRILL, document.key, body, expected=document.version, label="open")
