@@ -56,6 +56,7 @@ from grampus_uq.signals.origins import traced
 from grampus_uq.signals.registry import BUILT_IN_NAMES
 from grampus_uq.stats.bootstrap import bootstrap
 from grampus_uq.stats.ranking import auroc_rows
+from tests.archives import unpack
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.tool_agent_probes import Score, probe_scores
 from tests.benchmarks.tool_agent_run import FAMILIES, run_file
@@ -99,7 +100,7 @@ def read_set(path: Path) -> tuple[list[Asked], int]:
     with tempfile.TemporaryDirectory() as folder:
         try:
             with tarfile.open(path) as archive:
-                archive.extractall(folder, filter="data")
+                unpack(archive, Path(folder))
         except tarfile.TarError as error:
             raise DataError(f"is neither a folder nor a .tar.gz: {error}.", path=str(path)) from None
         return _read_folder(Path(folder))

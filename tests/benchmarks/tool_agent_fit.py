@@ -38,6 +38,7 @@ from grampus_uq.records.events import OutcomeEvent, StepEvent
 from grampus_uq.records.values import Outcome
 from grampus_uq.stats.bootstrap import RowStatistic, bootstrap
 from grampus_uq.stats.ranking import auroc_rows
+from tests.archives import unpack
 from tests.benchmarks._report import emit, existing
 from tests.benchmarks.tool_agent import as_sensed_now, read_set
 
@@ -61,7 +62,7 @@ def labelled(path: Path, folder: Path) -> Labelled:
     source = path
     if not path.is_dir():
         with tarfile.open(path) as archive:
-            archive.extractall(folder / "set", filter="data")
+            unpack(archive, folder / "set")
         source = folder / "set"
     wrong = {one.task: one.wrong for one in read_set(source)[0]}
     (folder / "labelled").mkdir()

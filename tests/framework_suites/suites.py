@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.archives import unpack
+
 HERE = Path(__file__).parent
 VARIANTS = ("plain", "empty", "guard")
 
@@ -113,7 +115,7 @@ def _source(package: str, folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "pip", "download", *given], check=True)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        unpack(packed, folder)
     (source,) = (path for path in folder.iterdir() if path.is_dir() and (path / "tests").is_dir())
     # What is tested is what is installed: the framework's own copy would be another one beside ours.
     for copy in ("langchain", "langgraph", "src"):

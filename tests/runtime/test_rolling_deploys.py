@@ -22,6 +22,7 @@ from grampus_uq import open_store
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stores.tenants import add_tenant
+from tests.archives import unpack
 
 ROOT = Path(__file__).parents[2]
 LAST = "c6d0dfed"
@@ -41,7 +42,7 @@ def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(f"the history of this checkout does not hold {LAST}")
     folder = tmp_path_factory.mktemp("last")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
+        unpack(files, folder)
     return folder
 
 
