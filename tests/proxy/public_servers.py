@@ -33,6 +33,7 @@ _NODE = [
     "@modelcontextprotocol/server-everything@2026.8.31",
     "@modelcontextprotocol/server-memory@2026.8.31",
 ]
+_ASSISTANT = ["opencode-ai@1.18.33"]
 Drive = Callable[[Client, Path], Awaitable[None]]
 
 
@@ -68,9 +69,10 @@ def _install(kind: str, folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
-        if kind == "node":
+        if kind in ("node", "assistant"):
+            wanted = _NODE if kind == "node" else _ASSISTANT
             npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts"]
-            subprocess.run([*npm, "--prefix", str(folder), *_NODE], check=True, timeout=240, capture_output=True)
+            subprocess.run([*npm, "--prefix", str(folder), *wanted], check=True, timeout=240, capture_output=True)
         else:
             subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, timeout=120, capture_output=True)
             pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
@@ -80,6 +82,19 @@ def _install(kind: str, folder: Path) -> Path:
         pytest.skip(f"The {kind} servers cannot be installed: {error}: {said.decode(errors='replace')[-300:]}")
     done.touch()
     return folder
+
+
+def files_server(folder: Path) -> list[str]:
+    """The command of the public server of files, for this folder."""
+    return _node("filesystem", str(folder))
+
+
+def terminal_assistant() -> str:
+    """The program of a terminal assistant that many use: a binary of one of its packages, as its platform needs it."""
+    found = sorted((installed("assistant") / "node_modules").glob("opencode-*/bin/opencode"))
+    if not found:
+        pytest.skip("The assistant has no program for this platform.")
+    return str(found[0])
 
 
 def _python(kind: str, *command: str) -> list[str]:
@@ -187,7 +202,7 @@ SERVERS = [
         (LEGACY, "auto"),
         drive_database,
     ),
-    PublicServer("files", "node", lambda at: _node("filesystem", str(at)), (LEGACY,), drive_files),
+    PublicServer("files", "node", files_server, (LEGACY,), drive_files),
     PublicServer("memory", "node", lambda at: _node("memory"), (LEGACY,), drive_memory),
     PublicServer("everything", "node", lambda at: _node("everything"), (LEGACY,), drive_everything),
 ]
