@@ -89,10 +89,9 @@ class AgentSetup:
         """
         if self.watch is Watch.NONE:
             return None
-        given = {"advisory": self.watch is Watch.ADVISORY} | given
-        return UncertaintyMonitor(
-            policy=UncertaintyPolicy(irreversible_tool_names=["pay"]), processors=[_LedgerProcessor(self)], **given
-        )
+        policy = UncertaintyPolicy(irreversible_tool_names=["pay"])
+        ours: dict[str, Any] = {"advisory": self.watch is Watch.ADVISORY, "policy": policy}
+        return UncertaintyMonitor(processors=[_LedgerProcessor(self)], **(ours | given))
 
     def look_up(self, query: str) -> str:
         """The harmless tool."""

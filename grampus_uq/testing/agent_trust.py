@@ -126,7 +126,7 @@ def _forged(scene: Scene, what: str) -> None:
     scene.ran(problem=f"the stored {what} was believed")
 
 
-@sentence("Of two parallel calls with the same arguments one approval runs one.", "parallel")
+@sentence("Of two parallel calls with the same arguments one approval runs one.", "parallel", "twins")
 def same_arguments(scene: Scene) -> None:
     twins = (pay("ann", 1, "twin-1"), pay("ann", 1, "twin-2"))
     script = play(UNSURE, *twins)

@@ -83,7 +83,8 @@ class AgentUnderTest(Protocol):
     tools and returns its answer. Another process continues a session by its id from the files in the setup's folder.
 
     `lacks` names what the framework truly cannot do, with the reason, which the matrix prints: any of "abort",
-    "advisory", "belief", "edit", "no_ids", "parallel", "precondition", "respond", "stream", "sub_agent".
+    "advisory", "belief", "edit", "no_ids", "parallel", "precondition", "respond", "stream", "sub_agent", "twins"
+    (two equal calls in one turn).
 
     A harness may name in a further attribute `offers` what else it can be asked for: "signing" (its policy is
     `AgentSetup.approvals`, its decisions are made by `AgentSetup.decide`), "forge" (a method `forge(session, what)`

@@ -1,10 +1,13 @@
-"""What somebody writes into carried calls who has no key, for the conformance harnesses that carry them."""
+"""What somebody writes who has no key, into carried calls or into a store, for the conformance harnesses."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from grampus_uq import ToolEffects
+from grampus_uq.runtime.ledger import session_key
+from grampus_uq.runtime.store import SessionStore
 from grampus_uq.testing.agent_scene import PAY
 
 EFFECTS = ToolEffects({"mcp_pay": "irreversible", "final_pay": "irreversible"})
@@ -22,3 +25,21 @@ def forge_calls(held: dict[str, Any], what: str) -> None:
         held["calls"].remove(record)
         held["belief"]["state"] |= {"cumulative": 1.0, "level": "low"}
         held["vouched"] = True
+
+
+async def forge_session(store: SessionStore, agent_id: str, session: str, what: str) -> None:
+    """The same into a session's document, by somebody who reaches the store."""
+    key = session_key(agent_id, session)
+    found = await store.get("session", key)
+    assert found is not None
+    state = json.loads(found.body)
+    record = next(record for record in state["turn"] if record["phase"] == "waiting")
+    if what == "call":
+        record["call"]["arguments"] = record["proposed"]["arguments"] = EVIL
+    elif what == "phase":
+        record |= {"phase": "cleared", "cleared_by": "monitor", "effect": "read", "requests": []}
+    else:
+        record |= {"phase": "new", "requests": []}
+        state["belief"]["state"] |= {"cumulative": 1.0, "level": "low"}
+    body = json.dumps(state, separators=(",", ":"))
+    await store.put("session", key, body, expected=found.version, label=found.label)

@@ -27,6 +27,7 @@ ADAPTERS = {
     "OpenAI Agents SDK": HERE + "agents_sdk:build",
     "pydantic-ai": HERE + "pydantic_ai_agent:build",
     "AgentRunner": HERE + "runner_agent:build",
+    "MCP proxy": HERE + "mcp_proxy_agent:build",
 }
 STOCK = {
     "LangGraph: interrupt() in the tool": HERE + "langgraph_stock:build",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -22,9 +21,9 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ModelResponse
 from grampus_uq.records.vocabulary import AgentStatus, Role
-from grampus_uq.runtime.ledger import session_key
 from grampus_uq.runtime.run_state import ExecutionResult
 from grampus_uq.testing import AgentSetup, AgentUnderTest, Decision, Ended, Paused, Pending, ScriptedModel, answer
+from tests.integrations.forging import forge_session
 
 AGENT = AgentDefinition(name="clerk", model="scripted", system_prompt="You settle accounts.")
 SUB_AGENT = AgentDefinition(name="delegate", model="scripted", system_prompt="You pay.")
@@ -98,20 +97,7 @@ class RunnerAgent:
 
     async def forge(self, session: str, what: str) -> None:
         """Write into the session's document what somebody would who reaches the store."""
-        key = session_key(AGENT.name, session)
-        found = await self._store.get("session", key)
-        assert found is not None
-        state = json.loads(found.body)
-        record = next(record for record in state["turn"] if record["phase"] == "waiting")
-        if what == "call":
-            record["call"]["arguments"] = record["proposed"]["arguments"] = {"to": "mallory", "amount": 99_999}
-        elif what == "phase":
-            record |= {"phase": "cleared", "cleared_by": "monitor", "effect": "read", "requests": []}
-        else:
-            record |= {"phase": "new", "requests": []}
-            state["belief"]["state"] |= {"cumulative": 1.0, "level": "low"}
-        body = json.dumps(state, separators=(",", ":"))
-        await self._store.put("session", key, body, expected=found.version, label=found.label)
+        await forge_session(self._store, AGENT.name, session, what)
 
 
 def _pending(request: ApprovalRequest) -> Pending:
