@@ -1,13 +1,12 @@
 """Messages of one client and one server: calls of tools go by the gate, everything else passes with its bytes.
 
-A held call stops nothing: each is a task of its own, and their number is bounded.
+Whatever needs the store is a task of its own: a call that waits, or a result that is being stored, stops nothing else.
+Their number is bounded, and so are the bytes that they hold.
 """
 
 from __future__ import annotations
 
-import json
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,15 +15,17 @@ import anyio
 from anyio.abc import TaskGroup
 
 from grampus_uq.gate.call import CallRecord
+from grampus_uq.mcp.answers import Answers, Taken
+from grampus_uq.mcp.byte_budget import ByteBudget
 from grampus_uq.mcp.call_exchange import CallExchange, Passed
 from grampus_uq.mcp.json_rpc import (
     INVALID_REQUEST,
-    LIST,
     Id,
     Message,
     UnclearError,
     error_line,
     id_in,
+    is_id,
     is_modern,
     read_message,
     result_line,
@@ -35,21 +36,23 @@ from grampus_uq.mcp.message_lines import TooLong
 from grampus_uq.records.vocabulary import Effect
 
 _MAX_HELD: Final = 1_000
-_MAX_LISTS: Final = 1_000
+_MAX_BYTES: Final = 64 * 1024 * 1024
+_DRAIN_S: Final = 40.0
+"""Results that came before the server ended are stored for so long: longer than a store waits for a lock."""
+_GIVEN_UP: Final = "The client gave this call up."
 Send = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Open:
-    """A client's request of a tool that is not answered yet. `running` is the record that its server works on."""
+    """A call of the client's that its server has not heard of."""
 
     message: Message
     cancelled: anyio.Event = field(default_factory=anyio.Event)
-    running: CallRecord | None = None
 
 
 class Guard:
-    """A `Relay` that judges calls."""
+    """A `Relay` that judges calls. `late_s`: how long the answer to a call that its client gave up is waited for."""
 
     def __init__(
         self,
@@ -58,11 +61,16 @@ class Guard:
         *,
         exchange: CallExchange,
         say: Callable[[str], None],
+        late_s: float = 30.0,
+        max_bytes: int = _MAX_BYTES,
     ) -> None:
-        self._to_client, self._to_server, self._say, self._exchange = to_client, to_server, say, exchange
+        self._to_client, self._to_server, self._exchange, self._late_s = to_client, to_server, exchange, late_s
+        self._answers = Answers(exchange.calls, say)
         self._open: dict[Id, _Open] = {}
-        self._given_up: OrderedDict[Id, CallRecord] = OrderedDict()
-        self._lists: OrderedDict[Id, bool] = OrderedDict()
+        self._given_up: set[str] = set()
+        self._budget = ByteBudget(max_bytes)
+        self._storing = 0
+        self._stored = anyio.Event()
         self._group: TaskGroup | None = None
         self._ready = anyio.Event()
 
@@ -78,7 +86,7 @@ class Guard:
     async def _stop_running(self) -> None:
         """After a stop order: ask the server to give up what it works on."""
         reason = {"reason": "the session was ordered to stop"}
-        for identity in [identity for identity, one in self._open.items() if one.running is not None]:
+        for identity in tuple(self._answers.running):
             params = {"requestId": identity, **reason}
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await self._to_server(
@@ -91,86 +99,91 @@ class Guard:
             one.cancelled.set()
 
     async def aclose(self) -> None:
-        """Leave the session in the store."""
+        """Store what the server still answered, and leave the session in the store."""
+        with anyio.move_on_after(_DRAIN_S):
+            while self._storing:
+                await self._stored.wait()
         await self._exchange.calls.aclose()
+
+    async def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *given: Any) -> None:
+        await self._ready.wait()
+        assert self._group is not None  # noqa: S101 (set before it is ready)
+        self._group.start_soon(work, *given)
 
     # -- from the client ------------------------------------------------------------------------------------------
 
     async def from_client(self, line: bytes | TooLong) -> None:
         """Pass a message on, judge it as a call, or refuse it."""
         if isinstance(line, TooLong):
-            await self._reply(error_line(id_in(line.head), INVALID_REQUEST, "the message is too long"))
+            await self._reply(error_line(id_in(line.head, line.tail), INVALID_REQUEST, "the message is too long"))
             return
         try:
             message = read_message(line)
         except UnclearError as error:
             await self._reply(error_line(error.answer, error.code, f"refused: {error}"))
             return
-        if message.is_call:
+        if message.method is not None and (message.id in self._open or message.id in self._answers):
+            why = f"the id {message.id!r:.60} is that of a request which is not answered yet"
+            await self._reply(error_line(message.id, INVALID_REQUEST, f"refused: {why}"))
+        elif message.is_call:
             await self._take(message)
-            return
-        if message.method == LIST and message.id is not None:
-            self._lists[message.id] = "cursor" in message.params
-            while len(self._lists) > _MAX_LISTS:
-                self._lists.popitem(last=False)
-        if message.id in self._open and message.method is not None:
-            await self._reply(error_line(message.id, INVALID_REQUEST, "refused: a call with this id is open"))
-            return
-        if message.method == "notifications/cancelled" and await self._cancel(message.params.get("requestId")):
-            return
-        await self._to_server(line)
+        elif not (message.method == "notifications/cancelled" and await self._cancel(message.params.get("requestId"))):
+            self._answers.expect(message)
+            await self._to_server(line)
 
     async def _cancel(self, identity: Any) -> bool:
         """Give up an open call; True where its server has never heard of it."""
-        one = self._open.get(identity) if isinstance(identity, str | int) else None
-        if one is None:
-            return False
-        one.cancelled.set()
-        record = one.running
-        if record is None:
+        one = self._open.get(identity) if is_id(identity) else None
+        if one is not None:
+            one.cancelled.set()
             return True
-        self._close(one)
-        if record.decisions or record.effect is Effect.IRREVERSIBLE:  # what became of it matters
-            self._given_up[identity] = record
-            while len(self._given_up) > _MAX_HELD:
-                self._given_up.popitem(last=False)
-        else:
-            await self._exchange.calls.finish(record, text="The client gave this call up.", is_error=True)
+        record = self._answers.running.get(identity) if is_id(identity) else None
+        if record is not None and record.proposed.id not in self._given_up:
+            self._given_up.add(record.proposed.id)
+            await self._start(self._await_late, identity, record)
         return False
+
+    async def _await_late(self, identity: Id, record: CallRecord) -> None:
+        """End a call that its client gave up: by a late answer, or by none, as servers are to do that heed it."""
+        await anyio.sleep(self._late_s)
+        if not self._answers.give_up(identity, record):
+            return
+        self._given_up.discard(record.proposed.id)
+        if record.decisions or record.effect is Effect.IRREVERSIBLE:  # what became of it matters
+            await self._exchange.calls.lost(record)
+        else:
+            await self._exchange.calls.finish(record, text=_GIVEN_UP, is_error=True)
 
     async def _take(self, message: Message) -> None:
         assert message.id is not None  # noqa: S101 (a call without one was refused)
-        if message.id in self._open or message.id in self._lists:
-            why = f"the id {message.id!r:.60} is that of a request which is not answered yet"
-            await self._reply(error_line(message.id, INVALID_REQUEST, f"refused: {why}"))
-        elif len(self._open) >= _MAX_HELD:
-            text = f"Not executed: {_MAX_HELD} calls are open already."
-            await self._reply(
-                result_line(message.id, text_result(text, is_error=True, modern=is_modern(message.params)))
-            )
-        else:
+        full = None
+        if len(self._open) + len(self._answers.running) >= _MAX_HELD:
+            full = f"Not executed: {_MAX_HELD} calls are open already."
+        elif not self._budget.take(len(message.line)):
+            full = "Not executed: the calls that are open hold too many bytes already."
+        if full is None:
             self._open[message.id] = one = _Open(message)
-            await self._ready.wait()
-            assert self._group is not None  # noqa: S101 (set before it is ready)
-            self._group.start_soon(self._serve, one)
+            await self._start(self._serve, one)
+        else:
+            text = text_result(full, is_error=True, modern=is_modern(message.params))
+            await self._reply(result_line(message.id, text))
 
     async def _serve(self, one: _Open) -> None:
         """Bring one request to its answer, or to its server."""
+        assert one.message.id is not None  # noqa: S101 (a call without one was refused)
         outcome = await self._exchange.outcome(one.message, one.cancelled)
-        if isinstance(outcome, Passed):
-            one.running = outcome.record
+        del self._open[one.message.id]
+        self._budget.give(len(one.message.line))
+        if isinstance(outcome, Passed) and one.cancelled.is_set():
+            await self._exchange.calls.finish(outcome.record, text=_GIVEN_UP, is_error=True)
+        elif isinstance(outcome, Passed):
+            self._answers.running[one.message.id] = outcome.record
             with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the server is gone
                 await self._to_server(outcome.line)
-            return
-        self._close(one)
-        if outcome is not None:
+        elif outcome is not None:
             await self._reply(outcome.line)
             if outcome.call_id is not None:
                 await self._exchange.calls.delivered(outcome.call_id)
-
-    def _close(self, one: _Open) -> None:
-        if one.message.id is not None and self._open.get(one.message.id) is one:
-            del self._open[one.message.id]
 
     async def _reply(self, line: bytes) -> None:
         with suppress(anyio.BrokenResourceError):  # the client is gone
@@ -179,42 +192,25 @@ class Guard:
     # -- from the server ------------------------------------------------------------------------------------------
 
     async def from_server(self, line: bytes | TooLong) -> None:
-        """Pass a message on; the result of a call is stored before."""
-        if isinstance(line, TooLong):
-            self._say("a message of the server is longer than a message may be: it is dropped")
-            identity = id_in(line.head)
-            if identity is not None and identity in self._open:
-                answer = error_line(identity, INVALID_REQUEST, "the result is too long")
-                await self._returned(identity, answer, json.loads(answer))
-        elif not self._open and not self._lists and not self._given_up:
-            await self._reply(line)
-        else:
-            await self._seen(line)
-
-    async def _seen(self, line: bytes) -> None:
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError):
-            values = None  # the client's to refuse
-        identity = values.get("id") if isinstance(values, dict) and "method" not in values else None
-        if isinstance(identity, str) or type(identity) is int:
-            if identity in self._lists:
-                self._lists.pop(identity)
-                self._exchange.calls.take_list(values.get("result"))
-            elif identity in self._open:
-                await self._returned(identity, line, values)
-                return
-            elif identity in self._given_up:
-                await self._exchange.returned(self._given_up.pop(identity), line, values)
-        await self._reply(line)
-
-    async def _returned(self, identity: Id, line: bytes, values: Mapping[str, Any]) -> None:
-        """Take the server's answer to a call; one that it was never asked is dropped."""
-        one = self._open[identity]
-        if one.running is None:
-            self._say("the server answered a call that it was not asked: the answer is dropped")
+        """Pass a message on; the result of a call is stored before, while others pass."""
+        taken = self._answers.take(line)
+        if taken is None:
             return
-        self._close(one)
-        await self._reply(await self._exchange.returned(one.running, line, values))
-        if not one.cancelled.is_set():
-            await self._exchange.calls.delivered(one.running.proposed.id)
+        if taken.record is None:
+            await self._reply(taken.line)
+            return
+        await self._budget.wait_for(len(taken.line))
+        self._storing += 1
+        await self._start(self._store, taken, taken.record)
+
+    async def _store(self, taken: Taken, record: CallRecord) -> None:
+        try:
+            await self._reply(await self._exchange.returned(record, taken.line, taken.values))
+            if record.proposed.id not in self._given_up:
+                await self._exchange.calls.delivered(record.proposed.id)
+        finally:
+            self._given_up.discard(record.proposed.id)
+            self._budget.give(len(taken.line))
+            self._storing -= 1
+            self._stored.set()
+            self._stored = anyio.Event()

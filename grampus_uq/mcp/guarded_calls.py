@@ -225,9 +225,9 @@ class GuardedCalls:
         self.changed.set()
         self.changed = anyio.Event()
 
-    def take_list(self, result: Any) -> None:
-        """Take the result of a `tools/list`: calls from now on are judged by it."""
-        self._tools.take(result)
+    def take_list(self, result: Any, *, begins: bool = True) -> None:
+        """Take the result of a `tools/list`: calls from now on are judged by it. Raises ValueError as `ListedTools`."""
+        self._tools.take(result, begins=begins)
         self.gate.effects = self._tools.effects()
 
     # -- proposing ------------------------------------------------------------------------------------------------

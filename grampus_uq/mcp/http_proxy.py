@@ -266,7 +266,10 @@ class _Door:
         if not isinstance(identity, str) and type(identity) is not int:
             return data
         if identity == listing:
-            session.exchange.calls.take_list(values.get("result"))
+            try:
+                session.exchange.calls.take_list(values.get("result"))
+            except ValueError as error:
+                return error_line(listing, INVALID_REQUEST, f"the server's list of tools is refused: {error}")
             return data
         record: CallRecord | None = session.running.pop(identity, None)
         if record is None:

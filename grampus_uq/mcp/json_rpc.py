@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.wire.calls import read_arguments
@@ -22,14 +22,17 @@ INVALID_PARAMS: Final = -32602
 CALL: Final = "tools/call"
 LIST: Final = "tools/list"
 
-_ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
+ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
 _PARAMS: Final = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
 _BESIDE: Final = "beside the arguments"
 """What a call carries besides its arguments is judged under this name; no argument may have it."""
 _PLAIN: Final = frozenset({"name", "arguments", "_meta", "task"})
 _OWN_STATE: Final = "g1."
 _SAFE_INTEGER: Final = 2**53 - 1
-_ID = re.compile(rb'"id"\s*:\s*(-?\d{1,18}|"(?:[^"\\]|\\.){0,256}")\s*[,}]')
+_SCALAR: Final = rb'-?\d{1,18}|"(?:[^"\\]|\\.){0,256}"'
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s"{}\[\]:,]+')
+_LAST_ID = re.compile(rb'[,{]\s*"id"\s*:\s*(' + _SCALAR + rb')\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?}\s*$')
+_ENDS: Final = 4_096
 
 Id = str | int
 
@@ -61,16 +64,16 @@ class Message:
 def read_message(line: bytes, *, alone: bool = False) -> Message:
     """Read a client's message; `alone`: it is a body of its own, no line among others. Raises UnclearError."""
     if b"\r" in line and not alone:
-        raise UnclearError("it holds a carriage return, where some servers end a line", answer=id_in(line))
+        raise UnclearError("it holds a carriage return, where some servers end a line", answer=id_in(line, line))
     try:
         values = parse_json(line, unique_names=True)
     except ValueError as error:
-        raise UnclearError(f"the message {error}", code=PARSE_ERROR, answer=id_in(line)) from None
+        raise UnclearError(f"the message {error}", code=PARSE_ERROR, answer=id_in(line, line)) from None
     if not isinstance(values, dict):
         raise UnclearError("it is no JSON object: batches are not passed on")
     identity = values.get("id")
-    known = identity if isinstance(identity, str) or type(identity) is int else None
-    _check_names(values, _ENVELOPE, known)
+    known = identity if is_id(identity) else None
+    _check_names(values, ENVELOPE, known)
     method, params = values.get("method"), values.get("params", {})
     if method is not None and not isinstance(method, str):
         raise UnclearError("its method is no text", answer=known)
@@ -158,14 +161,30 @@ def with_arguments(message: Message, arguments: Mapping[str, Any]) -> bytes | No
     return written({**message.values, "params": params})
 
 
-def id_in(line: bytes) -> Id | None:
-    """The first id in a line that could not be read; a guess, for an answer only."""
-    found = _ID.search(line[:4096])
+def id_in(head: bytes, tail: bytes = b"") -> Id | None:
+    """The id of a message that could not be read, by its beginning and its end; a guess, for an answer only."""
+    depth, before = 0, (b"", b"")
+    for found in _TOKEN.finditer(head[:_ENDS]):
+        token = found[0]
+        if depth == 1 and before == (b'"id"', b":") and re.fullmatch(_SCALAR, token) and found.end() < len(head):
+            return _id_of(token)
+        depth += (token in (b"{", b"[")) - (token in (b"}", b"]"))
+        before = (before[1], token)
+    ended = _LAST_ID.search(tail[-_ENDS:])
+    return _id_of(ended[1]) if ended else None
+
+
+def _id_of(text: bytes) -> Id | None:
     try:
-        value = json.loads(found[1]) if found else None
+        value = json.loads(text)
     except ValueError:
         return None
-    return value if isinstance(value, str | int) else None
+    return value if is_id(value) else None
+
+
+def is_id(value: object) -> TypeGuard[Id]:
+    """True for what may be the id of a request: a text or a whole number."""
+    return isinstance(value, str) or type(value) is int
 
 
 def written(values: Mapping[str, Any]) -> bytes:

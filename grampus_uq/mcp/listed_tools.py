@@ -6,13 +6,25 @@ marked as trusted.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.mcp.pins import Pin, pinned
 
 _MAX_TOOLS: Final = 10_000
+_MAX_NAME: Final = 256
+_MAX_SIZE: Final = 32_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    definition: Mapping[str, Any]
+    pin: Pin
+    size: int
 
 
 class ListedTools:
@@ -20,42 +32,52 @@ class ListedTools:
 
     def __init__(self, effects: ToolEffects, *, trusted: bool = False, names: set[str] | None = None) -> None:
         self._effects, self._trusted, self._names = effects, trusted, set() if names is None else names
-        self._tools: dict[str, Mapping[str, Any]] = {}
-        self._pins: dict[str, Pin] = {}
+        self._tools: dict[str, _Listed] = {}
+        self._listing: dict[str, _Listed] = {}
 
-    def take(self, result: Any) -> None:
-        """Take the result of a `tools/list`, as far as it can be read; a page adds to those before it."""
-        tools = result.get("tools") if isinstance(result, dict) else None
-        for tool in tools if isinstance(tools, list) else ():
+    def take(self, result: Any, *, begins: bool = True) -> None:
+        """Take the result of a `tools/list`: all of it, or nothing. A page that does not begin a list adds to it.
+
+        Raises ValueError for what could not be compared with what is listed later.
+        """
+        if not isinstance(result, dict) or "tools" not in result:
+            return
+        if not isinstance(result["tools"], list):
+            raise ValueError("its tools are no list")
+        listing = {} if begins else dict(self._listing)
+        for tool in result["tools"]:
             name = tool.get("name") if isinstance(tool, dict) else None
-            if not isinstance(name, str) or (name not in self._tools and len(self._tools) >= _MAX_TOOLS):
-                continue
-            self._tools[name] = tool
-            if len(self._names) < _MAX_TOOLS:
-                self._names.add(name)
-            self._pins.pop(name, None)
-            try:
-                self._pins[name] = pinned(tool)
-            except ValueError:
-                self._pins[name] = Pin(name=name, digest="unreadable", definition=None)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tools
+            if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+                raise ValueError(f"a tool's name is no text of 1 to {_MAX_NAME} characters")
+            one = _Listed(definition=tool, pin=pinned(tool), size=len(json.dumps(tool)))
+            listing[name] = one if name not in listing else _both(listing[name], one)
+        tools = self._tools | listing
+        if len(tools) > _MAX_TOOLS or sum(one.size for one in tools.values()) > _MAX_SIZE:
+            raise ValueError(f"it is longer than {_MAX_TOOLS} tools or {_MAX_SIZE} characters")
+        self._tools, self._listing = tools, listing
+        self._names.update(tuple(listing)[: _MAX_TOOLS - len(self._names)])
 
     def pin(self, name: str) -> Pin | None:
         """The pin of a listed tool."""
-        return self._pins.get(name)
+        return self._tools[name].pin if name in self._tools else None
 
     def schema(self, name: str) -> Mapping[str, Any] | None:
         """The JSON schema of a listed tool's arguments."""
-        found = self._tools.get(name, {}).get("inputSchema")
+        found = self._tools[name].definition.get("inputSchema") if name in self._tools else None
         return found if isinstance(found, dict) else None
 
     def effects(self) -> ToolEffects:
         """What is configured of effects, with the annotations of the listed tools."""
-        notes = {name: tool["annotations"] for name, tool in self._tools.items() if _annotates(name, tool)}
+        annotated = {name: tool.definition.get("annotations") for name, tool in self._tools.items() if name.strip()}
+        notes = {name: given for name, given in annotated.items() if isinstance(given, dict)}
         return self._effects.annotated(notes, trusted=notes if self._trusted else ())
 
 
-def _annotates(name: str, tool: Mapping[str, Any]) -> bool:
-    return bool(name.strip()) and isinstance(tool.get("annotations"), dict)
+def _both(one: _Listed, other: _Listed) -> _Listed:
+    """A tool that one list defines twice: a client may show either, so that it is neither, and may be dangerous."""
+    if one.pin.digest == other.pin.digest:
+        return one
+    digests = "".join(sorted([one.pin.digest, other.pin.digest]))
+    pin = Pin(name=one.pin.name, digest=hashlib.sha256(digests.encode()).hexdigest(), definition=None)
+    definition = {**other.definition, "annotations": {"destructiveHint": True}}
+    return _Listed(definition=definition, pin=pin, size=one.size + other.size)

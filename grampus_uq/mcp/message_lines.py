@@ -1,7 +1,7 @@
 """Messages as lines of bytes over pipes: bounded in length, written whole, with backpressure to whoever sends.
 
 A message keeps its bytes from one side to the other. A line that is too long is skipped to its end and reported with
-its beginning; nothing of it is kept.
+its beginning and its end; nothing else of it is kept.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from typing import Final
 import anyio
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-_HEAD: Final = 1_024
+_ENDS: Final = 1_024
 _CHUNK: Final = 65_536
 _PIPE: Final = 4_096  # a pipe that is ready takes so many bytes without blocking (POSIX's PIPE_BUF)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLong:
-    """The beginning of a line that is longer than a message may be."""
+    """The beginning and the end of a line that is longer than a message may be."""
 
     head: bytes
+    tail: bytes
 
 
 async def read_lines(
@@ -34,24 +35,30 @@ async def read_lines(
 
     A last line without its end is a line too. Empty lines are left out.
     """
-    held = bytearray()
-    too_long: TooLong | None = None
+    held, head = bytearray(), None
     while data := await receive():
         *ended, rest = data.split(b"\n")
         for part in ended:
-            held += part
-            line: bytes | TooLong = bytes(held).removesuffix(b"\r")
-            if too_long is not None or len(held) > limit:
-                line = too_long or TooLong(head=bytes(held[:_HEAD]))
-            held, too_long = bytearray(), None
+            head = _add(part, held, head, limit)
+            line = bytes(held).removesuffix(b"\r") if head is None else TooLong(head=head, tail=bytes(held))
+            held, head = bytearray(), None
             if line:
                 yield line
-        held += rest
-        if len(held) > limit:
-            too_long = too_long or TooLong(head=bytes(held[:_HEAD]))
-            held = bytearray()
-    if too_long is not None or held:
-        yield too_long or bytes(held)
+        head = _add(rest, held, head, limit)
+    if head is not None:
+        yield TooLong(head=head, tail=bytes(held))
+    elif held:
+        yield bytes(held)
+
+
+def _add(part: bytes, held: bytearray, head: bytes | None, limit: int) -> bytes | None:
+    """Add a part to a line; once it is too long, `held` is its end only, and its beginning is returned."""
+    held += part
+    if head is None and len(held) > limit:
+        head = bytes(held[:_ENDS])
+    if head is not None:
+        del held[:-_ENDS]
+    return head
 
 
 async def read_descriptor(descriptor: int) -> bytes:

@@ -44,13 +44,14 @@ class Bench:
         trusted: bool = True,
         approvals: ApprovalPolicy | None = None,
         sensing: Sensing | None = None,
+        **limits: Any,
     ) -> None:
         self.to_client: list[bytes] = []
         self.to_server: list[bytes] = []
         self.said: list[str] = []
         approvals = approvals or ApprovalPolicy()
         self.ledger = Ledger(store, seal=approvals.seal)
-        tools = ListedTools(ToolEffects(unknown_is_irreversible=True), trusted=trusted)
+        self.tools = tools = ListedTools(ToolEffects(unknown_is_irreversible=True), trusted=trusted)
         gate = Gate(approvals=approvals, effects=tools.effects(), schema_of=tools.schema, clock=self.ledger.now_s)
         self.calls = GuardedCalls(
             SessionNames(agent_id="mcp", session_id="s", resumes=True),
@@ -73,7 +74,7 @@ class Bench:
 
         states = RequestStates(approvals.seal or Seal(b"k" * 32))
         self.exchange = CallExchange(self.calls, states, self.said.append, hold_s=hold_s)
-        self.guard = Guard(to_client, to_server, exchange=self.exchange, say=self.said.append)
+        self.guard = Guard(to_client, to_server, exchange=self.exchange, say=self.said.append, **limits)
 
     async def say(self, **message: Any) -> None:
         """The client sends a message."""
@@ -143,9 +144,10 @@ async def bench(
     trusted: bool = True,
     approvals: ApprovalPolicy | None = None,
     sensing: Sensing | None = None,
+    **limits: Any,
 ) -> AsyncIterator[Bench]:
     """A guard that runs."""
-    one = Bench(store or MemoryStore(), hold_s=hold_s, trusted=trusted, approvals=approvals, sensing=sensing)
+    one = Bench(store or MemoryStore(), hold_s=hold_s, trusted=trusted, approvals=approvals, sensing=sensing, **limits)
     async with anyio.create_task_group() as group:
         group.start_soon(one.guard.run)
         yield one

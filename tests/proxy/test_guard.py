@@ -55,6 +55,7 @@ async def test_a_call_that_only_reads_keeps_its_bytes_and_so_does_its_result() -
         await one.guard.from_client(line)
         await one.asked()
         await one.guard.from_server(result)
+        await one.answered(3)
         assert one.to_server[-1] == line
         assert one.to_client[-1] == result
 
@@ -67,6 +68,7 @@ async def test_whatever_a_server_answers_is_passed_on(result: str) -> None:
         await one.guard.from_client(b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":"read_note"}}')
         await one.asked()
         await one.guard.from_server(answer)
+        await one.answered(3)
         assert one.to_client[-1] == answer
 
 
@@ -343,6 +345,7 @@ async def test_a_result_that_is_no_strict_json_is_handed_on_and_settles_the_call
         await one.decide()
         await one.asked()
         await one.guard.from_server(line)
+        await one.answered(1)
         assert one.to_client == [line]
         await one.call(2, path="a")  # a new call
         await one.waiting()
@@ -390,3 +393,94 @@ async def test_a_session_that_another_process_serves_is_left_to_it() -> None:
         await one.returns(1)
         assert two.ran() == []
         assert "another process" in two.said[0]
+
+
+async def test_a_call_that_was_given_up_and_is_never_answered_is_asked_about_and_not_run_again() -> None:
+    async with bench(hold_s=0.5, late_s=0.2) as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        await one.say(method="notifications/cancelled", params={"requestId": 1})
+        request = await one.waiting()
+        assert request.unknown_outcome
+        await one.call(1, path="b")  # its id stays taken: a late answer could be read as this call's
+        assert "not answered yet" in (await one.answered(1))["error"]["message"]
+        await one.call(2, path="a")
+        assert "waits for a human" in (await one.answered(2))["result"]["content"][0]["text"]
+        assert len(one.ran()) == 1
+
+
+async def test_a_read_that_was_given_up_and_is_never_answered_asks_nobody() -> None:
+    async with bench(late_s=0.05) as one:
+        await one.lists(**_READS)
+        await one.call(1, "read_note")
+        await one.asked()
+        await one.say(method="notifications/cancelled", params={"requestId": 1})
+        await anyio.sleep(0.3)
+        assert await one.ledger.pending() == []
+        await one.call(2, "read_note")
+        await one.asked(2)
+
+
+class _SlowStore(MemoryStore):
+    """A store whose writes hang while it is `locked`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locked = False
+
+    async def write(self, *changes: Any) -> float:
+        while self.locked:  # noqa: ASYNC110 (nothing tells it)
+            await anyio.sleep(0.01)
+        return await super().write(*changes)
+
+
+async def test_a_store_that_hangs_delays_the_calls_that_need_it_and_nothing_else() -> None:
+    store = _SlowStore()
+    async with bench(store) as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        await one.call(2, path="cancelled")
+        await one.waiting()
+        store.locked = True
+        with anyio.fail_after(5):
+            await one.returns(1, "gone")  # its result must be stored first
+            await one.call(3, path="b")
+            await one.say(method="notifications/cancelled", params={"requestId": 2})
+            await one.say(method="notifications/cancelled", params={"requestId": 1})
+            await one.say(id=4, method="ping")
+            await one.guard.from_server(b'{"jsonrpc":"2.0","id":4,"result":{}}')
+        await anyio.sleep(0.1)
+        assert one.to_client == [b'{"jsonrpc":"2.0","id":4,"result":{}}']
+        assert len(one.ran()) == 1
+        store.locked = False
+        assert (await one.answered(1))["result"]["content"][0]["text"] == "gone"
+
+
+async def test_a_result_that_waits_for_the_store_is_not_lost_when_the_server_ends() -> None:
+    store = _SlowStore()
+    async with bench(store) as one:
+        await one.call(1, path="a")
+        await one.decide()
+        await one.asked()
+        store.locked = True
+        await one.returns(1, "gone")
+        async with anyio.create_task_group() as group:
+            group.start_soon(one.guard.aclose)
+            await anyio.sleep(0.1)
+            store.locked = False
+        assert (await one.answered(1))["result"]["content"][0]["text"] == "gone"
+
+
+async def test_the_bytes_that_waiting_calls_hold_are_bounded() -> None:
+    async with bench(max_bytes=10_000) as one:
+        for identity in range(1, 6):
+            await one.call(identity, text="x" * 3_000)
+        assert "too many bytes" in (await one.answered(4))["result"]["content"][0]["text"]
+        assert "too many bytes" in (await one.answered(5))["result"]["content"][0]["text"]
+        await one.say(method="notifications/cancelled", params={"requestId": 1})
+        await anyio.sleep(0.1)
+        await one.call(6, text="x" * 3_000)
+        await anyio.sleep(0.1)
+        assert len(one.to_client) == 2
