@@ -25,6 +25,7 @@ _COMMANDS: Final = (
     "dashboard",
     "demo",
     "doctor",
+    "drills",
     "evaluate",
     "fit",
     "inbox",

@@ -65,7 +65,8 @@ class DrillPlan(BaseModel):
     """How drills are mixed in: their `share` of all that is shown, and the changes for each tool.
 
     `secret` decides which requests a drill follows; who knows it can foresee drills. A call serves as a source once it
-    was decided `source_age_s` ago. More than `pace_per_hour` decisions of a reviewer are too many.
+    was decided `source_age_s` ago. Missing more than the `tolerated` share is reported; more than `pace_per_hour`
+    decisions of one reviewer are too many.
     """
 
     model_config = _strict
@@ -74,6 +75,7 @@ class DrillPlan(BaseModel):
     rules: Annotated[tuple[DrillRule, ...], Field(min_length=1, max_length=100)]
     principal: str = Field(min_length=1, max_length=200)
     source_age_s: Annotated[float, Field(ge=0.0)] = 86_400.0
+    tolerated: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15
     pace_per_hour: Annotated[int, Field(ge=1)] = 60
     secret: str = Field(min_length=32, repr=False)
 

@@ -210,6 +210,13 @@ TABLE = """
 2 doctor --timeout nan
 2 risk runs --profile p.json --draws 1
 2 stop --all --store sqlite:///nowhere.db --wait -1
+1 drills off --store sqlite:///nowhere.db
+1 drills report --store sqlite:///nowhere.db
+2 drills on --store sqlite:///nowhere.db
+2 drills on --change refund:amount --store sqlite:///nowhere.db
+2 drills on --change refund:explode --store sqlite:///nowhere.db
+2 drills on --change refund:stale --share nan --store sqlite:///nowhere.db
+2 drills on --change refund:stale --share 0.9 --store sqlite:///nowhere.db
 2 tenants add acme --store sqlite:///nowhere.db
 2 tenants add acme --store memory:
 1 stuck list --store sqlite:///nowhere.db

@@ -1,0 +1,150 @@
+"""`grampus-uq drills`: known-bad cases among what waits, and what they say of the reviewers."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
+from grampus_uq.cli.store_options import store_option, with_store
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.drills import DrillPlan, DrillRule
+    from grampus_uq.runtime.reviewers import Missed, Reviewed
+    from grampus_uq.runtime.store import SessionStore
+
+_HOUR_S = 3_600.0
+
+
+@click.group(name="drills", cls=SummarisedGroup)
+def command() -> None:
+    """Mix known-bad cases into what waits, and see how many of them reviewers let through.
+
+    A drill is a past call with a wrong amount or recipient, or one that ran or was refused before. Nothing can run it,
+    and the reviewer is told at once.
+    """
+
+
+@command.command()
+@store_option
+@as_json_option
+@click.option("--share", type=FiniteRange(0.001, 0.5), default=0.05, show_default=True, help="Of all that is shown.")
+@click.option(
+    "--change",
+    "changes",
+    multiple=True,
+    required=True,
+    metavar="TOOL:CHANGE[:ARGUMENT]",
+    help="What makes a call of a tool certainly wrong: refund:amount:eur, refund:recipient:to, refund:duplicate, "
+    "refund:stale; repeatable.",
+)
+@click.option("--tolerated", type=FiniteRange(0.01, 0.9), default=0.15, show_default=True, help="Missed share.")
+@click.option("--pace", type=click.IntRange(min=1), default=60, show_default=True, help="Decisions an hour.")
+@click.option(
+    "--source-hours",
+    type=FiniteRange(0.0, 8_760.0),
+    default=24.0,
+    show_default=True,
+    help="A call serves once it was approved so long ago.",
+)
+@click.option("--as", "principal", default=None, help="Who switches them on; the login name when not given.")
+def on(url: str, as_json: bool, changes: tuple[str, ...], principal: str | None, **given: Any) -> None:
+    """Switch drills on, or change their share and kinds."""
+    from grampus_uq.runtime.drills import DrillPlan
+    from grampus_uq.runtime.stored_drills import StoredDrills
+
+    plan = DrillPlan(
+        share=given["share"],
+        rules=tuple(_rule(text) for text in changes),
+        principal=principal or getpass.getuser(),
+        source_age_s=given["source_hours"] * _HOUR_S,
+        tolerated=given["tolerated"],
+        pace_per_hour=given["pace"],
+        secret=secrets.token_hex(32),
+    )
+    with_store(url, lambda store: StoredDrills(store).switch_on(plan))
+    if as_json:
+        print_json(plan.model_dump(mode="json", exclude={"secret"}))
+    else:
+        click.echo(
+            f"{100.0 * plan.share:g} % of what is shown are drills from now on, once there are calls to make them of."
+        )
+
+
+def _rule(text: str) -> DrillRule:
+    from grampus_uq.runtime.drills import Change, DrillRule
+
+    tool, _, rest = text.partition(":")
+    change, _, argument = rest.partition(":")
+    named = change in (Change.AMOUNT, Change.RECIPIENT)
+    if not tool or change not in list(Change) or named != bool(argument):
+        raise click.BadParameter(
+            f"must be TOOL:amount:ARGUMENT, TOOL:recipient:ARGUMENT, TOOL:duplicate or TOOL:stale. Got {text!r:.100}.",
+            param_hint="--change",
+        )
+    return DrillRule(tool=tool, change=Change(change), argument=argument or None)
+
+
+@command.command()
+@store_option
+@as_json_option
+def off(url: str, as_json: bool) -> None:
+    """Show no drills any more; what was answered stays."""
+    from grampus_uq.runtime.stored_drills import StoredDrills
+
+    were_on = with_store(url, lambda store: StoredDrills(store).switch_off())
+    if as_json:
+        print_json({"were_on": were_on})
+    else:
+        click.echo("Drills are off." if were_on else "Drills were off.")
+
+
+@command.command()
+@store_option
+@as_json_option
+@click.option("--check", is_flag=True, help="Exit with 1 where more than tolerated is missed.")
+def report(url: str, as_json: bool, check: bool) -> None:
+    """Say how many drills were missed: in all, by person, by time since the start, by what waited."""
+    plan, found = with_store(url, _reviewed)
+    if as_json:
+        print_json(asdict(found) | {"on": plan is not None})
+    else:
+        _print(plan, found)
+    if check and found.alarm_at is not None:
+        raise SystemExit(1)
+
+
+async def _reviewed(store: SessionStore) -> tuple[DrillPlan | None, Reviewed]:
+    from grampus_uq.runtime.reviewers import decision_times, reviewed
+    from grampus_uq.runtime.stored_drills import StoredDrills
+
+    stored = StoredDrills(store)
+    plan, drills = await stored.plan(), await stored.answered()
+    return plan, reviewed(drills, await decision_times(store, drills), await store.now(), plan)
+
+
+def _print(plan: DrillPlan | None, found: Reviewed) -> None:
+    from grampus_uq.runtime.reviewers import LEAST_FOR_A_PERSON
+
+    say_beside("Drills are off." if plan is None else f"Drills are on: {100.0 * plan.share:g} % of what is shown.")
+    rows: list[tuple[str, str, Missed | None]] = [("team", "", found.team)]
+    rows += [("person", who, share) for who, share in sorted(found.people.items())]
+    rows += [("since the start", name, share) for name, share in found.by_minutes.items()]
+    rows += [("queue", name, share) for name, share in found.by_queue.items()]
+    too_few = f"fewer than {LEAST_FOR_A_PERSON} drills: nothing is said"
+    print_table(("of", "", "missed"), ((of, who, too_few if s is None else s.words) for of, who, s in rows))
+    if found.team.high is not None:
+        say_beside(f"For a permit: --miss-rate {found.team.high:.3f} (upper end, 95 % one-sided).")
+    if found.alarm_at is not None:
+        tolerated = f"{100.0 * found.tolerated:g} %"
+        say_beside(
+            f"More than {tolerated} are missed: shown at drill {found.alarm_at}, with at most 5 % false reports."
+        )
+    for sentence in found.pauses:
+        say_beside(one_line(sentence))

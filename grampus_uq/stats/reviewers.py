@@ -1,0 +1,81 @@
+"""What known-bad cases say of those who review: a test that more are missed than tolerated, and how far two agree."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from grampus_uq.stats.ranks import check_level
+
+_EVERY: Final = 10
+_TIMES: Final = (1.5, 2.5, 4.0)
+"""Odds of a miss that are bet on, as multiples of the tolerated odds."""
+
+
+def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05) -> int | None:
+    """Return after how many cases it is shown that more than the tolerated share is missed; None: not shown.
+
+    A bet begins at every tenth case j, with the capital `1 / ((j + 1)(j + 2))`, on each of three larger chances q of a
+    miss: it is multiplied by `q / t` at a miss and `(1 - q) / (1 - t)` otherwise, with t tolerated. The capitals of all
+    begun and unbegun bets add up to 1 before the first case, and it is reported once they exceed `1 / level`.
+
+    Guarantee: if each case is missed with a chance of at most `tolerated` given all before, the probability of a report
+    is at most `level`, however many cases come and however often it is looked at (Ville). Cases may differ, and so may
+    reviewers. What breaks it: cases that reviewers recognise, and answers left out for what they are.
+
+    Args:
+        missed: in the order of the answers, True where the case was let through.
+        tolerated: share of misses, in (0, 1).
+        level: allowed probability of a false report, ever, in (0, 1).
+
+    >>> reported_at([False] * 40 + [True, False] * 30, tolerated=0.15)
+    70
+    """
+    check_level("tolerated", "reported_at", tolerated)
+    check_level("level", "reported_at", level)
+    odds = np.array(_TIMES) * tolerated / (1.0 - tolerated)
+    q = odds / (1.0 + odds)
+    at_miss, at_catch = np.log(q / tolerated), np.log((1.0 - q) / (1.0 - tolerated))
+    running: list[np.ndarray] = []
+    for n, miss in enumerate(missed):
+        if n % _EVERY == 0:
+            j = n // _EVERY
+            running.append(np.full(len(q), -math.log((j + 1) * (j + 2) * len(q))))
+        running = [capital + (at_miss if miss else at_catch) for capital in running]
+        unbegun = -math.log(len(running) + 1)  # what the later beginnings have in sum
+        if np.logaddexp.reduce([*np.concatenate(running), unbegun]) > -math.log(level):
+            return n + 1
+    return None
+
+
+def agreement(labels: Sequence[Mapping[Hashable, Hashable]]) -> tuple[float | None, int]:
+    """Krippendorff's alpha for categories, and the number of cases with two labels or more that it rests on.
+
+    `alpha = 1 - D_observed / D_expected`: D_observed is the chance that two labels of one case differ, D_expected that
+    two labels of any cases do. 1: they always agree; 0: as by chance; below 0: worse than chance. None where it is not
+    defined: fewer than 2 labels to compare, or all labels alike.
+
+    Args:
+        labels: for each case the label of each reviewer who gave one.
+
+    Source: Krippendorff, Computing Krippendorff's alpha-reliability (2011), section C (nominal data, any number of
+    observers, missing data).
+
+    >>> agreement([{"ann": True, "bob": True}, {"ann": True, "bob": False}, {"ann": False, "bob": False}])
+    (0.4444444444444444, 3)
+    """
+    compared = [list(case.values()) for case in labels if len(case) > 1]
+    pooled = Counter(label for case in compared for label in case)
+    n = sum(pooled.values())
+    expected = n * n - sum(count * count for count in pooled.values())
+    if not expected:
+        return None, len(compared)
+    observed = 0.0
+    for case in compared:
+        size, counts = len(case), Counter(case)
+        observed += (size * size - sum(count * count for count in counts.values())) / (size - 1)
+    return 1.0 - (n - 1) * observed / expected, len(compared)
