@@ -11,18 +11,17 @@ from typing import Any, TypeVar
 import click
 
 from grampus_uq.cli.argument_types import SummarisedGroup
-from grampus_uq.cli.plain_text import arguments_in_short, legend, short, whole_arguments
 from grampus_uq.cli.printing import as_json_option, print_json, print_table, say_beside
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ApprovalError, ConfigurationError, DataError, SessionError
-from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
+from grampus_uq.gate.requests import ApprovalDecision
 from grampus_uq.gate.signatures import Ed25519Signer, signer_from_environment, write_key
 from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
 from grampus_uq.records.strict_json import parse_json
 from grampus_uq.records.values import Reading
-from grampus_uq.records.visible_text import visible
-from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.records.visible_text import arguments_in_short, legend, short, visible, whole_arguments
 from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.deciding import check_shown, open_request, store_decision
 from grampus_uq.runtime.drills import Drill
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stored_drills import StoredDrills
@@ -127,12 +126,11 @@ def _stands(decisions: Sequence[ApprovalDecision]) -> str:
 def show(request_id: str, url: str, as_json: bool) -> None:
     """Show one request: the whole call, its digest, its reason, and the end of the transcript."""
 
-    async def work(ledger: Ledger) -> tuple[Card, list[ApprovalDecision], list[str]]:
+    async def work(ledger: Ledger) -> tuple[Card, Sequence[ApprovalDecision], list[str]]:
         if (drill := await _drill(ledger, request_id)) is not None:
             return drill.card, [], []
-        state, request = await ledger.find_request(request_id)
-        decisions = [decision for decision, _ in (await ledger.decisions([request.id]))[request.id]]
-        return card(request, state), decisions, await _refusals(ledger, request)
+        found = await open_request(ledger, request_id)
+        return found.card, found.decisions, [f"{principal} {why}".strip() for principal, why in found.refused]
 
     shown, decisions, refusals = _with_ledger(url, work)
     if as_json:
@@ -176,19 +174,6 @@ def _numbers(shown: Card) -> list[str]:
     if shown.thresholds is not None:
         lines.append(f"thresholds {thresholds_in_words(shown.thresholds)}")
     return lines
-
-
-async def _refusals(ledger: Ledger, request: ApprovalRequest) -> list[str]:
-    """Why the runner took no notice of decisions on this request, as its audit says."""
-    try:
-        entries = await AuditLog(ledger.store, request.agent_id, request.session_id).entries()
-    except DataError as error:
-        return [f"the audit does not hold: {error}"]
-    refused = [entry["data"] for entry in entries if entry["what"] == "decision_refused"]
-    whys = [
-        f"{data.get('of', '')} {data.get('why', '')}".strip() for data in refused if data.get("request") == request.id
-    ]
-    return list(dict.fromkeys(whys))
 
 
 def _signed_lines(shown: Card) -> list[str]:
@@ -252,14 +237,6 @@ def _parsed(arguments: str) -> dict[str, Any]:
     return parsed
 
 
-def _still_shown(now: str, seen: str | None) -> None:
-    """Raise ApprovalError where the digest that was seen is another one than that of what waits now."""
-    if seen is not None and seen != now:
-        raise ApprovalError(
-            f"The pending call is no longer what was shown: its digest is {now}. Nothing was decided; look at it again."
-        )
-
-
 def _decide(
     kind: str,
     *,
@@ -277,25 +254,22 @@ def _decide(
 
     who = principal or getpass.getuser()
 
-    async def work(ledger: Ledger) -> tuple[Card, list[ApprovalDecision], str | None]:
+    async def work(ledger: Ledger) -> tuple[Card, Sequence[ApprovalDecision], str | None]:
         drill = await _drill(ledger, request_id)
         if drill is not None:
-            _still_shown(drill.card.digest, digest)
+            check_shown(drill.card, digest)
             answer = drill.answered(kind, principal=who, message=message, arguments=arguments)
             answer = answer if signer is None else signer.sign(answer)
             waiting = sum(len(session.requests) for session in await ledger.pending())
             done = await StoredDrills(ledger.store).answer(answer, ledger.now_s(), waiting=waiting)
             return drill.card, [], done.told()
-        state, request = await ledger.find_request(request_id)
-        shown = card(request, state)
-        _still_shown(shown.digest, digest)
-        decision = request.decide(kind, principal=who, message=message, arguments=arguments, never=never)
+        found = await open_request(ledger, request_id)
+        check_shown(found.card, digest)
+        decision = found.request.decide(kind, principal=who, message=message, arguments=arguments, never=never)
         if signer is not None:
             decision = signer.sign(decision)
-        ApprovalPolicy().check(request, decision, now_s=ledger.now_s())
-        before = [other for other, _ in (await ledger.decisions([request.id]))[request.id]]
-        await ledger.decide(decision, shown=shown)
-        return shown, before, None
+        await store_decision(ledger, found, decision)
+        return found.card, found.decisions, None
 
     try:
         shown, before, drilled = _with_ledger(url, work)

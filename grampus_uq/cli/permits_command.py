@@ -13,11 +13,12 @@ import click
 
 from grampus_uq.cli.argument_types import FiniteRange, SummarisedGroup
 from grampus_uq.cli.permit_conditions import limits_of, stricter
-from grampus_uq.cli.plain_text import one_line, short
+from grampus_uq.cli.plain_text import one_line
 from grampus_uq.cli.printing import as_json_option, naming_refused, print_json, print_table, progress, say_beside
 from grampus_uq.cli.spreading import spread_over, spreading
 from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import DataError
+from grampus_uq.records.visible_text import short
 
 if TYPE_CHECKING:
     from grampus_uq.gate.permits import Permit, PermitState

@@ -6,6 +6,7 @@ It stands in the state's metadata, which every release carries along: workers of
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
@@ -18,6 +19,7 @@ from grampus_uq.runtime.run_state import AgentState
 
 BEGUN_WITH = "begun_with"
 _REST = ""
+_LONGEST = 20_000
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _DATA = frozenset({"enum", "const", "default"})
 _ANNOTATIONS = frozenset({"title", "description", "examples", "$comment", "deprecated"})
@@ -39,12 +41,16 @@ class ChangedTools(StrEnum):
 
 
 class BegunWith(BaseModel):
-    """Digests of what a run was begun, or last resumed, with; `open`: the contracts of the tools of its open turn."""
+    """Digests of what a run was begun, or last resumed, with; `open`: the contracts of the tools of its open turn.
+
+    `parameters`: the schemas of these, for whoever edits a waiting call; one that is too long is left out.
+    """
 
     agent: str = ""
     profile: str | None = None
     tools: dict[str, str] = Field(default_factory=dict)
     open: dict[str, Contract] = Field(default_factory=dict)
+    parameters: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, agent: AgentDefinition, profile: Any, schemas: Sequence[Mapping[str, Any]]) -> BegunWith:
@@ -66,6 +72,7 @@ class BegunWith(BaseModel):
     def keep(self, state: AgentState, schemas: Sequence[Mapping[str, Any]]) -> None:
         """Write it to the state, with the contracts of the tools that the state's turn calls."""
         self.open = contracts(schemas, (record.proposed.name for record in state.turn))
+        self.parameters = {n: given for n, given in _functions(schemas) if n in self.open and _is_short(given)}
         state.metadata[BEGUN_WITH] = self.model_dump()
 
     def differences(self, now: BegunWith) -> list[str]:
@@ -78,6 +85,12 @@ class BegunWith(BaseModel):
             *(f"the tool {name!r:.80} is gone" for name in sorted(self.tools.keys() - now.tools.keys())),
             *(f"the tool {name!r:.80} is new" for name in sorted(now.tools.keys() - self.tools.keys())),
         ]
+
+
+def parameters_of(state: AgentState, tool: str) -> Mapping[str, Any] | None:
+    """The JSON schema of the arguments of a tool that a session's open turn calls; None where it is not kept."""
+    begun = BegunWith.read(state)
+    return None if begun is None else begun.parameters.get(tool)
 
 
 def contracts(schemas: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, Contract]:
@@ -115,6 +128,13 @@ def broken(old: Contract, new: Contract) -> list[str]:
 def _functions(schemas: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
     functions = [schema.get("function", schema) for schema in schemas]
     return [(str(one.get("name")), one.get("parameters")) for one in functions if isinstance(one, Mapping)]
+
+
+def _is_short(schema: Any) -> bool:
+    try:
+        return isinstance(schema, Mapping) and len(json.dumps(schema, allow_nan=False)) <= _LONGEST
+    except (RecursionError, TypeError, ValueError):
+        return False
 
 
 def _meaning(schema: Any, *, named: bool = False) -> Any:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from grampus_uq.core.turn_evidence import doubt_about
 from grampus_uq.errors import DataError
 from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.monitor.snapshot import read_snapshot
+from grampus_uq.records.call_parts import CallDoubt
 from grampus_uq.records.values import Message, StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintyLevel, UncertaintySource
 from grampus_uq.runtime.run_state import AgentState
@@ -23,8 +26,8 @@ _MOST_IN_ALL: Final = 60_000
 class Card(BaseModel):
     """A request as it is shown. It authorises nothing: a decision is bound to the request that has this `digest`.
 
-    `readings` and `thresholds` are as stored, unchecked; `unread` says why there are none. `messages` are the end of
-    the transcript, long ones cut.
+    `readings`, `doubt` (how sure the model was of the call, and of its weakest part) and `thresholds` are as stored,
+    unchecked; `unread` says why there are none. `messages` are the end of the transcript, long ones cut.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -49,6 +52,7 @@ class Card(BaseModel):
     created_s: float
     expires_s: float | None = None
     readings: dict[str, float] = Field(default_factory=dict)
+    doubt: CallDoubt | None = None
     thresholds: tuple[float, float, float] | None = None
     unread: str | None = None
     messages: tuple[Message, ...] = ()
@@ -65,11 +69,11 @@ def card(request: ApprovalRequest, state: AgentState | None = None) -> Card:
     if call is not None:
         shown |= {"call_id": call.id, "tool": call.name, "arguments": call.arguments}
     if state is not None:
-        shown |= _read(state, request.step_id) | {"messages": _end_of(state.messages)}
+        shown |= _read(state, request) | {"messages": _end_of(state.messages)}
     return Card(digest=request.digest(), **shown)
 
 
-def _read(state: AgentState, step_id: str) -> dict[str, Any]:
+def _read(state: AgentState, request: ApprovalRequest) -> dict[str, Any]:
     """What was read of the turn that proposes the call, and the thresholds; as stored, unchecked."""
     if state.belief is None:
         return {}
@@ -77,15 +81,18 @@ def _read(state: AgentState, step_id: str) -> dict[str, Any]:
         session, history = read_snapshot(state.belief)
     except DataError as error:
         return {"unread": f"the stored belief cannot be read: {error}"}
-    read: dict[str, float] = {}
+    step_id, read = request.step_id, dict[str, float]()
+    turn = next((turn for turn in session.turns if turn.step == step_id), None)
+    doubt = None if turn is None or request.call is None else doubt_about(session.turns, turn, request.call)
     for step in history.steps:
         if step.step_id == step_id:
             read |= _kept_readings(step)
-    read |= dict(turn.lowest for turn in session.turns if turn.step == step_id and turn.lowest is not None)
+    read |= dict([turn.lowest] if turn is not None and turn.lowest is not None else [])
     stored = state.belief.get("thresholds")
     three = stored if isinstance(stored, list) and len(stored) == 3 else []
     finite = all(type(value) is float and math.isfinite(value) for value in three)
-    return {"readings": read, "thresholds": tuple(three) if three and finite else None}
+    doubt = None if doubt is None else replace(doubt, call="")  # this call's, whatever its id
+    return {"readings": read, "doubt": doubt, "thresholds": tuple(three) if three and finite else None}
 
 
 def _kept_readings(step: StepUncertainty) -> dict[str, float]:

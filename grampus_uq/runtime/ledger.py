@@ -17,6 +17,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalR
 from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.asked_rows import row_changes
 from grampus_uq.runtime.cards import Card
 from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, SessionHead
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
@@ -119,7 +120,7 @@ class Ledger:
             raise StoreError(f"What is stored as session {found.key!r:.100} is the state of another one.")
         state._sealed = holds
         state._leased_until = time.monotonic() + _left(state, found)
-        state._asked = frozenset(request.id for request in state.pending())
+        state._asked = _asked_in(state)
         return state
 
     def head(self, found: Document) -> tuple[SessionHead, float]:
@@ -147,23 +148,22 @@ class Ledger:
             writes.append(audit_of(state.agent_id, state.session_id, notes))
         if state._replaces not in (None, log):
             writes.append(Drop(log=state._replaces))
-        waking, asked = self._waking(state)
-        written = state.transcript
-        self._set_clock(await self.store.write(*writes, *waking))
+        rows = await row_changes(self.store, state._asked, state.pending())
+        asked, written = _asked_in(state), state.transcript
+        self._set_clock(await self.store.write(*writes, *self._waking(state), *rows))
         state._kept, state._replaces, state._asked = (written, messages), None, asked
         return version + 1
 
-    def _waking(self, state: AgentState) -> tuple[list[Change], frozenset[str]]:
+    def _waking(self, state: AgentState) -> list[Change]:
         """What wakes this session: of each new request who is woken by a decision on it, and when it expires.
 
         A sub-agent's session has none of its own: who asks for it is its parent, which hears of its end.
         """
         pending, parent = state.pending(), state.metadata.get(PARENT)
-        asked = frozenset(request.id for request in pending)
         if parent is not None:
             ended = state.status in _ENDED
             wake = ended and not within_parent.get() and _named(parent)
-            return [wake.model_copy(update={"sure": True}).now(self.now_s())] if wake else [], asked
+            return [wake.model_copy(update={"sure": True}).now(self.now_s())] if wake else []
         job, key = (
             Job(agent_id=state.agent_id, session_id=state.session_id),
             session_key(state.agent_id, state.session_id),
@@ -175,7 +175,7 @@ class Ledger:
             for request_id in dict.fromkeys(request.id for request in new)
         ]
         changes += [job.at(due_s) for due_s in {request.expires_s for request in new} if due_s is not None]
-        return changes, asked
+        return changes
 
     async def adopt(self, state: AgentState) -> tuple[AgentState, int] | None:
         """The stored session after a write whose answer was lost.
@@ -198,12 +198,12 @@ class Ledger:
         prefix, waiting = "" if agent_id is None else session_key(agent_id, ""), []
         for status in (AgentStatus.WAITING_FOR_HUMAN, AgentStatus.RUNNING):
             for document in await self.store.scan("session", label=status.value, prefix=prefix):
-                found = self._pending_in(document) if containing in document.body else None
+                found = self.pending_in(document) if containing in document.body else None
                 if found is not None:
                     waiting.append(found)
         return waiting
 
-    def _pending_in(self, document: Document) -> PendingSession | None:
+    def pending_in(self, document: Document) -> PendingSession | None:
         """What a stored session waits for; None for one that does not wait, or cannot be read."""
         try:
             state, left = self.head(document)
@@ -226,7 +226,7 @@ class Ledger:
         found: dict[tuple[str, str], PendingSession] = {}
         while places:
             document = await self.store.get("session", session_key(*(place := places.popitem()[0])))
-            one = None if document is None else self._pending_in(document)
+            one = None if document is None else self.pending_in(document)
             if one is not None:
                 found[place] = one
                 asked = (r for r in one.requests if r.child_session is not None and r.id.startswith(request))
@@ -345,6 +345,11 @@ class Ledger:
             except SessionConflictError:
                 newest = await self.store.get("grant", newest.key)  # another worker used it at this moment
         return False
+
+
+def _asked_in(state: AgentState) -> dict[str, float]:
+    """The ids of what waits, with when it was asked."""
+    return {request.id: request.created_s for request in state.pending()}
 
 
 def _named(parent: Any) -> Job | None:

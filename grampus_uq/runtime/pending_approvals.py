@@ -1,16 +1,22 @@
-"""Counts the pending approvals in a store, from any thread: for a gauge."""
+"""What waits in a store: a page of it, the oldest first, by index; and how many, from any thread, for a gauge."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from urllib.parse import unquote
 
 import anyio
 
-from grampus_uq.errors import ConfigurationError
-from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError
+from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.runtime.asked_rows import ASKED, asked_row
+from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.store import Delete, Document, SessionStore
 from grampus_uq.runtime.stores import open_store
+from grampus_uq.runtime.worker_jobs import Job
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +50,59 @@ def pending_approvals(url: str, *, timeout_s: float = 5.0) -> Callable[[], int |
         return found[0] if found else None
 
     return count
+
+
+async def oldest_pending(
+    ledger: Ledger, *, after: str | None = None, limit: int = 25
+) -> tuple[list[ApprovalRequest], str | None]:
+    """Up to so many pending requests, the oldest first, behind the place `after`; and the place for the next page.
+
+    A request that a worker is carrying out at this moment is left out. What no longer waits, though a release that
+    knows no index left its row, is removed from the index.
+    """
+    found: list[ApprovalRequest] = []
+    while len(found) < limit:
+        rows = await ledger.store.scan(ASKED, after=after, limit=limit)
+        for row in rows:
+            after = row.key
+            request = await _still_asked(ledger, row)
+            found += [] if request is None else [request]
+            if len(found) == limit:
+                return found, after
+        if len(rows) < limit:
+            break
+    return found, None
+
+
+async def _still_asked(ledger: Ledger, row: Document) -> ApprovalRequest | None:
+    """The request of a row of the index, if it waits."""
+    try:
+        job = Job.model_validate_json(row.body)
+        document = await ledger.store.get("session", session_key(job.agent_id, job.session_id))
+        head = None if document is None else ledger.head(document)[0]
+    except (ValueError, RecursionError, StoreError):
+        return None  # unreadable: `prune` removes it when nothing asks for it any more
+    request_id = unquote(row.key.partition("/")[2])
+    if document is None or head is None or all(one.id != request_id for one in head.pending()):
+        with suppress(SessionConflictError):
+            await ledger.store.write(Delete(kind=ASKED, key=row.key, expected=row.version))
+        return None
+    session = ledger.pending_in(document)
+    return None if session is None else next(one for one in session.requests if one.id == request_id)
+
+
+async def count_pending(store: SessionStore, most: int) -> int:
+    """How many requests the index holds, up to `most`."""
+    return len(await store.scan(ASKED, limit=most))
+
+
+async def index_pending(ledger: Ledger) -> None:
+    """Add to the index what waits since before there was one."""
+    for session in await ledger.pending():
+        for request in session.requests:
+            if request.child_session is None:
+                with suppress(SessionConflictError):
+                    await ledger.store.write(asked_row(request))
 
 
 async def _count(url: str) -> int:

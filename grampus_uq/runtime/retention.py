@@ -20,6 +20,7 @@ from grampus_uq.importers.imported_run import ImportedRun
 from grampus_uq.importers.run_folder import RunFolder
 from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
 from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
@@ -145,9 +146,9 @@ def _time_of(entry: str) -> float:
 
 async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> None:
     asked = await _asked(store)
-    for kind in ("decision", WAKES):
+    for kind, part in (("decision", 0), (WAKES, 0), (ASKED, -1)):
         async for document in _pages(store, kind):
-            if document.age_s >= older_than_s and unquote(document.key.partition("/")[0]) not in asked:
+            if document.age_s >= older_than_s and unquote(document.key.split("/")[part]) not in asked:
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
     for kind in (DRILL, SOURCE):
         async for document in _pages(store, kind):

@@ -108,7 +108,7 @@ class AgentState(BaseModel):
     _kept: tuple[Transcript, list[Message]] | None = PrivateAttr(default=None)
     _leased_until: float = PrivateAttr(default=0.0)
     _replaces: str | None = PrivateAttr(default=None)
-    _asked: frozenset[str] = PrivateAttr(default=frozenset())
+    _asked: dict[str, float] = PrivateAttr(default_factory=dict)
 
     @property
     def sealed(self) -> bool:
@@ -123,6 +123,7 @@ class AgentState(BaseModel):
     def replaces(self, old: AgentState) -> AgentState:
         """This state, replacing `old` in the store: its first save removes the old transcript."""
         self._replaces = None if old.transcript is None else old.transcript.log
+        self._asked = old._asked
         return self
 
     def pending(self) -> list[ApprovalRequest]:

@@ -61,7 +61,7 @@ class Job(BaseModel):
 
     def _put(self, kind: str, due_s: float, name: str) -> Put:
         body = self.model_dump_json(exclude_defaults=True)
-        return Put(kind=kind, key=f"{_stamp(due_s)}/{name}", body=body, expected=0, label=quote(self.agent_id, safe=""))
+        return Put(kind=kind, key=f"{stamp(due_s)}/{name}", body=body, expected=0, label=quote(self.agent_id, safe=""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Taken:
     now_s: float
 
 
-def _stamp(due_s: float) -> str:
+def stamp(due_s: float) -> str:
     """A time as a text whose order is that of times; none is before 1970 or behind 2286."""
     return f"{min(max(due_s, 0.0), _LATEST):017.6f}"
 
@@ -92,7 +92,7 @@ async def take(
             if len(taken) >= most:
                 return taken
             found = await store.scan(kind, label=quote(agent, safe=""), limit=2 * most + _ASIDE)
-            due = [row for row in found if kind == WAKING or row.key <= _stamp(row.read_s)]
+            due = [row for row in found if kind == WAKING or row.key <= stamp(row.read_s)]
             random.shuffle(due)
             for row in due[: most + _ASIDE]:
                 one = await _take_one(store, row, agent, hold_s)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grampus_uq.cli.plain_text import whole_arguments
 from grampus_uq.learn.pages.page import _environment
-from grampus_uq.records.visible_text import is_hidden, visible
+from grampus_uq.records.visible_text import is_hidden, visible, whole_arguments
 
 HIDDEN = ["\u200b", "\u202e", "\u2066", "\ufeff", "\u034f", "\u3164", "\u2800", "\ufe0f", "\U000e0101", "\U000e0041"]
 HIDDEN += ["\x1b", "\x00", "\x85", "\u2028", "\u00a0", "\ud800", "\ue000"]

@@ -15,10 +15,9 @@ from click.testing import CliRunner, Result
 from grampus_uq import AgentRunner, ApprovalPolicy, PublicKeys, open_store
 from grampus_uq.cli.approvals_command import command
 from grampus_uq.cli.calibration_command import command as watch_command
-from grampus_uq.cli.plain_text import arguments_in_short, legend
 from grampus_uq.errors import GrampusError
 from grampus_uq.records.values import ToolCall
-from grampus_uq.records.visible_text import visible
+from grampus_uq.records.visible_text import arguments_in_short, legend, visible
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.testing import answer

@@ -1,0 +1,46 @@
+"""The index of what waits: a row of the store for each pending request, whose key begins with when it was asked.
+
+Rows are written and removed in the same write as the session that asks, so a list of the oldest costs one range of an
+index, however many wait. A release that does not know them leaves rows behind: who lists removes those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+from urllib.parse import quote
+
+from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.runtime.store import Change, Delete, Put, SessionStore
+from grampus_uq.runtime.worker_jobs import Job, stamp
+
+ASKED: Final = "asked"
+
+
+def asked_row(request: ApprovalRequest) -> Put:
+    """The row of a request that a session asks itself."""
+    job = Job(agent_id=request.agent_id, session_id=request.session_id)
+    body = job.model_dump_json(exclude_defaults=True)
+    return Put(kind=ASKED, key=row_key(request.id, request.created_s), body=body, expected=0)
+
+
+def row_key(request_id: str, created_s: float) -> str:
+    """Where the row of a request is: rows are in the order of asking."""
+    return f"{stamp(created_s)}/{quote(request_id, safe='')}"
+
+
+async def row_changes(
+    store: SessionStore, before: Mapping[str, float], pending: Sequence[ApprovalRequest]
+) -> list[Change]:
+    """What a write of a session changes in the index: `before` are its requests of before, with when they were made.
+
+    A request that is passed on for a sub-agent has its row from the sub-agent's own session.
+    """
+    now = {request.id for request in pending}
+    new = [request for request in pending if request.id not in before and request.child_session is None]
+    changes: list[Change] = [asked_row(request) for request in {request.id: request for request in new}.values()]
+    for request_id in before.keys() - now:
+        row = await store.get(ASKED, row_key(request_id, before[request_id]))
+        if row is not None:
+            changes.append(Delete(kind=ASKED, key=row.key, expected=row.version))
+    return changes

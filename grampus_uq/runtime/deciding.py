@@ -1,0 +1,79 @@
+"""A person's decision on a pending request: the one way from what was shown into the store, for terminal and pages."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grampus_uq.errors import ApprovalError, DataError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, ApprovalRequest
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.begun_with import parameters_of
+from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequest:
+    """A pending request as it stands in the store at this moment.
+
+    `decisions` were stored and not taken up, unchecked: only the runner has the keys. `refused` are those that the
+    runner took no notice of, as its audit says: who decided, and why not. `parameters` is the tool's schema; None where
+    the session does not hold it.
+    """
+
+    request: ApprovalRequest
+    card: Card
+    decisions: tuple[ApprovalDecision, ...]
+    refused: tuple[tuple[str, str], ...]
+    parameters: Mapping[str, Any] | None
+
+    @property
+    def standing(self) -> Sequence[ApprovalDecision]:
+        """The decisions that the runner may still take up."""
+        ignored = {principal for principal, _ in self.refused}
+        return [decision for decision in self.decisions if decision.principal not in ignored]
+
+
+def check_shown(card: Card, digest: str | None) -> None:
+    """Raise ApprovalError unless this card has the digest of what was shown; None: whatever was."""
+    if digest is not None and not hmac.compare_digest(digest.encode("utf-8", "replace"), card.digest.encode()):
+        raise ApprovalError(
+            f"The pending call is no longer what was shown: its digest is {card.digest}. Nothing was decided; look at "
+            "it again."
+        )
+
+
+async def open_request(ledger: Ledger, request_id: str) -> OpenRequest:
+    """The pending request with this id, or a unique beginning of it; raises SessionError when there is none."""
+    state, request = await ledger.find_request(request_id)
+    arrived = (await ledger.decisions([request.id]))[request.id]
+    return OpenRequest(
+        request=request,
+        card=card(request, state),
+        decisions=tuple(decision for decision, _ in arrived),
+        refused=await _refusals(ledger, request),
+        parameters=None if request.call is None else parameters_of(state, request.call.name),
+    )
+
+
+async def store_decision(ledger: Ledger, found: OpenRequest, decision: ApprovalDecision) -> None:
+    """Store a decision on what was shown, and wake its session; raises ApprovalError for one that cannot hold.
+
+    Whether its signature holds, and whether the principal may decide, is the runner's to say: it has the keys.
+    """
+    ApprovalPolicy().check(found.request, decision, now_s=ledger.now_s())
+    await ledger.decide(decision, shown=found.card)
+
+
+async def _refusals(ledger: Ledger, request: ApprovalRequest) -> tuple[tuple[str, str], ...]:
+    """Whose decisions on this request the runner took no notice of, and why, as its audit says."""
+    try:
+        entries = await AuditLog(ledger.store, request.agent_id, request.session_id).entries()
+    except DataError as error:
+        return (("", f"the audit does not hold: {error}"),)
+    data = [entry["data"] for entry in entries if entry["what"] == "decision_refused"]
+    refused = [(str(one.get("of", "")), str(one.get("why", ""))) for one in data if one.get("request") == request.id]
+    return tuple(dict.fromkeys(refused))
