@@ -45,18 +45,26 @@ class _Table(BaseModel):
 
 
 class ApprovalSettings(_Table):
-    """Who decides: the public keys of those who may, or the shared key in GRAMPUS_UQ_APPROVAL_KEY, or anybody."""
+    """Who decides: the public keys of those who may, or the shared key in GRAMPUS_UQ_APPROVAL_KEY, or anybody.
+
+    `elicitation`: the client shows its user what waits ("ask"), and what it answers is a decision ("decide").
+    """
 
     public_keys: dict[str, str | list[str]] = Field(default_factory=dict)
     approvers: list[str] | None = None
     required: int = Field(default=1, ge=1)
     expires_s: PositiveFloat | None = None
+    elicitation: Literal["ask", "decide"] | None = None
 
     def policy(self) -> ApprovalPolicy:
         """The policy of these settings and of the environment. Raises ConfigurationError."""
         keys = {name: [key] if isinstance(key, str) else list(key) for name, key in self.public_keys.items()}
+        signer = PublicKeys(keys) if keys else HmacSigner.from_environment()
+        if signer is not None and self.elicitation == "decide":
+            rule = "'ask' where decisions are signed: what a client answers is not"
+            raise ConfigurationError.of("approvals.elicitation", "mcp", rule, self.elicitation)
         return ApprovalPolicy(
-            signer=PublicKeys(keys) if keys else HmacSigner.from_environment(),
+            signer=signer,
             approvers=self.approvers,
             expires_s=self.expires_s,
             required=self.required,

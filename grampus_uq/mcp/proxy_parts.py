@@ -7,6 +7,7 @@ from collections.abc import Callable
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
 from grampus_uq.mcp.call_exchange import CallExchange
+from grampus_uq.mcp.elicitation import Elicitation
 from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
 from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.pins import shadowed
@@ -45,7 +46,9 @@ class ProxyParts:
         agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)
         calls = GuardedCalls(names, monitor=self._monitor, ledger=ledger, gate=gate, tools=tools, say=self._say)
-        return CallExchange(calls, self._states, self._say, hold_s=settings.hold_s)
+        mode = settings.approvals.elicitation
+        elicitation = None if mode is None else Elicitation(ledger, mode)
+        return CallExchange(calls, self._states, self._say, hold_s=settings.hold_s, elicitation=elicitation)
 
     def shadow(self, tool: str) -> str | None:
         """Why a tool must not be called: servers of this proxy share its name, and a model cannot tell them apart."""
