@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -36,6 +36,9 @@ from grampus_uq.mcp.json_rpc import (
 )
 from grampus_uq.mcp.request_state import RequestStateError, RequestStates, StateBinding
 from grampus_uq.records.values import ToolCall
+
+if TYPE_CHECKING:
+    from grampus_uq.mcp.call_spans import CallSpans
 
 HOLD_S: Final = 55.0
 _MOST_ROUNDS: Final = 8
@@ -77,8 +80,9 @@ class CallExchange:
         *,
         hold_s: float = HOLD_S,
         elicitation: Elicitation | None = None,
+        spans: CallSpans | None = None,
     ) -> None:
-        self.calls, self.elicitation = calls, elicitation
+        self.calls, self.elicitation, self._spans = calls, elicitation, spans
         self._states, self._say, self._hold_s = states, say, hold_s
         self.put: Callable[[bytes], Awaitable[None]] | None = None
         """Set by a transport whose client answers questions while its call waits."""
@@ -88,6 +92,17 @@ class CallExchange:
 
         `message` is a call that `read_message` let through.
         """
+        if self._spans is None:
+            return await self._judged(message, cancelled)
+        with self._spans.around(message) as span:
+            outcome = await self._judged(message, cancelled)
+        if isinstance(outcome, Passed):
+            self._spans.passed(span, outcome.record.proposed.id)
+        else:
+            self._spans.answered(span, {} if outcome is None else json.loads(outcome.line))
+        return outcome
+
+    async def _judged(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
         try:
             return await self._outcome(message, cancelled)
         except RefusedError as error:
@@ -173,6 +188,8 @@ class CallExchange:
 
     async def returned(self, record: CallRecord, line: bytes, values: Mapping[str, Any]) -> bytes:
         """Store the server's answer to a call: the line for the client, with a note where a human changed the call."""
+        if self._spans is not None:
+            self._spans.returned(record.proposed.id, values)
         result, error = values.get("result"), values.get("error")
         noted = _with_note(result, edit_note(record))
         is_error = error is not None or (isinstance(result, dict) and result.get("isError") is True)
