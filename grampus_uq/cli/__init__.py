@@ -27,6 +27,7 @@ _COMMANDS: Final = (
     "doctor",
     "drills",
     "evaluate",
+    "evidence",
     "fit",
     "inbox",
     "mcp",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grampus_uq.errors import ApprovalError, ChangedToolsError
+from grampus_uq.errors import ApprovalError, SessionError
 from grampus_uq.gate.call import (
     MAX_REJECTED,
     CallPhase,
@@ -28,6 +28,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind, ApprovalReq
 from grampus_uq.records.values import Message
 from grampus_uq.records.vocabulary import Role
 from grampus_uq.runtime.begun_with import BegunWith, broken, contracts
+from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.turn import Turn
@@ -96,7 +97,8 @@ async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDe
                 await lease.save()
             raise ApprovalError(refused[0][1])
     for decision in given:
-        await ledger.decide(decision, wake=False)  # it is being resumed
+        shown = card(waiting[decision.request_id][0])
+        await ledger.decide(decision, shown=shown, wake=False)  # it is being resumed
     outcomes: list[tuple[_Open, tuple[ApprovalDecision, ...]]] = []
     arrived = await ledger.decisions(list(waiting))
     for request, record in waiting.values():
@@ -114,10 +116,10 @@ async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDe
 
 
 def refuse_changes(state: AgentState, schemas: Schemas) -> None:
-    """Raise ChangedToolsError for a session with an open call whose tool is gone, or demands other arguments now."""
+    """Raise SessionError for a session with an open call whose tool is gone, or demands other arguments than before."""
     found = [f"{record.proposed.name!r:.80}: {why}" for record, why in _changed(state, schemas)]
     if found:
-        raise ChangedToolsError(
+        raise SessionError(
             f"Session {state.session_id!r:.80} is not resumed, because tools changed since its calls were proposed "
             f"({'; '.join(found)[:500]}). Resume it with the tools of then, or with changed_tools='ask'."
         )

@@ -326,13 +326,11 @@ def alike(text: str, rng: random.Random) -> str:
 
 
 def _redrawn(token: str, rng: random.Random) -> str:
+    """Other characters out of those that the token itself has of each kind."""
     if token.isdigit() or token.isalpha():
         return token
-    letters = "abcdef" if set(token.lower()) <= set("0123456789abcdef") else "abcdefghijklmnopqrstuvwxyz"
-    return "".join(
-        rng.choice("0123456789") if c.isdigit() else rng.choice(letters.upper() if c.isupper() else letters)
-        for c in token
-    )
+    letters = [c for c in token if c.isalpha()]
+    return "".join(rng.choice("0123456789") if c.isdigit() else rng.choice(letters) for c in token)
 
 
 def _last_two(digits: str, rng: random.Random) -> str:

@@ -210,6 +210,12 @@ TABLE = """
 2 doctor --timeout nan
 2 risk runs --profile p.json --draws 1
 2 stop --all --store sqlite:///nowhere.db --wait -1
+1 evidence export --store sqlite:///nowhere.db -o out.jsonl
+2 evidence export --store sqlite:///nowhere.db
+1 evidence export --store sqlite:///nowhere.db -o nowhere/out.jsonl
+1 evidence verify nowhere.jsonl
+1 evidence verify .
+2 evidence verify
 1 drills off --store sqlite:///nowhere.db
 1 drills report --store sqlite:///nowhere.db
 2 drills on --store sqlite:///nowhere.db

@@ -1,0 +1,99 @@
+"""`grampus-uq evidence`: what was shown, decided, signed and run, as a file that verifies without this store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from grampus_uq.cli.argument_types import OutputFile, SummarisedGroup
+from grampus_uq.cli.plain_text import one_line
+from grampus_uq.cli.printing import as_json_option, print_json
+from grampus_uq.cli.store_options import store_option, with_store
+from grampus_uq.errors import DataError
+
+if TYPE_CHECKING:
+    from grampus_uq.runtime.store import SessionStore
+
+_LONGEST = 50_000_000
+
+
+@click.group(name="evidence", cls=SummarisedGroup)
+def command() -> None:
+    """Export what was shown, decided, signed and run, and verify such a file without store or server."""
+
+
+@command.command()
+@store_option
+@as_json_option
+@click.option("-o", "--output", required=True, type=OutputFile(), metavar="FILE.jsonl", help="Where to write it.")
+def export(url: str, as_json: bool, output: str) -> None:
+    """Write the evidence, and print the digest of its last line: keep that where nobody of the store's can write.
+
+    Without that digest a file shows no change of what it holds, but not that the newest was left out.
+    """
+    from grampus_uq.runtime.evidence import evidence
+
+    async def work(store: SessionStore) -> tuple[int, str]:
+        count, line = 0, ""
+        async for line in evidence(store):
+            file.write(f"{line}\n")
+            count += 1
+        return count - 1, str(json.loads(line)["hash"])
+
+    with open(output, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as file:
+        entries, digest = with_store(url, work)
+    if as_json:
+        print_json({"output": output, "entries": entries, "digest": digest})
+    else:
+        click.echo(f"{entries} entries written to {one_line(output)}.\ndigest     {digest}")
+
+
+@command.command()
+@click.argument("file", metavar="FILE.jsonl")
+@as_json_option
+@click.option("--keys", "keys_file", default=None, help='The approvers\' public keys: {"ann": "ed25519:…"}.')
+@click.option("--digest", default=None, help="Of the last line, as `export` printed it.")
+def verify(file: str, as_json: bool, keys_file: str | None, digest: str | None) -> None:
+    """Verify a file of evidence. Exit status 1 for anything that was changed, or that ran without what it names.
+
+    Without --keys no signature is looked at, without --digest nothing shows that the newest was left out.
+    """
+    from grampus_uq.gate.signatures import PublicKeys
+    from grampus_uq.runtime.evidence import verified
+
+    keys = None if keys_file is None else PublicKeys.from_file(keys_file)
+    try:
+        with open(file, "rb") as lines:
+            found = verified(_lines(lines, file), keys, digest=digest)
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}.", path=file) from error
+    if as_json:
+        print_json(asdict(found) | {"holds": not found.faults})
+    else:
+        signed = "no keys were given" if keys is None else f"{found.signed} with a signature that holds"
+        monitor = found.ran - found.by_decision - found.by_permit
+        click.echo(f"entries    {found.entries}")
+        click.echo(f"decisions  {found.decisions}: {signed}, {found.shown} with what was shown")
+        lifted = f"{found.by_decision} on decisions, {found.by_permit} on permits or grants"
+        click.echo(f"ran        {found.ran}: {lifted}, {monitor} by the monitor's word")
+        click.echo(f"digest     {found.digest}{'' if digest else ' (not compared: --digest)'}")
+        for fault in found.faults:
+            click.echo(f"FAULT      {one_line(fault)}")
+        click.echo("It does not hold." if found.faults else "It holds.")
+    if found.faults:
+        raise SystemExit(1)
+
+
+def _lines(file: BinaryIO, path: str) -> Iterator[str]:
+    """The lines of a file, each ended by one line feed."""
+    while line := file.readline(_LONGEST):
+        if not line.endswith(b"\n"):
+            raise DataError("has a line that is too long, or was cut off.", path=path)
+        try:
+            yield line[:-1].decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise DataError("is not UTF-8.", path=path) from error
