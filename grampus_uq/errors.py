@@ -9,6 +9,7 @@ GrampusError
 │   ├── RateLimitedError                          HTTP 429 or its equivalent
 │   └── UnsupportedByModelError                   the model refuses a parameter (logprobs, temperature, n)
 ├── SessionError                                  a session is unknown, finished, or held by another worker
+│   ├── ChangedToolsError                         the tools of open calls changed, and the runner refuses to go on
 │   └── SessionConflictError                      somebody else stored a newer version first
 ├── ApprovalError                                 a decision is stale, expired, replayed, unsigned or not permitted
 ├── StoreError                                    the session store cannot be reached or holds something unreadable
@@ -106,6 +107,10 @@ class UnsupportedByModelError(ModelError):
 
 class SessionError(GrampusError):
     """A session is unknown, finished, or held by another worker."""
+
+
+class ChangedToolsError(SessionError):
+    """A session is left to workers whose tools are those of its open calls (`changed_tools="refuse"`)."""
 
 
 class SessionConflictError(SessionError):

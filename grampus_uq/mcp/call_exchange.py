@@ -13,13 +13,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from grampus_uq.errors import GrampusError, StoreError
 from grampus_uq.gate.call import CallRecord, edit_note
 from grampus_uq.gate.requests import ApprovalRequest
+from grampus_uq.mcp.elicitation import CREATE, QUESTION, Elicitation, elicits_here
 from grampus_uq.mcp.guarded_calls import Answer, GuardedCalls, RefusedError, Run, Wait
 from grampus_uq.mcp.json_rpc import (
     INVALID_PARAMS,
@@ -35,6 +36,9 @@ from grampus_uq.mcp.json_rpc import (
 )
 from grampus_uq.mcp.request_state import RequestStateError, RequestStates, StateBinding
 from grampus_uq.records.values import ToolCall
+
+if TYPE_CHECKING:
+    from grampus_uq.mcp.call_spans import CallSpans
 
 HOLD_S: Final = 55.0
 _MOST_ROUNDS: Final = 8
@@ -69,15 +73,36 @@ class CallExchange:
     """Judges the calls of one session for a transport. `hold_s`: how long a request is kept open while it waits."""
 
     def __init__(
-        self, calls: GuardedCalls, states: RequestStates, say: Callable[[str], None], *, hold_s: float = HOLD_S
+        self,
+        calls: GuardedCalls,
+        states: RequestStates,
+        say: Callable[[str], None],
+        *,
+        hold_s: float = HOLD_S,
+        elicitation: Elicitation | None = None,
+        spans: CallSpans | None = None,
     ) -> None:
-        self.calls, self._states, self._say, self._hold_s = calls, states, say, hold_s
+        self.calls, self.elicitation, self._spans = calls, elicitation, spans
+        self._states, self._say, self._hold_s = states, say, hold_s
+        self.put: Callable[[bytes], Awaitable[None]] | None = None
+        """Set by a transport whose client answers questions while its call waits."""
 
     async def outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
         """What becomes of a call; None where its client gave it up. Whatever is wrong with it is its own: never raises.
 
         `message` is a call that `read_message` let through.
         """
+        if self._spans is None:
+            return await self._judged(message, cancelled)
+        with self._spans.around(message) as span:
+            outcome = await self._judged(message, cancelled)
+        if isinstance(outcome, Passed):
+            self._spans.passed(span, outcome.record.proposed.id)
+        else:
+            self._spans.answered(span, {} if outcome is None else json.loads(outcome.line))
+        return outcome
+
+    async def _judged(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
         try:
             return await self._outcome(message, cancelled)
         except RefusedError as error:
@@ -96,13 +121,14 @@ class CallExchange:
         return _refused(message, text)
 
     async def _outcome(self, message: Message, cancelled: anyio.Event) -> Passed | Answered | None:
-        until, round_ = anyio.current_time() + self._hold_s, 0
+        until, round_, told = anyio.current_time() + self._hold_s, 0, None
         stated, own = message.params.get("requestState"), without_state(message)
         arguments = judged_arguments(own.params)
         call = ToolCall(id=f"call_{uuid.uuid4().hex}", name=own.params["name"], arguments=arguments)
         if own is not message:
             await self.calls.open()
-            round_ = 1 + self._states.read(stated, self._binding(call), now_s=self.calls.now_s()).round
+            told = self._states.read(stated, self._binding(call), now_s=self.calls.now_s())
+            round_ = told.round + 1
         call_id = await self.calls.propose(call)
         while not cancelled.is_set():
             changed = self.calls.changed
@@ -112,6 +138,14 @@ class CallExchange:
             if isinstance(became, Answer):
                 result = _result(became, is_modern(message.params))
                 return Answered(line=_result_line(message, result), call_id=call_id)
+            if became.request is not None and self.elicitation is not None:
+                if told is not None and told.request_id == became.request.id:
+                    told, answer = None, _answer_in(message)
+                    await self.elicitation.take(became.request, answer)
+                elif is_modern(message.params) and round_ == 0 and elicits_here(message.params):
+                    return Answered(line=_result_line(message, self._pending(message, call, became, round_)))
+                elif self.put is not None and (line := self.elicitation.ask(became.request)) is not None:
+                    await self.put(line)
             with anyio.move_on_after(until - anyio.current_time()) as scope:
                 await _first_of(changed.wait, cancelled.wait)
             if scope.cancelled_caught:
@@ -135,7 +169,11 @@ class CallExchange:
         if modern and round_ < _MOST_ROUNDS:
             now_s = self.calls.now_s()
             state = self._states.issue(self._binding(call), wait.request.id, now_s=now_s, round=round_)
-            return {"resultType": "input_required", "requestState": state}
+            asked: dict[str, Any] = {"resultType": "input_required", "requestState": state}
+            if self.elicitation is not None and round_ == 0 and elicits_here(message.params):
+                params = {"mode": "form", **self.elicitation.question(wait.request)}
+                asked["inputRequests"] = {QUESTION: {"method": CREATE, "params": params}}
+            return asked
         text = _PENDING.format(request=wait.request.id[:8])
         return text_result(text, is_error=True, modern=modern, request=wait.request.id, **_why(wait.request))
 
@@ -150,6 +188,8 @@ class CallExchange:
 
     async def returned(self, record: CallRecord, line: bytes, values: Mapping[str, Any]) -> bytes:
         """Store the server's answer to a call: the line for the client, with a note where a human changed the call."""
+        if self._spans is not None:
+            self._spans.returned(record.proposed.id, values)
         result, error = values.get("result"), values.get("error")
         noted = _with_note(result, edit_note(record))
         is_error = error is not None or (isinstance(result, dict) and result.get("isError") is True)
@@ -159,6 +199,12 @@ class CallExchange:
             line = line if noted is result else written({**values, "result": noted})
         await self.calls.finish(record, text=_text_of(result, error), is_error=is_error, raw=raw)
         return line
+
+
+def _answer_in(message: Message) -> Any:
+    """The client's answer to the question of the proxy, in a call that it sends again."""
+    answers = message.params.get("inputResponses")
+    return answers.get(QUESTION) if isinstance(answers, dict) else None
 
 
 def _result_line(message: Message, result: Mapping[str, Any]) -> bytes:

@@ -14,10 +14,12 @@ from typing import Any, Final
 import anyio
 from anyio.abc import TaskGroup
 
+from grampus_uq.errors import StoreError
 from grampus_uq.gate.call import CallRecord
 from grampus_uq.mcp.answers import Answers, Taken
 from grampus_uq.mcp.byte_budget import ByteBudget
 from grampus_uq.mcp.call_exchange import CallExchange, Passed
+from grampus_uq.mcp.elicitation import elicits, is_answer
 from grampus_uq.mcp.json_rpc import (
     INVALID_REQUEST,
     Id,
@@ -65,7 +67,7 @@ class Guard:
         max_bytes: int = _MAX_BYTES,
     ) -> None:
         self._to_client, self._to_server, self._exchange, self._late_s = to_client, to_server, exchange, late_s
-        self._answers = Answers(exchange.calls, say)
+        self._answers, self._say = Answers(exchange.calls, say), say
         self._open: dict[Id, _Open] = {}
         self._given_up: set[str] = set()
         self._budget = ByteBudget(max_bytes)
@@ -122,14 +124,26 @@ class Guard:
         except UnclearError as error:
             await self._reply(error_line(error.answer, error.code, f"refused: {error}"))
             return
-        if message.method is not None and (message.id in self._open or message.id in self._answers):
+        if self._exchange.elicitation is not None and is_answer(message):
+            await self._start(self._answered, message)
+        elif message.method is not None and (message.id in self._open or message.id in self._answers):
             why = f"the id {message.id!r:.60} is that of a request which is not answered yet"
             await self._reply(error_line(message.id, INVALID_REQUEST, f"refused: {why}"))
         elif message.is_call:
             await self._take(message)
         elif not (message.method == "notifications/cancelled" and await self._cancel(message.params.get("requestId"))):
+            if message.method == "initialize" and elicits(message.params.get("capabilities")):
+                self._exchange.put = self._reply
             self._answers.expect(message)
             await self._to_server(line)
+
+    async def _answered(self, message: Message) -> None:
+        """Take the client's answer to a question of the proxy's."""
+        assert self._exchange.elicitation is not None  # noqa: S101 (it asked)
+        try:
+            await self._exchange.elicitation.answered(message)
+        except StoreError as error:
+            self._say(f"an answer at the client could not be stored: {error}")
 
     async def _cancel(self, identity: Any) -> bool:
         """Give up an open call; True where its server has never heard of it."""

@@ -21,6 +21,7 @@ INVALID_REQUEST: Final = -32600
 INVALID_PARAMS: Final = -32602
 CALL: Final = "tools/call"
 LIST: Final = "tools/list"
+PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 
 ENVELOPE: Final = ("jsonrpc", "id", "method", "params", "result", "error")
 _PARAMS: Final = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
@@ -215,7 +216,7 @@ def text_result(text: str, *, is_error: bool, modern: bool = False, **meta: Any)
 def is_modern(params: Mapping[str, Any]) -> bool:
     """True for a request of a revision without a handshake (2026-07-28 and later)."""
     meta = params.get("_meta")
-    version = meta.get("io.modelcontextprotocol/protocolVersion") if isinstance(meta, dict) else None
+    version = meta.get(PROTOCOL_VERSION) if isinstance(meta, dict) else None
     return isinstance(version, str) and version >= "2026"
 
 

@@ -4,6 +4,7 @@ agent = "desktop"                          # names the agent in the store and in
 store = "sqlite:////home/ann/guard.db"     # where sessions, requests and decisions are kept
 session = "desktop"                        # optional: goes on under this name after a restart
 recordings = "/home/ann/runs"              # optional: one recording a session
+otlp_endpoint = "http://localhost:4317"    # optional: spans of the calls and of what the monitor made of them
 trusted = true                             # the server's readOnlyHint counts
 [effects]
 "read_*" = "read"
@@ -45,18 +46,26 @@ class _Table(BaseModel):
 
 
 class ApprovalSettings(_Table):
-    """Who decides: the public keys of those who may, or the shared key in GRAMPUS_UQ_APPROVAL_KEY, or anybody."""
+    """Who decides: the public keys of those who may, or the shared key in GRAMPUS_UQ_APPROVAL_KEY, or anybody.
+
+    `elicitation`: the client shows its user what waits ("ask"), and what it answers is a decision ("decide").
+    """
 
     public_keys: dict[str, str | list[str]] = Field(default_factory=dict)
     approvers: list[str] | None = None
     required: int = Field(default=1, ge=1)
     expires_s: PositiveFloat | None = None
+    elicitation: Literal["ask", "decide"] | None = None
 
     def policy(self) -> ApprovalPolicy:
         """The policy of these settings and of the environment. Raises ConfigurationError."""
         keys = {name: [key] if isinstance(key, str) else list(key) for name, key in self.public_keys.items()}
+        signer = PublicKeys(keys) if keys else HmacSigner.from_environment()
+        if signer is not None and self.elicitation == "decide":
+            rule = "'ask' where decisions are signed: what a client answers is not"
+            raise ConfigurationError.of("approvals.elicitation", "mcp", rule, self.elicitation)
         return ApprovalPolicy(
-            signer=PublicKeys(keys) if keys else HmacSigner.from_environment(),
+            signer=signer,
             approvers=self.approvers,
             expires_s=self.expires_s,
             required=self.required,
@@ -106,6 +115,7 @@ class ProxySettings(_Table):
     store: str | None = None
     session: str | None = Field(default=None, min_length=1, max_length=200)
     recordings: str | None = None
+    otlp_endpoint: str | None = Field(default=None, pattern="^https?://[^/]")
     profile: str | None = None
     advisory: bool = False
     trusted: bool = False
@@ -126,9 +136,9 @@ class ProxySettings(_Table):
         patterns = {name: effect for name, effect in self.effects.items() if name not in exact}
         return ToolEffects(exact, patterns=patterns, unknown_is_irreversible=self.unclassified == "ask")
 
-    def monitor(self, processors: Sequence[Processor] = ()) -> UncertaintyMonitor:
+    def monitor(self, processors: Sequence[Processor] = (), tracer: Any = None) -> UncertaintyMonitor:
         """The monitor of these settings. Raises ConfigurationError."""
-        given: dict[str, Any] = {"processors": processors, "advisory": self.advisory}
+        given: dict[str, Any] = {"processors": processors, "tracer": tracer, "advisory": self.advisory}
         if self.reader is not None:
             given["sensing"] = Sensing(reader=self.reader.reader())
         if self.profile is not None:

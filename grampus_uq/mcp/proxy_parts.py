@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
 
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
 from grampus_uq.mcp.call_exchange import CallExchange
+from grampus_uq.mcp.elicitation import Elicitation
 from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
 from grampus_uq.mcp.listed_tools import ListedTools
 from grampus_uq.mcp.pins import shadowed
@@ -17,6 +21,9 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores import open_store
 
+if TYPE_CHECKING:
+    from grampus_uq.telemetry.tracer import GrampusTracer
+
 
 class ProxyParts:
     """What the sessions of one proxy share. `say` tells whoever reads the proxy's log."""
@@ -24,7 +31,8 @@ class ProxyParts:
     def __init__(self, settings: ProxySettings, url: str, say: Callable[[str], None]) -> None:
         self._settings, self._say = settings, say
         self._recorder = None if settings.recordings is None else RecordingProcessor(settings.recordings)
-        self._monitor = settings.monitor([] if self._recorder is None else [self._recorder])
+        self._tracer = _tracer(settings.otlp_endpoint)
+        self._monitor = settings.monitor([] if self._recorder is None else [self._recorder], self._tracer)
         self._approvals = settings.approvals.policy()
         self._store = open_store(url, create=True)
         self._states = RequestStates(self._approvals.seal or Seal.of_this_process())
@@ -45,7 +53,16 @@ class ProxyParts:
         agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)
         calls = GuardedCalls(names, monitor=self._monitor, ledger=ledger, gate=gate, tools=tools, say=self._say)
-        return CallExchange(calls, self._states, self._say, hold_s=settings.hold_s)
+        mode = settings.approvals.elicitation
+        elicitation = None if mode is None else Elicitation(ledger, mode)
+        spans = None
+        if self._tracer is not None:
+            from grampus_uq.mcp.call_spans import CallSpans
+
+            spans = CallSpans(self._tracer, session_id, "tcp" if server else "pipe")
+        return CallExchange(
+            calls, self._states, self._say, hold_s=settings.hold_s, elicitation=elicitation, spans=spans
+        )
 
     def shadow(self, tool: str) -> str | None:
         """Why a tool must not be called: servers of this proxy share its name, and a model cannot tell them apart."""
@@ -57,7 +74,17 @@ class ProxyParts:
         return f"refused: {' and '.join(servers)} both list the tool {tool!r:.80} (allowed with shadowing = 'allow')"
 
     async def aclose(self) -> None:
-        """Close the store and the recording."""
+        """Close the store and the recording, and send the last spans."""
         await self._store.aclose()
+        if self._tracer is not None:
+            await anyio.to_thread.run_sync(self._tracer.shutdown)
         if self._recorder is not None:
             self._recorder.close()
+
+
+def _tracer(endpoint: str | None) -> GrampusTracer | None:
+    if endpoint is None:
+        return None
+    from grampus_uq.telemetry.tracer import GrampusTracer  # loads the exporter
+
+    return GrampusTracer(service_name="grampus-uq-mcp", otlp_endpoint=endpoint)

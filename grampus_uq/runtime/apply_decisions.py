@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grampus_uq.errors import ApprovalError, SessionError
+from grampus_uq.errors import ApprovalError, ChangedToolsError
 from grampus_uq.gate.call import (
     MAX_REJECTED,
     CallPhase,
@@ -116,10 +116,10 @@ async def _take_decisions(turn: Turn, ledger: Ledger, given: Sequence[ApprovalDe
 
 
 def refuse_changes(state: AgentState, schemas: Schemas) -> None:
-    """Raise SessionError for a session with an open call whose tool is gone, or demands other arguments than before."""
+    """Raise ChangedToolsError for a session with an open call whose tool is gone, or demands other arguments now."""
     found = [f"{record.proposed.name!r:.80}: {why}" for record, why in _changed(state, schemas)]
     if found:
-        raise SessionError(
+        raise ChangedToolsError(
             f"Session {state.session_id!r:.80} is not resumed, because tools changed since its calls were proposed "
             f"({'; '.join(found)[:500]}). Resume it with the tools of then, or with changed_tools='ask'."
         )

@@ -15,11 +15,27 @@ from typing import Any
 from pydantic import JsonValue
 
 from grampus_uq.errors import DataError
+from grampus_uq.gate.call import CallRecord
 from grampus_uq.records.values import canonical_json
 from grampus_uq.runtime.ledger import audit_of
 from grampus_uq.runtime.store import GENESIS, SessionStore, link
 
 _OF_THE_STORE = ("v", "seq", "time_s", "previous", "hash")
+
+
+def call_facts(run_id: str, record: CallRecord) -> dict[str, Any]:
+    """What the audit says of a call: the digest of its arguments, and who cleared it."""
+    return {
+        "run_id": run_id,
+        "step_id": record.step_id,
+        "tool": record.call.name,
+        "call_id": record.call.id,
+        "digest": record.call.digest(),
+        "effect": record.effect.value,
+        "idempotency_key": record.key(run_id),
+        "cleared_by": record.cleared_by,
+        "decisions": [decision.request_id for decision in record.decisions],
+    }
 
 
 class AuditLog:

@@ -11,11 +11,13 @@ from urllib.parse import unquote
 from grampus_uq.errors import SessionError, StoreError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
-from grampus_uq.runtime.ledger import Ledger, session_key
+from grampus_uq.runtime.audit import call_facts
+from grampus_uq.runtime.ledger import Ledger, Note, session_key
 from grampus_uq.runtime.store import Delete, Document, SessionStore
-from grampus_uq.runtime.worker_jobs import DEAD, Job
+from grampus_uq.runtime.worker_jobs import DEAD, Job, standing_letter
 
 _GIVEN_UP = "Not executed: the run was given up."
+_UNKNOWN = "Its outcome is unknown: a worker died while it ran, and the run was given up."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,16 @@ async def dead_letters(
     """The first `limit` of them behind `after`, by agent and session; one that cannot be read says so."""
     behind = None if after is None else session_key(after.agent_id, after.session_id)
     prefix = "" if agent_id is None else session_key(agent_id, "")
-    return [_letter(found) for found in await store.scan(DEAD, prefix=prefix, after=behind, limit=limit)]
+    letters: list[DeadLetter] = []
+    while len(letters) < limit and (page := await store.scan(DEAD, prefix=prefix, after=behind, limit=limit)):
+        behind = page[-1].key
+        letters += [_letter(found) for found in page if await _stands(store, found)]
+    return letters[:limit]
+
+
+async def _stands(store: SessionStore, letter: Document) -> bool:
+    session = await store.get("session", letter.key)
+    return session is None or await standing_letter(store, session) is not None
 
 
 def _letter(found: Document) -> DeadLetter:
@@ -78,17 +89,21 @@ async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str
         state, version = loaded
         if state.leased_for_s():
             raise SessionError(f"Session {session_id!r:.80} is run by a worker: it is not given up.")
-        for record in [record for record in state.turn if record.phase is not CallPhase.SETTLED]:
-            state.settle(record, _GIVEN_UP, is_error=True)
+        unsettled = [record for record in state.turn if record.phase is not CallPhase.SETTLED]
+        started = [record for record in unsettled if record.phase is CallPhase.STARTED and record.child_session is None]
+        for record in unsettled:
+            state.settle(record, _UNKNOWN if record in started else _GIVEN_UP, is_error=True)
         state.status, state.review = AgentStatus.FAILED, []
         state.metadata |= {"stop_reason": StopReason.CANCELLED.value, "error": f"Given up: {_letter(found).why}"}
-        await ledger.save(state, version, [("given_up", {"principal": principal, "why": _letter(found).why})])
+        notes: list[Note] = [("given_up", {"principal": principal, "why": _letter(found).why})]
+        notes += [("outcome_unknown", call_facts(state.run_id, record)) for record in started]
+        await ledger.save(state, version, notes)
     await ledger.store.write(_removal(found))
 
 
 async def _found(store: SessionStore, agent_id: str, session_id: str) -> Document:
     found = await store.get(DEAD, session_key(agent_id, session_id))
-    if found is None:
+    if found is None or not await _stands(store, found):
         raise SessionError(f"Session {session_id!r:.80} of agent {agent_id!r:.80} was not set aside.")
     return found
 

@@ -19,10 +19,10 @@ from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.asked_rows import row_changes
 from grampus_uq.runtime.cards import Card
-from grampus_uq.runtime.run_state import STATE_VERSION, AgentState, PendingSession, SessionHead
+from grampus_uq.runtime.run_state import ATTENDED, STATE_VERSION, AgentState, PendingSession, SessionHead
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
-from grampus_uq.runtime.worker_jobs import PARENT, WAKES, Job, within_parent
+from grampus_uq.runtime.worker_jobs import PARENT, WAKES, Job, looked_after, within_parent
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _SHORTEST_ID = 8
@@ -151,7 +151,7 @@ class Ledger:
         rows = await row_changes(self.store, state._asked, state.pending())
         asked, written = _asked_in(state), state.transcript
         self._set_clock(await self.store.write(*writes, *self._waking(state), *rows))
-        state._kept, state._replaces, state._asked = (written, messages), None, asked
+        state._kept, state._replaces, state._asked, state._unfinished = (written, messages), None, asked, False
         return version + 1
 
     def _waking(self, state: AgentState) -> list[Change]:
@@ -161,20 +161,21 @@ class Ledger:
         """
         pending, parent = state.pending(), state.metadata.get(PARENT)
         if parent is not None:
-            ended = state.status in _ENDED
-            wake = ended and not within_parent.get() and _named(parent)
+            back = state.status in _ENDED or (state._unfinished and not looked_after.get())
+            wake = back and not within_parent.get() and _named(parent)
             return [wake.model_copy(update={"sure": True}).now(self.now_s())] if wake else []
-        job, key = (
-            Job(agent_id=state.agent_id, session_id=state.session_id),
-            session_key(state.agent_id, state.session_id),
-        )
+        attended = state.metadata.get(ATTENDED) is True
+        job = Job(agent_id=state.agent_id, session_id=state.session_id, attended=attended)
+        key = session_key(state.agent_id, state.session_id)
         new = [request for request in pending if request.id not in state._asked]
         body = job.model_dump_json(exclude_defaults=True)
         changes: list[Change] = [
             Put(kind=WAKES, key=f"{quote(request_id, safe='')}/{key}", body=body, expected=0)
             for request_id in dict.fromkeys(request.id for request in new)
         ]
-        changes += [job.at(due_s) for due_s in {request.expires_s for request in new} if due_s is not None]
+        if not attended:
+            changes += [job.at(due_s) for due_s in {request.expires_s for request in new} if due_s is not None]
+            changes += [job.now(self.now_s())] if state._unfinished and not looked_after.get() else []
         return changes
 
     async def adopt(self, state: AgentState) -> tuple[AgentState, int] | None:
@@ -198,13 +199,22 @@ class Ledger:
         prefix, waiting = "" if agent_id is None else session_key(agent_id, ""), []
         for status in (AgentStatus.WAITING_FOR_HUMAN, AgentStatus.RUNNING):
             for document in await self.store.scan("session", label=status.value, prefix=prefix):
-                found = self.pending_in(document) if containing in document.body else None
+                found = await self.pending_in(document) if containing in document.body else None
                 if found is not None:
                     waiting.append(found)
         return waiting
 
-    def pending_in(self, document: Document) -> PendingSession | None:
-        """What a stored session waits for; None for one that does not wait, or cannot be read."""
+    async def parent_status(self, parent: Any) -> str | None:
+        """How the parent stands that a sub-agent's session names; None without one in this store.
+
+        Nothing of a session runs any more whose parent has ended.
+        """
+        job = _named(parent)
+        found = None if job is None else await self.store.get("session", session_key(job.agent_id, job.session_id))
+        return None if found is None else found.label
+
+    async def pending_in(self, document: Document) -> PendingSession | None:
+        """What a stored session waits for; None for one that does not wait, cannot be read, or lost its parent."""
         try:
             state, left = self.head(document)
         except StoreError as error:
@@ -213,6 +223,9 @@ class Ledger:
         requests = state.pending()
         asks = state.status is AgentStatus.RUNNING and requests and (state.attended or not left)
         if state.status is not AgentStatus.WAITING_FOR_HUMAN and not asks:
+            return None
+        parent = state.metadata.parent_session
+        if parent is not None and await self.parent_status(parent) in _ENDED:
             return None
         since_s = min((request.created_s for request in requests), default=state.claimed_s)
         return PendingSession(
@@ -226,7 +239,7 @@ class Ledger:
         found: dict[tuple[str, str], PendingSession] = {}
         while places:
             document = await self.store.get("session", session_key(*(place := places.popitem()[0])))
-            one = None if document is None else self.pending_in(document)
+            one = None if document is None else await self.pending_in(document)
             if one is not None:
                 found[place] = one
                 asked = (r for r in one.requests if r.child_session is not None and r.id.startswith(request))
@@ -282,13 +295,14 @@ class Ledger:
         jobs = await self._woken_by(request) if wake else []
         try:
             self._set_clock(await self.store.write(put, *(job.now(self.now_s()) for job in jobs)))
-        except SessionConflictError:
-            return  # this very decision is there
+        except SessionConflictError:  # this very decision is there: whoever gave it may not have come to the jobs
+            if jobs:
+                await self.store.write(*(job.now(self.now_s()) for job in jobs))
 
     async def _woken_by(self, request: str) -> list[Job]:
         """The sessions that a decision on this request wakes; a session of an older release is found by looking."""
         found = [_named_in(document.body) for document in await self.store.children(WAKES, [request])]
-        jobs = [job for job in found if job is not None]
+        jobs = [job for job in found if job is not None and not job.attended]
         if not found:
             waiting = await self.pending(containing=unquote(request))
             jobs = [Job(agent_id=one.agent_id, session_id=one.session_id) for one in waiting]

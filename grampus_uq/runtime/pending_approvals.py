@@ -87,7 +87,7 @@ async def _still_asked(ledger: Ledger, row: Document) -> ApprovalRequest | None:
         with suppress(SessionConflictError):
             await ledger.store.write(Delete(kind=ASKED, key=row.key, expected=row.version))
         return None
-    session = ledger.pending_in(document)
+    session = await ledger.pending_in(document)
     return None if session is None else next(one for one in session.requests if one.id == request_id)
 
 

@@ -11,6 +11,7 @@ import math
 import os
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from urllib.parse import unquote
 
 import anyio.to_thread
@@ -22,9 +23,10 @@ from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.asked_rows import ASKED
 from grampus_uq.runtime.ledger import Ledger, audit_of, session_key
+from grampus_uq.runtime.run_state import AgentState
 from grampus_uq.runtime.store import WAKING, Change, Delete, Document, Drop, Put, SessionStore
 from grampus_uq.runtime.stored_drills import DRILL, SOURCE
-from grampus_uq.runtime.worker_jobs import DEAD, TIMER, WAKES, Job
+from grampus_uq.runtime.worker_jobs import DEAD, PARENT, TIMER, WAKES, Job
 
 _PAGE = 200
 _KEPT_AUDIT = "kept_audit"
@@ -45,7 +47,8 @@ async def prune(
     Each with its transcript, checkpoints, branches and stop orders, with `audits` also its audit. Audits that were kept
     are removed once their last entry is older than `audits_older_than_s`. Decisions, drills, grants and jobs that are
     older than `older_than_s` are removed too, unless a pending request or a live session needs them. What has not ended
-    is never touched. Sessions are read in pages: memory grows with the store by 8 bytes a session that ended.
+    is never touched; sub-agents end with their parent, and stay for it until then. Sessions are read in pages: memory
+    grows with the store by 8 bytes a session that ended.
 
     `move_to` is a folder of recordings: each session is written there in full first, with its steps but without the
     readings of a monitor (a `RecordingProcessor` keeps those), and stays in the store where that fails.
@@ -81,12 +84,25 @@ async def prune(
 
 
 async def _ended(store: SessionStore) -> AsyncIterator[tuple[Document, dict[str, object], float]]:
-    """The sessions that ended, each with its head and the time of its end."""
-    for status in _ENDED:
+    """The sessions that ended, each with its head and the time of its end; a sub-agent's if its parent ended."""
+    ledger = Ledger(store)
+    for status in (*(one for one in AgentStatus if one not in _ENDED), *_ENDED):
         async for document in _pages(store, "session", status.value):
+            if not await _rests(ledger, document):
+                continue
             head = json.loads(document.body)
             ended_s = document.written_s or float(head.get("created_s", document.read_s))  # 0: from before schema 2
             yield document, head, ended_s
+
+
+async def _rests(ledger: Ledger, document: Document) -> bool:
+    """True for a session that ended, if no live parent may read its result; a sub-agent's ends with its parent."""
+    ended = document.label in _ENDED
+    if PARENT not in document.body:
+        return ended
+    head, left = ledger.head(document)
+    parent = await ledger.parent_status(head.metadata.parent_session)
+    return (ended and parent is None) or (parent in _ENDED and not left)
 
 
 async def _ended_before(store: SessionStore, older_than_s: float | None, keep: int | None) -> float:
@@ -122,7 +138,15 @@ async def _moved(store: SessionStore, document: Document, folder: RunFolder) -> 
         model=str(state.definition.get("model") or ""),
         agent_id=state.agent_id,
     )
-    await anyio.to_thread.run_sync(folder.write, run, state.created_s)
+    # Two agents may have a session of one name, and a session may have been run twice.
+    names = (state.session_id, f"{state.agent_id}/{state.session_id}", f"{state.session_id}/{state.run_id}")
+    for name in names:
+        try:
+            await anyio.to_thread.run_sync(folder.write, replace(run, run_id=name), state.created_s)
+            break
+        except DataError:
+            if name == names[-1]:
+                raise
     return True
 
 
@@ -132,9 +156,15 @@ async def _prune_audits(store: SessionStore, older_than_s: float) -> None:
         log = f"audit/{document.key}"
         entries = await store.read(log)
         last_s = max((_time_of(entry) for entry in entries[-1:]), default=document.written_s)
-        if document.read_s - last_s >= older_than_s and await store.get("session", document.key) is None:
+        if document.read_s - last_s >= older_than_s:
             place = Delete(kind=_KEPT_AUDIT, key=document.key, expected=document.version)
-            await _remove(store, [place, Drop(log=log)])
+            # A session that begins meanwhile makes this write fail; one that begins behind it takes its place.
+            agent, _, session = document.key.partition("/")
+            gone = AgentState(agent_id=unquote(agent), session_id=unquote(session), status=AgentStatus.COMPLETED)
+            body, name = gone.model_dump_json(exclude={"messages"}), document.key
+            gone_row = Put(kind="session", key=name, body=body, expected=0, label=gone.status.value)
+            if await _remove(store, [gone_row, place, Drop(log=log)]):
+                await _remove(store, [Delete(kind="session", key=name, expected=1)])
 
 
 def _time_of(entry: str) -> float:
@@ -145,10 +175,12 @@ def _time_of(entry: str) -> float:
 
 
 async def _prune_what_is_left(store: SessionStore, older_than_s: float) -> None:
-    asked = await _asked(store)
+    asked = await _asked(store)  # sessions of older releases have no rows that name them
     for kind, part in (("decision", 0), (WAKES, 0), (ASKED, -1)):
         async for document in _pages(store, kind):
-            if document.age_s >= older_than_s and unquote(document.key.split("/")[part]) not in asked:
+            request = document.key.split("/")[part]
+            old = document.age_s >= older_than_s and unquote(request) not in asked
+            if old and not await _asks(store, request):
                 await _remove(store, [Delete(kind=kind, key=document.key, expected=document.version)])
     for kind in (DRILL, SOURCE):
         async for document in _pages(store, kind):
@@ -209,6 +241,20 @@ async def _asked(store: SessionStore) -> set[str]:
                 state, _ = ledger.head(document)  # one that cannot be read ends it: what it asks is not known
                 asked |= {request.id for request in state.pending()}
     return asked
+
+
+async def _asks(store: SessionStore, request: str) -> bool:
+    """True while a session waits for this request, whoever has the session at this moment."""
+    ledger = Ledger(store)
+    for row in await store.children(WAKES, [request]):
+        try:
+            named = Job.model_validate_json(row.body)
+            found = await store.get("session", session_key(named.agent_id, named.session_id))
+        except (ValueError, RecursionError):
+            continue
+        if found is not None and unquote(request) in {one.id for one in ledger.head(found)[0].pending()}:
+            return True
+    return False
 
 
 async def _lives(store: SessionStore, job: Document) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, PrivateAttr
 
@@ -18,6 +20,8 @@ from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 STATE_VERSION = 2
 ATTENDED = "attended"
+DEATHS = "worker_deaths"
+_LONGEST_CHILD = 1_500
 """In the metadata of a session: its worker takes up decisions while it runs."""
 _PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
@@ -109,6 +113,7 @@ class AgentState(BaseModel):
     _leased_until: float = PrivateAttr(default=0.0)
     _replaces: str | None = PrivateAttr(default=None)
     _asked: dict[str, float] = PrivateAttr(default_factory=dict)
+    _unfinished: bool = PrivateAttr(default=False)
 
     @property
     def sealed(self) -> bool:
@@ -119,6 +124,11 @@ class AgentState(BaseModel):
         """Seconds left of the lease of the worker that wrote this state; 0 without one."""
         left = self._leased_until - time.monotonic()
         return left if self.status is AgentStatus.RUNNING and left > 0.0 else 0.0
+
+    def taken_over(self) -> None:
+        """Count the death of the worker that ran it until now, if one did; a state that is at rest forgets them."""
+        if self.status is AgentStatus.RUNNING:
+            self.metadata[DEATHS] = _count(self.metadata.get(DEATHS)) + 1
 
     def replaces(self, old: AgentState) -> AgentState:
         """This state, replacing `old` in the store: its first save removes the old transcript."""
@@ -137,7 +147,10 @@ class AgentState(BaseModel):
 
     def child_session(self, record: CallRecord) -> str:
         """The session of the sub-agent that serves this call: the same whoever asks, also after a crash."""
-        return f"{self.session_id}/{self.run_id[:12]}/{record.step_id}/{record.call.id}"
+        name = f"{self.session_id}/{self.run_id[:12]}/{record.step_id}/{record.call.id}"
+        if len(quote(name, safe="", errors="replace")) <= _LONGEST_CHILD:
+            return name
+        return f"{self.run_id}/{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"  # ids are a model's
 
     def record(self, record: CallRecord) -> CallRecord:
         """The current record of this call of the turn."""
@@ -211,6 +224,8 @@ class _HeadMetadata(BaseModel):
     """The part of a session's metadata that lists of sessions need."""
 
     attended: bool = False
+    worker_deaths: Any = 0
+    parent_session: Any = None
 
 
 class SessionHead(BaseModel):
@@ -235,9 +250,18 @@ class SessionHead(BaseModel):
         """True for a session whose worker takes up decisions while it runs: what waits is shown meanwhile."""
         return self.metadata.attended
 
+    @property
+    def deaths(self) -> int:
+        """How many workers in a row died while they ran the session, the latest one included."""
+        return _count(self.metadata.worker_deaths) + (self.status is AgentStatus.RUNNING)
+
     def pending(self) -> list[ApprovalRequest]:
         """Everything that waits for a decision now."""
         return pending(self.review, self.turn)
+
+
+def _count(stored: Any) -> int:
+    return stored if type(stored) is int and stored > 0 else 0
 
 
 def pending(review: Sequence[ApprovalRequest], turn: Sequence[CallRecord | _PendingCall]) -> list[ApprovalRequest]:

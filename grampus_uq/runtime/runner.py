@@ -26,7 +26,7 @@ from grampus_uq.runtime.apply_decisions import HumanResponse, apply_response, me
 from grampus_uq.runtime.begun_with import BegunWith, ChangedTools
 from grampus_uq.runtime.endings import Endings
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch
-from grampus_uq.runtime.ledger import Ledger, Note
+from grampus_uq.runtime.ledger import Ledger, Note, session_key
 from grampus_uq.runtime.loop import Loop, RunEvent
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult, PendingSession
 from grampus_uq.runtime.session_lease import SessionLease
@@ -40,6 +40,7 @@ from grampus_uq.wire.lone_surrogates import bounded_text
 from grampus_uq.wire.model_call import recorded_model
 
 _RELEASE_POLLS = 10
+_LONGEST_KEY = 2_000  # what every store can index, with what is put before and behind it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +214,7 @@ class AgentRunner:
                 await meet_changes(turn, self._begun_with(agent), self.schemas())
             await apply_response(turn, self.ledger, human_response)
         except (Exception, anyio.get_cancelled_exc_class()):
-            await lease.release()
+            await lease.release(unfinished=True)
             raise
         async with aclosing(self._drive(lease, agent)) as events:
             async for event in events:
@@ -246,7 +247,7 @@ class AgentRunner:
         except UncertaintyError:
             raise
         except (Exception, anyio.get_cancelled_exc_class(), GeneratorExit):
-            await lease.release()
+            await lease.release(unfinished=True)
             raise
 
     # -- looking after sessions -----------------------------------------------------------------------------------
@@ -320,6 +321,9 @@ class AgentRunner:
         self, agent: AgentDefinition, session_id: str, metadata: dict[str, Any] | None
     ) -> tuple[AgentState, int]:
         """A new state; in place of an ended session of the same id, never of one that is alive."""
+        if len(session_key(agent.name, session_id)) > _LONGEST_KEY:
+            rule = f"at most {_LONGEST_KEY} characters with the agent's name, as in a URL"
+            raise ConfigurationError.of("session_id", "AgentRunner.run", rule, f"{session_id:.40}…")
         loaded = await self.ledger.load(agent.name, session_id)
         version = 0
         if loaded is not None:

@@ -15,18 +15,20 @@ from typing import TypeVar
 import anyio
 from pydantic import JsonValue
 
-from grampus_uq.errors import SessionConflictError, StoreError
+from grampus_uq.errors import SessionConflictError, SessionError, StoreError
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.concurrent_tasks import run_with_watch
 from grampus_uq.runtime.ledger import Ledger, Note
-from grampus_uq.runtime.run_state import AgentState
+from grampus_uq.runtime.run_state import DEATHS, AgentState
 from grampus_uq.runtime.stopping import StopOrders, StoppedError, stops_to_heed
+from grampus_uq.runtime.worker_jobs import PARENT
 
 Result = TypeVar("Result")
 
 _WRITES = 3
+_ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _STEPS_SHOWN = 4
 
 
@@ -75,7 +77,10 @@ class SessionLease:
                 f"Session {state.session_id!r} is run by another worker; its lease ends in {left:.1f} s unless it is "
                 "renewed."
             )
+        if await ledger.parent_status(state.metadata.get(PARENT)) in _ENDED:
+            raise SessionError(f"Session {state.session_id!r:.80} belongs to a parent that has ended: it runs no more.")
         lease = cls(ledger, state, version, worker=worker, lease_s=lease_s, stops=stops)
+        state.taken_over()
         state.stops_seen = await stops_to_heed(ledger, state)
         state.claimed_s, state.worker, state.status = ledger.now_s(), lease._worker, AgentStatus.RUNNING
         await lease.save(*notes)
@@ -96,6 +101,8 @@ class SessionLease:
             self._since = now
             running = self.state.status is AgentStatus.RUNNING
             self.state.lease_s = self._lease_s if running else 0.0
+            if not running:
+                self.state.metadata.pop(DEATHS, None)
             if self.session is not None:  # on the way only what decides is kept of it, all where it stands
                 self.state.belief = self.session.snapshot(latest=_STEPS_SHOWN if running else None)
             self.state.saves += 1
@@ -137,8 +144,9 @@ class SessionLease:
         """Add to the audit."""
         await self.audit.append(what, {"worker": self._worker, **data})
 
-    async def release(self) -> None:
-        """End the lease now, even while this worker is being cancelled."""
+    async def release(self, *, unfinished: bool = False) -> None:
+        """End the lease now, even while this worker is being cancelled; `unfinished`: a worker is to go on with it."""
+        self.state._unfinished = unfinished
         if self.state.status is AgentStatus.RUNNING:
             self.state.status = AgentStatus.WAITING_FOR_HUMAN if self.state.pending() else AgentStatus.IDLE
         with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):

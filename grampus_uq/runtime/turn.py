@@ -32,6 +32,7 @@ from grampus_uq.gate.requests import ApprovalRequest
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import ToolCall, ToolResult
 from grampus_uq.records.vocabulary import Effect, Role, UncertaintyAction
+from grampus_uq.runtime.audit import call_facts
 from grampus_uq.runtime.concurrent_tasks import run_together
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import AgentState
@@ -254,7 +255,7 @@ class Turn:
         announced = [record for record in started if record.effect is not Effect.READ]
         try:
             await self.lease.save(*(("execution_started", self.facts(record)) for record in announced))
-            await self.lease.check_stop(since=time.monotonic())
+            await self._unstopped()
         except StoppedError:
             with contextlib.suppress(StoreError):
                 for record in announced:
@@ -266,6 +267,14 @@ class Turn:
                     self._state.settle(record, _STORE_DOWN, is_error=True)
             return [record for record in started if not self._guarded(record)]
         return started
+
+    async def _unstopped(self) -> None:
+        """Raise StoppedError after a stop order; the store is asked twice, for an answer may be lost on the way."""
+        since = time.monotonic()
+        try:
+            await self.lease.check_stop(since=since)
+        except StoreError:
+            await self.lease.check_stop(since=since)
 
     @staticmethod
     def _guarded(record: CallRecord) -> bool:
@@ -303,14 +312,4 @@ class Turn:
 
     def facts(self, record: CallRecord) -> dict[str, Any]:
         """The audit's facts on a call: the digest of its arguments, and who cleared it."""
-        return {
-            "run_id": self._state.run_id,
-            "step_id": record.step_id,
-            "tool": record.call.name,
-            "call_id": record.call.id,
-            "digest": record.call.digest(),
-            "effect": record.effect.value,
-            "idempotency_key": record.key(self._state.run_id),
-            "cleared_by": record.cleared_by,
-            "decisions": [decision.request_id for decision in record.decisions],
-        }
+        return call_facts(self._state.run_id, record)

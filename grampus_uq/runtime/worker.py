@@ -6,6 +6,7 @@ What waits is rows: a worker holds nothing of a session that it does not run. It
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import random
 import time
@@ -16,16 +17,27 @@ from typing import Any, Protocol
 
 import anyio
 
-from grampus_uq.errors import ConfigurationError, SessionConflictError, StoreError, UncertaintyError
+from grampus_uq.errors import (
+    ChangedToolsError,
+    ConfigurationError,
+    SessionConflictError,
+    SessionError,
+    StoreError,
+    UncertaintyError,
+)
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.ledger import Ledger, session_key
 from grampus_uq.runtime.store import WAKING
-from grampus_uq.runtime.worker_jobs import DEAD, TIMER, Job, Taken, finish, set_aside, take
+from grampus_uq.runtime.worker_jobs import TIMER, Job, Taken, finish, looked_after, set_aside, standing_letter, take
+from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _POLL_S = 1.0
-_BUSY_S = 0.25
+_BUSY_S = (0.25, 0.5)  # the second time, and ever after: a decision is taken up within a second of the pause
 _STAGGER_S = 0.02
 _LATEST_TRY_S = 300.0
+_REFUSED_S = 30.0
+_REFUSALS = 120  # an hour of a rolling deploy
+_MAX_ERROR = 2_000
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _DEATHS_PER_TRY = 5  # who dies takes innocent sessions along
 _log = logging.getLogger(__name__)
@@ -53,9 +65,31 @@ class WorkerCounts:
     nothing_to_do: int = 0
     busy: int = 0
     failed: int = 0
+    refused: int = 0
     set_aside: int = 0
     store_failures: int = 0
     last_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """Seconds until a session may be taken up (0: now; None: there is nothing to do), the workers in a row that died
+    while they ran it, and when the first of its requests expires."""
+
+    left_s: float | None = None
+    deaths: int = 0
+    expires_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How a job ended (a name in `WorkerCounts`), why, and the job to put in its place."""
+
+    how: str
+    why: str = ""
+    failed: int = 0
+    again: Job | None = None
+    due_s: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,6 +193,8 @@ class Worker:
         return taken
 
     async def _wait(self) -> None:
+        if self._stopping.is_set():
+            return
         if self.running >= self.at_once or all(self._room(agent) < 1 for agent in self.agents):
             await self._slot()
         else:
@@ -186,25 +222,30 @@ class Worker:
                     head, left = ledger.head(found)
                 except StoreError:
                     continue  # nobody can resume what nobody can read
-                if not left and head.agent_id == agent and await ledger.store.get(DEAD, found.key) is None:
-                    job = Job(agent_id=agent, session_id=head.session_id)
-                    with contextlib.suppress(SessionConflictError):
-                        await ledger.store.write(job.at(found.written_s, f"{found.key}/{found.version}"))
+                if left or head.agent_id != agent:
+                    continue
+                job, name = Job(agent_id=agent, session_id=head.session_id), f"{found.key}/{found.version}"
+                with contextlib.suppress(SessionConflictError, StoreError):  # one row must not stand in others' way
+                    if await standing_letter(ledger.store, found) is None:
+                        await ledger.store.write(job.at(found.written_s, hashlib.sha256(name.encode()).hexdigest()))
 
     # -- one job --------------------------------------------------------------------------------------------------
 
     async def _work(self, taken: Taken) -> None:
         job, store, started = taken.job, self.runner.ledger.store, time.monotonic()
+        looked_after.set(True)
         try:
-            ended, again, why = await self._outcome(taken)
+            end = await self._outcome(taken)
+            again = None if end.again is None else end.again.at(end.due_s)
             with contextlib.suppress(StoreError):  # it returns by itself
-                if ended == "set_aside":
-                    await set_aside(store, taken, session_key(job.agent_id, job.session_id), why)
+                if end.how == "set_aside":
+                    letter = job.model_copy(update={"why": end.why, "failed": job.failed + end.failed})
+                    await set_aside(store, taken, session_key(job.agent_id, job.session_id), letter)
                 else:
-                    await finish(store, taken, None if again is None else again.at(self._due_s(ended, again)))
-            setattr(self.counts, ended, getattr(self.counts, ended) + 1)
+                    await finish(store, taken, again)
+            setattr(self.counts, end.how, getattr(self.counts, end.how) + 1)
             self.counts.last_s = time.monotonic() - started
-            self.on_job(job, ended, why)
+            self._tell(job, end)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True), anyio.move_on_after(2.0), contextlib.suppress(StoreError):
                 await finish(store, taken, _untaken(job).now(self.runner.ledger.now_s()))
@@ -214,44 +255,69 @@ class Worker:
             self._busy[job.agent_id] -= 1
             self._freed.set()
 
-    def _due_s(self, ended: str, again: Job) -> float:
-        """When to try again: ever later, but while another worker runs the session not later than its lease."""
-        if ended == "busy":
-            delay = min(_BUSY_S * 2.0 ** min(again.busy - 1, 20), self.runner.lease_s)
-        else:
-            delay = min(2.0 ** min(again.failed, 20), _LATEST_TRY_S)
-        return self.runner.ledger.now_s() + delay
-
-    async def _outcome(self, taken: Taken) -> tuple[str, Job | None, str]:
-        """How the job ended, the job to put in its place, and why it failed."""
-        job = taken.job
-        if job.taken > self.tries * _DEATHS_PER_TRY:
-            return "set_aside", None, f"It was taken up {job.taken - 1} times, and no worker came back from it."
+    def _tell(self, job: Job, end: _End) -> None:
         try:
-            left = await self._to_do(job)
-            if left is None:
-                return "nothing_to_do", None, ""
-            if not left:
+            self.on_job(job, end.how, end.why)
+        except Exception:  # noqa: BLE001 (the user's own)
+            _log.exception("on_job failed")
+
+    async def _outcome(self, taken: Taken) -> _End:
+        """What becomes of a job that was taken: the session is resumed, where it has something to do."""
+        job, now_s = taken.job, self.runner.ledger.now_s
+        if job.taken > self.tries * _DEATHS_PER_TRY:
+            return _End(how="set_aside", why=f"It was taken up {job.taken - 1} times, and no worker came back from it.")
+        try:
+            look = await self._look(job)
+            if look.deaths >= self.tries * _DEATHS_PER_TRY:
+                return _End(how="set_aside", why=f"{look.deaths} workers in a row died while they ran it.")
+            if look.left_s is None:  # a request's timer that came early, by a clock that was set back, comes again
+                again = None if look.expires_s is None else _untaken(job)
+                return _End(how="nothing_to_do", again=again, due_s=look.expires_s or 0.0)
+            if not look.left_s:
                 await self.runner.resume(job.agent_id, job.session_id)
-                return "resumed", None, ""
+                return _End(how="resumed")
+        except ChangedToolsError as error:
+            return self._refused(job, error)
         except SessionConflictError:
             pass  # another worker was first
+        except SessionError as error:  # another worker may have ended it since the look
+            gone = await self._nothing_left(job)
+            return _End(how="nothing_to_do") if gone else self._failed(job, error)
         except UncertaintyError:
-            return "resumed", None, ""  # the policy aborted the run: it has ended
+            return _End(how="resumed")  # the policy aborted the run: it has ended
         except StoreError as error:
             if not await self._store_answers():
                 self._count_failure(error)
-                return "store_failures", _untaken(job), str(error)
+                return _End(how="store_failures", why=_said(error), again=_untaken(job), due_s=now_s() + _POLL_S)
             return self._failed(job, error)
-        except Exception as error:  # noqa: BLE001 (a model, a tool or a row of one session must not end the others)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (a model, a tool or a row of one session must not end the others)
             return self._failed(job, error)
-        return "busy", _untaken(job).model_copy(update={"busy": job.busy + 1}), ""
+        again = _untaken(job).model_copy(update={"busy": job.busy + 1})
+        return _End(how="busy", again=again, due_s=now_s() + _BUSY_S[min(job.busy, 1)])
 
-    def _failed(self, job: Job, error: Exception) -> tuple[str, Job | None, str]:
-        why = f"{type(error).__name__}: {error}"[:2_000]
+    def _failed(self, job: Job, error: BaseException) -> _End:
+        why = _said(error)
         _log.warning("session %.80s of %.80s failed: %s", ascii(job.session_id), ascii(job.agent_id), ascii(why)[:300])
         failed = job.model_copy(update={"failed": job.failed + 1, "why": why})
-        return ("set_aside", None, why) if failed.failed >= self.tries else ("failed", failed, why)
+        if failed.failed >= self.tries:
+            return _End(how="set_aside", why=why, failed=1)
+        due_s = self.runner.ledger.now_s() + min(2.0 ** min(failed.failed, 20), _LATEST_TRY_S)
+        return _End(how="failed", why=why, again=failed, due_s=due_s)
+
+    def _refused(self, job: Job, error: ChangedToolsError) -> _End:
+        """Leave the session to workers of another release; after an hour nobody of them is there any more."""
+        why = _said(error)
+        again = _untaken(job).model_copy(update={"refused": job.refused + 1, "why": why})
+        if again.refused >= _REFUSALS:
+            return _End(how="set_aside", why=why)
+        due_s = self.runner.ledger.now_s() + min(0.25 * 2.0 ** min(job.refused, 20), _REFUSED_S)
+        return _End(how="refused", why=why, again=again, due_s=due_s)
+
+    async def _nothing_left(self, job: Job) -> bool:
+        try:
+            return (await self._look(job)).left_s is None
+        except StoreError:
+            return False
 
     async def _store_answers(self) -> bool:
         try:
@@ -260,20 +326,30 @@ class Worker:
             return False
         return True
 
-    async def _to_do(self, job: Job) -> float | None:
-        """Seconds until the session may be taken up, 0: now; None when there is nothing to do for it."""
+    async def _look(self, job: Job) -> _Look:
         ledger, key = self.runner.ledger, session_key(job.agent_id, job.session_id)
         found = await ledger.store.get("session", key)
-        if found is None or await ledger.store.get(DEAD, key) is not None:
-            return None
+        if found is None or await standing_letter(ledger.store, found) is not None:
+            return _Look()
         head, left = ledger.head(found)
         if head.status is not AgentStatus.WAITING_FOR_HUMAN:
-            return None if head.status in _ENDED else left
+            return _Look() if head.status in _ENDED else _Look(left_s=left, deaths=0 if left else head.deaths)
         requests = head.pending()
         if any(request.expired(found.read_s) for request in requests):
-            return 0.0
+            return _Look(left_s=0.0)
         decisions = await ledger.decisions([request.id for request in requests])
-        return 0.0 if job.sure or any(decisions.values()) else None
+        if job.sure or any(decisions.values()):
+            return _Look(left_s=0.0)
+        return _Look(expires_s=min((one.expires_s for one in requests if one.expires_s is not None), default=None))
+
+
+def _said(error: BaseException) -> str:
+    """An error in words that any store can hold, whatever its text is."""
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 (somebody else's class)
+        text = "(its text cannot be read)"
+    return replace_lone_surrogates(f"{type(error).__name__}: {text[:_MAX_ERROR]}")
 
 
 def _untaken(job: Job) -> Job:

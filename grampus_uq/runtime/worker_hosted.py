@@ -116,7 +116,7 @@ class HostedRunner:
             state.status, state.review = AgentStatus.FAILED, []
             await lease.save(("stopped", {}))
         except (Exception, anyio.get_cancelled_exc_class()):
-            await lease.release()
+            await lease.release(unfinished=True)
             raise
         finally:
             _held.reset(before)

@@ -7,6 +7,7 @@ Taking a job moves it to a later time, in one compare-and-set; a worker that die
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import uuid
@@ -29,17 +30,19 @@ PARENT: Final = "parent_session"
 """Under this name a sub-agent's session holds agent and session of its parent in its metadata."""
 within_parent: ContextVar[bool] = ContextVar("grampus_within_parent", default=False)
 """True while a parent itself waits for its sub-agent: then nobody needs to wake it."""
+looked_after: ContextVar[bool] = ContextVar("grampus_looked_after", default=False)
+"""True within a worker's job: what becomes of the session then says the worker."""
 
 _LATEST = 9_999_999_999.0
 _ASIDE = 8  # rows that others may take at this moment
-_MAX_ERROR = 2_000
 _log = logging.getLogger(__name__)
 
 
 class Job(BaseModel):
     """A session to look after. `taken` counts how often it was taken, `failed` the errors, `busy` how often another
-    worker was found running the session; `why` is the last error. `sure`: resumed though nothing was decided, because a
-    sub-agent ended."""
+    worker was found running the session, `refused` how often its tools were found changed; `why` is the last error.
+    `sure`: resumed though nothing was decided, because a sub-agent ended. `attended`: whoever runs the session takes
+    up decisions by itself, and no worker is woken."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -48,8 +51,10 @@ class Job(BaseModel):
     taken: int = Field(default=0, ge=0, le=1_000_000)
     failed: int = Field(default=0, ge=0, le=1_000_000)
     busy: int = Field(default=0, ge=0, le=1_000_000)
+    refused: int = Field(default=0, ge=0, le=1_000_000)
     why: str = ""
     sure: bool = False
+    attended: bool = False
 
     def now(self, now_s: float) -> Put:
         """The change of a store that makes this job due at once, and wakes a worker."""
@@ -138,11 +143,21 @@ async def finish(store: SessionStore, taken: Taken, again: Put | None = None) ->
         return
 
 
-async def set_aside(store: SessionStore, taken: Taken, key: str, why: str) -> None:
+async def set_aside(store: SessionStore, taken: Taken, key: str, job: Job) -> None:
     """Put a job among the dead letters, under the key of its session: it is not tried again until somebody says so."""
-    body = taken.job.model_copy(update={"why": why[:_MAX_ERROR]}).model_dump_json(exclude_defaults=True)
+    body = job.model_dump_json(exclude_defaults=True)
     before = await store.get(DEAD, key)
     expected = 0 if before is None else before.version
     await finish(
-        store, taken, Put(kind=DEAD, key=key, body=body, expected=expected, label=quote(taken.job.agent_id, safe=""))
+        store, taken, Put(kind=DEAD, key=key, body=body, expected=expected, label=quote(job.agent_id, safe=""))
     )
+
+
+async def standing_letter(store: SessionStore, session: Document) -> Document | None:
+    """The dead letter that keeps workers from this session; one from before the session went on is removed."""
+    letter = await store.get(DEAD, session.key)
+    if letter is None or session.written_s <= letter.written_s:
+        return letter
+    with contextlib.suppress(SessionConflictError):
+        await store.write(Delete(kind=DEAD, key=letter.key, expected=letter.version))
+    return None

@@ -34,9 +34,15 @@ MOST_THRESHOLDS: Final = 64
 CANDIDATES: Final = (0.99, 0.98, 0.97, 0.96, 0.95, 0.94, 0.92, 0.9, 0.88, 0.85, 0.82, 0.8, 0.75, 0.7, 0.65, 0.6, 0.5)
 """Thresholds for a stream in [0, 1], fixed before any data are seen."""
 _LEAST_SHARE: Final = 0.8  # of epsilon: no stake assumes fewer wrong calls than this times epsilon squared
-_PRIOR_WRONG, _PRIOR_CALLS = 0.05, 2.0  # pseudo-counts of the assumed risk; calls in units of 1/epsilon
-_PULL = 7.0  # audits become denser the nearer the next threshold is to being earned
-_MOST_AUDITED = 0.5
+_BOLD = (
+    0.05,
+    2.0,
+)  # wrong calls, and calls in units of 1/epsilon, that a stake adds to what was seen: on the strictest
+_HEDGED = (1.5, 8.0)  # threshold, so that the first permission comes early, and on the others
+_DOUBTED = 0.2  # wrong calls that a plan adds above the threshold in force
+_LEAST_MISSING = 0.05
+_HORIZON = 400.0  # calls within which an audit should save as many questions as it costs
+_STEEPNESS = 3.0
 _RATIOS = np.array([2.0, 5.0, 15.0])  # of the risk over epsilon, on which the contrary evidence bets
 _RISES = np.array([3.0, 8.0])  # of the odds that an answer is wrong, over what they were
 _JOINED: Final = 5.0  # ratio of the contrary bet that is joined with each of those on calls that do not go out
@@ -86,8 +92,10 @@ class Earned:
     Attributes:
         log_wealth: log W_t(c), one per threshold.
         log_peak: its maximum so far: what certifies.
-        calls: calls that count for each threshold: all of them, or those at or above it.
-        lost: wrong answers at or above each threshold.
+        calls: all of them, one number.
+        reached: calls at or above each threshold.
+        answered: those of them that were asked about.
+        lost: those of them that were wrong.
         slipped: wrong calls that an audit found, each divided by the audit's probability.
         log_contrary: evidence that the promise is broken, one per ratio; see `broken`.
         log_change: evidence that answers are wrong more often than they were, one per rise; then the same of calls
@@ -101,6 +109,8 @@ class Earned:
     log_wealth: FloatArray
     log_peak: FloatArray
     calls: FloatArray
+    reached: FloatArray
+    answered: FloatArray
     lost: FloatArray
     slipped: FloatArray
     log_contrary: FloatArray
@@ -113,7 +123,8 @@ class Earned:
 
 def nothing_earned(target: Target, shape: tuple[int, ...] = ()) -> Earned:
     """Evidence before the first call."""
-    sizes = [len(target.thresholds)] * 4 + [1, len(_RATIOS), 2 * len(_RISES)] + [_ZONES] * 4
+    k = len(target.thresholds)
+    sizes = [k, k, 1, k, k, k, k, len(_RATIOS), 2 * len(_RISES)] + [_ZONES] * 4
     return Earned(**dict(zip(Earned.__dataclass_fields__, (np.zeros((*shape, n)) for n in sizes), strict=True)))
 
 
@@ -169,25 +180,67 @@ def level(target: Target, earned: Earned) -> IntArray:
 def audit_probability(target: Target, earned: Earned) -> FloatArray:
     """Probability that the next call is asked about although it is above the threshold; 1 while none is in force.
 
-    It rises as the next threshold comes near, where an audit buys most, and to 1 on suspicion: from the first audited
+    An audit is worth the questions that the thresholds it helps to earn save within 400 calls, over the one it costs:
+    the least rate where that is little, 1 where it is more than 1. It is 1 on suspicion, too: from the first audited
     wrong call until enough right answers follow.
     """
-    m, k = level(target, earned), len(target.thresholds)
-    following = np.minimum(m, k - 1)[..., None]
-    due = math.log((k if target.of_released else 1) / target.delta)
-    missing = due - np.take_along_axis(earned.log_wealth, following, axis=-1)[..., 0]
-    pulled = np.minimum(_PULL * target.epsilon / np.maximum(missing, 1e-3), _MOST_AUDITED)
-    rate = np.where(m < k, np.maximum(pulled, target.audit_rate), target.audit_rate)
+    in_force = level(target, earned)
+    rate = np.clip((_HORIZON * _worth(target, earned, in_force)) ** _STEEPNESS, target.audit_rate, 1.0)
     suspected = (earned.log_contrary.max(axis=-1) >= _LOG_SUSPICION) | (earned.log_change.max(axis=-1) >= _LOG_DOUBT)
-    return np.where((m == 0) | suspected, 1.0, rate)
+    return np.where((in_force == 0) | suspected, 1.0, rate)
+
+
+def _worth(target: Target, earned: Earned, in_force: IntArray) -> FloatArray:
+    """Share of further calls that the best candidate would let out, per call that is audited on the way to it.
+
+    Under stakes that fit, log W grows by room * (1 - s + s log s) a fully audited call, where room is epsilon less the
+    risk between the threshold in force and the candidate, and s the risk above it over room.
+    """
+    k = len(target.thresholds)
+    out = _out(earned, earned.reached, in_force)
+    count = _counted(target, earned) + _HEDGED[1] / target.epsilon
+    found = _out(earned, earned.lost, in_force) * out / np.maximum(_out(earned, earned.answered, in_force), 1.0)
+    room = target.epsilon - (_below(earned, in_force) + _HEDGED[0]) / count
+    s = np.minimum((found + _DOUBTED) / count / np.maximum(room, 1e-9), 1.0)
+    growth = room * (1.0 - s + s * np.log(s)) * _counted(target, earned) / np.maximum(earned.calls, 1.0)
+    missing = np.maximum(math.log((k if target.of_released else 1) / target.delta) - earned.log_wealth, _LEAST_MISSING)
+    worth = (earned.reached - out) * growth / (missing * np.maximum(out, 1.0))
+    best: FloatArray = np.where(np.arange(k) >= in_force[..., None], worth, 0.0).max(axis=-1)
+    return best
+
+
+def _out(earned: Earned, counts: FloatArray, in_force: IntArray) -> FloatArray:
+    """Of counts at or above each threshold, those of the one in force, shape (..., 1); 0 while there is none."""
+    last = np.maximum(in_force - 1, 0)[..., None]
+    return np.where(in_force[..., None] > 0, np.take_along_axis(counts, last, axis=-1), 0.0)
+
+
+def _below(earned: Earned, in_force: IntArray) -> FloatArray:
+    """Wrong answers between the threshold in force and each one below it."""
+    return np.maximum(earned.lost - _out(earned, earned.lost, in_force), 0.0)
+
+
+def _counted(target: Target, earned: Earned) -> FloatArray:
+    """Calls that count for a threshold: all of them, or those at or above it."""
+    return earned.reached if target.of_released else earned.calls
 
 
 def stakes(target: Target, earned: Earned, audit: FloatArray) -> FloatArray:
-    """lambda of the next call for each threshold, from what was seen before it."""
+    """lambda of the next call for each threshold, from what was seen before it.
+
+    With risks a above the threshold in force and b between it and the candidate, and audits of probability q, log W
+    grows fastest near 1 - (a + q b) / (epsilon - (1 - q) b) of the largest stake: where audits are rare, a wrong call
+    that is always seen costs its share and no more.
+    """
     eps, q = target.epsilon, np.asarray(audit)[..., None]
-    lost = np.where(q < 1.0, earned.slipped, earned.lost)  # a stake that audits cap hardly loses by what is always seen
-    risk = (lost + _PRIOR_WRONG) / (earned.calls + _PRIOR_CALLS / eps) / eps
-    return np.clip(1.0 - np.maximum(risk, _LEAST_SHARE * eps), 0.0, None) / (1.0 / q - eps)
+    first = np.arange(len(target.thresholds)) == 0
+    wrong, calls = (np.where(first, bold, hedged) for bold, hedged in zip(_BOLD, _HEDGED, strict=True))
+    count = _counted(target, earned) + calls / eps
+    above = (earned.slipped + _BOLD[0]) / count
+    below = (_below(earned, level(target, earned)) + wrong) / count
+    room = eps - (1.0 - q) * below
+    assumed = np.where(room > 0.0, (above + q * below) / np.maximum(room, 1e-9), 1.0)
+    return np.clip(1.0 - np.maximum(assumed, _LEAST_SHARE * eps), 0.0, None) / (1.0 / q - eps)
 
 
 def update(
@@ -229,9 +282,11 @@ def update(
         _watched(target, earned, np.asarray(at), seen, bad, out, q),
         log_wealth=wealth,
         log_peak=np.maximum(earned.log_peak, wealth),
-        calls=earned.calls + counts,
+        calls=earned.calls + 1.0,
+        reached=earned.reached + above,
+        answered=earned.answered + (seen & above),
         lost=earned.lost + (bad & above),
-        slipped=earned.slipped + np.where(bad & out & (q < 1.0), weight, 0.0),
+        slipped=earned.slipped + np.where(bad & out & above, weight, 0.0),
     )
 
 

@@ -45,7 +45,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 CALLS = 1000
 DELTA = 0.05
-SHARES = np.linspace(0.1, 0.95, 24)
+SHARES = np.linspace(0.1, 0.95, 48)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

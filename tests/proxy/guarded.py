@@ -21,6 +21,7 @@ from grampus_uq import (
 from grampus_uq.gate.gate import Gate
 from grampus_uq.gate.seal import Seal
 from grampus_uq.mcp.call_exchange import CallExchange
+from grampus_uq.mcp.elicitation import Elicitation, Mode
 from grampus_uq.mcp.guard import Guard
 from grampus_uq.mcp.guarded_calls import GuardedCalls, SessionNames
 from grampus_uq.mcp.listed_tools import ListedTools
@@ -44,6 +45,7 @@ class Bench:
         trusted: bool = True,
         approvals: ApprovalPolicy | None = None,
         sensing: Sensing | None = None,
+        elicitation: Mode | None = None,
         **limits: Any,
     ) -> None:
         self.to_client: list[bytes] = []
@@ -73,7 +75,8 @@ class Bench:
             self.to_server.append(line)
 
         states = RequestStates(approvals.seal or Seal(b"k" * 32))
-        self.exchange = CallExchange(self.calls, states, self.said.append, hold_s=hold_s)
+        asks = None if elicitation is None else Elicitation(self.ledger, elicitation)
+        self.exchange = CallExchange(self.calls, states, self.said.append, hold_s=hold_s, elicitation=asks)
         self.guard = Guard(to_client, to_server, exchange=self.exchange, say=self.said.append, **limits)
 
     async def say(self, **message: Any) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from grampus_uq import open_store
 from grampus_uq.cli.prune_command import command
-from grampus_uq.errors import ConfigurationError, DataError
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.recording import pack, runs
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.audit import AuditLog
@@ -88,20 +88,29 @@ async def test_sessions_that_are_moved_are_recordings_that_can_be_packed_and_wha
     assert len(await AuditLog(store, "mailer", "../ended").entries()) > 3  # audits stay
 
 
-async def test_a_session_whose_name_is_taken_in_the_folder_stays_in_the_store_and_a_second_try_is_no_other_run(
-    tmp_path: Path,
-) -> None:
+async def test_sessions_of_one_name_are_moved_side_by_side_and_a_second_try_is_no_other_run(tmp_path: Path) -> None:
     store, again = MemoryStore(), MemoryStore()
     await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id="s")
     again._documents, again._logs = dict(store._documents), {name: list(log) for name, log in store._logs.items()}
     again._by_label = {place: dict(keys) for place, keys in store._by_label.items()}
     assert await prune(store, 1e-9, move_to=tmp_path) == 1
     assert await prune(again, 1e-9, move_to=tmp_path) == 1  # as after a death between writing and forgetting
-    await runner(World(), ["Other."], store=store, p_true=0.95).run(AGENT, "y", session_id="s")
-    with pytest.raises(DataError, match="another run 's'"):
-        await prune(store, 1e-9, move_to=tmp_path)
-    assert len(await store.scan("session")) == 1
     assert len(list(runs(tmp_path))) == 1
+    desk = AGENT.model_copy(update={"name": "desk"})
+    for agent, said in ((desk, "Other."), (AGENT, "Third."), (AGENT, "Fourth.")):
+        await runner(World(), [said], store=store, p_true=0.95).run(agent, said, session_id="s")
+        assert await prune(store, 1e-9, move_to=tmp_path) == 1
+    assert await store.scan("session") == []
+    assert len(list(runs(tmp_path))) == 4
+
+
+async def test_a_session_that_cannot_be_written_stays_in_the_store(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id="s")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        await prune(store, 1e-9, move_to=tmp_path / "file")
+    assert len(await store.scan("session")) == 1
 
 
 async def test_an_audit_goes_when_its_last_entry_is_as_old_as_stated_and_never_that_of_a_session_that_is_there() -> (

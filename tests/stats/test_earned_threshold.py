@@ -254,7 +254,7 @@ def test_of_those_released_the_calls_below_a_threshold_are_no_evidence_for_it() 
     target = e.Target(thresholds=(0.9, 0.5), epsilon=0.05, of_released=True)
     state = played(target, [(2, True, False, 0, 1.0)] * 200)
     assert e.level(target, state) == 0
-    assert state.log_wealth.tolist() == state.calls.tolist() == [0.0, 0.0]
+    assert state.log_wealth.tolist() == state.reached.tolist() == [0.0, 0.0]
     state = played(target, [(1, True, False, 0, 1.0)] * 200)
     assert e.level(target, state) == 2  # the laxer one alone was earned; calls above the stricter are above it too
 
@@ -277,14 +277,29 @@ def test_of_those_released_a_call_that_is_always_asked_about_says_nothing_agains
     assert (e.update(released, before, 1, True, False, in_force=2, audit=0.5).log_contrary < before.log_contrary).all()
 
 
-def test_stakes_under_audits_fall_with_wrong_audits_and_not_with_wrong_calls_that_are_always_seen() -> None:
-    audited, seen = played(FAIR, [(0, True, True, 2, 0.1)]), played(FAIR, [(3, True, True, 2, 0.1)])
-    audit = np.array(0.1)
-    assert (e.stakes(FAIR, audited, audit) < e.stakes(FAIR, seen, audit)).all()
-    fresh = e.stakes(FAIR, e.nothing_earned(FAIR), audit)
-    assert e.stakes(FAIR, seen, audit) == pytest.approx(fresh, rel=0.01)
+EARNED_ONE = [(0, True, False, 0, 1.0)] * 30 + [(1, True, False, 0, 1.0)] * 40
+"""Right answers that earn every threshold of `FAIR`."""
+
+
+def test_stakes_under_audits_fall_with_wrong_audits_far_more_than_with_wrong_calls_that_are_always_seen() -> None:
+    sure = np.array([math.log(1.0 / FAIR.delta) + 1e-9, 0.0, 0.0, 0.0])
+    before = replace(played(FAIR, EARNED_ONE), log_peak=sure, log_wealth=sure)
+    audited = e.update(FAIR, before, 0, True, True, in_force=1, audit=0.1)
+    seen = e.update(FAIR, before, 3, True, True, in_force=1, audit=0.1)
+    kept, rare, always = (e.stakes(FAIR, state, np.array(0.1)) for state in (before, audited, seen))
+    assert (rare < 0.1 * kept).all()  # ten wrong calls of seventy: no bet worth the name
+    assert always[3] == pytest.approx(kept[3], rel=0.05)
+    assert (always[:3] > 0.99 * kept[:3]).all()
+    fully = e.stakes(FAIR, seen, np.array(1.0))[3] / e.stakes(FAIR, before, np.array(1.0))[3]
+    assert fully < 0.95 < always[3] / kept[3] <= 1.0
     assert seen.lost.tolist() == [0.0, 0.0, 0.0, 1.0]
-    assert e.stakes(FAIR, seen, np.array(1.0))[3] < e.stakes(FAIR, e.nothing_earned(FAIR), np.array(1.0))[3]
+    assert audited.slipped.tolist() == [10.0] * 4
+    assert seen.slipped.tolist() == [0.0] * 4
+
+
+def test_a_stake_on_the_strictest_threshold_is_bold_and_the_others_are_hedged() -> None:
+    first = e.stakes(FAIR, e.nothing_earned(FAIR), np.array(1.0)) * (1.0 - FAIR.epsilon)
+    assert first == pytest.approx([1.0 - 0.05 * 0.8, 0.8125, 0.8125, 0.8125], abs=0.02)
 
 
 def test_a_wrong_audit_multiplies_the_contrary_evidence_and_what_is_not_seen_changes_no_usual_share() -> None:
@@ -296,14 +311,35 @@ def test_a_wrong_audit_multiplies_the_contrary_evidence_and_what_is_not_seen_cha
     assert unseen.usual.tolist() == after.usual.tolist()
 
 
-def test_audits_become_denser_the_nearer_the_next_threshold_is() -> None:
+def rate_with(missing: float, *, between: float = 10.0, below: float = 0.0) -> float:
+    """Audit probability with the strictest threshold in force, where so much log wealth is missing for the next one."""
     sure = math.log(1.0 / FAIR.delta) + 1e-9
-    rates = []
-    for missing in (60.0, 2.0, 1.0, 0.1):
-        wealth = np.array([sure, sure - missing, 0.0, 0.0])
-        state = replace(e.nothing_earned(FAIR), log_wealth=wealth, log_peak=np.array([sure, 0.0, 0.0, 0.0]))
-        rates.append(float(e.audit_probability(FAIR, state)))
-    assert rates[0] == FAIR.audit_rate < rates[1] < rates[2] < rates[3] == 0.5
+    state = replace(
+        e.nothing_earned(FAIR),
+        log_wealth=np.array([sure, sure - missing, -60.0, -60.0]),
+        log_peak=np.array([sure, 0.0, 0.0, 0.0]),
+        calls=np.array([200.0]),
+        reached=np.array([100.0, 100.0 + between, 100.0 + between, 100.0 + between]),
+        answered=np.full(K, 100.0),
+        lost=np.array([0.0, below, below, below]),
+    )
+    return float(e.audit_probability(FAIR, state))
+
+
+def test_audits_become_denser_the_nearer_the_next_threshold_is_and_the_more_calls_it_would_let_out() -> None:
+    rates = [rate_with(missing) for missing in (60.0, 4.0, 3.0, 0.1)]
+    assert rates[0] == FAIR.audit_rate < rates[1] < rates[2] < rates[3] == 1.0
+    assert rate_with(3.0, between=9.0) < rates[2] < rate_with(3.0, between=12.0)
+    assert rate_with(3.0, below=3.0) < rates[2]  # wrong answers there leave less room for wrong calls that go out
+    assert rate_with(0.1, between=0.0) == FAIR.audit_rate
+
+
+def test_an_audit_is_planned_where_it_saves_as_many_questions_as_it_costs() -> None:
+    """By hand: 10 more for 100 calls, growth (e-b)(1 - s + s log s) a call, 3 to go, over 400 calls."""
+    b, above = 1.5 / (200 + 160), 0.2 / (200 + 160)
+    room = FAIR.epsilon - b
+    growth = room - above + above * math.log(above / room)
+    assert rate_with(3.0) == pytest.approx((400 * 0.1 * growth / 3.0) ** 3, rel=1e-6)
 
 
 def test_a_threshold_once_in_force_stays_although_its_wealth_falls() -> None:

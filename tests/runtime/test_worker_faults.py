@@ -1,0 +1,543 @@
+"""What a worker meets in the wild: errors of any text, deaths, refusals, families, and a store that fails anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grampus_uq import (
+    AgentDefinition,
+    AgentRunner,
+    AgentStatus,
+    ApprovalPolicy,
+    FunctionTools,
+    SubAgent,
+    UncertaintyMonitor,
+    tool,
+)
+from grampus_uq.errors import ChangedToolsError, ConfigurationError, SessionError, StoreError
+from grampus_uq.gate.call import CallPhase
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.dead_letters import dead_letters, drop
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.retention import prune
+from grampus_uq.runtime.store import WAKING, Delete, Put
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker import Worker
+from grampus_uq.runtime.worker_jobs import TIMER, Job
+from grampus_uq.testing import answer
+from tests.runtime.agents import AGENT, World, mail, runner, scripted
+from tests.runtime.test_worker import HAND_OVER
+
+pytestmark = pytest.mark.anyio
+SOON_S = 20.0
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def working(*workers: Worker) -> AsyncIterator[None]:
+    async with anyio.create_task_group() as group:
+        for worker in workers:
+            group.start_soon(worker.run)
+        try:
+            yield
+        finally:
+            for worker in workers:
+                worker.stop()
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    with anyio.fail_after(SOON_S):
+        while not await holds():  # noqa: ASYNC110 (what is stored)
+            await anyio.sleep(0.01)
+
+
+async def status(store: MemoryStore, session: str = "s", agent: str = "mailer") -> AgentStatus:
+    return (await Ledger(store).known(agent, session))[0].status
+
+
+async def decided(store: MemoryStore, world: World, session: str = "s", **given: Any) -> AgentRunner:
+    """A session that waits and was approved."""
+    one = runner(world, store=store, **given)
+    (request,) = (await one.run(AGENT, "x", session_id=session)).pending
+    await one.ledger.decide(request.decide("approve", principal="ann"))
+    return one
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+errors = st.one_of(
+    st.text(st.characters(exclude_categories=()), max_size=20).map(RuntimeError),
+    st.sampled_from(
+        [
+            UnspeakableError(),
+            RuntimeError("\udce9\x00" * 5_000),
+            SystemExit(3),
+            ExceptionGroup("many", [ValueError("\ud800")]),
+            SessionError("\udfff"),
+            StoreError("no such row"),
+        ]
+    ),
+)
+
+
+@given(errors, st.booleans())
+@settings(max_examples=25, deadline=None)
+async def test_no_error_of_a_session_ends_a_worker(error: BaseException, deaf: bool) -> None:
+    store = MemoryStore()
+    one = await decided(store, World())
+
+    async def resume(*given: Any) -> None:
+        raise error
+
+    one.resume = resume  # type: ignore[assignment, method-assign]
+    worker = Worker(runner=one, agents=["mailer"], tries=1)
+
+    def told(job: Job, ended: str, why: str) -> None:
+        worker.stop()
+        if deaf:
+            raise error
+
+    if not isinstance(error, SystemExit):
+        worker.on_job = told
+    async with working(worker):
+        await until(lambda: dead_letters(store))
+    (letter,) = await dead_letters(store)
+    assert letter.failed == worker.counts.set_aside == 1
+    assert type(error).__name__ in letter.why
+
+
+async def test_a_letter_is_void_once_somebody_went_on_with_its_session() -> None:
+    store, world = MemoryStore(), World()
+    turns = [answer("One.", tool_calls=[mail("1", "bob")]), answer("Two.", tool_calls=[mail("2", "eve")]), "Done."]
+    one = await decided(store, world, turns=turns)
+    broken = runner(World(), turns, store=store)
+
+    async def poison(*given: Any) -> None:
+        raise ZeroDivisionError
+
+    broken.resume = poison  # type: ignore[assignment, method-assign]
+    async with working(Worker(runner=broken, agents=["mailer"], tries=1)):
+        await until(lambda: dead_letters(store))
+    (second,) = (await one.resume("mailer", "s")).pending
+    assert await dead_letters(store) == []
+    await one.ledger.decide(second.decide("approve", principal="ann"))
+
+    async def done() -> bool:
+        return len(world.sent) == 2
+
+    async with working(Worker(runner=one, agents=["mailer"])):
+        await until(done)
+    assert world.sent == [("bob", "hi"), ("eve", "hi")]
+
+
+class Faulty(MemoryStore):
+    """Fails, or never answers, at one of its operations."""
+
+    at, hangs, count = -1, False, 0
+
+    async def fault(self) -> None:
+        self.count += 1
+        if self.count == self.at:
+            if self.hangs:
+                await anyio.sleep_forever()
+            raise StoreError("the network")
+
+    async def get(self, *given: Any, **named: Any) -> Any:
+        await self.fault()
+        return await super().get(*given, **named)
+
+    async def scan(self, *given: Any, **named: Any) -> Any:
+        await self.fault()
+        return await super().scan(*given, **named)
+
+    async def children(self, *given: Any, **named: Any) -> Any:
+        await self.fault()
+        return await super().children(*given, **named)
+
+    async def read(self, *given: Any, **named: Any) -> Any:
+        await self.fault()
+        return await super().read(*given, **named)
+
+    async def write(self, *changes: Any) -> float:
+        await self.fault()
+        return await super().write(*changes)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_wherever_resuming_by_hand_fails_or_is_cancelled_a_worker_goes_on(hangs: bool) -> None:
+    """Once a decision is stored, its run comes to its end, or a human is asked what became of a call."""
+    asked_again = 0
+    for at in range(1, 60):
+        store, world = Faulty(), World()
+        one = runner(world, store=store, lease_s=0.1)
+        (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+        store.count, store.at, store.hangs = 0, at, hangs
+        with anyio.move_on_after(0.2):
+            with suppress(StoreError):
+                await one.resume("mailer", "s", request.decide("approve", principal="ann"))
+        reached, store.at = store.count >= at, -1
+        if not await store.scan("decision"):
+            continue  # whoever decided was told that it failed
+
+        async def rests(store: Faulty = store) -> bool:
+            state, _ = await Ledger(store).known("mailer", "s")
+            asks = [request for request in state.pending() if request.unknown_outcome]
+            return state.status is AgentStatus.COMPLETED or bool(asks)
+
+        async with working(Worker(runner=one, agents=["mailer"])):
+            await until(rests)
+        asked_again += await status(store) is not AgentStatus.COMPLETED
+        assert len(world.sent) <= 1
+        assert world.sent or await status(store) is not AgentStatus.COMPLETED, f"completed without its call: {at}"
+        if not reached:
+            break
+    assert at > 5
+    assert asked_again < at / 2
+
+
+async def test_deciding_again_wakes_the_session_again() -> None:
+    store, world = MemoryStore(), World()
+    one = runner(world, store=store)
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+    decision = request.decide("approve", principal="ann")
+    await one.ledger.decide(decision, wake=False)
+    await one.ledger.decide(decision)
+    assert len(await store.scan(WAKING)) == 1
+
+
+async def test_a_session_that_a_release_refuses_is_left_to_another_one() -> None:
+    store, world = MemoryStore(), World()
+    old = await decided(store, world)
+    new = runner(World(), store=store)
+    refusals = 0
+
+    async def refuses(*given: Any) -> None:
+        nonlocal refusals
+        refusals += 1
+        raise ChangedToolsError("changed")
+
+    new.resume = refuses  # type: ignore[assignment, method-assign]
+
+    async def refused() -> bool:
+        return refusals >= 3
+
+    async def done() -> bool:
+        return await status(store) is AgentStatus.COMPLETED
+
+    rejecting = Worker(runner=new, agents=["mailer"], tries=1)
+    async with working(rejecting):
+        await until(refused)
+        async with working(Worker(runner=old, agents=["mailer"])):
+            await until(done)
+    assert (rejecting.counts.failed, rejecting.counts.set_aside) == (0, 0)
+    assert world.sent == [("bob", "hi")]
+    assert await dead_letters(store) == []
+
+
+async def test_a_session_that_nobody_takes_over_is_set_aside_after_an_hour_of_refusals() -> None:
+    store = MemoryStore()
+    one = await decided(store, World())
+
+    async def refuses(*given: Any) -> None:
+        raise ChangedToolsError("the tools of then")
+
+    one.resume = refuses  # type: ignore[assignment, method-assign]
+    for row in await store.scan(WAKING):
+        job = Job(agent_id="mailer", session_id="s", refused=119).now(1.0)
+        await store.write(Delete(kind=WAKING, key=row.key, expected=row.version), job)
+    async with working(Worker(runner=one, agents=["mailer"])):
+        await until(lambda: dead_letters(store))
+    assert "the tools of then" in (await dead_letters(store))[0].why
+
+
+@pytest.mark.parametrize("tries", [1, 3])
+async def test_a_session_that_kills_its_workers_is_set_aside_after_so_many_deaths_whatever_its_jobs_say(
+    tries: int,
+) -> None:
+    store = MemoryStore()
+    one = await decided(store, World())
+    for deaths in range(1, 5 * tries + 1):
+        state, version = await one.ledger.known("mailer", "s")
+        state._leased_until = 0.0  # it ran out
+        lease = await one.take(state, version)  # and nothing more: it died
+        worker = Worker(runner=one, agents=["mailer"], tries=tries)
+        lease.state.lease_s = -1.0
+        await one.ledger.save(lease.state, lease._version)
+        look = await worker._look(Job(agent_id="mailer", session_id="s"))
+        assert look.deaths == deaths
+    async with working(worker):
+        await until(lambda: dead_letters(store))
+    assert f"{5 * tries} workers in a row" in (await dead_letters(store))[0].why
+
+
+async def test_a_session_that_comes_to_rest_forgets_the_deaths_of_its_workers() -> None:
+    store, world = MemoryStore(), World()
+    one = await decided(store, world)
+    state, version = await one.ledger.known("mailer", "s")
+    state.metadata["worker_deaths"] = 4
+    await one.ledger.save(state, version)
+    await one.resume("mailer", "s")
+    assert "worker_deaths" not in (await one.ledger.known("mailer", "s"))[0].metadata
+
+
+@pytest.mark.parametrize("hostile", ["many", -5, 1e99, True, None, [1]])
+async def test_a_count_of_deaths_that_nobody_wrote_counts_for_nothing(hostile: Any) -> None:
+    store, world = MemoryStore(), World()
+    one = runner(world, store=store)
+    (request,) = (await one.run(AGENT, "x", session_id="s", metadata={"worker_deaths": hostile})).pending
+    await one.ledger.decide(request.decide("approve", principal="ann"))
+
+    async def done() -> bool:
+        return await status(store) is AgentStatus.COMPLETED
+
+    async with working(Worker(runner=one, agents=["mailer"])):
+        await until(done)
+
+
+async def test_a_second_approval_that_comes_while_the_first_call_runs_is_taken_up_within_a_second() -> None:
+    store, sent = MemoryStore(), list[str]()
+    first, may_end = anyio.Event(), anyio.Event()
+
+    async def send_email(to: str, body: str) -> str:
+        """Send."""
+        sent.append(to)
+        if to == "bob":
+            first.set()
+            await may_end.wait()
+        return "sent"
+
+    turns = [answer("Two.", tool_calls=[mail("1", "bob"), mail("2", "eve")]), "Done."]
+    tools = FunctionTools(tool(effect="irreversible")(send_email))
+    one = AgentRunner(scripted(turns), tools, uncertainty_monitor=UncertaintyMonitor(), store=store)
+    bob, eve = (await one.run(AGENT, "x", session_id="s")).pending
+    async with working(Worker(runner=one, agents=["mailer"])):
+        await one.ledger.decide(bob.decide("approve", principal="ann"))
+        await first.wait()
+        await one.ledger.decide(eve.decide("approve", principal="ann"))
+        await anyio.sleep(3.0)  # it was found busy a few times
+        may_end.set()
+        with anyio.fail_after(2.5):
+            while sent != ["bob", "eve"]:  # noqa: ASYNC110 (a tool of the test's)
+                await anyio.sleep(0.01)
+
+
+async def test_the_timer_of_an_expiry_that_came_early_comes_again() -> None:
+    store = MemoryStore()
+    one = runner(World(), store=store, approvals=ApprovalPolicy(expires_s=3_600.0))
+    await one.run(AGENT, "x", session_id="s")
+    (timer,) = await store.scan(TIMER)
+    early = Put(kind=TIMER, key="0000000001.000000/x", body=timer.body, expected=0, label=timer.label)
+    await store.write(Delete(kind=TIMER, key=timer.key, expected=timer.version), early)
+    worker = Worker(runner=one, agents=["mailer"])
+
+    async def looked() -> bool:
+        return worker.counts.nothing_to_do > 0
+
+    async with working(worker):
+        await until(looked)
+    (again,) = await store.scan(TIMER)
+    assert again.key.partition("/")[0] == timer.key.partition("/")[0]
+
+
+async def test_a_worker_that_is_told_to_stop_while_it_looks_waits_for_nobody() -> None:
+    store = MemoryStore()
+    one = await decided(store, World(), lease_s=1e-6)
+    started = anyio.Event()
+
+    async def never(*given: Any) -> None:
+        started.set()
+        await anyio.sleep_forever()
+
+    one.resume = never  # type: ignore[assignment, method-assign]
+    worker = Worker(runner=one, agents=["mailer"], per_agent=1, at_once=2, drain_s=0.1)
+    scan = store.scan
+
+    async def stopped(*given: Any, **named: Any) -> Any:
+        found = await scan(*given, **named)
+        if worker.running and given[0] == "session":
+            await started.wait()
+            worker.stop()
+        return found
+
+    store.scan = stopped  # type: ignore[method-assign]
+    with anyio.fail_after(5):
+        await worker.run()
+
+
+async def test_one_row_that_cannot_be_queued_hides_no_other_orphan() -> None:
+    class Narrow(MemoryStore):
+        async def write(self, *changes: Any) -> float:
+            if any(isinstance(one, Put) and one.kind == TIMER and "bad" in one.body for one in changes):
+                raise StoreError("too long")
+            return await super().write(*changes)
+
+    store, world = Narrow(), World()
+    for name in ("bad", "good"):
+        one = await decided(store, world, name, lease_s=0.2)
+        for row in await store.scan(WAKING):
+            await store.write(Delete(kind=WAKING, key=row.key, expected=row.version))
+        state, version = await one.ledger.known("mailer", name)
+        await one.take(state, version)  # and its worker died
+
+    async def done() -> bool:
+        return await status(store, "good") is AgentStatus.COMPLETED
+
+    async with working(Worker(runner=one, agents=["mailer"])):
+        await until(done)
+
+
+async def test_a_session_that_another_worker_ended_meanwhile_has_not_failed() -> None:
+    store, world = MemoryStore(), World()
+    one = await decided(store, world)
+    resume = one.resume
+
+    async def second(agent_id: str, session_id: str) -> Any:
+        await resume(agent_id, session_id)
+        return await resume(agent_id, session_id)
+
+    one.resume = second  # type: ignore[assignment, method-assign]
+    worker = Worker(runner=one, agents=["mailer"], tries=1, on_job=lambda job, ended, why: worker.stop())
+    await worker.run()
+    assert (worker.counts.nothing_to_do, worker.counts.set_aside) == (1, 0)
+
+
+async def test_a_session_whose_name_no_store_could_index_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="session_id"):
+        await runner(World()).run(AGENT, "x", session_id="ü" * 400)
+
+
+# -- families ---------------------------------------------------------------------------------------------------------
+
+
+def family(store: MemoryStore, world: World) -> AgentRunner:
+    child = runner(world, store=store)
+    turns = [answer("I ask.", tool_calls=[HAND_OVER]), "All done."]
+    clerk = SubAgent(child, AGENT, name="clerk")
+    watch = UncertaintyMonitor()
+    return AgentRunner(scripted(turns), FunctionTools(), uncertainty_monitor=watch, store=store, sub_agents=[clerk])
+
+
+async def waiting_child(store: MemoryStore, world: World) -> Any:
+    """A parent whose sub-agent waits; the request as the child asks it."""
+    boss = AgentDefinition(name="boss", model="scripted")
+    waiting = await family(store, world).run(boss, "go", session_id="p")
+    while waiting.pending[0].child_session is None:
+        own = waiting.pending[0].decide("approve", principal="ann")
+        waiting = await family(store, world).resume("boss", "p", own)
+    return (await Ledger(store).find_request(waiting.pending[0].id))[1]
+
+
+async def test_a_sub_agent_whose_parent_ended_asks_nobody_runs_nothing_and_is_forgotten_with_it() -> None:
+    store, world = MemoryStore(), World()
+    asked = await waiting_child(store, world)
+    parent, version = await Ledger(store).known("boss", "p")
+    parent.status, parent.turn = AgentStatus.FAILED, []
+    await Ledger(store).save(parent, version)
+    assert await Ledger(store).pending() == []
+    with pytest.raises(SessionError, match="No pending request"):
+        await Ledger(store).find_request(asked.id)
+    child = runner(world, store=store)
+    with pytest.raises(SessionError, match="parent that has ended"):
+        await child.resume("mailer", asked.session_id, asked.decide("approve", principal="ann"))
+    assert world.sent == []
+    assert await prune(store, 1e-9) == 2
+    assert await store.scan("session") == []
+
+
+async def test_a_finished_sub_agent_stays_until_its_parent_has_taken_its_result() -> None:
+    store, world = MemoryStore(), World()
+    asked = await waiting_child(store, world)
+    await runner(world, store=store).resume("mailer", asked.session_id, asked.decide("approve", principal="ann"))
+    assert await prune(store, 1e-9, keep=0) == 0
+    result = await family(store, world).resume("boss", "p")
+    assert (result.status, world.sent) == (AgentStatus.COMPLETED, [("bob", "hi")])
+    assert await prune(store, 1e-9) == 2
+
+
+async def test_a_call_that_had_started_when_its_run_was_given_up_is_not_said_to_have_not_run() -> None:
+    store, world = MemoryStore(), World()
+    one = await decided(store, world, lease_s=0.1)
+
+    state, version = await one.ledger.known("mailer", "s")
+    state.turn = [
+        record.change(phase=CallPhase.STARTED, requests=()) if record.proposed.name == "send_email" else record
+        for record in state.turn
+    ]
+    await one.ledger.save(state, version)
+    await store.put("dead", "mailer/s", '{"agent_id": "mailer", "session_id": "s"}', expected=0)
+    await drop(Ledger(store), "mailer", "s", principal="ann")
+    given_up, _ = await one.ledger.known("mailer", "s")
+    assert not any("Not executed" in message.content for message in given_up.messages)
+    entries = await AuditLog(store, "mailer", "s").entries()
+    assert [one["data"]["call_id"] for one in entries if one["what"] == "outcome_unknown"] == ["b"]
+
+
+# -- retention at a bad moment ----------------------------------------------------------------------------------------
+
+
+async def test_an_audit_that_a_session_begins_anew_while_it_is_pruned_stays() -> None:
+    class Racing(MemoryStore):
+        begin: Any = None
+
+        async def write(self, *changes: Any) -> float:
+            begin, self.begin = self.begin, None
+            if begin is not None and any(isinstance(one, Put) and one.label == "completed" for one in changes):
+                await begin()
+            return await super().write(*changes)
+
+    store = Racing()
+    one = runner(World(), ["Done."], store=store, p_true=0.95)
+    await one.run(AGENT, "x", session_id="s")
+    await prune(store, 1e-9)
+
+    async def begin() -> None:
+        await one.run(AGENT, "x", session_id="s")
+
+    store.begin = begin
+    await prune(store, None, audits_older_than_s=1e-9)
+    assert len(await AuditLog(store, "mailer", "s").entries()) == 2
+    await prune(store, 1e-9)
+    await prune(store, None, audits_older_than_s=1e-9)
+    assert await AuditLog(store, "mailer", "s").entries() == []
+    assert await store.scan("session") == []
+
+
+async def test_a_decision_that_a_session_needs_stays_though_the_session_is_taken_up_between_two_looks() -> None:
+    class Moving(MemoryStore):
+        moved: Any = None
+
+        async def scan(self, kind: str, **given: Any) -> Any:
+            found = await super().scan(kind, **given)
+            if kind == "session" and given.get("label") == "running" and self.moved is not None:
+                moved, self.moved = self.moved, None
+                await moved()
+            return found
+
+    store = Moving()
+    one = runner(World(), store=store, approvals=ApprovalPolicy(required=2))
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+    await one.ledger.decide(request.decide("approve", principal="ann"), wake=False)
+
+    async def moved() -> None:
+        state, version = await one.ledger.known("mailer", "s")
+        await one.take(state, version)
+
+    store.moved = moved
+    await anyio.sleep(0.01)
+    await prune(store, 1e-9)
+    assert len(await store.scan("decision")) == 1
+    assert len(await store.scan("wake")) == 1
