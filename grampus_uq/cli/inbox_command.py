@@ -11,6 +11,9 @@ from grampus_uq.cli.store_options import store_option, with_store
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.people import People, Person, Role, keys_of
+from grampus_uq.records.call_sentences import read_sentences
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.pending_approvals import index_pending
 from grampus_uq.runtime.store import SessionStore
 from grampus_uq.runtime.stores import open_store
 
@@ -25,8 +28,20 @@ _origin_option = click.option(
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", default=_PORT, show_default=True, type=click.IntRange(1, 65_535))
 @_origin_option
+@click.option(
+    "--required", default=1, show_default=True, type=click.IntRange(1, 20), help="Approvals a runner asks for."
+)
+@click.option("--sentences", "path", default=None, help="TOML file with a line for each tool, what a call of it does.")
 @click.pass_context
-def command(context: click.Context, url: str | None, host: str, port: int, origin: str | None) -> None:
+def command(
+    context: click.Context,
+    url: str | None,
+    host: str,
+    port: int,
+    origin: str | None,
+    required: int,
+    path: str | None,
+) -> None:
     """Serve the inbox; its commands invite people and print their public keys.
 
     Behind a reverse proxy give its public address as --origin, and let it pass the header Host as it is.
@@ -39,13 +54,14 @@ def command(context: click.Context, url: str | None, host: str, port: int, origi
     from grampus_uq.inbox.inbox_serving import serve_inbox
 
     settings = InboxSettings(origin=origin or f"http://localhost:{port}")
+    sentences = {} if path is None else read_sentences(path)
 
     async def serve() -> None:
         store = open_store(url, create=False)
         try:
-            await store.now()  # a store that is not there is said at once
+            await index_pending(Ledger(store))
             click.echo(f"The inbox is at {settings.origin}", err=True)
-            await serve_inbox(inbox_app(store, settings), host, port)
+            await serve_inbox(inbox_app(store, settings, required=required, sentences=sentences), host, port)
         finally:
             await store.aclose()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Final
 
@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import Route
 
 from grampus_uq.errors import ApprovalError, GrampusError
+from grampus_uq.inbox import decision_pages, news, request_pages
 from grampus_uq.inbox.front_door import Allowance, FrontDoor
 from grampus_uq.inbox.inbox_settings import InboxSettings
 from grampus_uq.inbox.passkeys import NewPasskey, SignIn, new_passkey, registration_text, sign_in_text, signed_in
@@ -32,10 +33,27 @@ from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.store import SessionStore
 
 _TRIES_A_MINUTE: Final = 20
+REQUESTS: Final = Section(
+    path="/requests",
+    label="Requests",
+    role=Role.LOOK,
+    routes=(*news.ROUTES, *request_pages.ROUTES, *decision_pages.ROUTES),
+)
 
 
-def inbox_app(store: SessionStore, settings: InboxSettings, sections: Sequence[Section] = ()) -> FrontDoor:
-    """The ASGI application of an inbox over this store; the first of the sections is where signing in leads."""
+def inbox_app(
+    store: SessionStore,
+    settings: InboxSettings,
+    sections: Sequence[Section] = (),
+    *,
+    required: int = 1,
+    sentences: Mapping[str, str] | None = None,
+) -> FrontDoor:
+    """The ASGI application of an inbox over this store: the requests, then these sections.
+
+    `required` says how many approvals the runner asks for, `sentences` what calls do, by tool.
+    """
+    sections = (REQUESTS, *sections)
     front = _Entrance()
     routes = [
         Route("/", _home),
@@ -52,7 +70,15 @@ def inbox_app(store: SessionStore, settings: InboxSettings, sections: Sequence[S
         *(route for section in sections for route in section.routes),
     ]
     app = Starlette(routes=routes, exception_handlers={404: _unknown, 405: _unknown, 500: _broken})
-    app.state.inbox = Inbox(settings=settings, ledger=Ledger(store), people=People(store), sections=tuple(sections))
+    app.state.inbox = Inbox(
+        settings=settings,
+        ledger=Ledger(store),
+        people=People(store),
+        sections=tuple(sections),
+        required=required,
+        sentences=sentences or {},
+    )
+    app.state.news = news.News()
     return FrontDoor(app, settings)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hmac
 import json
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
@@ -24,6 +24,7 @@ from grampus_uq.records.strict_json import parse_json
 from grampus_uq.runtime.ledger import Ledger
 
 _Body = TypeVar("_Body", bound=BaseModel)
+_MOST_TOOLS = 1_000
 _STATUS = {ApprovalError: 409, SessionError: 404, StoreError: 503, DataError: 400}
 
 
@@ -39,12 +40,27 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inbox:
-    """What all pages share."""
+    """What all pages share. `required` approvals are asked for by the runner, as its `ApprovalPolicy` says.
+
+    `sentences` are templates of tools. The schemas of tools are those that waiting calls brought along.
+    """
 
     settings: InboxSettings
     ledger: Ledger
     people: People
     sections: tuple[Section, ...]
+    required: int = 1
+    sentences: Mapping[str, str] = field(default_factory=dict)
+    _parameters: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+
+    def parameters(self, agent_id: str, tool: str) -> Mapping[str, Any] | None:
+        """The schema of a tool's arguments, where a call of it by this agent was shown."""
+        return self._parameters.get((agent_id, tool))
+
+    def remember(self, agent_id: str, tool: str, parameters: Mapping[str, Any]) -> None:
+        """Keep the schema of a tool."""
+        if (agent_id, tool) in self._parameters or len(self._parameters) < _MOST_TOOLS:
+            self._parameters[agent_id, tool] = parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,8 +185,21 @@ def rendered(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
+def _span(seconds: float) -> str:
+    """A time in its largest unit.
+
+    >>> [_span(seconds) for seconds in (-1.0, 59.0, 3_599.0, 90_000.0)]
+    ['0 s', '59 s', '59 min', '1 d']
+    """
+    for unit, size in (("d", 86_400.0), ("h", 3_600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
 @functools.cache
 def _environment() -> Environment:
     environment = page_environment(PackageLoader("grampus_uq.inbox"))
     environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False, sort_keys=True)
+    environment.filters["span"] = _span
     return environment

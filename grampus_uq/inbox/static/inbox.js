@@ -102,3 +102,180 @@ async function register(button) {
 
 if (one("[data-sign-in]")) signIn(one("[data-sign-in]"));
 if (one("[data-register]")) register(one("[data-register]"));
+
+// -- times ------------------------------------------------------------------------------------------------------------
+
+const opened = performance.now();
+function showTimes() {
+  for (const place of document.querySelectorAll("[data-expires]")) {
+    const began = Number(place.closest("[data-now]").dataset.now);
+    const left = Math.floor(Number(place.dataset.expires) - began - (performance.now() - opened) / 1000);
+    const shown = Math.max(0, left);
+    place.textContent = left > 0 ? `${Math.floor(shown / 60)}:${String(shown % 60).padStart(2, "0")}` : "0:00, expired";
+  }
+}
+if (one("[data-expires]")) setInterval(showTimes, 1000);
+
+// -- keys: one letter each, off by a switch, never by a key that is held down or typed into a field -------------------
+
+const keys = one("[data-keys]");
+if (keys) {
+  keys.checked = localStorage.getItem("keys") !== "off";
+  keys.addEventListener("change", () => localStorage.setItem("keys", keys.checked ? "on" : "off"));
+}
+function onKeys(actions) {
+  document.addEventListener("keydown", (event) => {
+    if (event.repeat || event.ctrlKey || event.altKey || event.metaKey || event.isComposing) return;
+    if (event.key !== "Escape" && (!keys.checked || event.target.closest("textarea, input, select"))) return;
+    const action = actions[event.key.toLowerCase()];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  });
+}
+
+// -- the list ---------------------------------------------------------------------------------------------------------
+
+const title = document.title;
+function showCount(count) {
+  document.title = count === "0" ? title : `(${count}) ${title}`;
+  const badge = one("[data-badge]");
+  badge.textContent = count;
+  badge.hidden = count === "0";
+}
+
+async function showList() {
+  const place = one("#list");
+  const kept = document.activeElement.closest("[data-row]")?.getAttribute("href");
+  const answer = await fetch(location.href);
+  if (!answer.ok || answer.redirected) return;
+  const fresh = one("#list", new DOMParser().parseFromString(await answer.text(), "text/html"));
+  if (!fresh) return;
+  place.replaceWith(fresh);
+  if (kept) one(`[data-row][href="${CSS.escape(kept)}"]`)?.focus();
+}
+
+if (one("[data-badge]")) {
+  let mark = "";
+  const news = new EventSource("/requests/news");
+  news.addEventListener("message", (event) => {
+    const told = JSON.parse(event.data);
+    showCount(told.count);
+    if (mark && mark !== told.mark && one("#list")?.dataset.news) showList();
+    mark = told.mark;
+  });
+}
+
+if (one("#list")) {
+  const move = (by) => {
+    const rows = [...document.querySelectorAll("[data-row]")];
+    const at = rows.indexOf(document.activeElement);
+    rows[Math.min(rows.length - 1, Math.max(0, at < 0 ? 0 : at + by))]?.focus();
+  };
+  onKeys({ j: () => move(1), k: () => move(-1) });
+}
+
+// -- a card -----------------------------------------------------------------------------------------------------------
+
+function whenSeen(work) {
+  const left = new Set(document.querySelectorAll("[data-part]"));
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting || document.visibilityState !== "visible") continue;
+      left.delete(entry.target);
+      watcher.unobserve(entry.target);
+    }
+    if (!left.size) work();
+  }, { rootMargin: "0px 0px -90px 0px" }); // the buttons may cover that much
+  left.forEach((part) => watcher.observe(part));
+}
+
+function showChanges(changes) {
+  const rows = changes.map((change) => {
+    const row = document.createElement("tr");
+    for (const [label, text] of [["Argument", change.name], ["Before", change.before], ["After", change.after]]) {
+      const cell = document.createElement("td");
+      if (label !== "Argument") cell.className = "t";
+      cell.dataset.label = label;
+      cell.textContent = text || "–";
+      row.append(cell);
+    }
+    return row;
+  });
+  one("[data-changes] tbody").replaceChildren(...rows);
+  one("[data-changes]").hidden = !rows.length;
+}
+
+function deciding(panel) {
+  const card = one("#card");
+  const path = `/requests/${card.dataset.id}`;
+  const choices = [...panel.querySelectorAll("[data-do]")];
+  const send = one("[data-send]", panel), cancel = one("[data-cancel]", panel);
+  const parts = { edit: one("[data-edit]"), reason: one("[data-reason]"), never: one("[data-never-label]") };
+  let kind = "", prepared = null, seen = false;
+  panel.hidden = false;
+
+  function choose(next) {
+    kind = next;
+    prepared = null;
+    tell("");
+    showChanges([]);
+    for (const button of choices) button.hidden = !!kind;
+    send.hidden = cancel.hidden = !kind;
+    send.disabled = false;
+    parts.edit.hidden = kind !== "edit";
+    parts.reason.hidden = !kind;
+    parts.never.hidden = kind !== "reject" || !one("[data-do=edit]", panel);
+    one("[data-reason-label]").textContent = kind === "respond" ? "What the model reads instead of the result" : "Reason, for the model (optional)";
+    send.textContent = { approve: "Sign: approve", edit: "Show the change", reject: "Sign: reject", respond: "Sign: respond" }[kind] || "";
+    send.className = kind === "reject" ? "stop" : "";
+    (kind === "edit" ? one("#arguments") : kind === "respond" ? one("#message") : kind ? send : choices[0]).focus();
+  }
+
+  async function prepare() {
+    const said = await post(`${path}/prepare`, {
+      kind, digest: card.dataset.digest, seen: one("[data-seen]").dataset.seen,
+      message: one("#message").value || null, arguments: kind === "edit" ? one("#arguments").value : null,
+      never: kind === "reject" && one("#never").checked,
+    });
+    const signed = JSON.parse(said.text.slice(said.text.indexOf("\n") + 1));
+    if (signed.digest !== card.dataset.digest || signed.kind !== kind) throw new Error("The server offers another decision to sign than was asked for.");
+    return said;
+  }
+
+  async function sign() {
+    if (kind === "edit" && !prepared) {
+      prepared = await prepare();
+      showChanges(prepared.changes);
+      parts.edit.hidden = parts.reason.hidden = true;
+      send.textContent = "Sign: run it with this change";
+      send.disabled = false;
+      send.focus();
+      return;
+    }
+    const said = prepared || (await prepare());
+    const answer = await assertion(said.text, said.rp, said.keys);
+    const done = await post(`${path}/decide`, { decision: said.decision, seen: one("[data-seen]").dataset.seen, ...answer });
+    const link = document.createElement("a");
+    link.href = "/requests";
+    link.className = "button";
+    link.textContent = "Next";
+    panel.replaceChildren(Object.assign(document.createElement("p"), { className: "note", textContent: done.told }), link);
+    panel.setAttribute("role", "status");
+    link.focus();
+  }
+
+  whenSeen(() => {
+    seen = true;
+    for (const button of choices) button.disabled = false;
+    one("[data-unread]").hidden = true;
+  });
+  for (const button of choices) button.addEventListener("click", () => choose(button.dataset.do));
+  cancel.addEventListener("click", () => choose(""));
+  send.addEventListener("click", () => trying(send, sign));
+  one("#arguments")?.addEventListener("input", () => (prepared = null));
+  const press = (name) => () => (seen || !["approve", "edit"].includes(name)) && !kind && one(`[data-do=${name}]`, panel)?.click();
+  onKeys({ a: press("approve"), e: press("edit"), r: press("reject"), escape: () => (kind ? choose("") : location.assign("/requests")) });
+}
+
+if (one("[data-decide]")) deciding(one("[data-decide]"));

@@ -1,0 +1,198 @@
+"""Deciding: a passkey signs the text of a decision on exactly the call that was shown, and nothing else is stored.
+
+Two steps. `prepare` makes the decision and hands out its signed text, which the browser hashes and has signed. `decide`
+takes the decision back with the assertion. Each checks everything anew: the call may have changed in between.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from grampus_uq.errors import ApprovalError, DataError
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalKind
+from grampus_uq.gate.schema import problem_of
+from grampus_uq.gate.webauthn import WebAuthnKey
+from grampus_uq.inbox.people import CHALLENGE_S, Role
+from grampus_uq.inbox.request_pages import found, how_many, seen_token
+from grampus_uq.inbox.visits import Visit, for_role
+from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.values import canonical_json
+from grampus_uq.runtime.deciding import OpenRequest, check_shown, store_decision
+from grampus_uq.runtime.drills import Drill, DrillAnswer
+from grampus_uq.runtime.stored_drills import StoredDrills
+
+_AGREED: Final = (ApprovalKind.APPROVE, ApprovalKind.EDIT)
+_DONE: Final = {
+    ApprovalKind.APPROVE: "Approved",
+    ApprovalKind.EDIT: "Approved with your change",
+    ApprovalKind.REJECT: "Rejected",
+    ApprovalKind.RESPOND: "Answered",
+}
+
+
+class Wish(BaseModel):
+    """What a person wants to decide: on the card with this digest, whose last part carried `seen`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    kind: Literal["approve", "edit", "reject", "respond"]
+    digest: str = Field(max_length=100)
+    seen: str = Field(max_length=100)
+    message: str | None = Field(default=None, max_length=20_000)
+    arguments: str | None = Field(default=None, max_length=200_000)
+    never: bool = False
+
+
+class SignedWish(BaseModel):
+    """A decision as `prepare` gave it, with the assertion of the passkey `id` over its signed text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    decision: str = Field(max_length=250_000)
+    seen: str = Field(max_length=100)
+    id: str = Field(min_length=1, max_length=2_048)
+    signature: str = Field(max_length=16_384)
+
+
+@for_role(Role.DECIDE)
+async def _prepare(visit: Visit) -> Response:
+    wish = await visit.said(Wish)
+    one = await found(visit.inbox, visit.request.path_params["request_id"])
+    decision = _wished(visit, one, wish)
+    await _check(visit, one, decision, wish.seen)
+    try:
+        text = decision.signed_text().decode()
+    except UnicodeDecodeError as error:
+        raise ApprovalError("This holds characters that no browser can sign. Decide it in a terminal.") from error
+    return JSONResponse(
+        {
+            "decision": decision.model_dump_json(),
+            "text": text,
+            "rp": visit.inbox.settings.rp_id,
+            "keys": [key.id for key in visit.person.passkeys],
+            "changes": changes(one.card.arguments, decision.arguments),
+        }
+    )
+
+
+@for_role(Role.DECIDE)
+async def _decide(visit: Visit) -> Response:
+    signed = await visit.said(SignedWish)
+    one = await found(visit.inbox, visit.request.path_params["request_id"])
+    kind = DrillAnswer if isinstance(one, Drill) else ApprovalDecision
+    try:
+        decision: ApprovalDecision | DrillAnswer = kind.model_validate_json(signed.decision)
+    except ValueError as error:
+        raise DataError("The request cannot be read.") from error
+    await _check(visit, one, decision, signed.seen)
+    passkey = next((key for key in visit.person.passkeys if key.id == signed.id), None)
+    if passkey is None or not WebAuthnKey.from_line(passkey.line).holds(decision.signed_text(), signed.signature):
+        raise ApprovalError("The passkey's signature is not on this decision: nothing was decided.")
+    return JSONResponse(
+        {"told": await _stored(visit, one, decision.model_copy(update={"signature": signed.signature}))}
+    )
+
+
+async def _stored(visit: Visit, one: OpenRequest | Drill, decision: ApprovalDecision | DrillAnswer) -> str:
+    """Store it; what the person is told."""
+    ledger = visit.inbox.ledger
+    if isinstance(decision, DrillAnswer):
+        waiting = await how_many(visit.inbox)
+        done = await StoredDrills(ledger.store).answer(decision, await ledger.store.now(), waiting=waiting)
+        return done.told()
+    assert isinstance(one, OpenRequest)  # noqa: S101 (a decision was read because it is)
+    await store_decision(ledger, one, decision)
+    more = visit.inbox.required - len({*(d.principal for d in one.standing), decision.principal})
+    waits = f" It waits for {more} more." if decision.kind in _AGREED and more > 0 else " A worker takes it up."
+    return f"{_DONE[decision.kind]}.{waits}"
+
+
+def _wished(visit: Visit, one: OpenRequest | Drill, wish: Wish) -> ApprovalDecision | DrillAnswer:
+    """The unsigned decision."""
+    check_shown(one.card, wish.digest)
+    if (wish.arguments is None) != (wish.kind != "edit"):
+        raise DataError("The request cannot be read.")
+    if wish.kind == "respond" and not (wish.message or "").strip():
+        raise ApprovalError("A response needs the text that the model reads.")
+    given: dict[str, Any] = {"message": wish.message or None, "principal": visit.person.name}
+    if wish.arguments is not None:
+        given["arguments"] = _edited(wish.arguments)
+    if isinstance(one, Drill):
+        return one.answered(wish.kind, **given)
+    return one.request.decide(wish.kind, never=wish.never, **given)
+
+
+def _edited(text: str) -> dict[str, Any]:
+    try:
+        parsed = parse_json(text, unique_names=True)
+    except (ValueError, RecursionError) as error:
+        raise ApprovalError(f"The arguments are no JSON: {str(error)[:200]}") from error
+    if not isinstance(parsed, dict):
+        raise ApprovalError("The arguments are no JSON object.")
+    return parsed
+
+
+async def _check(visit: Visit, one: OpenRequest | Drill, decision: ApprovalDecision | DrillAnswer, seen: str) -> None:
+    """Raise ApprovalError unless this person may decide this now, on what they were shown in full."""
+    shown = one.card
+    check_shown(shown, decision.digest)
+    if not hmac.compare_digest((await seen_token(visit, shown)).encode(), seen.encode("utf-8", "replace")):
+        raise ApprovalError("The whole call was not shown in this session. Look at it again.")
+    now_s = await visit.inbox.ledger.store.now()
+    made_s = decision.decided_s if isinstance(decision, ApprovalDecision) else decision.answered_s
+    if decision.principal != visit.person.name or not abs(now_s - made_s) < CHALLENGE_S:
+        raise ApprovalError("The decision is another person's, or it took too long. Look at it again.")
+    if shown.expired(now_s):
+        raise ApprovalError("The request expired while it was open: nothing was decided. The agent asks again.")
+    if decision.arguments is not None:
+        _check_edit(visit, one, decision.arguments)
+    if isinstance(one, OpenRequest):
+        _check_first(visit, one)
+
+
+def _check_edit(visit: Visit, one: OpenRequest | Drill, arguments: Mapping[str, Any]) -> None:
+    shown = one.card
+    if shown.tool is None:
+        raise ApprovalError("This request has no call whose arguments could be edited.")
+    if canonical_json(arguments) == canonical_json(shown.arguments):
+        raise ApprovalError("Nothing is changed: approve the call as it is, or change it.")
+    known = one.parameters if isinstance(one, OpenRequest) else visit.inbox.parameters(shown.agent_id, shown.tool)
+    problem = problem_of(arguments, known or {})
+    if problem is not None:
+        raise ApprovalError(f"The tool does not take this: {problem}.")
+
+
+def _check_first(visit: Visit, one: OpenRequest) -> None:
+    """Refuse what others decided before: as far as known here, for only the runner can check them."""
+    standing = one.standing
+    settled = next((d for d in standing if d.kind not in _AGREED), None)
+    if settled is None and len({d.principal for d in standing}) >= visit.inbox.required:
+        settled = standing[-1]
+    if settled is not None:
+        raise ApprovalError(f"{settled.principal} decided this already: {settled.kind.value}. Nothing more was stored.")
+    if any(d.principal == visit.person.name for d in standing):
+        raise ApprovalError("You decided this already. Somebody else has to agree.")
+
+
+def changes(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> list[dict[str, str]]:
+    """What an edit changes, argument by argument, as JSON texts; "" for none."""
+    if after is None:
+        return []
+    told = {name: (_text(before, name), _text(after, name)) for name in sorted({*before, *after})}
+    return [{"name": name, "before": old, "after": new} for name, (old, new) in told.items() if old != new]
+
+
+def _text(arguments: Mapping[str, Any], name: str) -> str:
+    return canonical_json(arguments[name]) if name in arguments else ""
+
+
+ROUTES = (
+    Route("/requests/{request_id}/prepare", _prepare, methods=["POST"]),
+    Route("/requests/{request_id}/decide", _decide, methods=["POST"]),
+)

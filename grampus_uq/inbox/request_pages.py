@@ -1,0 +1,166 @@
+"""What waits: the list, the oldest first, and the card of one request with everything that a decision needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.responses import Response
+from starlette.routing import Route
+
+from grampus_uq.errors import SessionError
+from grampus_uq.gate.requests import ApprovalDecision
+from grampus_uq.inbox.people import Role
+from grampus_uq.inbox.visits import Inbox, Visit, for_role
+from grampus_uq.recording.run_rows import readings_in_words, thresholds_in_words
+from grampus_uq.records.call_parts import doubt_in_words
+from grampus_uq.records.call_sentences import sentence_of
+from grampus_uq.records.tool_names import looks_like
+from grampus_uq.records.values import Reading
+from grampus_uq.records.visible_text import is_hidden, legend
+from grampus_uq.runtime.cards import Card, card
+from grampus_uq.runtime.deciding import OpenRequest, open_request
+from grampus_uq.runtime.drills import Drill
+from grampus_uq.runtime.pending_approvals import count_pending, oldest_pending
+from grampus_uq.runtime.stored_drills import StoredDrills
+
+_PAGE: Final = 25
+MOST_COUNTED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedRow:
+    """One line of the list."""
+
+    card: Card
+    sentence: str
+    stands: Sequence[ApprovalDecision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One argument as it is shown; `block` for a text of several lines."""
+
+    name: str
+    kind: str
+    text: str
+    block: bool
+    doubted: bool
+
+
+@for_role(Role.LOOK)
+async def _list(visit: Visit) -> Response:
+    after = visit.request.query_params.get("after")
+    rows, following = await listed(visit.inbox, after)
+    now_s = visit.inbox.ledger.now_s()
+    return visit.page("requests.html", rows=rows, following=following, now_s=now_s, first=after is None)
+
+
+async def listed(inbox: Inbox, after: str | None = None) -> tuple[list[ListedRow], str | None]:
+    """A page of what waits, the oldest first, and where the next one begins."""
+    ledger = inbox.ledger
+    requests, following = await oldest_pending(ledger, after=after, limit=_PAGE)
+    arrived = await ledger.decisions([request.id for request in requests])
+    cards = [card(request) for request in requests]
+    mixed = await StoredDrills(ledger.store).mixed(cards, await ledger.store.now())
+    first_s = 0.0 if after is None or not cards else cards[0].created_s
+    last_s = cards[-1].created_s if following is not None and cards else float("inf")
+    known = {one.id for one in cards}
+    shown = [one for one in mixed if one.id in known or first_s <= one.created_s <= last_s]
+    return [
+        ListedRow(card=one, sentence=said(inbox, one), stands=[decision for decision, _ in arrived.get(one.id, [])])
+        for one in shown
+    ], following
+
+
+async def how_many(inbox: Inbox) -> int:
+    """How many are listed, up to one more than are counted."""
+    store = inbox.ledger.store
+    drills = await StoredDrills(store).mixed([], await store.now())
+    return await count_pending(store, MOST_COUNTED + 1) + len(drills)
+
+
+def said(inbox: Inbox, shown: Card) -> str:
+    """What will happen, in one sentence."""
+    if shown.tool is None:
+        return "Releases the answer of the run."
+    return sentence_of(shown.tool, shown.arguments, inbox.sentences)
+
+
+async def found(inbox: Inbox, request_id: str) -> OpenRequest | Drill:
+    """What is shown under exactly this id; raises SessionError when nothing is."""
+    ledger = inbox.ledger
+    drill = await StoredDrills(ledger.store).find(request_id, await ledger.store.now())
+    if drill is not None and drill.card.id == request_id:
+        return drill
+    one = await open_request(ledger, request_id)
+    if one.request.id != request_id:
+        raise SessionError(f"No pending request has the id {request_id!r:.40}.")
+    if one.parameters is not None and one.card.tool is not None:
+        inbox.remember(one.card.agent_id, one.card.tool, one.parameters)
+    return one
+
+
+@for_role(Role.LOOK)
+async def _card(visit: Visit) -> Response:
+    request_id = visit.request.path_params["request_id"]
+    try:
+        one = await found(visit.inbox, request_id)
+    except SessionError:
+        decisions = [d for d, _ in (await visit.inbox.ledger.decisions([request_id]))[request_id]]
+        return visit.page("decided.html", status=404, decisions=decisions)
+    shown, request = one.card, one if isinstance(one, OpenRequest) else None
+    call = json.dumps([shown.tool, shown.arguments], ensure_ascii=False)
+    return visit.page(
+        "request.html",
+        card=shown,
+        sentence=said(visit.inbox, shown),
+        arguments=[_argument(shown, name, value) for name, value in sorted(shown.arguments.items())],
+        marks=legend(call),
+        doubt=None if shown.doubt is None else doubt_in_words(shown.doubt),
+        readings=readings_in_words([Reading(source=name, value=value) for name, value in shown.readings.items()]),
+        thresholds=None if shown.thresholds is None else thresholds_in_words(shown.thresholds),
+        stands=[] if request is None else request.standing,
+        refused=[] if request is None else request.refused,
+        required=visit.inbox.required,
+        editable=_editable(shown.arguments),
+        now_s=await visit.inbox.ledger.store.now(),
+        seen=await seen_token(visit, shown),
+        decides=visit.person.role.covers(Role.DECIDE),
+    )
+
+
+async def seen_token(visit: Visit, shown: Card) -> str:
+    """What the last part of a card carries: that this session was given all of this very card."""
+    cookie = visit.request.cookies[visit.inbox.settings.cookie]
+    return await visit.inbox.people.mac("seen", cookie, shown.id, shown.digest)
+
+
+def _argument(shown: Card, name: str, value: Any) -> Argument:
+    block = isinstance(value, str) and "\n" in value
+    text = (
+        value if block else json.dumps(value, ensure_ascii=False, indent=1 if isinstance(value, dict | list) else None)
+    )
+    kinds = {str: "text", bool: "yes or no", int: "number", float: "number", list: "list", dict: "object"}
+    doubted = shown.doubt is not None and shown.doubt.part == name
+    return Argument(name=name, kind=kinds.get(type(value), "nothing"), text=text, block=block, doubted=doubted)
+
+
+def _editable(arguments: Mapping[str, Any]) -> str:
+    """The arguments as JSON to edit, with escapes for what hides or imitates another character."""
+    text = json.dumps(arguments, ensure_ascii=False, indent=2, sort_keys=True)
+    return "".join(
+        json.dumps(c)[1:-1] if c != "\n" and (is_hidden(c) or (not c.isascii() and looks_like(c))) else c for c in text
+    )
+
+
+def mark_of(rows: Sequence[ListedRow], count: int) -> str:
+    """A short text that changes whenever the list does."""
+    told = [count, *([row.card.id, len(row.stands)] for row in rows)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+ROUTES = (Route("/requests", _list), Route("/requests/{request_id}", _card))

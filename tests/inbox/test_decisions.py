@@ -1,0 +1,362 @@
+"""A decision on a page: bound to exactly the call that was shown, by the person whose passkey signs it, once."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from grampus_uq import ApprovalPolicy, PublicKeys, ToolCall
+from grampus_uq.inbox.inbox_app import inbox_app
+from grampus_uq.inbox.people import People, Role, keys_of
+from grampus_uq.records.vocabulary import AgentStatus
+from grampus_uq.runtime.ledger import Ledger
+from grampus_uq.runtime.store import SessionStore
+from grampus_uq.testing import answer
+from tests.gate.test_webauthn import url64
+from tests.inbox.browser import SETTINGS, Browser, made, someone
+from tests.runtime.agents import AGENT, World, mail, runner
+
+pytestmark = pytest.mark.anyio
+
+
+class Desk:
+    """A store with one run that waits, and the inbox over it; the runner believes the keys of `people` only."""
+
+    def __init__(self, store: SessionStore, **given: Any) -> None:
+        self.store, self.world = store, World()
+        self.app = inbox_app(store, SETTINGS, **given)
+        self.policy: dict[str, Any] = {}
+
+    async def pause(self, *calls: ToolCall, session: str = "s") -> Any:
+        self._turns = [answer("I will mail.", tool_calls=list(calls or [mail("c", "bob")])), answer("Done.")]
+        keys = keys_of(await People(self.store).all())
+        self.approvals = ApprovalPolicy(signer=PublicKeys(keys), **self.policy)
+        self.agent = runner(self.world, self._turns, store=self.store, approvals=self.approvals)
+        return (await self.agent.run(AGENT, "mail bob", session_id=session)).pending[0]
+
+    async def resume(self, session: str = "s") -> Any:
+        return await self.agent.resume("mailer", session)
+
+
+async def shown(browser: Browser, request_id: str) -> dict[str, str]:
+    """What the card's page hands to its script."""
+    page = await browser.get(f"/requests/{request_id}")
+    assert page.status_code == 200, page.text
+    return {name: html.unescape(re.findall(rf'data-{name}="([^"]*)"', page.text)[0]) for name in ("digest", "seen")}
+
+
+async def prepared(browser: Browser, request_id: str, kind: str = "approve", **given: Any) -> httpx.Response:
+    card = given.pop("card", None) or await shown(browser, request_id)
+    return await browser.send(f"/requests/{request_id}/prepare", {"kind": kind, **card, **given})
+
+
+async def signed(browser: Browser, request_id: str, said: dict[str, Any], token: str, **forged: Any) -> httpx.Response:
+    body = {"decision": said["decision"], "seen": token, "id": url64(browser.id)}
+    body["signature"] = browser.assertion(forged.pop("text", said["text"]), **forged.pop("assertion", {}))
+    return await browser.send(f"/requests/{request_id}/decide", body | forged)
+
+
+async def decide(browser: Browser, request_id: str, kind: str = "approve", **given: Any) -> httpx.Response:
+    card = await shown(browser, request_id)
+    said = await prepared(browser, request_id, kind, card=card, **given)
+    return said if said.status_code != 200 else await signed(browser, request_id, said.json(), card["seen"])
+
+
+async def nothing_was_decided(desk: Desk, request: Any) -> None:
+    assert (await Ledger(desk.store).decisions([request.id]))[request.id] == []
+    await desk.resume()
+    assert desk.world.sent == []
+
+
+async def test_what_was_approved_on_the_page_runs_once(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    listed = await ann.get("/requests")
+    assert 'Runs send_email with to "bob", body "hi".' in html.unescape(listed.text)
+    done = await decide(ann, request.id)
+    assert done.json() == {"told": "Approved. A worker takes it up."}
+    assert (await desk.resume()).status is AgentStatus.COMPLETED
+    assert desk.world.sent == [("bob", "hi")]
+    gone = await ann.get(f"/requests/{request.id}")
+    assert gone.status_code == 404
+    assert "approve by ann" in gone.text
+    assert "Nothing waits" in (await ann.get("/requests")).text
+
+
+async def test_an_edit_shows_what_it_changes_fits_the_schema_and_runs(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    for wrong, why in (
+        ('{"to": 7, "body": "hi"}', "must be string"),
+        ('{"to": "eve"}', "missing"),
+        ('{"to": "a", "to": "b", "body": "hi"}', "no JSON"),
+        ("[1]", "object"),
+        ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ('{"body":"hi","to":"bob"}', "Nothing is changed"),
+    ):
+        refused = await decide(ann, request.id, "edit", arguments=wrong)
+        assert refused.status_code == 409
+        assert why in refused.json()["error"]
+    said = await prepared(ann, request.id, "edit", arguments='{"to": "eve", "body": "hi"}')
+    assert said.json()["changes"] == [{"name": "to", "before": '"bob"', "after": '"eve"'}]
+    assert (await decide(ann, request.id, "edit", arguments='{"to": "eve", "body": "hi"}')).status_code == 200
+    await desk.resume()
+    assert desk.world.sent == [("eve", "hi")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"), [("reject", {"message": "too late"}), ("respond", {"message": "sent already"})]
+)
+async def test_a_rejection_and_a_response_reach_the_model_and_run_nothing(
+    store: SessionStore, kind: str, given: dict[str, Any]
+) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    assert (await decide(ann, request.id, kind, message="It was sent already.")).status_code == 200
+    result = await desk.resume()
+    assert desk.world.sent == []
+    assert any("It was sent already." in (message.content or "") for message in result.messages)
+    assert (await decide(ann, (await desk.pause(session="t")).id, "respond")).status_code == 409, "without a text"
+
+
+async def test_a_call_that_changed_while_its_page_was_open_is_not_decided(store: SessionStore) -> None:
+    """At both steps: before anything is signed, and between the signing and the sending."""
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    card = await shown(ann, request.id)
+    said = await prepared(ann, request.id, card=card)
+    (session,) = await store.scan("session")
+    text = session.body.replace('"to":"bob"', '"to":"eve"')
+    assert text != session.body
+    await store.put("session", session.key, text, expected=session.version, label=session.label)
+    again, late = await prepared(ann, request.id, card=card), await signed(ann, request.id, said.json(), card["seen"])
+    for refused in (again, late):
+        assert refused.status_code == 409
+        assert "no longer what was shown" in refused.json()["error"]
+    assert (await Ledger(store).decisions([request.id]))[request.id] == []
+
+
+async def test_a_request_that_expired_while_its_page_was_open_is_not_decided(store: SessionStore) -> None:
+    desk = Desk(store)
+    desk.policy = {"expires_s": 0.6}
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    card = await shown(ann, request.id)
+    said = await prepared(ann, request.id, card=card)
+    await anyio.sleep(0.7)
+    late = await signed(ann, request.id, said.json(), card["seen"])
+    assert late.status_code == 409
+    assert "expired" in late.json()["error"]
+    await nothing_was_decided(desk, request)
+
+
+async def test_of_two_reviewers_the_second_reads_who_was_first(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann, bob = await someone(desk.app, store), await someone(desk.app, store, "bob")
+    request = await desk.pause()
+    card = await shown(bob, request.id)
+    said = await prepared(bob, request.id, "reject", card=card)
+    assert (await decide(ann, request.id)).status_code == 200
+    late = await signed(bob, request.id, said.json(), card["seen"])
+    assert late.status_code == 409
+    assert "ann decided this already: approve" in late.json()["error"]
+    assert "approve by <b>ann</b>" in (await bob.get(f"/requests/{request.id}")).text
+    await desk.resume()
+    assert desk.world.sent == [("bob", "hi")]
+
+
+async def test_four_eyes_are_two_people(store: SessionStore) -> None:
+    desk = Desk(store, required=2)
+    desk.policy = {"required": 2}
+    ann, bob = await someone(desk.app, store), await someone(desk.app, store, "bob")
+    request = await desk.pause()
+    assert "0 of 2 approvals" in (await ann.get(f"/requests/{request.id}")).text
+    assert (await decide(ann, request.id)).json()["told"] == "Approved. It waits for 1 more."
+    assert "1 of 2 approvals" in (await bob.get(f"/requests/{request.id}")).text
+    assert (await decide(ann, request.id)).status_code == 409
+    await desk.resume()
+    assert desk.world.sent == []
+    assert (await decide(bob, request.id)).json()["told"] == "Approved. A worker takes it up."
+    await desk.resume()
+    assert desk.world.sent == [("bob", "hi")]
+
+
+FORGED: list[dict[str, Any]] = [
+    {"text": "another text"},
+    {"assertion": {"origin": "https://evil.example"}},
+    {"assertion": {"rp": "evil.example"}},
+    {"assertion": {"flags": 0x01}},
+    {"assertion": {"type": "webauthn.create"}},
+    {"id": "AAAA"},
+    {"seen": "0" * 64},
+    {"seen": "é"},
+    {"signature": "webauthn:e30"},
+    {"signature": ""},
+    {"decision": "{}"},
+    {"decision": "[]"},
+    {"decision": 7},
+    {"more": "x"},
+]
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=str)
+async def test_a_forged_decision_is_not_stored(store: SessionStore, forged: dict[str, Any]) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause()
+    card = await shown(ann, request.id)
+    said = await prepared(ann, request.id, card=card)
+    answered = await signed(ann, request.id, said.json(), card["seen"], **dict(forged))
+    assert answered.status_code in (400, 409)
+    await nothing_was_decided(desk, request)
+
+
+CHANGED: list[dict[str, Any]] = [
+    {"principal": "bob"},
+    {"kind": "reject", "never": True},
+    {"kind": "edit", "arguments": {"to": "eve", "body": "hi"}},
+    {"digest": "0" * 64},
+    {"request_id": "another"},
+    {"message": "another"},
+    {"decided_s": 0.0},
+    {"decided_s": 9e12},
+]
+
+
+@pytest.mark.parametrize("changed", CHANGED, ids=str)
+async def test_a_decision_that_was_changed_after_it_was_signed_is_not_stored(
+    store: SessionStore, changed: dict[str, Any]
+) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    await someone(desk.app, store, "bob")
+    request = await desk.pause()
+    card = await shown(ann, request.id)
+    said = (await prepared(ann, request.id, card=card)).json()
+    other = json.dumps({**json.loads(said["decision"]), **changed})
+    answered = await signed(ann, request.id, said, card["seen"], decision=other)
+    assert answered.status_code == 409
+    await nothing_was_decided(desk, request)
+
+
+async def test_an_assertion_answers_one_request_of_one_person_in_one_session(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann, bob = await someone(desk.app, store), await someone(desk.app, store, "bob")
+    first, second = await desk.pause(session="s"), await desk.pause(session="t")
+    card = await shown(ann, first.id)
+    said = (await prepared(ann, first.id, card=card)).json()
+    other = await shown(ann, second.id)
+    assert (await signed(ann, second.id, said, other["seen"])).status_code == 409
+    theirs = await shown(bob, first.id)
+    body = {"decision": said["decision"], "seen": theirs["seen"], "id": url64(ann.id)}
+    stolen = await bob.send(f"/requests/{first.id}/decide", body | {"signature": ann.assertion(said["text"])})
+    assert stolen.status_code == 409
+    assert (await signed(ann, first.id, said, theirs["seen"])).status_code == 409
+    assert (await signed(ann, first.id, said, card["seen"])).status_code == 200
+    again = await signed(ann, first.id, said, card["seen"])
+    assert again.status_code == 409
+    await desk.resume("s")
+    await desk.resume("t")
+    assert desk.world.sent == [("bob", "hi")]
+    assert (await signed(ann, first.id, said, card["seen"])).status_code == 404
+
+
+async def test_who_may_not_decide_does_not(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann, lou = await someone(desk.app, store), await someone(desk.app, store, "lou", Role.LOOK)
+    request = await desk.pause()
+    page = await lou.get(f"/requests/{request.id}")
+    assert "Your role does not decide" in page.text
+    card = await shown(ann, request.id)
+    assert (await prepared(lou, request.id, card=card)).status_code == 403
+    assert (
+        await ann.client.post(f"/requests/{request.id}/prepare", json={"kind": "approve", **card})
+    ).status_code == 403
+    stranger = Browser(desk.app)
+    assert (await stranger.send(f"/requests/{request.id}/prepare", {})).status_code == 401
+    await nothing_was_decided(desk, request)
+
+
+async def test_a_key_that_the_runner_does_not_know_decides_nothing_and_the_page_says_so(
+    store: SessionStore,
+) -> None:
+    desk = Desk(store)
+    await someone(desk.app, store)
+    request = await desk.pause()
+    eve = await someone(desk.app, store, "eve")
+    assert (await decide(eve, request.id)).status_code == 200
+    await desk.resume()
+    assert desk.world.sent == []
+    assert "Not taken: eve" in (await eve.get(f"/requests/{request.id}")).text
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "javascript:alert(1)",
+    "{{ 7*7 }}{% raw %}",
+    "</textarea><script>alert(1)</script>",
+    "\u202egnp.exe\u200b p\u0430ypal",
+    "\ud800\x00\x1b[31m",
+    "' onmouseover='alert(1)",
+    "data:text/html,<script>alert(1)</script>",
+    "&lt;b&gt;",
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=ascii)
+async def test_nothing_that_a_model_or_a_tool_says_is_markup_or_hidden(store: SessionStore, text: str) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    call = ToolCall(id="c", name="send_email", arguments={"to": text, "body": f"{text}\n{text}", text: text})
+    odd = ToolCall(id="d", name=f"send_email {text}"[:60], arguments={"a": [text, {text: text}]})
+    request = await desk.pause(call, odd)
+    for path in ("/requests", f"/requests/{request.id}"):
+        page = (await ann.get(path)).text
+        assert "<script>alert" not in page
+        assert "<img" not in page
+        assert not re.search(r"<[^>]+\son\w+\s*=", page)
+        assert 'href="javascript' not in page
+        assert not any(character in page for character in "\u202e\u200b\u0430\x00\x1b")
+        assert "49" not in re.sub(r"data-\w+=\"[^\"]*\"|\d+\.\d+|[0-9a-f]{32,}", "", page)
+
+
+async def test_what_hides_is_named_and_what_is_edited_is_what_was_meant(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause(mail("c", "p\u0430y\u200bpal", "gr\u00fc\u00dfe"))
+    page = (await ann.get(f"/requests/{request.id}")).text
+    assert "\\u200b is not visible: ZERO WIDTH SPACE" in page
+    assert "looks like" in page
+    text = html.unescape(re.findall(r"<textarea id=\"arguments\"[^>]*>(.*?)</textarea>", page, re.DOTALL)[0])
+    assert json.loads(text) == {"to": "p\u0430y\u200bpal", "body": "gr\u00fc\u00dfe"}
+    assert "gr\u00fc\u00dfe" in text
+
+
+async def test_every_argument_is_on_the_card_whole(store: SessionStore) -> None:
+    desk = Desk(store)
+    ann = await someone(desk.app, store)
+    request = await desk.pause(mail("c", "bob", "x" * 50_000 + "END"))
+    page = (await ann.get(f"/requests/{request.id}")).text
+    assert "x" * 50_000 + "END" in page
+    assert page.count("data-part") == 3
+    assert page.rindex("data-seen") > page.index("END")
+
+
+async def test_a_page_of_another_desk_is_unknown_and_ids_are_whole(store: SessionStore) -> None:
+    ann = await someone(made(store), store)
+    desk = Desk(store)
+    request = await desk.pause()
+    for wrong in (request.id[:8], request.id[:-1], "x", "0" * 32):
+        assert (await ann.get(f"/requests/{wrong}")).status_code == 404
