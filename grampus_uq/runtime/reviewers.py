@@ -10,8 +10,8 @@ from typing import Final
 
 from grampus_uq.runtime.drills import Drill, DrillPlan
 from grampus_uq.runtime.store import SessionStore
+from grampus_uq.stats.missed_cases import reported_at
 from grampus_uq.stats.ranks import binomial_interval
-from grampus_uq.stats.reviewers import reported_at
 
 LEAST_FOR_A_PERSON: Final = 30
 """Drills of one person below which nothing is said of that person."""

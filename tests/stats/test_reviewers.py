@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from grampus_uq.stats.missed_cases import agreement, reported_at
 from grampus_uq.stats.ranks import binomial_interval
-from grampus_uq.stats.reviewers import agreement, reported_at
 from tests.binomial import binomial_ceiling
 
 WORLDS = 120
