@@ -33,7 +33,7 @@ def reported_at(missed: Sequence[bool], *, tolerated: float, level: float = 0.05
         level: allowed probability of a false report, ever, in (0, 1).
 
     >>> reported_at([False] * 40 + [True, False] * 30, tolerated=0.15)
-    70
+    61
     """
     check_level("tolerated", "reported_at", tolerated)
     check_level("level", "reported_at", level)
