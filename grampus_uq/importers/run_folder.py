@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from grampus_uq.errors import DataError
@@ -38,15 +39,13 @@ def place_new(content: bytes, target: Path, *, sync: bool = False) -> None:
 
     Raises FileExistsError where the name is taken.
     """
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)  # of a process of this number that died
+    number, draft = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)  # others may write it too
     try:
-        with draft.open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)
+        with os.fdopen(number, "wb") as file:
             file.write(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
         os.link(draft, target)  # unlike a rename it replaces nothing
     finally:
-        draft.unlink(missing_ok=True)
+        Path(draft).unlink()
