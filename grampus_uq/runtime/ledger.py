@@ -47,6 +47,11 @@ def session_key(agent_id: str, session_id: str) -> str:
         ) from error
 
 
+def wake_key(request_id: str, session: str) -> str:
+    """The key of the row that says that a decision on this request wakes the session of this key."""
+    return f"{quote(request_id, safe='')}/{session}"
+
+
 def audit_of(agent_id: str, session_id: str, notes: Sequence[Note]) -> Append:
     """The change of a store that adds these notes to a session's audit."""
     bodies = tuple(canonical_json(replace_lone_surrogates({"what": what, "data": dict(data)})) for what, data in notes)
@@ -159,18 +164,18 @@ class Ledger:
 
         A sub-agent's session has none of its own: who asks for it is its parent, which hears of its end.
         """
-        pending, parent = state.pending(), state.metadata.get(PARENT)
+        pending, parent = state.pending(), _named(state.metadata.get(PARENT))
         if parent is not None:
             back = state.status in _ENDED or (state._unfinished and not looked_after.get())
-            wake = back and not within_parent.get() and _named(parent)
-            return [wake.model_copy(update={"sure": True}).now(self.now_s())] if wake else []
+            wakes = back and not within_parent.get()
+            return [parent.model_copy(update={"sure": True}).now(self.now_s())] if wakes else []
         attended = state.metadata.get(ATTENDED) is True
         job = Job(agent_id=state.agent_id, session_id=state.session_id, attended=attended)
         key = session_key(state.agent_id, state.session_id)
         new = [request for request in pending if request.id not in state._asked]
         body = job.model_dump_json(exclude_defaults=True)
         changes: list[Change] = [
-            Put(kind=WAKES, key=f"{quote(request_id, safe='')}/{key}", body=body, expected=0)
+            Put(kind=WAKES, key=wake_key(request_id, key), body=body, expected=state._wakes.get(request_id, 0))
             for request_id in dict.fromkeys(request.id for request in new)
         ]
         if not attended:
@@ -305,7 +310,8 @@ class Ledger:
         jobs = [job for job in found if job is not None and not job.attended]
         if not found:
             waiting = await self.pending(containing=unquote(request))
-            jobs = [Job(agent_id=one.agent_id, session_id=one.session_id) for one in waiting]
+            asking = [one for one in waiting if unquote(request) in {asked.id for asked in one.requests}]
+            jobs = [Job(agent_id=one.agent_id, session_id=one.session_id) for one in asking]
         return jobs
 
     async def decisions(self, request_ids: Sequence[str]) -> dict[str, list[Arrived]]:
@@ -367,10 +373,9 @@ def _asked_in(state: AgentState) -> dict[str, float]:
 
 
 def _named(parent: Any) -> Job | None:
-    try:
-        return Job(agent_id=parent[0], session_id=parent[1])
-    except (TypeError, ValueError, LookupError):
+    if not isinstance(parent, list | tuple) or len(parent) != 2 or not all(isinstance(one, str) for one in parent):
         return None  # whatever was stored there
+    return Job(agent_id=parent[0], session_id=parent[1])
 
 
 def _named_in(body: str) -> Job | None:

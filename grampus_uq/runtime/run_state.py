@@ -113,6 +113,7 @@ class AgentState(BaseModel):
     _leased_until: float = PrivateAttr(default=0.0)
     _replaces: str | None = PrivateAttr(default=None)
     _asked: dict[str, float] = PrivateAttr(default_factory=dict)
+    _wakes: dict[str, int] = PrivateAttr(default_factory=dict)
     _unfinished: bool = PrivateAttr(default=False)
 
     @property

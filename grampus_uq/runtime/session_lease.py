@@ -86,6 +86,11 @@ class SessionLease:
         await lease.save(*notes)
         return lease
 
+    @property
+    def lease_s(self) -> float:
+        """Seconds that a save keeps the session for this worker."""
+        return self._lease_s
+
     def now_s(self) -> float:
         """The store's clock, extrapolated from its last answer."""
         return self._ledger.now_s()

@@ -253,9 +253,12 @@ class Turn:
         if not started:
             return []
         announced = [record for record in started if record.effect is not Effect.READ]
+        begun = time.monotonic()
         try:
             await self.lease.save(*(("execution_started", self.facts(record)) for record in announced))
             await self._unstopped()
+            if time.monotonic() - begun > self.lease.lease_s / 2:
+                await self.lease.save()  # a process that stood still may have lost the session meanwhile
         except StoppedError:
             with contextlib.suppress(StoreError):
                 for record in announced:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import random
 import time
 from collections import Counter
@@ -35,8 +36,8 @@ _POLL_S = 1.0
 _BUSY_S = (0.25, 0.5)  # the second time, and ever after: a decision is taken up within a second of the pause
 _STAGGER_S = 0.02
 _LATEST_TRY_S = 300.0
-_REFUSED_S = 30.0
-_REFUSALS = 120  # an hour of a rolling deploy
+_REFUSED_S = 10.0
+_REFUSALS = 360  # an hour of a rolling deploy
 _MAX_ERROR = 2_000
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _DEATHS_PER_TRY = 5  # who dies takes innocent sessions along
@@ -97,7 +98,8 @@ class Worker:
     """Resumes sessions of these agents that have something to do, with one runner, at most `at_once` side by side.
 
     Agents share the places: who has the fewest sessions at work is served first, and of one agent at most `per_agent`
-    run here. A decision, an expiry, a finished sub-agent and the death of another worker make something to do. A
+    run here (by default all but one place for each other agent). A decision, an expiry, a finished sub-agent and the
+    death of another worker make something to do. A
     session whose resuming fails is tried `tries` times, ever later, then set aside with its error until somebody says
     otherwise (`dead_letters`).
     `stop` lets those that run go on for `drain_s` seconds, then cancels them: their leases are given back at once.
@@ -172,7 +174,8 @@ class Worker:
         return await self._share_out(free, kinds)
 
     def _room(self, agent: str) -> int:
-        return (self.at_once if self.per_agent is None else self.per_agent) - self._busy[agent]
+        kept = len(self.agents) - 1  # a place for each of the others, whose sessions may be the shorter ones
+        return (max(1, self.at_once - kept) if self.per_agent is None else self.per_agent) - self._busy[agent]
 
     async def _share_out(self, free: int, kinds: Sequence[str]) -> list[Taken]:
         """Jobs for the free places: to each agent its share, then what others left; so none waits behind a flood."""
@@ -264,9 +267,10 @@ class Worker:
     async def _outcome(self, taken: Taken) -> _End:
         """What becomes of a job that was taken: the session is resumed, where it has something to do."""
         job, now_s = taken.job, self.runner.ledger.now_s
-        if job.taken > self.tries * _DEATHS_PER_TRY:
-            return _End(how="set_aside", why=f"It was taken up {job.taken - 1} times, and no worker came back from it.")
         try:
+            if job.taken > self.tries * _DEATHS_PER_TRY and not await self._is_over(job):  # perhaps by a look alone
+                why = f"It was taken up {job.taken - 1} times, and no worker came back from it."
+                return _End(how="set_aside", why=why)
             look = await self._look(job)
             if look.deaths >= self.tries * _DEATHS_PER_TRY:
                 return _End(how="set_aside", why=f"{look.deaths} workers in a row died while they ran it.")
@@ -290,7 +294,11 @@ class Worker:
                 self._count_failure(error)
                 return _End(how="store_failures", why=_said(error), again=_untaken(job), due_s=now_s() + _POLL_S)
             return self._failed(job, error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (a model, a tool or a row of one session must not end the others)
+        except anyio.get_cancelled_exc_class() as error:
+            if anyio.current_effective_deadline() == -math.inf:
+                raise  # this worker is being cancelled
+            return self._failed(job, error)  # a model client let its own out
+        except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001 (a model, a tool or a row of one session must not end the others)
             return self._failed(job, error)
         again = _untaken(job).model_copy(update={"busy": job.busy + 1})
         return _End(how="busy", again=again, due_s=now_s() + _BUSY_S[min(job.busy, 1)])
@@ -312,6 +320,10 @@ class Worker:
             return _End(how="set_aside", why=why)
         due_s = self.runner.ledger.now_s() + min(0.25 * 2.0 ** min(job.refused, 20), _REFUSED_S)
         return _End(how="refused", why=why, again=again, due_s=due_s)
+
+    async def _is_over(self, job: Job) -> bool:
+        found = await self.runner.ledger.store.get("session", session_key(job.agent_id, job.session_id))
+        return found is None or found.label in _ENDED
 
     async def _nothing_left(self, job: Job) -> bool:
         try:

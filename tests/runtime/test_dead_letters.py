@@ -155,7 +155,8 @@ async def test_every_agent_with_work_gets_its_share_of_the_places_and_none_stays
     worker = Worker(runner=runner(World(), store=store), agents=sorted(jobs), at_once=at_once, per_agent=per_agent)
     taken = await worker._share_out(at_once, [WAKING])
     got = {agent: sum(one.job.agent_id == agent for one in taken) for agent in jobs}
-    possible = {agent: min(number, at_once if per_agent is None else per_agent) for agent, number in jobs.items()}
+    most = max(1, at_once - len(jobs) + 1) if per_agent is None else per_agent
+    possible = {agent: min(number, most) for agent, number in jobs.items()}
     assert all(got[agent] <= possible[agent] for agent in jobs)
     assert len(taken) == min(at_once, sum(possible.values()))
     share = at_once // len(jobs)

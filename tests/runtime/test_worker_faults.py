@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,12 +25,13 @@ from grampus_uq import (
     UncertaintyMonitor,
     tool,
 )
-from grampus_uq.errors import ChangedToolsError, ConfigurationError, SessionError, StoreError
+from grampus_uq.errors import ChangedToolsError, ConfigurationError, SessionConflictError, SessionError, StoreError
 from grampus_uq.gate.call import CallPhase
 from grampus_uq.runtime.audit import AuditLog
 from grampus_uq.runtime.dead_letters import dead_letters, drop
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.retention import prune
+from grampus_uq.runtime.stopping import StopOrders
 from grampus_uq.runtime.store import WAKING, Delete, Put
 from grampus_uq.runtime.stores.memory import MemoryStore
 from grampus_uq.runtime.worker import Worker
@@ -86,6 +91,8 @@ errors = st.one_of(
             UnspeakableError(),
             RuntimeError("\udce9\x00" * 5_000),
             SystemExit(3),
+            asyncio.CancelledError(),
+            BaseExceptionGroup("many", [SystemExit(3)]),
             ExceptionGroup("many", [ValueError("\ud800")]),
             SessionError("\udfff"),
             StoreError("no such row"),
@@ -111,7 +118,7 @@ async def test_no_error_of_a_session_ends_a_worker(error: BaseException, deaf: b
         if deaf:
             raise error
 
-    if not isinstance(error, SystemExit):
+    if isinstance(error, Exception):
         worker.on_job = told
     async with working(worker):
         await until(lambda: dead_letters(store))
@@ -241,7 +248,7 @@ async def test_a_session_that_a_release_refuses_is_left_to_another_one() -> None
     rejecting = Worker(runner=new, agents=["mailer"], tries=1)
     async with working(rejecting):
         await until(refused)
-        async with working(Worker(runner=old, agents=["mailer"])):
+        async with working(*(Worker(runner=old, agents=["mailer"]) for _ in range(3))):
             await until(done)
     assert (rejecting.counts.failed, rejecting.counts.set_aside) == (0, 0)
     assert world.sent == [("bob", "hi")]
@@ -257,7 +264,7 @@ async def test_a_session_that_nobody_takes_over_is_set_aside_after_an_hour_of_re
 
     one.resume = refuses  # type: ignore[assignment, method-assign]
     for row in await store.scan(WAKING):
-        job = Job(agent_id="mailer", session_id="s", refused=119).now(1.0)
+        job = Job(agent_id="mailer", session_id="s", refused=359).now(1.0)
         await store.write(Delete(kind=WAKING, key=row.key, expected=row.version), job)
     async with working(Worker(runner=one, agents=["mailer"])):
         await until(lambda: dead_letters(store))
@@ -541,3 +548,98 @@ async def test_a_decision_that_a_session_needs_stays_though_the_session_is_taken
     await prune(store, 1e-9)
     assert len(await store.scan("decision")) == 1
     assert len(await store.scan("wake")) == 1
+
+
+async def test_prunes_side_by_side_move_every_session_once_and_whole(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for number in range(20):
+        await runner(World(), ["Done."], store=store, p_true=0.95).run(AGENT, "x", session_id=f"s{number}")
+    async with anyio.create_task_group() as group:
+        for _ in range(4):
+            group.start_soon(partial(prune, store, 1e-9, move_to=tmp_path))
+    assert await store.scan("session") == []
+    assert sorted(os.listdir(tmp_path)) == sorted(f"s{number}.jsonl" for number in range(20))
+
+
+async def test_agents_that_hang_leave_a_place_for_every_other_one() -> None:
+    store, world = MemoryStore(), World()
+    one, desk = runner(world, store=store), AGENT.model_copy(update={"name": "desk"})
+    for agent, count in ((AGENT, 6), (desk, 1)):
+        for number in range(count):
+            (request,) = (await one.run(agent, "x", session_id=f"s{number}")).pending
+            await one.ledger.decide(request.decide("approve", principal="ann"), wake=agent is AGENT)
+    resume, hanging = one.resume, 0
+
+    async def some(agent_id: str, session_id: str) -> Any:
+        nonlocal hanging
+        if agent_id == "desk":
+            return await resume(agent_id, session_id)
+        hanging += 1
+        return await anyio.sleep_forever()
+
+    one.resume = some  # type: ignore[assignment, method-assign]
+
+    async def full() -> bool:
+        return hanging == 3
+
+    async def done() -> bool:
+        return await status(store, "s0", "desk") is AgentStatus.COMPLETED
+
+    async with working(Worker(runner=one, agents=["mailer", "desk"], at_once=4, drain_s=0.0)):
+        await until(full)
+        await store.write(Job(agent_id="desk", session_id="s0").now(0.0))
+        await until(done)
+
+
+@pytest.mark.parametrize("own", ["boss", ["a"], ["a", 1], {"0": "a"}, 7])
+async def test_a_key_of_the_users_own_makes_no_sub_agent_of_a_run(own: Any) -> None:
+    store = MemoryStore()
+    one = runner(World(), store=store, approvals=ApprovalPolicy(expires_s=3_600.0))
+    await one.run(AGENT, "x", session_id="s", metadata={"parent_session": own})
+    assert len(await store.scan(TIMER)) == 1
+
+
+async def test_a_decision_on_a_text_that_is_no_request_wakes_nobody() -> None:
+    store = MemoryStore()
+    one = runner(World(), store=store)
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+    for named in ("mailer", request.id[:8]):
+        await one.ledger.decide(request.model_copy(update={"id": named}).decide("approve", principal="ann"))
+    assert await store.scan(WAKING) == []
+
+
+async def test_a_forged_count_sets_no_session_aside_that_has_ended() -> None:
+    store = MemoryStore()
+    one = runner(World(), ["Done."], store=store, p_true=0.95)
+    await one.run(AGENT, "x", session_id="s")
+    await store.write(Job(agent_id="mailer", session_id="s", taken=1_000_000 - 1).now(0.0))
+    worker = Worker(runner=one, agents=["mailer"], on_job=lambda job, ended, why: worker.stop())
+    await worker.run()
+    assert await dead_letters(store) == []
+
+
+async def test_a_process_that_stood_still_before_its_tool_looks_whether_the_session_is_still_its_own() -> None:
+    store, world = MemoryStore(), World()
+    one = await decided(store, world, lease_s=0.2)
+
+    class Stopped(MemoryStore):
+        """The other's store, for a process that stands still behind the write that says that its call starts."""
+
+        done = False
+
+        async def get(self, kind: str, key: str) -> Any:
+            if kind == "stop" and not self.done and "execution_started" in str(await self.read("audit/mailer/s")):
+                self.done = True
+                await anyio.sleep(0.3)
+                with anyio.fail_after(SOON_S):
+                    waiting = await one.resume("mailer", "s")
+                assert waiting.pending[0].unknown_outcome
+            return await super().get(kind, key)
+
+    shared = Stopped()
+    shared._documents, shared._logs, shared._by_label = store._documents, store._logs, store._by_label
+    sleeper = runner(world, store=shared, lease_s=0.2)
+    sleeper._stops = StopOrders(sleeper.ledger)
+    with pytest.raises(SessionConflictError):
+        await sleeper.resume("mailer", "s")
+    assert world.sent == []
