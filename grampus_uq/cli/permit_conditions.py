@@ -6,6 +6,7 @@ from typing import Any
 
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.records.strict_json import parse_json
+from grampus_uq.records.values import canonical_json
 
 
 def limits_of(conditions: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -27,11 +28,19 @@ def limits_of(conditions: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 
 def stricter(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The further rules of one argument; raises ConfigurationError for one that would widen it."""
+    """The further rules of one argument; raises ConfigurationError for one that would widen it.
+
+    Values are compared as a permit compares them: by their canonical JSON, in which 1, 1.0 and true are three.
+    """
     for rule, value in new.items():
-        if rule in old and old[rule] != value:
+        if rule in old:
             wider = (rule == "max" and value > old[rule]) or (rule == "min" and value < old[rule])
-            outside = rule == "in" and not all(one in old[rule] for one in value)
-            if rule == "equals" or wider or outside:
+            known = {canonical_json(one) for one in _listed(rule, old[rule])}
+            among = rule in ("max", "min") or {canonical_json(one) for one in _listed(rule, value)} <= known
+            if wider or not among:
                 raise ConfigurationError.of("--where", "permits narrow", f"stricter than {rule} {old[rule]}", value)
     return new
+
+
+def _listed(rule: str, value: Any) -> list[Any]:
+    return value if rule == "in" else [value]

@@ -93,8 +93,13 @@ class Released:
 class Permits(Protocol):
     """What a gate asks about calls that would wait because of their tool alone; `runtime.stored_permits` is one."""
 
-    async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | None:
-        """How a waiting call goes ahead, or None; `alike`: an equal call waits. A store that is down is no error."""
+    async def release(
+        self, record: CallRecord, session: Session, terms: Terms, *, alike: bool
+    ) -> Released | str | None:
+        """How a waiting call goes ahead, or None; `alike`: an equal call waits.
+
+        A text says what is wrong with the permits: the request shows it. A store that is down is no error.
+        """
         ...
 
     async def standing(self, released_by: str) -> str | None:
@@ -227,6 +232,9 @@ class Gate:
         digest = record.proposed.digest()
         alike = any(other.waiting and other.proposed.digest() == digest for other in others)
         released = await self.permits.release(record, session, terms, alike=alike)
+        if isinstance(released, str):
+            (request,) = record.requests
+            return record.change(requests=(request.model_copy(update={"reason": f"{request.reason}; {released}"}),))
         if released is None:
             return record
         session.record_decision(

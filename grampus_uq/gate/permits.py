@@ -20,10 +20,21 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from fractions import Fraction
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.gate.call import CallRecord, Terms
@@ -65,7 +76,9 @@ _RULES: Final = frozenset({"max", "min", "equals", "in"})
 _COMPARED: Final = {"max": "at most", "min": "at least", "equals": "equal to", "in": "one of"}
 
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Value = Annotated[float, Field(ge=-(2.0**53), le=2.0**53)]
+"""Evidence of any permit lies within; so no arithmetic on what was read can overflow."""
 
 
 class Permit(Configuration):
@@ -111,7 +124,22 @@ class Permit(Configuration):
     @model_validator(mode="after")
     def _target_holds(self) -> Permit:
         _ = self.target
+        if self.stated_share() >= 1:
+            rule = f"below 1 - epsilon ({1.0 - self.epsilon:g}), or the promise says nothing: measure it with drills"
+            raise ConfigurationError.of("miss_rate", "Permit", rule, self.miss_rate)
         return self
+
+    def stated_share(self) -> Fraction:
+        """The promised share of calls that are truly wrong: epsilon / (1 - miss_rate), of the numbers as written."""
+        return Fraction(str(self.epsilon)) / (1 - Fraction(str(self.miss_rate or 0)))
+
+    def with_miss_rate(self, miss_rate: float) -> Permit:
+        """A new permit of the same promise with the reviewers' miss rate, the upper end of its interval; unsigned.
+
+        It begins with nothing earned, as any permit does: what is signed does not change under its evidence.
+        """
+        kept = self.model_dump(exclude={"id", "signature", "created_s", "miss_rate"})
+        return type(self)(**kept, miss_rate=miss_rate)
 
     @cached_property
     def target(self) -> Target:
@@ -181,7 +209,7 @@ class PermitState(BaseModel):
     revision: Count = 0
     counted: Count = 0
     open: Annotated[tuple[Ticket, ...], Field(strict=False, max_length=MOST_OPEN)] = ()
-    earned: dict[str, list[float]]
+    earned: dict[str, list[Value]]
     answers: Count = 0
     audits: Count = 0
     released: Count = 0
@@ -203,11 +231,24 @@ class PermitState(BaseModel):
         try:
             state = cls.model_validate(values)
             earned_from_json(permit.target, state.earned)
+            state._fits(permit)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(str(part) for part in first["loc"])
+            raise DataError(f"its state is broken: {field[:80]}: {first['msg']}") from None
         except (ConfigurationError, TypeError, ValueError, RecursionError) as error:
-            raise DataError(f"no state of a permit: {str(error)[:300]}", field="permit") from error
+            raise DataError(f"its state is broken: {str(error)[:300]}") from error
         if state.permit != permit.digest():
-            raise DataError("the state belongs to another permit, or the permit was changed", field="permit")
+            raise DataError("its state belongs to another permit, or the permit was changed")
         return state
+
+    def _fits(self, permit: Permit) -> None:
+        """Raise ValueError for what no call can have led to: counts below 0, places beyond the thresholds."""
+        negative = (name for name, values in self.earned.items() if not name.startswith("log_") and min(values) < 0.0)
+        if (name := next(negative, None)) is not None:
+            raise ValueError(f"{name} is below 0")
+        if any(max(ticket.at, ticket.in_force) > len(permit.thresholds) for ticket in self.open):
+            raise ValueError("a ticket lies beyond the thresholds")
 
     def of(self, permit: Permit) -> Earned:
         """The evidence."""
@@ -236,6 +277,8 @@ class Entry:
     `alike`: an equal call is pending. "answer": whether `ticket` was `wrong`. "close": `why`. "look": only the time.
     """
 
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
+
     do: Literal["propose", "answer", "close", "look"]
     now_s: float
     score: float = 0.0
@@ -249,8 +292,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values without what is not said."""
-        kept = {name: getattr(self, name) for name in Entry.__dataclass_fields__}
-        return {name: value for name, value in kept.items() if name in _SAID[self.do]}
+        return {name: getattr(self, name) for name in Entry.__dataclass_fields__ if name in _SAID[self.do]}
 
 
 _SAID: Final[Mapping[str, frozenset[str]]] = {
@@ -259,6 +301,7 @@ _SAID: Final[Mapping[str, frozenset[str]]] = {
     "close": frozenset({"do", "now_s", "why"}),
     "look": frozenset({"do", "now_s"}),
 }
+_ENTRY: Final = TypeAdapter(Entry)
 
 
 def refusal(permit: Permit, state: PermitState, judge: str) -> str | None:
@@ -299,7 +342,8 @@ def replayed(permit: Permit, entries: Iterable[Mapping[str, Any]]) -> PermitStat
     for number, values in enumerate(entries):
         try:
             said = _SAID[str(values["do"])]
-            state = applied(permit, state, Entry(**{name: values[name] for name in said}))
+            entry = _ENTRY.validate_python({name: values[name] for name in said})
+            state = applied(permit, state, entry)
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"no entry of a permit's log: {error!r:.200}", line=number + 1) from error
     return state
@@ -389,12 +433,18 @@ def sentence(permit: Permit, state: PermitState) -> str:
     threshold = state.threshold(permit)
     if threshold is None:
         return f"asks about all {permit.scope()}: nothing is earned after {state.answers} answers{again}"
-    missed = permit.miss_rate or 0.0
     judged = "" if permit.miss_rate is not None else ", as judged by the reviewers"
     which = f"{permit.scope()} that may go out" if permit.of_released else permit.scope()
-    share, sure = 100.0 * permit.epsilon / (1.0 - missed), 100.0 * (1.0 - permit.delta)
+    share = _percent(permit.stated_share(), 3, ROUND_CEILING)
+    sure = _percent(1 - Fraction(str(permit.delta)), 6, ROUND_FLOOR)
     counts = f"from {state.answers} answers, {state.audits} of them audits{again}"
-    return f"goes ahead: at most {share:.2g} % of {which} go out wrong, at {sure:g} %{judged}, {counts}"
+    return f"goes ahead: at most {share} % of {which} go out wrong, at {sure} %{judged}, {counts}"
+
+
+def _percent(share: Fraction, digits: int, rounding: str) -> str:
+    """A share in percent, never stated better than it is."""
+    whole = 100 * share
+    return f"{Context(prec=digits, rounding=rounding).divide(Decimal(whole.numerator), Decimal(whole.denominator)):f}"
 
 
 def _short(text: str, length: int) -> str:

@@ -38,6 +38,7 @@ def write_snapshot(held: HeldCalls, **more: JsonValue) -> dict[str, Any]:
         "rejected": list(held.rejected),
         "turns": held.turns,
         "vouched": held.terms.vouched,
+        "run": held.terms.run_id,
         **more,
     }
     seal = held.gate.approvals.seal
@@ -74,7 +75,8 @@ def take_up(
             advisory=settings.advisory,
         )
         stays = snapshot is None or snapshot.get("vouched", True) is True
-        held = HeldCalls(session, gate, place=place, vouched=believed and vouched and stays)
+        run_id = None if snapshot is None else str(snapshot.get("run", ""))  # "": of a release before there were ids
+        held = HeldCalls(session, gate, place=place, vouched=believed and vouched and stays, run_id=run_id)
         if snapshot is not None:
             _restore(held, snapshot, believed=believed)
         return held

@@ -37,7 +37,7 @@ _MAX_AT_HAND = 1_024
 _TAGS = itertools.count()
 _PROCESS = uuid.uuid4().hex
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError)
-_FIRST: _Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True}
+_FIRST: _Belief = {"turns": 0, "rejected": [], "repeats": [], "vouched": True, "run": ""}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,11 +128,16 @@ class CarriedStates:
         belief |= {
             "repeats": [*belief["repeats"], *_repeats(state)],
             "vouched": belief["vouched"] is True and believed,
+            "run": str(belief["run"]),
         }
         settings = self._settings
         session = settings.monitor.session(session_id, settings.agent_id, snapshot=snapshot, advisory=settings.advisory)
         terms = self._gate.terms(
-            session.agent_id, session.session_id, session.profile.policy, vouched=belief["vouched"]
+            session.agent_id,
+            session.session_id,
+            session.profile.policy,
+            run_id=belief["run"],
+            vouched=belief["vouched"],
         )
         if turn is not None and not believed:  # when a decision arrived is not known: nothing expired is made good
             turn["arrived"] = [[decision, time.time()] for decision, _ in turn["arrived"]]

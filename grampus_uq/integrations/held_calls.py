@@ -16,6 +16,7 @@ nothing: its calls wait, and its belief releases nothing that may be irreversibl
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,17 +81,24 @@ class HeldCalls:
     """The calls of one session. Not shared between sessions; safe for concurrent tasks of one event loop.
 
     `place` is what the seal of a snapshot is bound to; `vouched` is False for a session that goes on from a state whose
-    seal did not hold.
+    seal did not hold. `run_id` names the run that a snapshot is of; a new run has a new one, also in a known session.
     """
 
     def __init__(
-        self, session: Session, gate: Gate | None = None, *, place: str | None = None, vouched: bool = True
+        self,
+        session: Session,
+        gate: Gate | None = None,
+        *,
+        place: str | None = None,
+        vouched: bool = True,
+        run_id: str | None = None,
     ) -> None:
         self.session = session
         self.gate = gate or Gate()
         self.place = place or session_place(session.agent_id, session.session_id)
         policy = session.profile.policy
-        self.terms = self.gate.terms(session.agent_id, session.session_id, policy, vouched=vouched)
+        run_id = uuid.uuid4().hex if run_id is None else run_id
+        self.terms = self.gate.terms(session.agent_id, session.session_id, policy, run_id=run_id, vouched=vouched)
         self.records = CallRecords()
         self.unseen: dict[Key, list[str]] = {}
         self.from_outside: set[int] = set()
@@ -110,7 +118,7 @@ class HeldCalls:
         Commits the calls in it that nothing here can stop. Raises UncertaintyError when the run aborts.
         """
         step_id = self.propose(proposed)
-        await self._tell()
+        await self.tell()
         _, action = await observe_turn(self.session, settings, turn, step_id)
         self._stop_on(action, step_id)
         for call, output in turn.ungated:
@@ -296,7 +304,7 @@ class HeldCalls:
             effect = self.effect(record.proposed)
             record = recovered(record, self.terms, self.gate.approvals, effect, time.time())
             self.records.keep(slot, record.change(child_session=None))
-        await self._tell()
+        await self.tell()
         if record.phase is CallPhase.CLEARED:
             record = await self.gate.start(
                 self.records[slot],
@@ -314,8 +322,11 @@ class HeldCalls:
         over = record.phase in (CallPhase.STARTED, CallPhase.SETTLED)
         return Release(slot=slot, record=record, answer=RAN_BEFORE if over and answer is None else answer)
 
-    async def _tell(self) -> None:
-        """Let permits learn from what was decided meanwhile; an answer that is never told counts as wrong."""
+    async def tell(self) -> None:
+        """Let permits learn from what was decided: hosts await it as soon as they took decisions.
+
+        A rejection that says never closes its permits here, whatever becomes of the run.
+        """
         while self._untold:
             await self.gate.answered(self._untold.pop(0), self.terms)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -78,6 +79,10 @@ class TurnJudge:
 
     async def judge(self, carried: Carried, answer: ModelTurn) -> Carried:
         """Observe a turn of the model and each of its calls; what may happen now is in the turn's records."""
+        if not carried.belief["turns"]:  # a session's first turn: a new run, also under a known session
+            run_id = uuid.uuid4().hex
+            terms = replace(carried.terms, run_id=run_id)
+            carried = replace(carried, belief={**carried.belief, "run": run_id}, terms=terms)
         session, belief = carried.session, carried.belief
         step_id = f"llm_{belief['turns']}"
         step, action = await observe_turn(session, self.settings, answer, step_id)

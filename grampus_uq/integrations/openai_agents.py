@@ -354,6 +354,7 @@ class UncertaintyGuard:
             await run.calls.judge(call, framework_asks=True)
         for decision in decisions:
             run.calls.decide(decision)
+        await run.calls.tell()
         for item, call in waiting:
             held = await run.calls.judge(call)
             if held.phase is CallPhase.CLEARED and held.decisions and not await run.calls.void(held):

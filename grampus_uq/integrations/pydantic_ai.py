@@ -131,6 +131,7 @@ class UncertaintyCapability(AbstractCapability[Any]):
     async def for_run(self, ctx: RunContext[Any]) -> UncertaintyCapability:
         """One instance a run: it continues what the history carries, or the run of the agent that started this one."""
         run = RUNNING.get() or self._taken_up(ctx)
+        await run.calls.tell()
         for record in run.calls.records.edited():  # its result belongs to the call that the transcript shows
             with_arguments(ctx.messages, record.proposed, record.call.arguments)
         one = copy.copy(self)

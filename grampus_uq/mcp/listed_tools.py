@@ -61,6 +61,11 @@ class ListedTools:
         """The pin of a listed tool."""
         return self._tools[name].pin if name in self._tools else None
 
+    def version(self, name: str) -> str:
+        """What a permit on calls of a tool is bound to: its definition; "" for a tool that no list named."""
+        pin = self.pin(name)
+        return "" if pin is None else pin.digest
+
     def schema(self, name: str) -> Mapping[str, Any] | None:
         """The JSON schema of a listed tool's arguments."""
         found = self._tools[name].definition.get("inputSchema") if name in self._tools else None

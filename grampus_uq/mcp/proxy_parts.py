@@ -48,7 +48,7 @@ class ProxyParts:
             effects=tools.effects(),
             schema_of=tools.schema,
             clock=ledger.now_s,
-            permits=StoredPermits(self._store, self._approvals),
+            permits=StoredPermits(self._store, self._approvals, agent_version=tools.version),
         )
         agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)

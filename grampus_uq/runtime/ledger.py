@@ -18,16 +18,17 @@ from grampus_uq.gate.seal import Seal, session_place
 from grampus_uq.records.values import Message, ToolCall, canonical_json
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.asked_rows import row_changes
-from grampus_uq.runtime.cards import Card
+from grampus_uq.runtime.cards import Card, card
 from grampus_uq.runtime.run_state import ATTENDED, STATE_VERSION, AgentState, PendingSession, SessionHead
 from grampus_uq.runtime.store import Append, Change, Document, Drop, Put, SessionStore, parsed
+from grampus_uq.runtime.stored_permits import closing_words, closings
 from grampus_uq.runtime.transcript import Transcript, changes, extended, replayed
 from grampus_uq.runtime.worker_jobs import PARENT, WAKES, Job, looked_after, within_parent
 from grampus_uq.wire.lone_surrogates import replace_lone_surrogates
 
 _SHORTEST_ID = 8
 _SEALED = '{"seal":"'
-_GRANT_TRIES = 20
+_TRIES = 20
 _FEW = 10  # requests whose ids begin alike
 _ENDED = (AgentStatus.COMPLETED, AgentStatus.FAILED)
 _log = logging.getLogger(__name__)
@@ -290,19 +291,36 @@ class Ledger:
     async def decide(self, decision: ApprovalDecision, *, shown: Card | None = None, wake: bool = True) -> None:
         """Store a decision beside the others; the runner, which has the keys, decides which of them count.
 
-        With what was `shown` of the request. With `wake` the session that waits for it is put into the resume queue in
-        the same write.
+        With what was `shown` of the request. In the same write: with `wake` the session that waits for it is put into
+        the resume queue, and where it says never the permits that cover its call are closed, whoever said so.
         """
-        body, request = decision.model_dump_json(), quote(decision.request_id, safe="")
-        key = f"{request}/{hashlib.sha256(body.encode()).hexdigest()}"
+        body = decision.model_dump_json()
+        key = f"{quote(decision.request_id, safe='')}/{hashlib.sha256(body.encode()).hexdigest()}"
         kept = {"decision": json.loads(body)} | ({} if shown is None else {"shown": shown.model_dump(mode="json")})
         put = Put(kind="decision", key=key, body=json.dumps(kept), expected=0)
-        jobs = await self._woken_by(request) if wake else []
-        try:
-            self._set_clock(await self.store.write(put, *(job.now(self.now_s()) for job in jobs)))
-        except SessionConflictError:  # this very decision is there: whoever gave it may not have come to the jobs
-            if jobs:
-                await self.store.write(*(job.now(self.now_s()) for job in jobs))
+        jobs = [job.now(self.now_s()) for job in await self._woken_by(key.partition("/")[0])] if wake else []
+        for _ in range(_TRIES):
+            closing = await self._closing(decision, shown) if decision.never else []
+            try:
+                self._set_clock(await self.store.write(put, *closing, *jobs))
+            except SessionConflictError:
+                if closing and await self.store.get(put.kind, put.key) is None:
+                    continue  # one of the permits changed meanwhile
+                if jobs:  # this very decision is there: whoever gave it may not have come to the jobs
+                    await self.store.write(*jobs)
+            return
+        raise StoreError(f"The decision on {decision.request_id!r:.40} is not stored: the permits change all the time.")
+
+    async def _closing(self, decision: ApprovalDecision, shown: Card | None) -> list[Put]:
+        """The changes that close the permits on the call of a rejection that says never."""
+        if shown is None:
+            waiting = await self._asking(quote(decision.request_id, safe="")) or await self.pending()
+            found = (card(one) for session in waiting for one in session.requests if one.id == decision.request_id)
+            shown = next(found, None)
+        if shown is None or shown.tool is None:
+            return []
+        call = ToolCall(name=shown.tool, arguments=shown.arguments)
+        return await closings(self.store, call, shown.agent_id, closing_words(decision))
 
     async def _woken_by(self, request: str) -> list[Job]:
         """The sessions that a decision on this request wakes; a session of an older release is found by looking."""
@@ -351,7 +369,7 @@ class Ledger:
     async def _count_use(self, document: Document, policy: ApprovalPolicy) -> bool:
         """Count one use; False when none is left, or under too much contention."""
         newest: Document | None = document
-        for _ in range(_GRANT_TRIES):
+        for _ in range(_TRIES):
             found = None if newest is None else _grant(newest, policy)
             if newest is None or found is None:
                 return False

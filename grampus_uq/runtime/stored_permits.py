@@ -1,23 +1,27 @@
 """Permits in a session store that any number of workers share: definitions, states, tickets, and the log of each.
 
-- `permit`: what a principal signed; written by `grant_permit`, closed by `close_permit`, never changed by a host;
+- `permit`: what a principal signed; written by `grant_permit`, closed by `close_permit` and by a rejection that says
+  never, in the write that stores it (`Ledger.decide`); never changed otherwise;
 - `permit-state`: where it stands, by compare-and-set;
 - `permit-ticket`: one a covered call, `PERMIT/IDENTITY`: its number, and the answer that was given;
 - the log `permit/ID`: every change, in the same write as the state that it leads to.
 
 A ticket and the state that knows of it are one write, so a call that is judged again, by whomever, finds its ticket,
 and no answer enters twice. Where the host seals, states and tickets carry its seal; without one that holds, a permit
-lets nothing ahead. A seal does not tell an old state from the newest: this process refuses what is older than what it
-has seen, and only `expires_s` bounds what an old state can do to one that just began.
+lets nothing ahead. Whoever looks at a permit under the seal (it judges, starts or takes the answer on a call of its
+tool) writes a closing into the state, so that it does not depend on the definition any more. A seal does not tell an
+old state from the newest: this process refuses what is older than what it has seen, and only `expires_s` bounds what an
+old state can do to one that just began.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import anyio
@@ -37,10 +41,10 @@ from grampus_uq.gate.permits import (
     same_of,
     sentence,
 )
-from grampus_uq.gate.requests import ApprovalPolicy
+from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.strict_json import parse_json
-from grampus_uq.records.values import canonical_json
+from grampus_uq.records.values import ToolCall, canonical_json
 from grampus_uq.runtime.store import Append, Change, Document, Put, SessionStore
 
 _PERMIT, _STATE, _TICKET = "permit", "permit-state", "permit-ticket"
@@ -69,7 +73,7 @@ class _Found:
     number: int
     asked: bool
     wrong: bool | None
-    version: int
+    version: int = 0
 
 
 class StoredPermits:
@@ -78,8 +82,8 @@ class StoredPermits:
     Args:
         store: shared by all workers.
         approvals: who may grant, and the seal of what is stored: that of the host.
-        agent_version: names your model, prompt and tools where the framework does not tell them; permits are bound to
-            it.
+        agent_version: names your model, prompt and tools where the framework does not tell them, or gives that name
+            for a tool; permits are bound to it.
         draw: a number in [0, 1) for each covered call, which nobody can foresee; for tests.
     """
 
@@ -88,7 +92,7 @@ class StoredPermits:
         store: SessionStore,
         approvals: ApprovalPolicy | None = None,
         *,
-        agent_version: str = "",
+        agent_version: str | Callable[[str], str] = "",
         draw: Callable[[], float] = _UNFORESEEN,
     ) -> None:
         self.store = store
@@ -99,8 +103,13 @@ class StoredPermits:
 
     # -- what the gate asks ---------------------------------------------------------------------------------------
 
-    async def release(self, record: CallRecord, session: Session, terms: Terms, *, alike: bool) -> Released | None:
-        """Take tickets for a call that waits, of every permit that covers it; how it goes ahead if all let it."""
+    async def release(
+        self, record: CallRecord, session: Session, terms: Terms, *, alike: bool
+    ) -> Released | str | None:
+        """Take tickets for a call that waits, of every permit that covers it; how it goes ahead if all let it.
+
+        A text says what is wrong with a permit or the store; it is no secret, other than why a call is asked about.
+        """
         try:
             said = []
             for document in await self.store.scan(_PERMIT, label=record.proposed.name):
@@ -110,10 +119,10 @@ class StoredPermits:
                 said.append(await self._propose(permit, record, session, terms, alike))
         except StoreError as error:
             _log.warning("permits cannot be read, so everything is asked about: %s", error)
-            return None
-        if not said or None in said:
-            return None
-        permits = [standing for standing in said if standing is not None]
+            return f"permits cannot be read: {str(error)[:200]}"
+        permits = [standing for standing in said if isinstance(standing, Standing)]
+        if not said or len(permits) < len(said):
+            return next((trouble for trouble in said if isinstance(trouble, str)), None)
         principals = " and ".join(dict.fromkeys(standing.permit.principal for standing in permits))
         ids = " and ".join(standing.permit.id for standing in permits)
         why = "; ".join(sentence(standing.permit, standing.state) for standing in permits)
@@ -127,9 +136,7 @@ class StoredPermits:
                 permit = None if document is None else self._trusted(document)
                 if document is None or permit is None or document.read_s >= permit.expires_s:
                     return f"permit {permit_id[:8]} does not stand any more"
-                now = await self._standing(permit)
-                if now.closing is not None:
-                    await self._written(now, now.state, now.closing)
+                now = await self._looked(permit)
                 if now.state.closed is not None:
                     return f"permit {permit_id[:8]} is closed: {now.state.closed}"
                 if now.trouble is not None or not now.state.in_force(permit):
@@ -139,17 +146,22 @@ class StoredPermits:
         return None
 
     async def answered(self, record: CallRecord, terms: Terms) -> None:
-        """Take the answer on a call into each permit that has a ticket of it; once, however often it is told."""
+        """Take the answer on a call into each permit that has a ticket of it; once, however often it is told.
+
+        A rejection that says never closes each permit that covers the call, whatever the call's own state.
+        """
         wrong = label_of(record)
-        if wrong is None:
-            return
+        never = [closing_words(decision) for decision in record.decisions if decision.never]
         try:
             for document in await self.store.scan(_PERMIT, label=record.proposed.name):
                 permit = self._trusted(document)
-                if permit is not None:
+                if permit is None:
+                    continue
+                if wrong is not None:
                     await self._answer(permit, identity_of(record, terms), wrong)
-                    if permit.covers(record.proposed, terms.agent_id, 0.0) and _never(record):
-                        await close_permit(self.store, permit.id, f"{record.decisions[0].principal} said never")
+                if never and permit.covers(record.proposed, terms.agent_id, 0.0):
+                    await close_permit(self.store, permit.id, never[0])
+                    await self._looked(permit)
         except StoreError as error:
             _log.warning("an answer could not be stored; unless told again it counts as wrong: %s", error)
 
@@ -157,21 +169,24 @@ class StoredPermits:
 
     async def _propose(
         self, permit: Permit, record: CallRecord, session: Session, terms: Terms, alike: bool
-    ) -> Standing | None:
-        """Take the ticket of a call, or find the one it has; the permit if it lets the call ahead."""
+    ) -> Standing | str | None:
+        """Take a ticket of a call: the permit if it lets the call ahead, a text if it cannot be believed.
+
+        A call that is judged again waits while the question on its ticket is open. Otherwise it takes another ticket,
+        with every check and a draw of its own: no call ever goes ahead on a ticket that let one ahead before.
+        """
         score = session.call_score(permit.stream, record.proposed, record.step_id)
         if score is None:
             return None
-        key, judge, draw = identity_of(record, terms), session.judge(self.agent_version), self._draw()
+        version = self.agent_version if isinstance(self.agent_version, str) else self.agent_version(permit.tool)
+        key, judge, draw = identity_of(record, terms), session.judge(version), self._draw()
         for attempt in range(_TRIES):
-            now = await self._standing(permit)
+            now = await self._looked(permit)
+            if now.trouble is not None:
+                return f"permit {permit.id[:8]} lets nothing ahead: {now.trouble}"
             known = await self._ticket(permit, key)
-            if now.closing is not None:
-                await self._written(now, now.state, now.closing)
-            if now.trouble is not None or now.state.closed is not None:
+            if known is not None and known.asked and known.wrong is None:
                 return None
-            if known is not None:
-                return None if known.asked or not now.state.in_force(permit) else now
             entry = Entry(
                 do="propose",
                 now_s=now.now_s,
@@ -185,41 +200,56 @@ class StoredPermits:
             if taken is None:
                 return None
             number, ticket = taken
-            body = self._sealed(f"{permit.id}/{key}", {"number": number, "asked": ticket.asked, "wrong": None})
-            put = Put(kind=_TICKET, key=f"{permit.id}/{key}", body=body, expected=0, label=permit.id)
+            put = self._put_ticket(permit, key, _Found(number=number, asked=ticket.asked, wrong=None), known)
             if await self._written(now, applied(permit, now.state, entry), entry, put):
                 return None if ticket.asked else now
-            await anyio.sleep(min(0.001 * attempt, 0.05))
-        raise StoreError(f"permit {permit.id[:8]}: another worker was first {_TRIES} times.")
+            await _pause(attempt)
+        raise _busy(permit.id)
 
     async def _answer(self, permit: Permit, key: str, wrong: bool) -> None:
+        """Take an answer; of several on one ticket the wrong one counts."""
         for attempt in range(_TRIES):
-            now, known = await self._standing(permit), await self._ticket(permit, key)
-            if known is None or known.wrong == wrong or not known.asked:
+            now, known = await self._looked(permit), await self._ticket(permit, key)
+            if known is None or not known.asked or known.wrong in (wrong, True):
                 return
             if now.trouble is not None or now.state.closed is not None:
                 return
             entry = Entry(do="answer", now_s=now.now_s, ticket=known.number, wrong=wrong)
-            values = {"number": known.number, "asked": True, "wrong": wrong}
-            body = self._sealed(f"{permit.id}/{key}", values)
-            put = Put(kind=_TICKET, key=f"{permit.id}/{key}", body=body, expected=known.version, label=permit.id)
+            put = self._put_ticket(permit, key, replace(known, wrong=wrong), known)
             if await self._written(now, applied(permit, now.state, entry), entry, put):
                 return
-            await anyio.sleep(min(0.001 * attempt, 0.05))
-        raise StoreError(f"permit {permit.id[:8]}: another worker was first {_TRIES} times.")
+            await _pause(attempt)
+        raise _busy(permit.id)
+
+    def _put_ticket(self, permit: Permit, key: str, ticket: _Found, before: _Found | None) -> Put:
+        place = f"{permit.id}/{key}"
+        values = {"number": ticket.number, "asked": ticket.asked, "wrong": ticket.wrong}
+        expected = 0 if before is None else before.version
+        return Put(kind=_TICKET, key=place, body=self._sealed(place, values), expected=expected, label=permit.id)
 
     async def _ticket(self, permit: Permit, key: str) -> _Found | None:
         """The ticket of a call; one that cannot be believed counts as asked and not answerable."""
         document = await self.store.get(_TICKET, f"{permit.id}/{key}")
         if document is None:
             return None
-        values = self._opened(document)
-        number = None if values is None else values.get("number")
-        if values is None or type(number) is not int or type(values.get("asked")) is not bool:
+        values = self._opened(document) or {}
+        number, asked, wrong = (values.get(name) for name in ("number", "asked", "wrong"))
+        if type(number) is not int or type(asked) is not bool or type(wrong) not in (bool, type(None)):
             return _Found(number=-1, asked=True, wrong=None, version=document.version)
-        return _Found(number=number, asked=values["asked"], wrong=values.get("wrong"), version=document.version)
+        return _Found(number=number, asked=asked, wrong=wrong, version=document.version)
 
     # -- states ---------------------------------------------------------------------------------------------------
+
+    async def _looked(self, permit: Permit) -> Standing:
+        """The standing; what a human closed meanwhile is written into the state, under this host's seal."""
+        for attempt in range(_TRIES):
+            now = await self._standing(permit)
+            if now.closing is None:
+                return now
+            if await self._written(now, now.state, now.closing):
+                return replace(now, version=now.version + 1, closing=None)
+            await _pause(attempt)
+        raise _busy(permit.id)
 
     async def _standing(self, permit: Permit) -> Standing:
         """The state as far as it is believed, brought up to what a human closed meanwhile."""
@@ -237,7 +267,10 @@ class StoredPermits:
             trouble = "its state is older than one that was seen here"
         if trouble is None:
             self._seen[permit.id] = state.revision
-        closed, closing = "its definition is gone" if definition is None else _body(definition).get("closed"), None
+        closed, closing = (
+            "its definition is gone" if definition is None else _values(definition.body).get("closed"),
+            None,
+        )
         if closed is not None and state.closed is None:
             closing = Entry(do="close", now_s=now_s, why=str(closed)[:300])
             state = applied(permit, state, closing)
@@ -278,7 +311,7 @@ class StoredPermits:
 
     def _opened(self, document: Document) -> dict[str, Any] | None:
         """The stored values, if the seal holds where one is needed."""
-        values = _body(document)
+        values = _values(document.body)
         seal = self._approvals.seal
         if seal is not None and not seal.authentic(f"permit/{document.key}", values):
             return None
@@ -301,16 +334,15 @@ async def close_permit(store: SessionStore, permit_id: str, why: str) -> None:
         document = await store.get(_PERMIT, permit_id)
         if document is None:
             raise DataError(f"There is no permit {permit_id!r:.80}.")
-        values = _body(document)
-        if values.get("closed") is not None:
+        put = _closed(document, why)
+        if put is None:
             return
         try:
-            body = json.dumps({**values, "closed": why})
-            await store.put(_PERMIT, permit_id, body, expected=document.version, label=document.label)
+            await store.write(put)
         except SessionConflictError:
             continue
         return
-    raise StoreError(f"permit {permit_id[:8]}: another worker was first {_TRIES} times.")
+    raise _busy(permit_id)
 
 
 async def stored_permits(store: SessionStore, approvals: ApprovalPolicy | None = None) -> list[Standing]:
@@ -326,24 +358,55 @@ async def stored_permits(store: SessionStore, approvals: ApprovalPolicy | None =
 
 
 async def replayed_permit(store: SessionStore, permit: Permit) -> PermitState:
-    """The state as the log tells it: equal to the stored one to the last digit, but for a closing that no host saw."""
-    return replayed(permit, (json.loads(body) for body in await store.read(f"permit/{permit.id}")))
+    """The state as the log tells it: equal to the stored one to the last digit, but for a closing that no host saw.
+
+    Raises DataError for a log that is none.
+    """
+    return replayed(permit, (_values(body) for body in await store.read(f"permit/{permit.id}")))
+
+
+def closing_words(decision: ApprovalDecision) -> str:
+    """Why a permit is closed by a rejection that says never."""
+    return f"{decision.principal} said never"
+
+
+async def closings(store: SessionStore, call: ToolCall, agent_id: str, why: str) -> list[Put]:
+    """The changes that close every permit that covers a call, for the write that stores why."""
+    found = []
+    for document in await store.scan(_PERMIT, label=call.name):
+        with contextlib.suppress(DataError):
+            if _permit(document).covers(call, agent_id, 0.0) and (put := _closed(document, why)) is not None:
+                found.append(put)
+    return found
+
+
+def _closed(document: Document, why: str) -> Put | None:
+    """The change that closes a permit; None for one that is closed."""
+    values = _values(document.body)
+    if values.get("closed") is not None:
+        return None
+    body = json.dumps({**values, "closed": why})
+    return Put(kind=_PERMIT, key=document.key, body=body, expected=document.version, label=document.label)
+
+
+async def _pause(attempt: int) -> None:
+    await anyio.sleep(min(0.001 * attempt, 0.05))
+
+
+def _busy(permit_id: str) -> StoreError:
+    return StoreError(f"permit {permit_id[:8]}: another worker was first {_TRIES} times.")
 
 
 def _permit(document: Document) -> Permit:
     try:
-        return Permit.model_validate(_body(document)["permit"])
+        return Permit.model_validate(_values(document.body)["permit"])
     except (ConfigurationError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"not a permit: {str(error)[:300]}", field="permit") from error
 
 
-def _body(document: Document) -> dict[str, Any]:
+def _values(body: str) -> dict[str, Any]:
     try:
-        values = parse_json(document.body)
-    except (ValueError, RecursionError):
+        values = parse_json(body)
+    except ValueError:
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _never(record: CallRecord) -> bool:
-    return any(decision.never for decision in record.decisions)

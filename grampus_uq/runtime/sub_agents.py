@@ -12,6 +12,7 @@ from grampus_uq.gate.requests import ApprovalDecision, ApprovalRequest
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import AgentDefinition, Reading, Step, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, UncertaintyLevel
+from grampus_uq.runtime.cards import card
 from grampus_uq.runtime.run_state import AgentState, ExecutionResult
 from grampus_uq.runtime.runner import AgentRunner
 from grampus_uq.runtime.worker_jobs import PARENT, within_parent
@@ -118,7 +119,7 @@ class SubAgent:
             if decision.request_id == request.id:
                 as_asked = request.model_copy(update={"child_session": None})  # as the child knows it
                 owner.runner.approvals.check(as_asked, decision, now_s=owner.runner.ledger.now_s())
-                await owner.runner.ledger.decide(decision, wake=False)  # the parent asks
+                await owner.runner.ledger.decide(decision, shown=card(as_asked), wake=False)  # the parent asks
 
     def _owner(self, request: ApprovalRequest, depth: int = 0) -> SubAgent | None:
         """The sub-agent, here or below, that made the request: its own store and approvers count."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from grampus_uq.records.values import ToolCall, canonical_json
-from grampus_uq.testing import agent_trust
+from grampus_uq.testing import agent_permits, agent_trust
 from grampus_uq.testing.agent_laboratory import AgentLaboratory
 from grampus_uq.testing.agent_orders import Act
 from grampus_uq.testing.agent_scene import (
@@ -306,7 +306,8 @@ def _without_process(line: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in line.items() if key != "pid"}
 
 
+_CHECKS = (globals(), vars(agent_trust), vars(agent_permits))
 SENTENCES: Sequence[Sentence] = tuple(
-    found for found in (*globals().values(), *vars(agent_trust).values()) if isinstance(found, Sentence)
+    found for names in _CHECKS for found in names.values() if isinstance(found, Sentence)
 )
 """All sentences, in the order in which they are written down."""

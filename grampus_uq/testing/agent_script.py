@@ -23,12 +23,15 @@ from grampus_uq.monitor.monitor import UncertaintyMonitor
 from grampus_uq.records.events import DecisionEvent, Event, StepEvent
 from grampus_uq.records.protocols import ModelClient
 from grampus_uq.records.values import Message, ToolCall
+from grampus_uq.runtime.stored_permits import StoredPermits
+from grampus_uq.runtime.stores import open_store
 from grampus_uq.testing.agent_under_test import AgentUnderTest, Decision
 from grampus_uq.testing.scripted_model import ScriptedModel
 
 _LEDGER = "ledger.jsonl"
 PRECONDITION = "precondition"
 APPROVALS = "approvals.json"
+PERMITS, DRAW = "sessions.db", "draw.txt"
 
 
 class Watch(StrEnum):
@@ -120,10 +123,22 @@ class AgentSetup:
             signer=PublicKeys(wanted["keys"]), required=wanted["required"], expires_s=wanted["expires_s"]
         )
 
+    def permits(self) -> StoredPermits | None:
+        """Permits in the store `PERMITS` of the folder, drawn as the check wants it; None where it grants none."""
+        file = self.folder / DRAW
+        if not file.exists():
+            return None
+        store = open_store(f"sqlite:///{self.folder / PERMITS}")
+        return StoredPermits(store, self.approvals(), draw=lambda: float(file.read_text()))
+
     def decide(self, request: ApprovalRequest, decision: Decision) -> ApprovalDecision:
         """A human's decision, signed with the key that the check chose, if there are keys."""
         made = request.decide(
-            decision.said, principal=decision.principal, message=decision.message, arguments=decision.arguments
+            decision.said,
+            principal=decision.principal,
+            message=decision.message,
+            arguments=decision.arguments,
+            never=decision.never,
         )
         key = self.folder / f"{decision.key or decision.principal}.key"
         return Ed25519Signer.from_file(key).sign(made) if key.exists() else made

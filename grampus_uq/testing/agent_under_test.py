@@ -39,6 +39,8 @@ class Pending:
 class Decision:
     """What a human said to a call that waited. `arguments` belong to an edit, `message` to a rejection or an answer.
 
+    `never` belongs to a rejection: permits on the call are closed.
+
     `key` is whose private key signs it: the principal's own, another one's, or "none" for no signature;
     `AgentSetup.decide` makes an `ApprovalDecision` of it all.
     """
@@ -49,6 +51,7 @@ class Decision:
     message: str | None = None
     principal: str = "ann"
     key: str | None = None
+    never: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +93,8 @@ class AgentUnderTest(Protocol):
     `AgentSetup.approvals`, its decisions are made by `AgentSetup.decide`), "forge" (a method `forge(session, what)`
     writes into its stored state, as one who has no key: "call", another call in the place of the one that waits,
     "phase", that it was cleared, or "belief", that all is certain), "schema" (edits are held against it), "odd_calls"
-    (deep arguments, no ids), "mcp" (a tool `mcp_pay`), "output_tool" (a tool `final_pay`).
+    (deep arguments, no ids), "mcp" (a tool `mcp_pay`), "output_tool" (a tool `final_pay`), "permits" (its gate asks
+    `AgentSetup.permits`, and its decisions are made by `AgentSetup.decide`).
     """
 
     lacks: Mapping[str, str]

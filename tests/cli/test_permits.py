@@ -10,11 +10,16 @@ import anyio
 import click
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grampus_uq.cli import main
+from grampus_uq.cli.permit_conditions import stricter
+from grampus_uq.errors import ConfigurationError
 from grampus_uq.gate.permits import Permit
-from grampus_uq.gate.requests import ApprovalPolicy
+from grampus_uq.gate.requests import ApprovalPolicy, within_limits
 from grampus_uq.gate.signatures import PublicKeys, write_key
+from grampus_uq.records.values import ToolCall
 from grampus_uq.runtime.stores import open_store
 from tests.runtime.test_stored_permits import Office
 
@@ -149,3 +154,44 @@ def test_hostile_text_is_shown_without_its_control_characters(url: str) -> None:
         assert "\x1b" not in output
         assert "\u202e" not in output
     invoke("show", "dead", "--store", url, status=1)
+
+
+# -- narrowing ---------------------------------------------------------------------------------------------------------
+
+VALUES = st.booleans() | st.integers(-2, 2) | st.sampled_from([0.0, 1.0, 1.5, -0.0, "1", "a"])
+RULES = st.one_of(
+    st.fixed_dictionaries({"equals": VALUES}),
+    st.fixed_dictionaries({"in": st.lists(VALUES, max_size=3)}),
+    st.fixed_dictionaries({"max": st.integers(-2, 2) | st.floats(-2, 2)}, optional={"min": st.integers(-2, 2)}),
+)
+
+
+@given(RULES, RULES, VALUES)
+def test_what_a_narrowed_permit_covers_the_permit_before_it_covered(
+    old: dict[str, Any], new: dict[str, Any], value: Any
+) -> None:
+    try:
+        both = old | stricter(old, new)
+    except ConfigurationError:
+        return
+    call = ToolCall(name="pay", arguments={"x": value})
+    assert not within_limits(call, {"x": both}) or within_limits(call, {"x": old})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"in": [1]}, {"in": [True]}),
+        ({"equals": 1}, {"equals": True}),
+        ({"in": [1]}, {"in": [1.0]}),
+        ({"equals": 0}, {"equals": False}),
+        ({"max": 5}, {"max": 6}),
+        ({"min": 5}, {"min": 4}),
+    ],
+)
+def test_what_would_widen_is_refused_and_values_compare_as_the_permit_compares_them(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match="stricter than"):
+        stricter(old, new)
+    assert stricter(old, dict(old)) == old

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import re
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from grampus_uq.errors import ConfigurationError, DataError
 from grampus_uq.gate.permits import MOST_OPEN, Entry, Permit, PermitState, applied, issued, replayed, sentence
 from grampus_uq.records.values import ToolCall
-from grampus_uq.stats.earned_threshold import level, nothing_earned, place, update
+from grampus_uq.stats.earned_threshold import Target, audit_probability, broken, level, nothing_earned, place, update
 
 PERMIT = Permit(
     tool="refund",
@@ -313,3 +317,138 @@ def test_the_promise_holds_with_late_answers_and_breaks_if_they_count_as_they_co
         earned_in_order += best > 0
         assert int(level(permit.target, naive)) == 1  # the sabotage: whatever arrived is counted
     assert earned_in_order <= 6  # a binomial of 30 at .05 exceeds it once in 1,000
+
+
+# -- what a sentence promises, and what a broken state does ------------------------------------------------------------
+
+
+@given(
+    st.floats(1e-6, 0.5),
+    st.floats(1e-9, 0.999),
+    st.one_of(st.none(), st.floats(0.0, 0.999)),
+)
+def test_the_sentence_never_states_a_better_promise_than_the_permit_makes(
+    epsilon: float, delta: float, miss_rate: float | None
+) -> None:
+    assume(epsilon < 1.0 - (miss_rate or 0.0))
+    permit = Permit(
+        tool="pay",
+        thresholds=(0.5,),
+        epsilon=epsilon,
+        delta=delta,
+        miss_rate=miss_rate,
+        principal="ann",
+        expires_s=1e9,
+    )
+    state = PermitState.fresh(permit)
+    state = state.model_copy(update={"earned": {**state.earned, "log_peak": [99.0]}})
+    found = re.match(
+        r"goes ahead: at most ([0-9.]+) % of pay calls go out wrong, at ([0-9.]+) %", sentence(permit, state)
+    )
+    assert found is not None
+    share, sure = Fraction(found[1]) / 100, Fraction(found[2]) / 100
+    exact = Fraction(str(epsilon)) / (1 - Fraction(str(miss_rate or 0)))
+    assert exact <= share <= exact * Fraction(101, 100)
+    assert sure <= 1 - Fraction(str(delta))
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ({"epsilon": 0.0104}, "at most 1.04 %"),
+        ({"epsilon": 0.07}, "at most 7 %"),
+        ({"epsilon": 0.02, "miss_rate": 0.05}, "at most 2.11 %"),
+        ({"epsilon": 0.02, "delta": 1e-9}, "at 99.9999 %"),
+    ],
+)
+def test_shares_are_rounded_up_and_the_assurance_down(given_: dict[str, Any], said: str) -> None:
+    permit = Permit(tool="pay", thresholds=(0.5,), principal="ann", expires_s=1e9, **given_)
+    state = PermitState.fresh(permit)
+    assert said in sentence(permit, state.model_copy(update={"earned": {**state.earned, "log_peak": [99.0]}}))
+
+
+def test_a_miss_rate_that_leaves_nothing_of_the_promise_is_refused_and_one_that_does_not_begins_anew() -> None:
+    with pytest.raises(ConfigurationError, match=r"'miss_rate' .* below 1 - epsilon \(0.9\).*measure it with drills"):
+        PERMIT.with_miss_rate(0.9)
+    measured = PERMIT.with_miss_rate(0.5)
+    assert (measured.miss_rate, measured.signature, measured.limits) == (0.5, None, PERMIT.limits)
+    assert measured.id != PERMIT.id
+    with pytest.raises(DataError, match="another permit"):
+        PermitState.read(measured, EARNED.model_dump(mode="json"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+HOSTILE = st.sampled_from([-1, -5.0, 10**30, 10**400, 1e308, -1e308, 2**53, True, None, "x", [], {}]) | JSON
+
+
+@given(st.data())
+def test_a_broken_state_is_refused_when_it_is_read_or_can_be_gone_on_from(
+    data: st.DataObject,
+) -> None:
+    """Mutated at any place: no arithmetic on what was read fails, whatever happens next."""
+    state = applied(PERMIT, EARNED, propose(0.95, draw=0.0, same="open"))
+    values = state.model_dump(mode="json")
+    for _ in range(data.draw(st.integers(1, 3))):
+        place_: Any = values
+        while True:
+            keys = list(place_) if isinstance(place_, dict) else list(range(len(place_)))
+            key = data.draw(st.sampled_from(keys))
+            if not isinstance(place_[key], dict | list) or not place_[key] or data.draw(st.booleans()):
+                break
+            place_ = place_[key]
+        place_[key] = data.draw(HOSTILE)
+        if not isinstance(values.get("earned"), dict):
+            break
+    try:
+        read = PermitState.read(PERMIT, values)
+    except DataError:
+        return
+    for entry in (answer(60, wrong=True), propose(0.95, draw=0.9, same="n"), answer(61), Entry(do="look", now_s=1e9)):
+        issued(PERMIT, read, entry)
+        read = applied(PERMIT, read, entry)
+        assert sentence(PERMIT, read)
+    assert all(math.isfinite(value) for values in read.earned.values() for value in values)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {},
+        {"do": ["look"], "now_s": 1.0},
+        {"do": "look"},
+        {"do": "look", "now_s": "x"},
+        {"do": "look", "now_s": float("nan")},
+        {"do": "answer", "now_s": 1.0, "ticket": "x", "wrong": False},
+        {"do": "propose", "now_s": 1.0, "score": "x", "same": "", "judge": "", "draw": 0.0, "alike": False},
+    ],
+)
+def test_a_log_with_an_entry_that_is_none_is_refused_by_its_line(entry: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"^2: no entry of a permit's log"):
+        replayed(PERMIT, [{"do": "look", "now_s": 0.0}, entry])
+
+
+# -- an agent that turns -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("epsilon", "rate"), [(0.02, 0.05), (0.12, 0.1)])
+def test_of_an_agent_that_turns_no_more_goes_out_than_until_the_first_audit_of_a_wrong_call(
+    epsilon: float, rate: float
+) -> None:
+    """Right until earned, then always wrong: geometric, so above log .05 / log(1 - q) in 5 %."""
+    target = Target(thresholds=(0.5,), epsilon=epsilon, audit_rate=rate)
+    rng, n = np.random.default_rng(3), 400
+    earned, out, ceiling = nothing_earned(target, (n,)), np.zeros(n), math.ceil(math.log(0.05) / math.log1p(-rate))
+    for _ in range(math.ceil(math.log(0.05) / math.log1p(-epsilon)) + 40 * ceiling // 10):
+        force, audit = level(target, earned), audit_probability(target, earned)
+        turned = force > 0
+        seen = ~turned | (rng.random(n) < audit)
+        out += turned & ~seen & ~np.logical_or(*broken(target, earned))
+        earned = update(target, earned, np.zeros(n, dtype=int), seen, turned, in_force=force, audit=audit)
+    allowed = int(binom.ppf(0.999, n, 0.05))
+    assert (out > ceiling).sum() <= allowed
+    assert (out > ceiling / 2).sum() > allowed
+    assert abs(out.mean() - (1 - rate) / rate) < 4 * (1 - rate) ** 0.5 / rate / n**0.5

@@ -167,7 +167,7 @@ class Guarded:
     """The agent behind an `UncertaintyGuard`; a paused run is the text of `guard.pause`, in a file."""
 
     lacks: Mapping[str, str] = {"no_ids": "the SDK ends a run in which a call has no id"}
-    offers = ("signing", "forge", "schema", "odd_calls", "mcp", "output_tool")
+    offers = ("signing", "forge", "schema", "odd_calls", "permits", "mcp", "output_tool")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
@@ -178,6 +178,7 @@ class Guarded:
             model_client=setup.judge(),
             effects=EFFECTS,
             approvals=setup.approvals(),
+            permits=setup.permits(),
             precondition=setup.precondition,
         )  # fmt: skip
         asks = "never" if self._guard is None else self._guard.mcp_approval

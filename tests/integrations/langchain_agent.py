@@ -32,7 +32,7 @@ class ChainAgent:
     """An agent of `create_agent` with the middleware."""
 
     lacks: Mapping[str, str] = {"output_tool": NO_OUTPUT_TOOLS}
-    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "mcp")
+    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "permits", "mcp")
 
     def __init__(self, setup: AgentSetup, checkpointer: Any) -> None:
         self.setup = setup
@@ -56,6 +56,7 @@ class ChainAgent:
                 model_client=self.setup.judge(),
                 effects=EFFECTS,
                 approvals=self.setup.approvals(),
+                permits=self.setup.permits(),
                 precondition=self.setup.precondition,
                 advisory=self.setup.watch is Watch.ADVISORY,
             )

@@ -164,7 +164,7 @@ class GraphAgent:
     """A graph whose agent calls a model and whose tools are guarded."""
 
     lacks: Mapping[str, str] = {"output_tool": NO_OUTPUT_TOOLS}
-    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "mcp")
+    offers: Sequence[str] = ("signing", "forge", "schema", "odd_calls", "permits", "mcp")
 
     def __init__(self, setup: AgentSetup, checkpointer: Any) -> None:
         self.setup = setup
@@ -208,6 +208,7 @@ class GraphAgent:
             model_client=self.setup.judge(),
             effects=EFFECTS,
             approvals=self.setup.approvals(),
+            permits=self.setup.permits(),
             precondition=self.setup.precondition,
             advisory=self.setup.watch is Watch.ADVISORY,
         )
@@ -275,6 +276,7 @@ class EdgesAgent(GraphAgent):
             model_client=self.setup.judge(),
             effects=EFFECTS,
             approvals=self.setup.approvals(),
+            permits=self.setup.permits(),
             precondition=self.setup.precondition,
             advisory=self.setup.watch is Watch.ADVISORY,
         ).attach(builder, tools="my_tools", conditional_edges=True)

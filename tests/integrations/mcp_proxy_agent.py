@@ -98,6 +98,7 @@ class ProxiedAgent:
         "abort": "it sees calls, not the turns between them",
         "belief": "it sees calls, not the model's turns",
         "output_tool": "a client's forms of an answer reach no server",
+        "permits": "without a reader it has no score",
         "precondition": "its settings hold no function",
         "stream": "no text of the model passes through it",
         "twins": "the same call twice at once is one call",

@@ -122,7 +122,7 @@ class Guarded:
     """The agent with an `UncertaintyCapability`; a paused run is its history, in a file."""
 
     lacks: Mapping[str, str] = {}
-    offers = ("signing", "forge", "schema", "odd_calls", "mcp", "output_tool")
+    offers = ("signing", "forge", "schema", "odd_calls", "permits", "mcp", "output_tool")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
@@ -134,6 +134,7 @@ class Guarded:
                 model_client=setup.judge(),
                 effects=EFFECTS,
                 approvals=setup.approvals(),
+                permits=setup.permits(),
                 precondition=setup.precondition,
             )
         ]  # fmt: skip

@@ -49,14 +49,14 @@ class RunnerAgent:
         "mcp": "a function of yours calls it, and is a tool like any other",
         "output_tool": "its answer is a text",
     }
-    offers = ("signing", "forge", "schema", "odd_calls")
+    offers = ("signing", "forge", "schema", "odd_calls", "permits")
 
     def __init__(self, setup: AgentSetup) -> None:
         self._setup = setup
         self._store = store = open_store(f"sqlite:///{setup.folder / 'sessions.db'}")
 
         def runner(*sub_agents: SubAgent) -> AgentRunner:
-            return AgentRunner(
+            one = AgentRunner(
                 scripted(setup),
                 FunctionTools(Tool(setup.look_up, effect="read"), Tool(setup.pay, effect="irreversible")),
                 uncertainty_monitor=setup.monitor() or UNWATCHED,
@@ -66,6 +66,8 @@ class RunnerAgent:
                 sub_agents=sub_agents,
                 lease_s=0.5,
             )
+            one.gate.permits = setup.permits() or one.gate.permits
+            return one
 
         self._runner = runner(SubAgent(runner(), SUB_AGENT))
 

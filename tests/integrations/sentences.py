@@ -10,7 +10,8 @@ import pytest
 from grampus_uq.testing import SENTENCES
 
 HARD = {"approved_elsewhere", "other_arguments_refused", "parallel_calls", "sub_agent", "wrong_key", "forged_phase"}
-OFFERED = {"signing", "forge", "schema", "odd_calls", "mcp", "output_tool"}
+HARD |= {"permit_closed"}
+OFFERED = {"signing", "forge", "schema", "odd_calls", "mcp", "output_tool", "permits"}
 """What a harness is asked for only when it offers it."""
 KNOWN_FALSE: dict[str, dict[str, str]] = {}
 """What the page says "no" to: adapter, sentence, and why."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 
+import anyio
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from grampus_uq import Permit, ToolCall, UncertaintyMonitor, UncertaintyPolicy
-from grampus_uq.integrations.carried_calls import take_up
+from grampus_uq.gate.call import CallRecord, decided
+from grampus_uq.integrations.carried_calls import take_up, write_snapshot
 from grampus_uq.integrations.carried_states import Carried
 from grampus_uq.integrations.held_calls import HeldCalls
 from grampus_uq.integrations.judged_turns import TurnJudge
@@ -20,13 +26,13 @@ pytestmark = pytest.mark.anyio
 SAYS = 'I pay. {"confidence": 0.7}'
 
 
-async def office() -> tuple[MemoryStore, StoredPermits, UncertaintyMonitor]:
+async def office(draw: Callable[[], float] = lambda: 0.999) -> tuple[MemoryStore, StoredPermits, UncertaintyMonitor]:
     store = MemoryStore()
     until_s = time.time() + 60.0
     permit = Permit(tool="pay", thresholds=(0.3,), epsilon=0.5, delta=0.9, principal="ann", expires_s=until_s)
     await grant_permit(store, permit)
     monitor = UncertaintyMonitor(policy=UncertaintyPolicy(irreversible_tool_names=["pay"]))
-    return store, StoredPermits(store, agent_version="v1", draw=lambda: 0.999), monitor
+    return store, StoredPermits(store, agent_version="v1", draw=draw), monitor
 
 
 def pay(number: int) -> ToolCall:
@@ -41,12 +47,12 @@ async def counted(store: MemoryStore) -> tuple[int, int, int]:
 
 async def test_calls_that_are_held_one_by_one() -> None:
     store, permits, monitor = await office()
-    settings = AdapterSettings(monitor=monitor, permits=permits)
-    gate = settings.gate(lambda name: None)
+    chosen = AdapterSettings(monitor=monitor, permits=permits)
+    gate = chosen.gate(lambda name: None)
 
     async def proposed(number: int) -> HeldCalls:
-        held = take_up(settings, gate, f"s{number}", "clerk")
-        await held.observe(settings, ModelTurn(content=SAYS, calls=(pay(number),)), [pay(number)])
+        held = take_up(chosen, gate, f"s{number}", "clerk")
+        await held.observe(chosen, ModelTurn(content=SAYS, calls=(pay(number),)), [pay(number)])
         return held
 
     first = await proposed(1)
@@ -79,3 +85,122 @@ async def test_turns_that_are_judged_as_a_whole() -> None:
     assert ahead.records[0].phase == "cleared"
     assert await counted(store) == (1, 0, 1)
     assert judge.refusal(ahead, ahead.records[0], pay(2)) is None
+
+
+# -- every call that goes ahead has a ticket and a draw of its own -----------------------------------------------------
+
+NO_AUDIT, AUDIT = 0.999, 0.0
+
+
+class Host:
+    """New runs in one of the two hosts; ids of sessions and calls may repeat."""
+
+    def __init__(self, kind: str, permits: StoredPermits, monitor: UncertaintyMonitor) -> None:
+        self.chosen = AdapterSettings(monitor=monitor, permits=permits)
+        self.judge = TurnJudge(monitor, permits=permits, agent_id="clerk")
+        self.gate = self.chosen.gate(lambda name: None)
+        self.kind = kind
+
+    async def run(self, session: str, calls: list[ToolCall]) -> list[CallRecord]:
+        turn = ModelTurn(content=SAYS, calls=tuple(calls))
+        if self.kind == "turns":
+            fresh = self.judge.states.read(session, session, None, begun=False)
+            return list((await self.judge.judge(fresh, turn)).records)
+        held = take_up(self.chosen, self.gate, session, "clerk")
+        await held.observe(self.chosen, turn, calls)
+        return [await held.judge(call) for call in calls]
+
+    async def told(self, permits: StoredPermits, record: CallRecord, says: str) -> None:
+        """What a human said on a waiting call."""
+        (request,) = record.requests
+        after = decided(record, [request.decide(says, principal="ann")])
+        terms = self.gate.terms("clerk", request.session_id, None, run_id=request.run_id)
+        await permits.answered(after, terms)
+
+
+@pytest.mark.parametrize("kind", ["calls", "turns"])
+@given(
+    runs=st.lists(
+        st.tuples(
+            st.sampled_from(["s", "t"]),
+            st.lists(st.tuples(st.sampled_from(["call_0", "call_1"]), st.integers(1, 2)), min_size=1, max_size=3),
+            st.booleans(),
+        ),
+        max_size=6,
+    )
+)
+@settings(max_examples=12)
+def test_no_call_goes_ahead_on_the_ticket_or_the_draw_of_another_whatever_ids_repeat(
+    kind: str, runs: list[tuple[str, list[tuple[str, int]], bool]]
+) -> None:
+    async def work() -> None:
+        draw = [NO_AUDIT]
+        store, permits, monitor = await office(lambda: draw[0])
+        host = Host(kind, permits, monitor)
+        ahead = 0
+        for session, calls, audited in [("earn", [("e", 9)], False), *runs]:
+            draw[0] = AUDIT if audited else NO_AUDIT
+            made = await host.run(session, [ToolCall(id=i, name="pay", arguments={"amount": n}) for i, n in calls])
+            cleared = [record for record in made if record.phase == "cleared"]
+            assert not (audited and cleared)
+            ahead += len(cleared)
+            (standing,) = await stored_permits(store)
+            tickets = standing.state.released + sum(not ticket.asked for ticket in standing.state.open)
+            assert tickets == ahead
+            if session == "earn":
+                await host.told(permits, made[0], "approve")
+        assert (await stored_permits(store))[0].state.answers >= 1
+
+    anyio.run(work)
+
+
+@pytest.mark.parametrize("kind", ["calls", "turns"])
+async def test_each_new_run_of_one_session_is_drawn_and_answered_for_itself(kind: str) -> None:
+    draw = [NO_AUDIT]
+    store, permits, monitor = await office(lambda: draw[0])
+    host = Host(kind, permits, monitor)
+
+    (first,) = await host.run("s", [pay(1)])
+    await host.told(permits, first, "approve")
+    (ahead,) = await host.run("s", [pay(1)])
+    assert ahead.phase == "cleared"
+    draw[0] = AUDIT
+    for _ in range(3):
+        (record,) = await host.run("s", [pay(1)])
+        assert record.waiting
+        await host.told(permits, record, "reject")
+    assert await counted(store) == (4, 3, 1)
+
+
+async def test_the_run_of_a_session_is_kept_in_its_state() -> None:
+    _, permits, monitor = await office()
+    chosen = AdapterSettings(monitor=monitor, permits=permits)
+    gate = chosen.gate(lambda name: None)
+    held = take_up(chosen, gate, "s", "clerk")
+    again = take_up(chosen, gate, "s", "clerk", write_snapshot(held))
+    assert held.terms.run_id == again.terms.run_id != take_up(chosen, gate, "s", "clerk").terms.run_id
+    old = {name: value for name, value in write_snapshot(held).items() if name != "run"}
+    assert take_up(chosen, gate, "s", "clerk", old).terms.run_id == ""
+    judge = TurnJudge(monitor, permits=permits, agent_id="clerk")
+    carried = await judge.judge(
+        judge.states.read("s", "s", None, begun=False), ModelTurn(content=SAYS, calls=(pay(1),))
+    )
+    state = json.loads(json.dumps(judge.states.write(carried)))
+    elsewhere = TurnJudge(monitor, permits=permits, agent_id="clerk").states.read("s", "s", state)
+    assert carried.terms.run_id == elsewhere.terms.run_id != ""
+
+
+@pytest.mark.parametrize("kind", ["calls", "turns"])
+async def test_a_permit_is_bound_to_the_version_of_the_tool_that_it_began_with(kind: str) -> None:
+    store, permits, monitor = await office()
+    version = {"pay": "1"}
+    permits.agent_version = version.__getitem__
+    host = Host(kind, permits, monitor)
+    (first,) = await host.run("first", [pay(1)])
+    await host.told(permits, first, "approve")
+    (ahead,) = await host.run("ahead", [pay(2)])
+    assert ahead.phase == "cleared"
+    version["pay"] = "2"
+    (other,) = await host.run("other", [pay(3)])
+    assert other.waiting
+    assert (await stored_permits(store))[0].state.issued == 2

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grampus_uq.mcp.pins import differences, pinned, shadowed
+from grampus_uq.mcp.proxy_config import ProxySettings
+from grampus_uq.mcp.proxy_parts import ProxyParts
 
 TOOL = {
     "name": "send",
@@ -116,3 +118,13 @@ def test_prefixes_that_meet_are_found():
 
 def test_different_tools_shadow_nothing():
     assert shadowed({"git": ["log", "diff", "status"], "files": ["read", "write"], "none": []}) == {}
+
+
+def test_permits_of_a_proxy_are_bound_to_the_definition_of_the_tool(tmp_path):
+    parts = ProxyParts(ProxySettings(), f"sqlite:///{tmp_path}/s.db", print)
+    calls = parts.exchange("s", resumes=False).calls
+    assert calls.gate.permits.agent_version("send") == ""
+    calls._tools.take({"tools": [TOOL]})
+    first = calls.gate.permits.agent_version("send")
+    calls._tools.take({"tools": [{**TOOL, "description": "Send a mail, and copy it."}]})
+    assert "" != first != calls.gate.permits.agent_version("send")

@@ -12,13 +12,16 @@ import pytest
 
 from grampus_uq import AgentRunner, Ed25519Signer, PublicKeys, Seal, UncertaintyMonitor
 from grampus_uq.core.policy import UncertaintyPolicy
+from grampus_uq.errors import DataError
+from grampus_uq.gate.call import UNKNOWN_OUTCOME, CallRecord, Terms, asked, decided
 from grampus_uq.gate.permits import Permit, PermitState
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Grant
 from grampus_uq.records.events import DecisionEvent
 from grampus_uq.records.vocabulary import AgentStatus
 from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import ExecutionResult
-from grampus_uq.runtime.store import SessionStore
+from grampus_uq.runtime.store import Append, SessionStore
 from grampus_uq.runtime.stored_permits import (
     Standing,
     StoredPermits,
@@ -242,6 +245,110 @@ async def test_an_old_state_is_refused_by_whoever_saw_a_newer_one() -> None:
     await office.store.put("permit-state", one.id, old.body, expected=new.version)
     result = await keeper.run(AGENT, "mail bob", session_id="replayed")
     assert result.status is AgentStatus.WAITING_FOR_HUMAN
+
+
+async def test_a_revocation_cannot_be_taken_back_once_a_host_looked_at_the_permit_for_any_reason() -> None:
+    for look in ("judged", "answered", "started"):
+        office = Sealed()
+        one = await office.earn()
+        office.draw = AUDIT if look == "answered" else NO_AUDIT
+        worker = office.runner()
+        permits = worker.gate.permits
+        assert isinstance(permits, StoredPermits)
+        waits = await office.run("open", says=None) if look == "answered" else None
+        await close_permit(office.store, one.id, "enough")
+        if look == "judged":
+            await office.run("s", says=None)
+        elif look == "answered":
+            assert waits is not None
+            yes = office.signed(waits.pending[0].decide("approve", principal="ann"))
+            await office.runner().resume("mailer", "open", yes)
+        else:
+            assert await permits.standing(f"permit {one.id}") is not None
+        await forge(office.store, "permit", lambda values: values.update(closed=None))
+        office.draw = NO_AUDIT
+        sent = len(office.world.sent)
+        assert (await office.run("after", says=None)).status is AgentStatus.WAITING_FOR_HUMAN
+        assert len(office.world.sent) == sent
+        assert (await office.standing()).state.closed == "enough"
+
+
+@pytest.mark.parametrize("broken", ["no json", "[1]", '{"v":1}', "at", "in force", "huge", "negative"])
+async def test_a_broken_state_makes_calls_wait_and_the_request_says_what_is_broken(broken: str) -> None:
+    office = Office()
+    one = await office.earn()
+    office.draw = AUDIT
+    await office.run("open", says=None)
+    (found,) = await office.store.scan("permit-state")
+    values: dict[str, Any] = json.loads(found.body)
+    if broken == "at":
+        values["open"][0].update(at=10**30, wrong=False)
+    elif broken == "in force":
+        values["open"][0].update(in_force=2, wrong=False)
+    elif broken == "huge":
+        values["earned"]["calls"] = [10**400]
+    elif broken == "negative":
+        values["earned"]["usual_wrong"] = [-5.0] * 4
+    body = json.dumps(values) if broken.isalpha() or broken == "in force" else broken
+    await office.store.put("permit-state", one.id, body, expected=found.version, label="open")
+    office.draw = NO_AUDIT
+    result = await office.run("then", says=None, body="then")
+    assert result.status is AgentStatus.WAITING_FOR_HUMAN
+    assert f"permit {one.id[:8]} lets nothing ahead: its state " in result.pending[0].reason
+    assert result.pending[0].reason.isprintable()
+    resumed = await office.runner().resume("mailer", "then", result.pending[0].decide("approve", principal="ann"))
+    assert resumed.status is AgentStatus.COMPLETED  # and an answer on it is no error either
+    assert (await office.standing()).trouble is not None
+
+
+async def test_a_broken_log_is_a_data_error() -> None:
+    for body in ("not json", "[1]", '{"do":["look"],"now_s":1}', '{"do":"look","now_s":"x"}'):
+        store, one = MemoryStore(), permit()
+        await grant_permit(store, one)
+        await store.write(Append(log=f"permit/{one.id}", bodies=('{"do":"look","now_s":1}', body), expected=0))
+        with pytest.raises(DataError, match=r"^2: no entry of a permit's log"):
+            await replayed_permit(store, one)
+
+
+async def test_a_rejection_that_says_never_closes_in_the_write_that_stores_it_whether_or_not_the_run_goes_on() -> None:
+    office = Office()
+    one = await office.earn(limits={"to": {"equals": "bob"}})
+    await grant_permit(office.store, elsewhere := permit(limits={"to": {"equals": "eve"}}))
+    office.draw = AUDIT
+    (request,) = (await office.run("s", says=None)).pending
+    await Ledger(office.store).decide(request.decide("reject", principal="ann", never=True))
+    closed = {found.permit.id: found.state.closed for found in await stored_permits(office.store)}
+    assert closed == {one.id: "ann said never", elsewhere.id: None}
+
+
+async def test_of_a_call_of_unknown_outcome_never_closes_and_its_answer_is_no_label() -> None:
+    office = Office()
+    await office.earn()
+    before = (await office.standing()).state
+    permits = office.runner().gate.permits
+    assert isinstance(permits, StoredPermits)
+    terms = Terms(agent_id="mailer", session_id="s", run_id="r")
+    record = CallRecord(proposed=mail("b", "bob", "hi"), step_id="llm_0")
+    record = asked(record, terms, ApprovalPolicy(), UNKNOWN_OUTCOME, time.time())
+    rejected = decided(record, [record.requests[0].decide("reject", principal="ann", never=True)])
+    await permits.answered(rejected.change(requests=record.requests), terms)
+    now = (await office.standing()).state
+    assert (now.closed, now.answers, now.wrong) == ("ann said never", before.answers, before.wrong)
+
+
+async def test_of_several_answers_on_one_ticket_the_wrong_one_counts() -> None:
+    office = Office()
+    await grant_permit(office.store, permit())
+    (request,) = (await office.run("s", says=None)).pending
+    permits = office.runner().gate.permits
+    assert isinstance(permits, StoredPermits)
+    assert request.call is not None
+    record = CallRecord(proposed=request.call, step_id=request.step_id, requests=(request,))
+    terms = Terms(agent_id=request.agent_id, session_id=request.session_id, run_id=request.run_id)
+    for says in ("reject", "approve", "reject"):
+        await permits.answered(decided(record, [request.decide(says, principal="ann")]), terms)
+    state = (await office.standing()).state
+    assert (state.answers, state.wrong, state.corrected) == (1, 1, 0)
 
 
 async def test_closed_stays_closed_and_never_closes_every_permit_that_covers_the_call() -> None:
