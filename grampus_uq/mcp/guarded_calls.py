@@ -29,6 +29,7 @@ from grampus_uq.records.values import Message, ToolCall, ToolResult
 from grampus_uq.records.vocabulary import AgentStatus, Effect, Role, StopReason, UncertaintyAction
 from grampus_uq.runtime.apply_decisions import apply_response
 from grampus_uq.runtime.endings import Endings
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.run_state import ATTENDED, AgentState
 from grampus_uq.runtime.session_lease import SessionLease
@@ -96,13 +97,14 @@ class GuardedCalls:
         gate: Gate,
         tools: ListedTools,
         say: Callable[[str], None],
+        watch: CalibrationWatch | None = None,
         lease_s: float = 10.0,
     ) -> None:
         self.names, self.gate = names, gate
         self._monitor, self._ledger, self._tools, self._say, self._lease_s = monitor, ledger, tools, say, lease_s
         self._pins = ToolPins(ledger.store, names.agent_id)
         self._stops = StopOrders(ledger)
-        self._endings = Endings(gate.effects, None)
+        self._endings = Endings(gate.effects, watch)
         self._lock = anyio.Lock()
         self._opened = anyio.Event()
         self._turn: Turn | None = None

@@ -17,6 +17,7 @@ from grampus_uq.mcp.pins import shadowed
 from grampus_uq.mcp.proxy_config import ProxySettings
 from grampus_uq.mcp.request_state import RequestStates
 from grampus_uq.recording.writer import RecordingProcessor
+from grampus_uq.runtime.guarantee_watch import CalibrationWatch
 from grampus_uq.runtime.ledger import Ledger
 from grampus_uq.runtime.stored_permits import StoredPermits
 from grampus_uq.runtime.stores import open_store
@@ -35,6 +36,8 @@ class ProxyParts:
         self._monitor = settings.monitor([] if self._recorder is None else [self._recorder], self._tracer)
         self._approvals = settings.approvals.policy()
         self._store = open_store(url, create=True)
+        detector = self._monitor.profile.detector
+        self._watch = None if detector is None else CalibrationWatch(self._store, detector)
         self._states = RequestStates(self._approvals.seal or Seal.of_this_process())
         self._listed: dict[str, set[str]] = {}
 
@@ -52,7 +55,9 @@ class ProxyParts:
         )
         agent_id = f"{settings.agent or 'mcp'}/{server}" if server else settings.agent or "mcp"
         names = SessionNames(agent_id=agent_id, session_id=session_id, resumes=resumes)
-        calls = GuardedCalls(names, monitor=self._monitor, ledger=ledger, gate=gate, tools=tools, say=self._say)
+        calls = GuardedCalls(
+            names, monitor=self._monitor, ledger=ledger, gate=gate, tools=tools, say=self._say, watch=self._watch
+        )
         mode = settings.approvals.elicitation
         elicitation = None if mode is None else Elicitation(ledger, mode)
         spans = None

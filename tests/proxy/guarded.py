@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -46,6 +46,7 @@ class Bench:
         approvals: ApprovalPolicy | None = None,
         sensing: Sensing | None = None,
         elicitation: Mode | None = None,
+        policy: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> None:
         self.to_client: list[bytes] = []
@@ -58,7 +59,7 @@ class Bench:
         self.calls = GuardedCalls(
             SessionNames(agent_id="mcp", session_id="s", resumes=True),
             monitor=UncertaintyMonitor(
-                policy=UncertaintyPolicy(enable_p_true=False, irreversible_tool_names=["pay"]),
+                policy=UncertaintyPolicy(enable_p_true=False, irreversible_tool_names=["pay"], **(policy or {})),
                 estimator=UncertaintyEstimator(extra_weights={} if sensing is None else {Reader.source: 1.0}),
                 sensing=sensing,
             ),
