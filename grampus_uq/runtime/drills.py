@@ -326,11 +326,13 @@ def alike(text: str, rng: random.Random) -> str:
 
 
 def _redrawn(token: str, rng: random.Random) -> str:
-    """Other characters out of those that the token itself has of each kind."""
+    """The token's own letters and figures, each kind in another order: of other characters there might be a rule."""
     if token.isdigit() or token.isalpha():
         return token
-    letters = [c for c in token if c.isalpha()]
-    return "".join(rng.choice("0123456789") if c.isdigit() else rng.choice(letters) for c in token)
+    letters, digits = [c for c in token if c.isalpha()], [c for c in token if c.isdigit()]
+    rng.shuffle(letters)
+    rng.shuffle(digits)
+    return "".join((digits if c.isdigit() else letters).pop() for c in token)
 
 
 def _last_two(digits: str, rng: random.Random) -> str:
