@@ -201,10 +201,8 @@ class GuardedCalls:
             if self.names.resumes:
                 await lease.release()
                 return
-            started = [record for record in lease.state.turn if record.phase is CallPhase.STARTED]
-            notes = [("outcome_unknown", self._turn.facts(record)) for record in started]
             with contextlib.suppress(SessionConflictError):
-                await self._endings.end(lease, StopReason.CLEAN, unrun=_UNDECIDED, notes=notes)
+                await self._endings.end(lease, StopReason.CLEAN, unrun=_UNDECIDED)
 
     def _current(self) -> Turn:
         if self._turn is None:

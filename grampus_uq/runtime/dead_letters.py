@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from grampus_uq.errors import SessionError, StoreError
-from grampus_uq.gate.call import CallPhase
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
 from grampus_uq.runtime.audit import call_facts
 from grampus_uq.runtime.ledger import Ledger, Note, session_key
@@ -17,7 +16,6 @@ from grampus_uq.runtime.store import Delete, Document, SessionStore
 from grampus_uq.runtime.worker_jobs import DEAD, Job, standing_letter
 
 _GIVEN_UP = "Not executed: the run was given up."
-_UNKNOWN = "Its outcome is unknown: a worker died while it ran, and the run was given up."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +87,7 @@ async def drop(ledger: Ledger, agent_id: str, session_id: str, *, principal: str
         state, version = loaded
         if state.leased_for_s():
             raise SessionError(f"Session {session_id!r:.80} is run by a worker: it is not given up.")
-        unsettled = [record for record in state.turn if record.phase is not CallPhase.SETTLED]
-        started = [record for record in unsettled if record.phase is CallPhase.STARTED and record.child_session is None]
-        for record in unsettled:
-            state.settle(record, _UNKNOWN if record in started else _GIVEN_UP, is_error=True)
+        started = state.give_up(_GIVEN_UP)
         state.status, state.review = AgentStatus.FAILED, []
         state.metadata |= {"stop_reason": StopReason.CANCELLED.value, "error": f"Given up: {_letter(found).why}"}
         notes: list[Note] = [("given_up", {"principal": principal, "why": _letter(found).why})]

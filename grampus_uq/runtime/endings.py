@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from grampus_uq.errors import StoreError
-from grampus_uq.gate.call import CallPhase
 from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.monitor.session import Session
 from grampus_uq.records.values import Outcome
 from grampus_uq.records.vocabulary import AgentStatus, StopReason
+from grampus_uq.runtime.audit import call_facts
 from grampus_uq.runtime.begun_with import BEGUN_WITH
 from grampus_uq.runtime.guarantee_watch import CalibrationWatch, finished_run
 from grampus_uq.runtime.ledger import Note
@@ -44,9 +44,8 @@ class Endings:
         state.metadata["stop_reason"] = reason.value
         if error is not None:
             state.metadata["error"] = error
-        for record in list(state.turn):
-            if record.phase is not CallPhase.SETTLED:
-                state.settle(record, unrun, is_error=True)
+        began = state.give_up(unrun)
+        notes = [*notes, *(("outcome_unknown", call_facts(state.run_id, record)) for record in began)]
         ordered = reason in (StopReason.CANCELLED, StopReason.MONITOR_STOP)
         counted = StopReason.INTERVENED if state.touched and not ordered else reason
         if session is not None and not ordered:

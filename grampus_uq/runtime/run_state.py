@@ -23,6 +23,7 @@ ATTENDED = "attended"
 DEATHS = "worker_deaths"
 _LONGEST_CHILD = 1_500
 """In the metadata of a session: its worker takes up decisions while it runs."""
+_MAY_HAVE_RUN = "The run ended while this call was under way: it may have taken effect. Find out before you repeat it."
 _PLACEHOLDER = "This call has not been executed: it waits for a human's decision."
 
 
@@ -181,6 +182,18 @@ class AgentState(BaseModel):
                 self.messages[index] = result
                 return
         self.messages.append(result)
+
+    def give_up(self, unrun: str) -> list[CallRecord]:
+        """Settle every call that is left, as the run ends, with `unrun`; returns those that may have taken effect."""
+        began = []
+        for record in [record for record in self.turn if record.phase is not CallPhase.SETTLED]:
+            running = (
+                record.phase is CallPhase.STARTED and record.effect is not Effect.READ and record.child_session is None
+            )
+            self.settle(record, _MAY_HAVE_RUN if running else unrun, is_error=True)
+            if running:
+                began.append(record)
+        return began
 
     def result(self, metadata: dict[str, Any]) -> ExecutionResult:
         """The result of the run so far."""

@@ -248,7 +248,7 @@ class Turn:
         """Write the started calls to the store and the audit, then look for stop orders.
 
         So a call does not run if an order was given before it was announced. With the store down, only calls that may
-        run without a record are returned.
+        run without a record are returned; one that a human or a grant allowed stays allowed, and StoreError is raised.
         """
         if not started:
             return []
@@ -260,14 +260,16 @@ class Turn:
             if time.monotonic() - begun > self.lease.lease_s / 2:
                 await self.lease.save()  # a process that stood still may have lost the session meanwhile
         except StoppedError:
-            with contextlib.suppress(StoreError):
-                for record in announced:
-                    await self.lease.note("execution_withdrawn", self.facts(record))
+            await self._withdraw(announced)
             raise
         except StoreError:
-            for record in started:
-                if self._guarded(record):
-                    self._state.settle(record, _STORE_DOWN, is_error=True)
+            guarded = [record for record in started if self._guarded(record)]
+            allowed = any(record.decisions or record.grant is not None for record in guarded)
+            await self._withdraw(announced if allowed else guarded)
+            if allowed:
+                raise
+            for record in guarded:
+                self._state.settle(record, _STORE_DOWN, is_error=True)
             return [record for record in started if not self._guarded(record)]
         return started
 
@@ -278,6 +280,14 @@ class Turn:
             await self.lease.check_stop(since=since)
         except StoreError:
             await self.lease.check_stop(since=since)
+
+    async def _withdraw(self, announced: Sequence[CallRecord]) -> None:
+        """What was announced does not run now: it is cleared as before, and the audit says so where it can."""
+        for record in announced:
+            self._state.keep(record.change(phase=CallPhase.CLEARED))
+        with contextlib.suppress(StoreError):
+            for record in announced:
+                await self.lease.note("execution_withdrawn", self.facts(record))
 
     @staticmethod
     def _guarded(record: CallRecord) -> bool:

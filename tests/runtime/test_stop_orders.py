@@ -173,10 +173,12 @@ async def test_where_orders_cannot_be_read_an_approved_call_does_not_run_and_a_h
             return hold
 
     two = Late(one.model_client, FunctionTools(pay, search), store=store)
-    result = await two.resume("mailer", "s", decision)
-    texts = [message.content for message in result.messages if message.tool_call_id == "pay"]
+    with pytest.raises(StoreError):  # not told to the model as refused: the approval stands
+        await two.resume("mailer", "s", decision)
     assert ran == ["search"]
-    assert "session store cannot be reached" in texts[0]
+    store.deaf = False
+    result = await one.resume("mailer", "s")
+    assert (ran, result.status) == (["search", "pay"], AgentStatus.COMPLETED)
 
 
 @pytest.mark.anyio

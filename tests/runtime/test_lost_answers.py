@@ -1,0 +1,127 @@
+"""The law of an approved call: whatever one answer of the store is lost, it runs once or a human is asked about it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from grampus_uq import AgentStatus
+from grampus_uq.errors import SessionConflictError, SessionError, StoreError
+from grampus_uq.records.vocabulary import Role
+from grampus_uq.runtime.audit import AuditLog
+from grampus_uq.runtime.dead_letters import drop
+from grampus_uq.runtime.ledger import session_key
+from grampus_uq.runtime.store import Change, Document
+from grampus_uq.runtime.stores.memory import MemoryStore
+from grampus_uq.runtime.worker_jobs import Job, set_aside, take
+from tests.runtime.agents import AGENT, World, runner, unknown_calls
+
+pytestmark = pytest.mark.anyio
+
+
+class Faulty(MemoryStore):
+    """Fails one operation, counted from when `at` is set, before or after it took effect."""
+
+    at, after, count = 0, False, 0
+
+    async def _around(self, work: Any) -> Any:
+        self.count += 1
+        failing = self.count == self.at
+        if failing and not self.after:
+            work.close()
+            raise StoreError("lost")
+        result = await work
+        if failing:
+            raise StoreError("lost")
+        return result
+
+    async def get(self, kind: str, key: str) -> Document | None:
+        return await self._around(super().get(kind, key))  # type: ignore[no-any-return]
+
+    async def write(self, *changes: Change) -> float:
+        return await self._around(super().write(*changes))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_whichever_operation_of_the_store_fails_an_approved_call_is_never_left_out(after: bool) -> None:
+    async def ends(at: int) -> bool:
+        """One run whose operation `at` fails while it is resumed; False where it had fewer."""
+        store, world = Faulty(), World()
+        one = runner(world, store=store, lease_s=0.05)
+        (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+        store.count, store.at, store.after = 0, at, after
+        try:
+            result = await one.resume("mailer", "s", request.decide("approve", principal="ann"))
+        except (StoreError, SessionError):
+            store.at = 0
+            await anyio.sleep(0.06)
+            if not any(found.kind == "decision" for found in await store.scan("decision", prefix="", limit=9)):
+                await one.ledger.decide(request.decide("approve", principal="ann"))
+            result = await one.resume("mailer", "s")
+        asked = [one for one in result.pending if one.unknown_outcome]
+        assert len(world.sent) + bool(asked) >= 1, f"operation {at}: left out"
+        assert len(world.sent) <= 1
+        assert bool(asked) != (result.status is AgentStatus.COMPLETED)
+        return store.count >= at
+
+    at = 1
+    while await ends(at):
+        at += 1
+    assert at > 10  # a resumed run has so many operations
+
+
+class Standing(MemoryStore):
+    """Stands still after the write that announces a call, so that another worker takes over; or is `dead`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], Awaitable[Any]] | None = None
+        self.dead: Callable[[], bool] = lambda: False
+
+    async def write(self, *changes: Change) -> float:
+        if self.dead():
+            raise StoreError("killed")
+        done = await super().write(*changes)
+        if self.meanwhile is not None and any("execution_started" in repr(change) for change in changes):
+            other, self.meanwhile = self.meanwhile, None
+            await anyio.sleep(0.3)
+            await other()
+        return done
+
+
+async def test_a_worker_that_stood_still_while_it_announced_a_call_leaves_it_to_who_took_over() -> None:
+    store, world, others = Standing(), World(), []
+    one, two = (runner(world, store=store, lease_s=0.2) for _ in range(2))
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+
+    async def take_over() -> None:
+        others.append(await two.resume("mailer", "s"))
+
+    store.meanwhile = take_over
+    with pytest.raises(SessionConflictError):
+        await one.resume("mailer", "s", request.decide("approve", principal="ann"))
+    assert world.sent == []
+    assert [asked.unknown_outcome for asked in others[0].pending] == [True]
+
+
+async def test_a_session_that_is_given_up_says_of_a_call_that_had_started_that_it_may_have_run() -> None:
+    store, world = Standing(), World()
+    one = runner(world, store=store, lease_s=0.05)
+    (request,) = (await one.run(AGENT, "x", session_id="s")).pending
+    store.dead = lambda: bool(world.sent)  # the worker dies before it stores the result
+    await one.resume("mailer", "s", request.decide("approve", principal="ann"))
+    store.dead = lambda: False
+    await anyio.sleep(0.06)
+    await store.write(Job(agent_id="mailer", session_id="s").now(0.0))
+    (taken,) = await take(store, ["mailer"], 1, 30.0)
+    await set_aside(store, taken, session_key("mailer", "s"), "boom")
+    await drop(one.ledger, "mailer", "s", principal="ops")
+    state, _ = await one.ledger.known("mailer", "s")
+    (said,) = [m.content for m in state.messages if m.role is Role.TOOL and m.tool_call_id == "b"]
+    assert len(world.sent) == 1
+    assert said is not None
+    assert "may have taken effect" in said
+    assert len(unknown_calls(await AuditLog(store, "mailer", "s").entries())) == 1
