@@ -212,7 +212,7 @@ class Worker:
 
     def _count_failure(self, error: StoreError) -> None:
         self.counts.store_failures += 1
-        _log.warning("the store does not answer a worker: %s", error)
+        _log.warning("the store does not answer a worker: %s", ascii(_said(error))[:300])
 
     async def _find_orphans(self) -> None:
         """Make jobs of sessions whose worker died: one for each, however many workers see them."""
@@ -261,8 +261,8 @@ class Worker:
     def _tell(self, job: Job, end: _End) -> None:
         try:
             self.on_job(job, end.how, end.why)
-        except Exception:  # noqa: BLE001 (the user's own)
-            _log.exception("on_job failed")
+        except Exception as error:  # noqa: BLE001 (the user's own)
+            _log.error("on_job failed: %s", ascii(_said(error))[:300])
 
     async def _outcome(self, taken: Taken) -> _End:
         """What becomes of a job that was taken: the session is resumed, where it has something to do."""
