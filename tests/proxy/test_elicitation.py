@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mcp import Client, types
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from grampus_uq import ApprovalPolicy
 from grampus_uq.errors import ConfigurationError
 from grampus_uq.mcp.elicitation import _read
 from grampus_uq.mcp.proxy_config import read_settings
@@ -120,6 +121,24 @@ async def test_a_call_that_is_too_long_to_show_is_not_decided_by_an_answer() -> 
         question = await _question(one)
         assert "too long to show" in question["params"]["message"]
         await one.say(id=question["id"], result=YES)
+        assert "waits for a human" in (await one.answered(1))["result"]["content"][0]["text"]
+        assert not one.ran()
+
+
+async def test_a_call_of_unknown_outcome_is_not_decided_by_an_answer() -> None:
+    async with bench(elicitation="decide", hold_s=0.3) as one:
+        await one.call(1, path="a")
+        request = (await one.waiting()).model_copy(update={"unknown_outcome": True})
+        elicitation = one.exchange.elicitation
+        assert elicitation is not None
+        assert "decides nothing" in elicitation.question(request)["message"]
+        await elicitation.take(request, YES)
+        assert not any((await one.ledger.decisions([request.id])).values())
+
+
+async def test_an_answer_counts_only_where_the_client_may_approve() -> None:
+    async with bench(elicitation="decide", hold_s=1.0, approvals=ApprovalPolicy(approvers=["ann"])) as one:
+        await _answers(one, YES)
         assert "waits for a human" in (await one.answered(1))["result"]["content"][0]["text"]
         assert not one.ran()
 
