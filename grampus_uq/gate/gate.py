@@ -47,6 +47,7 @@ from grampus_uq.gate.effects import ToolEffects
 from grampus_uq.gate.requests import ApprovalDecision, ApprovalPolicy, Arrived, rules_digest
 from grampus_uq.gate.schema import problem_of
 from grampus_uq.monitor.session import Session
+from grampus_uq.records.events import PERMIT
 from grampus_uq.records.values import ToolCall
 from grampus_uq.records.vocabulary import Effect, UncertaintyAction, UncertaintyLevel
 from grampus_uq.wire.calls import read_arguments
@@ -238,7 +239,7 @@ class Gate:
         if released is None:
             return record
         session.record_decision(
-            "permit",
+            PERMIT,
             principal=released.principal,
             step_id=record.step_id,
             call=record.proposed,

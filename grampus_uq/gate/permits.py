@@ -203,7 +203,7 @@ class PermitState(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    v: Literal[1] = 1
+    v: Literal[2] = 2
     permit: str
     judge: str | None = None
     revision: Count = 0
@@ -228,6 +228,8 @@ class PermitState(BaseModel):
     @classmethod
     def read(cls, permit: Permit, values: Any) -> PermitState:
         """A state out of JSON values; raises DataError unless it is one of exactly this permit."""
+        if isinstance(values, dict) and values.get("v") == 1:
+            raise DataError("its state was written by an earlier release: revoke it and grant a new one")
         try:
             state = cls.model_validate(values)
             earned_from_json(permit.target, state.earned)

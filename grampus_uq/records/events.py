@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -56,6 +56,10 @@ class ObservationEvent:
     call_id: str | None = None
     is_error: bool = False
     time_s: float = 0.0
+
+
+PERMIT: Final = "permit"
+"""The decision by which a permit lets a call go ahead; its message is the promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

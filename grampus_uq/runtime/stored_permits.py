@@ -125,7 +125,7 @@ class StoredPermits:
             return next((trouble for trouble in said if isinstance(trouble, str)), None)
         principals = " and ".join(dict.fromkeys(standing.permit.principal for standing in permits))
         ids = " and ".join(standing.permit.id for standing in permits)
-        why = "; ".join(sentence(standing.permit, standing.state) for standing in permits)
+        why = "; ".join(f"{sentence(one.permit, one.state)} (permit {one.permit.id[:8]})" for one in permits)
         return Released(by=f"permit {ids}", principal=principals, why=why)
 
     async def standing(self, released_by: str) -> str | None:

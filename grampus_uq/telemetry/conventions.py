@@ -88,7 +88,8 @@ _ALL: Final = (
     _a("cumulative_confidence", "double", ESCALATE, "always", "number"),
     _a("irreversible", "boolean", ESCALATE, "always", "number"),
     _a("wanted_action", "string", ESCALATE, "always; differs from `action` where the monitor only advises", "word"),
-    _a("decision", "string", APPROVAL, "always: approve, edit, reject, respond, guidance", "word"),
+    _a("decision", "string", APPROVAL, "always: approve, edit, reject, respond, guidance, permit, grant", "word"),
+    _a("uncertainty.permit", "string", APPROVAL, "a permit let the call go ahead: its promise at that moment", "word"),
     _a("guarantee", "string", ESCALATE, "always; `no guarantee` where there is none", "word"),
     # Numbers that are evidence, and only those; the same keys on the parent.
     _a("uncertainty.confidence.fused", "double", _BOTH, "something was read", "number"),
@@ -153,6 +154,7 @@ _OF_EXPORTS: Final = (
     _a("step_id", "string", DECISION, "it is on a step", "id"),
     _a("call_digest", "string", DECISION, "it is on a call", "id"),
     _a("acknowledged", "string", DECISION, "a level asks no more", "word"),
+    _a("uncertainty.permit", "string", DECISION, "a permit let the call go ahead: its promise at that moment", "word"),
 )
 
 EXPORTED: Final = {attribute.key: attribute for attribute in _OF_EXPORTS}

@@ -17,7 +17,15 @@ from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from grampus_uq.errors import DataError
-from grampus_uq.records.events import DecisionEvent, Event, ObservationEvent, OutcomeEvent, SessionStarted, StepEvent
+from grampus_uq.records.events import (
+    PERMIT,
+    DecisionEvent,
+    Event,
+    ObservationEvent,
+    OutcomeEvent,
+    SessionStarted,
+    StepEvent,
+)
 from grampus_uq.telemetry.conventions import DECISION, RESUMED, RUN, TOOL
 from grampus_uq.telemetry.export_sending import RecordedIds
 from grampus_uq.telemetry.span_content import Redact, plain_name
@@ -143,11 +151,13 @@ class RunAsSpans:
             attributes["call_digest"] = event.call_digest
         if event.acknowledged is not None:
             attributes["acknowledged"] = event.acknowledged.value
+        if event.decision == PERMIT and event.message is not None:
+            attributes["uncertainty.permit"] = event.message
         self._root.add_event(DECISION, attributes, time_ns)
         self._emit(event, "decision")
         call = self._open.get(event.call_id) if event.call_id is not None else None
         if call is not None:
-            call.since_ns = time_ns if event.decision in ("approve", "edit") else None
+            call.since_ns = time_ns if event.decision in ("approve", "edit", "grant", PERMIT) else None
 
     def _outcome(self, event: OutcomeEvent) -> None:
         outcome = event.outcome

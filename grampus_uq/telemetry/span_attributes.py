@@ -10,7 +10,7 @@ from typing import Final
 
 from opentelemetry.util.types import AttributeValue
 
-from grampus_uq.records.events import DecisionEvent, StepEvent
+from grampus_uq.records.events import PERMIT, DecisionEvent, StepEvent
 from grampus_uq.records.values import Reading, StepUncertainty
 from grampus_uq.records.vocabulary import UncertaintySource
 from grampus_uq.telemetry.conventions import ATTRIBUTES, ESCALATED, PARENT
@@ -48,6 +48,8 @@ def approval_attributes(event: DecisionEvent) -> Attributes:
     attributes |= {"gen_ai.operation.name": "await_approval", "decision": event.decision}
     if event.call_id:
         attributes["gen_ai.tool.call.id"] = plain_name(event.call_id, None)
+    if event.decision == PERMIT and event.message is not None:
+        attributes["uncertainty.permit"] = event.message
     return attributes
 
 

@@ -60,6 +60,7 @@ def everything():
                 ToolCall(id="c", name="pay", arguments=ARGUMENTS), "t", effect=Effect.IRREVERSIBLE
             )
             session.record_decision("approve", principal="ann", step_id="t", call=ToolCall(id="c", name="pay"))
+            session.record_decision("permit", principal="ann", step_id="t", message="goes ahead: the promise")
             await session.observe_llm_response("Confidence: 1%", "grave")
             event = next(event for event in reversed(captured.events) if isinstance(event, StepEvent))
             fitted = {

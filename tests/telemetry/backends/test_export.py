@@ -117,6 +117,20 @@ def test_a_tool_lies_between_what_let_it_run_and_its_result_and_a_rejected_call_
     assert tools["execute_tool receipt"].attributes["error.type"] == "tool_error"
 
 
+@pytest.mark.parametrize("decision", ["approve", "edit", "grant", "permit", "reject", "respond", "guidance"])
+def test_a_call_ran_exactly_where_it_was_decided_so(decision: str, tmp_path: Path) -> None:
+    watched(tmp_path)
+    file = tmp_path / "run-1.jsonl"
+    events = [
+        dataclasses.replace(event, decision=decision) if getattr(event, "decision", "") == "approve" else event
+        for event in read(file)
+    ]
+    file.unlink()
+    write(file, events)
+    names = [span.name for span in sent(tmp_path)[1]]
+    assert ("execute_tool send_money" in names) is (decision in ("approve", "edit", "grant", "permit"))
+
+
 KINDS = {"string": str, "double": float, "int": int, "boolean": bool}
 
 
@@ -150,7 +164,8 @@ def test_every_attribute_of_the_table_is_sent_and_none_beside_it(tmp_path: Path)
         time_s=START_S + 1,
     )
     ended = OutcomeEvent(session_id="s1", agent_id="agent", outcome=Outcome(success=True, labelled_by="zoe"))
-    write(tmp_path / "fitted.jsonl", [fitted, answered, ended])
+    permitted = dataclasses.replace(answered, decision="permit", acknowledged=None, message="goes ahead: the promise")
+    write(tmp_path / "fitted.jsonl", [fitted, answered, permitted, ended])
     assert carried(sent(tmp_path)[1]) == {(key, where) for key, found in EXPORTED.items() for where in found.on}
 
 
